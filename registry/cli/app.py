@@ -20,6 +20,8 @@ _COMMANDS = {
     "doctor": "doctor.doctor: Check whether a registry can be used.",
     "push": "files.push: Store a file as a checkpoint.",
     "pull": "files.pull: Write a checkpoint, release, artifact or pool entry to a file.",
+    "checkout": "folders.checkout: Write a run as the folder of another system.",
+    "import": "folders.import_folder: Take the folder of another system into a run.",
     "inspect": "files.inspect: Describe a file without reading the data of its tensors.",
     "validate": "files.validate: Check a file, and list its problems.",
     "ls": "checkpoints.ls: List checkpoints, newest last.",

@@ -1,17 +1,27 @@
 """The part of a run that decides what is kept: gates, artifacts, tags, evictions and undo.
 
+Folders of other systems come in and go out here too.
+
 None of it needs the writer token, so any handle may do it while another one trains.
 """
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from holdfast.registry.history.actions import Evict
 from holdfast.registry.history.retention import RetentionPlan
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.names import pins, pruning
+from holdfast.registry.runs import rooms
 from holdfast.registry.runs.view import RunView
 from holdfast.registry.spec import Retention
+
+if TYPE_CHECKING:
+    from holdfast.registry.runs.rooms import CheckoutReport, ImportedFile
 
 
 class CuratedRun(RunView):
@@ -56,6 +66,107 @@ class CuratedRun(RunView):
             UnsupportedValue: Something in the state cannot be stored.
         """
         return pins.add_artifact(self._committer, name, state)
+
+    # Folders of other systems
+
+    def checkout(
+        self, root: str | os.PathLike[str], *, layout: str | None = None
+    ) -> CheckoutReport:
+        """Write the run as the folder of a system, or bring such a folder up to date.
+
+        Files have the names and formats of the system, links are relative and replaced atomically,
+        and every file is whole or absent. What an earlier checkout has made and the run has no
+        longer is removed; files that it has not made, or that were changed, are left alone. No file
+        shares memory with the registry: a folder may be edited.
+
+        Args:
+            root: The folder; it is made if it does not exist.
+            layout: `hydra`, `adr004`, `andrea`, `thalia`, `cobre` or `hf`. Default: that of the
+                run's preset.
+
+        Returns:
+            The names of files that were written, kept, removed and left alone.
+
+        Raises:
+            InvalidInput: There is no such layout, or a name cannot be that of a file.
+            IncompatibleState: A state does not fit the formats of the layout.
+            Conflict: The folder is a checkout of something else, or another checkout is running.
+            IntegrityError: An object is damaged.
+            StoreFull: The disk is full.
+        """
+        return rooms.check_out_as(self._committer, root, layout)
+
+    def import_tree(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        layout: str | None = None,
+        table: str | os.PathLike[str] | None = None,
+        dry_run: bool = False,
+    ) -> list[ImportedFile]:
+        """Take the folder of a system into this run: each file once, verified, in its order.
+
+        A file whose `.sha256` file says something else is refused, and so is one that breaks its
+        format; the others are taken in. A second import takes in only what is new.
+
+        Args:
+            root: The folder.
+            layout: As for `checkout`.
+            table: For `andrea`: a JSON file with the names and shapes of the parameters.
+            dry_run: Read and check everything, and commit nothing.
+
+        Returns:
+            A report for each file, in the order in which they were taken in.
+
+        Raises:
+            InvalidInput: There is no such folder or layout, or two names in the folder would be one
+                file on some systems.
+            StorageError: The registry or the folder failed; what was taken in before stays.
+        """
+        return rooms.import_from(self._committer, root, layout, table, dry_run=dry_run)
+
+    def watch_folder(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        layout: str | None = None,
+        table: str | os.PathLike[str] | None = None,
+        quiet_s: float = 10.0,
+        poll_s: float = 1.0,
+        longest_poll_s: float = 10.0,
+        timeout_s: float | None = None,
+    ) -> Iterator[ImportedFile]:
+        """Follow a folder into which a program writes: yield each file once it was taken in.
+
+        A file is taken in when it is complete: its content or size says so by the rules of the
+        layout, or it was quiet for a while. After a restart, files that were taken in are not taken
+        in again.
+
+        Args:
+            root: The folder.
+            layout: As for `checkout`.
+            table: As for `import_tree`.
+            quiet_s: Seconds without a change after which a file counts as complete if its content
+                cannot tell.
+            poll_s: Seconds between looks at the folder; twice as long after each look that finds
+                nothing new.
+            longest_poll_s: The longest time between two looks.
+            timeout_s: End after this many seconds without a new file. Default: never.
+
+        Raises:
+            InvalidInput: As for `import_tree`, or a time is not legal.
+            StorageError: The registry or the folder failed.
+        """
+        return rooms.watch_folder(
+            self._committer,
+            root,
+            layout,
+            table,
+            quiet_s=quiet_s,
+            poll_s=poll_s,
+            longest_poll_s=longest_poll_s,
+            timeout_s=timeout_s,
+        )
 
     # Evicting
 

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from holdfast.registry.following.following import Following
     from holdfast.registry.following.watching import Watch
     from holdfast.registry.journal.trainer import JournaledTrainer
+    from holdfast.registry.layouts import (
+        CheckoutReport,
+        ImportedFile,
+        check_out_as,
+        import_from,
+        watch_folder,
+    )
     from holdfast.registry.loop.checkpointer import Checkpointer
     from holdfast.registry.loop.notice import NoticeSource
     from holdfast.registry.loop.options import LoopOptions
@@ -57,9 +64,11 @@ else:
         __name__,
         {
             "Branches": "comparing.branches",
+            "CheckoutReport": "layouts",
             "Checkpointer": "loop.checkpointer",
             "Following": "following.following",
             "GcReport": "maintenance.gc_report",
+            "ImportedFile": "layouts",
             "Initialise": "transitions",
             "JournaledTrainer": "journal.trainer",
             "LoopOptions": "loop.options",
@@ -83,9 +92,11 @@ else:
             "check_given": "transitions",
             "check_keyframe_every": "writing.deltas",
             "check_mode": "transitions",
+            "check_out_as": "layouts",
             "collect": "maintenance.gc",
             "compare_runs": "comparing.branches",
             "find_stale": "transitions",
+            "import_from": "layouts",
             "inherit": "names.forking",
             "inheritance": "names.forking",
             "measure": "maintenance.usage",
@@ -98,14 +109,17 @@ else:
             "start_warm": "transitions",
             "transition": "transitions",
             "verify": "maintenance.verify",
+            "watch_folder": "layouts",
         },
     )
 
 __all__ = [
     "Branches",
+    "CheckoutReport",
     "Checkpointer",
     "Following",
     "GcReport",
+    "ImportedFile",
     "Initialise",
     "JournaledTrainer",
     "LoopOptions",
@@ -129,9 +143,11 @@ __all__ = [
     "check_given",
     "check_keyframe_every",
     "check_mode",
+    "check_out_as",
     "collect",
     "compare_runs",
     "find_stale",
+    "import_from",
     "inherit",
     "inheritance",
     "measure",
@@ -144,4 +160,5 @@ __all__ = [
     "start_warm",
     "transition",
     "verify",
+    "watch_folder",
 ]

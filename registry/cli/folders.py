@@ -1,0 +1,141 @@
+"""`checkout` and `import`: a run as the folder of another system, and such a folder as a run."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.registry.cli import options, output
+from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.opening import reads, writes
+from holdfast.registry.cli.options import argument, flag, option
+from holdfast.registry.cli.output import Note, Part
+from holdfast.registry.errors import Conflict, InvalidInput, NotFound
+from holdfast.registry.factory import init
+from holdfast.registry.layouts import (
+    NAMES,
+    CheckoutReport,
+    ImportedFile,
+    import_spec,
+    keep_checked_out,
+)
+from holdfast.registry.registry import Registry
+from holdfast.registry.runs.run import Run
+from holdfast.registry.runs.view import committer_of
+
+_LAYOUT = option("--layout", "NAME", f"The layout: {NAMES}. By default that of the run's preset.")
+
+
+@command(reads)
+def checkout(
+    opened: Registry,
+    *,
+    run: options.NamedRun,
+    folder: Path = argument("DIR", "The folder; made if it does not exist."),
+    layout: str | None = _LAYOUT,
+    watch: bool = flag("--watch", "Follow the run until it is over."),
+) -> Answer:
+    """Write a run as the folder of another system.
+
+    A second checkout brings the folder up to date, and removes what the run has no longer. Files
+    that no checkout has made, or that were changed, are left alone; the exit status is then 5.
+    """
+    found = opened.run(run)
+    if watch:
+        report = CheckoutReport()
+        for report in keep_checked_out(committer_of(found), folder, layout):
+            for line in _lines(report):
+                output.show(line)
+    else:
+        report = found.checkout(folder, layout=layout)
+    return Answer(
+        lambda: {
+            "written": report.written,
+            "kept": report.kept,
+            "removed": report.removed,
+            "left": report.left,
+        },
+        lambda: [] if watch else list(_lines(report)),
+        notes=[f"left alone: {path}: {why}" for path, why in report.left.items()],
+        status=Conflict.exit_code if report.left else 0,
+    )
+
+
+def _lines(report: CheckoutReport) -> Iterator[Part]:
+    yield from (f"wrote: {path}" for path in report.written)
+    yield from (f"removed: {path}" for path in report.removed)
+    if not report.written and not report.removed:
+        yield Note("the folder was up to date")
+
+
+@command(writes)
+def import_folder(
+    opened: Registry,
+    *,
+    folder: Path = argument("DIR", "The folder."),
+    run: str | None = argument(
+        "[RUN]", "The run; by default it has the folder's name.", default=None
+    ),
+    layout: str = option("--layout", "NAME", f"The layout: {NAMES}.", default=...),
+    table: Path | None = option(
+        "--table", "FILE", "andrea: a JSON file with names and shapes of the parameters."
+    ),
+    dry_run: bool = flag("--dry-run", "Read and check everything, and commit nothing."),
+    watch: bool = flag("--watch", "Follow the folder, and take each file in once it is complete."),
+    quiet: float = option(
+        "--quiet",
+        "SECONDS",
+        "With --watch: how long a file that cannot tell whether it is complete must not change.",
+        default=10.0,
+    ),
+) -> Answer:
+    """Take the folder of another system into a run.
+
+    The run is created if it does not exist. It has the preset of the layout, but keeps every
+    checkpoint. A second import takes in only what is new. The exit status is 3 if files are
+    refused.
+    """
+    if watch and dry_run:
+        raise InvalidInput("--watch and --dry-run exclude each other")
+    into = _run(opened, run or folder.resolve().name, layout, dry_run=dry_run)
+    if watch:
+        taken = []
+        for one in into.watch_folder(folder, layout=layout, table=table, quiet_s=quiet):
+            output.show(_line(one, dry_run=False))
+            taken.append(one)
+    else:
+        taken = into.import_tree(folder, layout=layout, table=table, dry_run=dry_run)
+    refused = any(one.outcome == "refused" for one in taken)
+    return Answer(
+        lambda: [_json(one) for one in taken],
+        lambda: [] if watch else [_line(one, dry_run=dry_run) for one in taken],
+        notes=[f"{one.path}: {text}" for one in taken for text in one.warnings],
+        status=InvalidInput.exit_code if refused else 0,
+    )
+
+
+def _run(opened: Registry, name: str, layout: str, *, dry_run: bool) -> Run:
+    try:
+        return opened.run(name)
+    except NotFound:
+        # A dry run asks an empty run of the same rules, in memory.
+        into = init(f"memory://dry-run-{secrets.token_hex(8)}") if dry_run else opened
+        return into.create_run(name, preset=import_spec(layout))
+
+
+def _line(one: ImportedFile, *, dry_run: bool) -> str:
+    outcome = "would import" if dry_run and one.outcome == "imported" else one.outcome
+    more = f" as {one.ref}" if one.ref else f": {one.why}" if one.why else ""
+    return f"{outcome}: {one.path}{more}"
+
+
+def _json(one: ImportedFile) -> dict[str, object]:
+    return {
+        "path": one.path,
+        "outcome": one.outcome,
+        "kind": one.kind or None,
+        "ref": one.ref or None,
+        "why": one.why or None,
+        "warnings": list(one.warnings),
+    }

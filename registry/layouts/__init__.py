@@ -1,0 +1,142 @@
+"""Runs as the folders of other systems, and such folders as runs.
+
+- `table`: the layouts by name; each is a module with the functions of `tree.Layout`: `hydra`,
+  `adr004`, `andrea`, `thalia`, `cobre`, `hf`. It says which files a run has, and what files mean.
+- `checkout`: write such a folder and bring it up to date; `made`: the notes of what it has made.
+- `importing`: take such a folder in; `scanning`: its names and sidecars; `following`: a folder into
+  which a program writes.
+- `contents`: a run as layouts see it; `patterns`: names of files from fields, and back.
+
+Formats of single files are in `formats`. Names from a folder or a log never become paths unchecked.
+Specified in docs/spec.md, section 37; docs/layouts.md describes the layouts for users.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.following.watching import Patience
+from holdfast.registry.formats import andrea
+from holdfast.registry.layouts.checkout import CheckoutReport, check_out
+from holdfast.registry.layouts.following import follow_folder, follow_run
+from holdfast.registry.layouts.importing import ImportedFile, Importer
+from holdfast.registry.layouts.table import LAYOUTS, NAMES, import_spec, layout_named
+from holdfast.registry.writing.committer import Committer
+
+__all__ = [
+    "LAYOUTS",
+    "NAMES",
+    "CheckoutReport",
+    "ImportedFile",
+    "check_out_as",
+    "import_from",
+    "import_spec",
+    "keep_checked_out",
+    "watch_folder",
+]
+
+PathLike = str | os.PathLike[str]
+
+
+def check_out_as(committer: Committer, root: PathLike, layout: str | None) -> CheckoutReport:
+    """Write a run as a folder; see `Run.checkout`."""
+    name = _name_of(committer, layout)
+    return check_out(committer, Path(root), layout_named(name), name)
+
+
+def keep_checked_out(
+    committer: Committer,
+    root: PathLike,
+    layout: str | None,
+    *,
+    poll_s: float = 1.0,
+    longest_poll_s: float = 30.0,
+    timeout_s: float | None = None,
+) -> Iterator[CheckoutReport]:
+    """Check a run out whenever its log has grown; yield what each checkout has done.
+
+    It ends when the run is completed, failed or dropped.
+
+    Args:
+        committer: The committer of the run; nothing is committed.
+        root: The folder.
+        layout: As for `Run.checkout`.
+        poll_s: Seconds between looks at the log; twice as long after each that finds nothing new.
+        longest_poll_s: The longest time between two looks.
+        timeout_s: End after this many seconds without a change. Default: never.
+    """
+    name = _name_of(committer, layout)
+    patience = Patience(poll_s, longest_poll_s, timeout_s)
+    check = partial(check_out, committer, Path(root), layout_named(name), name)
+    return follow_run(committer, check, patience)
+
+
+def import_from(
+    committer: Committer,
+    root: PathLike,
+    layout: str | None,
+    table: PathLike | None,
+    *,
+    dry_run: bool,
+) -> list[ImportedFile]:
+    """Take a folder in; see `Run.import_tree`."""
+    return _importer(committer, root, layout, table, dry_run=dry_run).once()
+
+
+def watch_folder(
+    committer: Committer,
+    root: PathLike,
+    layout: str | None,
+    table: PathLike | None,
+    *,
+    quiet_s: float,
+    poll_s: float,
+    longest_poll_s: float,
+    timeout_s: float | None,
+) -> Iterator[ImportedFile]:
+    """Follow a folder; see `Run.watch_folder`."""
+    name = _name_of(committer, layout)
+    importer = _importer(committer, root, name, table, dry_run=False)
+    return follow_folder(
+        importer,
+        layout_named(name),
+        Path(root),
+        quiet_s=quiet_s,
+        poll_s=poll_s,
+        longest_poll_s=longest_poll_s,
+        timeout_s=timeout_s,
+    )
+
+
+def _importer(
+    committer: Committer,
+    root: PathLike,
+    layout: str | None,
+    table: PathLike | None,
+    *,
+    dry_run: bool,
+) -> Importer:
+    name = _name_of(committer, layout)
+    options: Mapping[str, Any] = {}
+    if table is not None:
+        options = {"table": andrea.read_table(Path(table))}
+    return Importer(
+        committer, Path(root), layout_named(name), name, options=options, dry_run=dry_run
+    )
+
+
+def _name_of(committer: Committer, layout: str | None) -> str:
+    name = committer.log.run.spec.name if layout is None else layout
+    if layout is None and name not in LAYOUTS:
+        raise InvalidInput(
+            "the run's preset has no layout",
+            where=committer.log.run_id,
+            expected=NAMES,
+            hint="Name one: layout=...",
+        )
+    return name

@@ -1,0 +1,208 @@
+"""ADR-004: `training/`, `milestones/`, `production/` and `metadata/` (seeds/adr004.md).
+
+The names are those of the preset `adr004`. The document's program writes other keys into a
+milestone than into the training file of the same epoch. An import makes one checkpoint of both:
+that of the training, with the companions `milestone`, `best_accuracy` and `best_loss`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.registry.layouts import torch_files
+from holdfast.registry.layouts.contents import RunContents, imported_as
+from holdfast.registry.layouts.patterns import fields_of, written
+from holdfast.registry.layouts.tree import Entry, Found, Link, Reading, StateFile, TextFile
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.names.releases import Release
+from holdfast.registry.spec import RunSpec
+from holdfast.registry.spec.presets import load_preset
+
+NAME: Final = "adr004"
+SIDECARS: Final = False
+_PHASE: Final = "main"
+#: The tier of milestones, and the companion of a checkpoint that is the file `epoch_NNNN.pt`.
+MILESTONE: Final = "milestone"
+_RELEASE_KEYS: Final = ("version", "model_state_dict", "config", "metrics", "model_card")
+
+
+def spec() -> RunSpec:
+    """Return the preset."""
+    return load_preset(NAME)
+
+
+is_complete = torch_files.is_complete
+
+
+# Out of a run
+
+
+def entries(run: RunContents) -> Iterator[Entry]:
+    """Yield training checkpoints, milestones, releases with their cards, and the history."""
+    names = {**spec().layout, **run.run.spec.layout}
+    yield from _training(run, names)
+    yield from _milestones(run, names)
+    yield from _releases(run, names)
+    for name, stream in run.streams.items():
+        text = json.dumps(stream.read(), indent=2)
+        yield TextFile(written(names["stream"], {"name": name}), f"{text}\n".encode())
+
+
+def _training(run: RunContents, names: Mapping[str, str]) -> Iterator[Entry]:
+    paths = {}
+    for one in run.checkpoints:
+        noted = imported_as(one, NAME).get("file", "")
+        if noted and fields_of(names["training"], noted) is None:
+            continue  # it was a milestone alone
+        paths[one.n] = noted or written(
+            names["training"], {"step": one.step, "global_step": _global_step(one)}
+        )
+        yield StateFile(paths[one.n], one, "torch", f"{one.n}:{one.digest}")
+    latest = run.latest()
+    if latest is not None and latest.n in paths:
+        yield Link(names["latest"], Path(paths[latest.n]).name)
+
+
+def _global_step(checkpoint: Checkpoint) -> int:
+    if "global_step" not in checkpoint.components:
+        return checkpoint.step
+    found = checkpoint.load(only="global_step")["global_step"]
+    return found if type(found) is int and found >= 0 else checkpoint.step
+
+
+def _milestones(run: RunContents, names: Mapping[str, str]) -> Iterator[Entry]:
+    """Yield a file for each reason for which a checkpoint is a milestone."""
+    best: dict[str, float] = {}
+    for one in run.checkpoints:
+        improved = []
+        for monitor in run.monitors(one.record.phase):
+            rank = one.record.rank(monitor)
+            if rank < best.get(monitor.label, float("inf")):
+                best[monitor.label] = rank
+                improved.append(monitor.metric)
+        for path in _milestone_names(run, names, one, improved):
+            of = one.companions.get(_companion(path), one)
+            yield StateFile(path, of, "torch", f"{one.n}:{of.digest}")
+
+
+def _milestone_names(
+    run: RunContents, names: Mapping[str, str], one: Checkpoint, improved: list[str]
+) -> list[str]:
+    noted = imported_as(one, NAME)
+    if noted:
+        mine = dict.fromkeys([noted.get("file", ""), *noted.get("milestones", "").split("\n")])
+        return [one for one in mine if _milestone_fields(names, one) is not None]
+    if one.tier != MILESTONE:
+        return []
+    tiers = {tier.name: tier for tier in run.run.spec.phase(one.record.phase).tiers}
+    every = tiers[MILESTONE].every if MILESTONE in tiers else None
+    found = [
+        written(
+            names["milestone_best"],
+            {"metric": metric, "value": one.metrics[metric], "step": one.step},
+        )
+        for metric in improved
+    ]
+    if (every and one.step % every == 0) or not found:
+        found.append(written(names["milestone"], {"step": one.step}))
+    return found
+
+
+def _releases(run: RunContents, names: Mapping[str, str]) -> Iterator[Entry]:
+    latest = None
+    for release in run.releases:
+        path = written(names["release"], {"version": release.version})
+        key = f"{release.version}:{release.digest}:{release.record.card}"
+        yield StateFile(path, release, "torch", key, state=lambda one=release: _production(one))  # type: ignore[misc]
+        if release.card:
+            yield TextFile(
+                written(names["card"], {"version": release.version}), release.card_yaml().encode()
+            )
+        if release.is_latest:
+            latest = Link(names["release_latest"], Path(path).name)
+    if latest is not None:
+        yield latest
+
+
+def _production(release: Release) -> dict[str, Any]:
+    """Return what the document's own loader asks of a production checkpoint."""
+    state = {
+        "version": release.version,
+        "metrics": release.metrics,
+        "model_card": release.card,
+        **release.load(),
+    }
+    first = [key for key in _RELEASE_KEYS if key in state]
+    return {key: state[key] for key in [*first, *(key for key in state if key not in first)]}
+
+
+# Into a run
+
+
+def find(files: Mapping[str, str | None]) -> Iterable[Found]:
+    """Yield checkpoints by epoch, then releases, then streams."""
+    names = spec().layout
+    plain = [path for path, target in files.items() if target is None]
+    training: dict[int, str] = {}
+    milestones: dict[int, list[str]] = {}
+    others = []
+    for path in sorted(plain):
+        if fields := fields_of(names["training"], path):
+            training[fields["step"]] = path
+        elif fields := _milestone_fields(names, path):
+            milestones.setdefault(fields["step"], []).append(path)
+        elif fields := fields_of(names["release"], path):
+            card = written(names["card"], fields)
+            others.append(
+                Found(path, "release", "torch", fields["version"], beside=_there(card, files))
+            )
+        elif (fields := fields_of(names["stream"], path)) and fields["name"] != "model_cards":
+            others.append(Found(path, "stream", "json", fields["name"]))
+    for epoch in sorted({*training, *milestones}):
+        yield from _checkpoints(epoch, training.get(epoch), milestones.get(epoch, []))
+    yield from sorted(others, key=lambda one: (one.kind, _order(one.name)))
+    newest = files.get(names["release_latest"])
+    fields = fields_of(Path(names["release"]).name, newest or "")
+    if fields is not None:
+        yield Found(names["release_latest"], "latest release", "", fields["version"])
+
+
+def _checkpoints(epoch: int, training: str | None, milestones: list[str]) -> Iterator[Found]:
+    path = training or milestones[0]
+    same = [one for one in milestones if one != path]
+    noted = {"milestones": "\n".join(milestones)} if milestones else {}
+    companions = {_companion(one): one for one in same}
+    tier = MILESTONE if milestones else "training"
+    yield Found(
+        path, "checkpoint", "torch", "", _PHASE, epoch, tier, companions=companions, noted=noted
+    )
+
+
+def _milestone_fields(names: Mapping[str, str], path: str) -> dict[str, Any] | None:
+    return fields_of(names["milestone_best"], path) or fields_of(names["milestone"], path)
+
+
+def _companion(path: str) -> str:
+    """Return the name of the companion that a file of a milestone is."""
+    fields = fields_of(spec().layout["milestone_best"], path)
+    return MILESTONE if fields is None else f"best_{fields['metric']}"
+
+
+def _there(path: str, files: Mapping[str, str | None]) -> str | None:
+    return path if path in files else None
+
+
+def _order(version: str) -> list[int | str]:
+    return [int(part) if part.isdigit() else -1 for part in version.split(".")]
+
+
+def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:  # noqa: ARG001
+    """Read the file of a checkpoint.
+
+    Raises:
+        InvalidInput: It is none of `torch.save`, or has no dict.
+    """
+    return torch_files.reading(found, path, "epoch")

@@ -1,0 +1,267 @@
+"""Write a run as the folder of a system, and bring such a folder up to date.
+
+Each file is written under `.holdfast-checkout/`, noted, and then renamed. So a file is whole or
+absent, a link never points to nothing, and a crash leaves no file that nobody knows.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from holdfast.registry import formats
+from holdfast.registry.errors import InvalidInput, RegistryError
+from holdfast.registry.formats.target import fail, put_file
+from holdfast.registry.layouts.contents import RunContents
+from holdfast.registry.layouts.made import Made, MadeFile, digest, stamp
+from holdfast.registry.layouts.tree import Entry, Layout, Link, StateFile, TextFile
+from holdfast.registry.values.path_names import check_path_names
+from holdfast.registry.writing.committer import Committer
+
+#: ioctl of Linux: make a file share the blocks of another one, copied when either is written to.
+_FICLONE: Final = 0x40049409
+
+
+@dataclass(slots=True)
+class CheckoutReport:
+    """What a checkout has done.
+
+    Attributes:
+        written: Names of files and links that were written or replaced.
+        kept: Names of those that were right already.
+        removed: Names of those that the run has no longer.
+        left: Names that a checkout would write or remove, and that are somebody else's or were
+            changed, each with the reason; nothing was done to them.
+    """
+
+    written: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+
+
+def check_out(committer: Committer, root: Path, layout: Layout, name: str) -> CheckoutReport:
+    """Bring a folder up to date with a run.
+
+    Raises:
+        InvalidInput: `root` is no folder, or the run has names that cannot be files.
+        IncompatibleState: A state does not fit the format of the layout.
+        Conflict: The folder is a checkout of something else, or another checkout is running.
+        IntegrityError: An object of the registry is damaged.
+        StoreFull: The disk is full.
+    """
+    entries = list(layout.entries(RunContents(committer)))
+    check_path_names([*(one.path for one in entries), *_sidecars(entries)], root)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        made = Made(root, committer.log.run_id, name)
+        with made.locked() as staging:
+            return _Checkout(root, made, staging).run(entries)
+    except RegistryError:
+        raise
+    except OSError as error:
+        fail(error, root, 0)
+
+
+def _sidecars(entries: Iterable[Entry]) -> list[str]:
+    return [f"{one.path}.sha256" for one in entries if isinstance(one, StateFile) and one.sidecar]
+
+
+class _Checkout:
+    """One checkout under way."""
+
+    def __init__(self, root: Path, made: Made, staging: Path) -> None:
+        self._root, self._made, self._staging = root, made, staging
+        self._report = CheckoutReport()
+        self._wanted: set[str] = set()
+        self._copies: dict[str, str] = {}
+
+    def run(self, entries: list[Entry]) -> CheckoutReport:
+        for entry in entries:
+            if isinstance(entry, StateFile):
+                self._state(entry)
+            elif isinstance(entry, TextFile):
+                self._text(entry.path, entry.data)
+        for entry in entries:  # links last: they must not point to a file that is not there
+            if isinstance(entry, Link):
+                self._link(entry)
+        for path in sorted(set(self._made.files) - self._wanted):
+            self._remove(path)
+        return self._report
+
+    # Files
+
+    def _state(self, entry: StateFile) -> None:
+        known = self._known(entry)
+        if known and all(self._made.is_current(path, entry.key) for path in known):
+            for path in known:
+                self._keep(path)
+        else:
+            self._write(entry)
+        if entry.sidecar and entry.path in self._made.files:
+            line = f"{self._made.files[entry.path].sha256}  {Path(entry.path).name}\n"
+            self._text(f"{entry.path}.sha256", line.encode())
+        self._copies.setdefault(entry.key, entry.path)
+
+    def _known(self, entry: StateFile) -> list[str]:
+        """Return the noted files of an entry: one, or those in its folder."""
+        inside = f"{entry.path}/"
+        return [one for one in self._made.files if one == entry.path or one.startswith(inside)]
+
+    def _write(self, entry: StateFile) -> None:
+        if not self._may_write(entry.path):
+            self._wanted.update(self._known(entry))
+            return
+        staged = self._staging / "state"
+        other = self._copies.get(entry.key)
+        if other is None or not _copied(self._root / other, staged):
+            state = entry.source if entry.state is None else entry.state()
+            formats.write(staged, state, format=entry.format, only=entry.only)
+        if staged.is_dir():
+            self._place_folder(staged, entry)
+        elif (self._root / entry.path).is_dir():
+            self._leave(entry.path, "it is a folder")
+        else:
+            self._place(staged, entry.path, MadeFile(entry.key, digest(staged)))
+
+    def _place_folder(self, staged: Path, entry: StateFile) -> None:
+        """Give a folder its name: whole, or in parts where an older one is there."""
+        names = sorted(str(one.relative_to(staged)) for one in staged.rglob("*") if one.is_file())
+        check_path_names(names, entry.path)
+        target = self._folder_of(entry.path) / Path(entry.path).name
+        for name in names:
+            path = f"{entry.path}/{name}"
+            made = MadeFile(entry.key, digest(staged / name), "", stamp(staged / name))
+            self._made.note(path, made)
+            self._done(path)
+        if target.is_dir():
+            shutil.rmtree(target)  # every file in it is ours: `_may_write` has looked
+        staged.rename(target)
+
+    def _text(self, path: str, data: bytes) -> None:
+        staged = self._staging / "text"
+        staged.unlink(missing_ok=True)
+        put_file(staged, data)
+        found = digest(staged)
+        if self._made.is_current(path, f"text:{found}"):
+            self._keep(path)
+        elif self._may_write(path):
+            self._place(staged, path, MadeFile(f"text:{found}", found))
+
+    def _link(self, entry: Link) -> None:
+        key = f"link:{entry.target}"
+        if self._made.is_current(entry.path, key):
+            self._keep(entry.path)
+        elif not os.path.lexists((self._root / entry.path).parent / entry.target):
+            self._leave(entry.path, f"{entry.target} is not there")
+        elif self._may_write(entry.path):
+            staged = self._staging / "link"
+            staged.unlink(missing_ok=True)
+            staged.symlink_to(entry.target)
+            self._place(staged, entry.path, MadeFile(key, target=entry.target))
+
+    def _place(self, staged: Path, path: str, made: MadeFile) -> None:
+        """Note a finished file, then give it its name."""
+        if not made.target:
+            made = MadeFile(made.key, made.sha256, "", stamp(staged))
+        target = self._folder_of(path) / Path(path).name
+        self._made.note(path, made)
+        staged.replace(target)
+        _sync(target.parent)
+        self._done(path)
+
+    def _done(self, path: str) -> None:
+        self._wanted.add(path)
+        self._report.written.append(path)
+
+    def _keep(self, path: str) -> None:
+        self._wanted.add(path)
+        self._report.kept.append(path)
+
+    def _may_write(self, path: str) -> bool:
+        """Return whether nothing has this name, or only what a checkout has made."""
+        here = self._root / path
+        self._folder_of(path)
+        if here.is_dir() and not here.is_symlink():
+            inside = [str(one.relative_to(self._root)) for one in here.rglob("*")]
+            strange = [one for one in inside if not self._is_free(one)]
+        else:
+            strange = [] if self._is_free(path) else [path]
+        for one in strange:
+            is_known = one in self._made.files
+            self._leave(one, "it was changed" if is_known else "no checkout has made it")
+        return not strange
+
+    def _leave(self, path: str, why: str) -> None:
+        self._wanted.add(path)
+        self._report.left[path] = why
+
+    def _is_free(self, path: str) -> bool:
+        here = self._root / path
+        is_folder = here.is_dir() and not here.is_symlink()
+        return is_folder or not os.path.lexists(here) or self._made.is_ours(path)
+
+    def _folder_of(self, path: str) -> Path:
+        """Return the folder of a file; it is made, and no part of it may be a link.
+
+        Raises:
+            InvalidInput: A part of it is a link or a file.
+        """
+        here = self._root
+        for part in Path(path).parts[:-1]:
+            here = here / part
+            with suppress(FileExistsError):
+                here.mkdir()
+            if here.is_symlink() or not here.is_dir():
+                raise InvalidInput(
+                    "a folder of the layout is something else",
+                    where=here,
+                    expected="a folder",
+                    found="a symlink" if here.is_symlink() else "a file",
+                    hint="Move it away, or check the run out elsewhere.",
+                )
+        return here
+
+    def _remove(self, path: str) -> None:
+        here = self._root / path
+        is_there = os.path.lexists(here)
+        if is_there and not self._made.is_ours(path):
+            self._report.left[path] = "the run has it no longer, and it was changed"
+            return
+        if is_there:
+            here.unlink()
+            self._report.removed.append(path)
+        self._made.note(path, None)
+        for folder in here.parents:
+            if folder == self._root or not folder.is_relative_to(self._root):
+                break
+            with suppress(OSError):  # others may have files in it
+                folder.rmdir()
+
+
+def _copied(source: Path, target: Path) -> bool:
+    """Copy a file of the folder; its blocks are shared where the file system can do that."""
+    if source.is_symlink() or not source.is_file():
+        return False
+    with source.open("rb") as read, target.open("xb") as write:
+        try:
+            fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
+        except OSError:
+            shutil.copyfileobj(read, write, 2**20)
+        write.flush()
+        os.fsync(write.fileno())
+    return True
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,109 @@
+"""Follow a run into a folder, or a folder into which a program writes into a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.following import watching
+from holdfast.registry.following.watching import OVER, Patience
+from holdfast.registry.layouts.checkout import CheckoutReport
+from holdfast.registry.layouts.importing import ImportedFile, Importer
+from holdfast.registry.layouts.scanning import identity
+from holdfast.registry.layouts.tree import Found, Layout
+from holdfast.registry.writing.committer import Committer
+
+
+def follow_run(
+    committer: Committer, check_out: Callable[[], CheckoutReport], patience: Patience
+) -> Iterator[CheckoutReport]:
+    """Check a run out, and again whenever its log has grown, until the run is over."""
+    seen = -1
+    while True:
+        run = committer.log.refresh()
+        if run.next_slot > seen:
+            seen = run.next_slot
+            yield check_out()
+            patience.begin()
+        elif patience.is_over:
+            return
+        if run.status in OVER or run.dropped is not None:
+            return
+        patience.wait()
+
+
+def follow_folder(
+    importer: Importer,
+    layout: Layout,
+    root: Path,
+    *,
+    quiet_s: float,
+    poll_s: float,
+    longest_poll_s: float,
+    timeout_s: float | None,
+) -> Iterator[ImportedFile]:
+    """Return an iterator over the files of a folder as they are taken in; see `Run.watch_folder`.
+
+    Raises:
+        InvalidInput: A time is not legal, or it is no folder.
+    """
+    patience = Patience(poll_s, longest_poll_s, timeout_s)
+    if not quiet_s > 0:
+        raise InvalidInput("not a time", where="quiet_s", expected="seconds, above 0")
+    if not root.is_dir():
+        raise InvalidInput("not a folder", where=root)
+    return _follow(importer, _Completeness(layout, root, quiet_s), patience)
+
+
+def _follow(
+    importer: Importer, completeness: _Completeness, patience: Patience
+) -> Iterator[ImportedFile]:
+    done: dict[Found, tuple[int, ...]] = {}
+    while True:
+        _, found = importer.find()
+        is_news = False
+        for one in found:
+            seen = completeness.of(one)
+            if seen is None or done.get(one) == seen:
+                continue
+            report = importer.take(one)
+            done[one] = seen
+            if report.outcome != "there already":
+                is_news = True
+                yield report
+        if is_news:
+            patience.begin()
+        if patience.is_over:
+            return
+        patience.wait()
+
+
+class _Completeness:
+    """Whether files are complete: by their content, else by quiet time."""
+
+    def __init__(self, layout: Layout, root: Path, quiet_s: float) -> None:
+        self._layout, self._root, self._quiet_s = layout, root, quiet_s
+        self._since: dict[str, tuple[tuple[int, ...], float]] = {}
+
+    def of(self, found: Found) -> tuple[int, ...] | None:
+        """Return what tells the present content of a complete file; `None` of another one."""
+        paths = [found.path, *found.companions.values()]
+        paths += [] if found.beside is None else [found.beside]
+        try:
+            seen = [identity(self._root / path) for path in paths]
+            wholes = [self._is_whole(*pair) for pair in zip(paths, seen, strict=True)]
+        except OSError:
+            return None  # it was renamed or removed meanwhile
+        return tuple(number for one in seen for number in one) if all(wholes) else None
+
+    def _is_whole(self, path: str, seen: tuple[int, ...]) -> bool:
+        says = self._layout.is_complete(self._root / path)
+        if says is not None:
+            return says
+        now = watching._monotonic()
+        before, since = self._since.get(path, ((), now))
+        if before != seen:
+            since = now
+        self._since[path] = seen, since
+        return now - since >= self._quiet_s

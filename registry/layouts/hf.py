@@ -1,0 +1,54 @@
+"""Checkpoints of the HF Trainer: `checkpoint-{step}/`, one folder of Hugging Face for each.
+
+The Trainer makes no link to the newest one: it takes the folder with the highest number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.registry import formats
+from holdfast.registry.layouts.contents import RunContents
+from holdfast.registry.layouts.patterns import fields_of, written
+from holdfast.registry.layouts.tree import Entry, Found, Reading, StateFile
+from holdfast.registry.spec import RunSpec
+
+NAME: Final = "hf"
+SIDECARS: Final = False
+CHECKPOINT: Final = "checkpoint-{step:01d}"
+
+
+def spec() -> RunSpec:
+    """Return a specification without rules: a folder of Hugging Face may hold any model."""
+    return RunSpec(name=NAME)
+
+
+def entries(run: RunContents) -> Iterator[Entry]:
+    """Yield a folder for each checkpoint."""
+    for one in run.checkpoints:
+        path = written(CHECKPOINT, {"step": one.step})
+        yield StateFile(path, one, NAME, f"{one.n}:{one.digest}")
+
+
+def find(files: Mapping[str, str | None]) -> Iterable[Found]:
+    """Yield the folders by number."""
+    folders = {path.partition("/")[0] for path in files if "/" in path}
+    steps = [(fields["step"], one) for one in folders if (fields := fields_of(CHECKPOINT, one))]
+    for step, name in sorted(steps):
+        yield Found(name, "checkpoint", NAME, step=step)
+
+
+def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:  # noqa: ARG001
+    """Read a folder.
+
+    Raises:
+        InvalidInput: It has no configuration or no tensors, or a file breaks its format.
+    """
+    return Reading(formats.read(path, format=NAME, portable=True).state, found.step or 0)
+
+
+def is_complete(path: Path) -> bool | None:
+    """Return `False` while the state of the trainer, which is written last, is missing."""
+    return None if (path / "trainer_state.json").is_file() else False

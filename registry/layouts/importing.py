@@ -1,0 +1,385 @@
+"""Take the folder of a system into a run: each file once, verified, in its order.
+
+A checkpoint's meta says from which file it was taken, and the digest of that file: so a second
+import, or one that was killed, takes in only what is new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from holdfast.registry import formats, pytree
+from holdfast.registry.errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    RegistryError,
+    UnsupportedFormat,
+)
+from holdfast.registry.formats.source import stable
+from holdfast.registry.history.actions import Action, EnterPhase
+from holdfast.registry.history.log_values import decode_plain
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.layouts.contents import IMPORT, RunContents
+from holdfast.registry.layouts.made import digest
+from holdfast.registry.layouts.scanning import SIDECAR, Scan, identity, verified_digest
+from holdfast.registry.layouts.torch_files import metrics_of
+from holdfast.registry.layouts.tree import Found, Layout, Reading
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.names import pins
+from holdfast.registry.names.releases import Releases
+from holdfast.registry.spec.requirements import check_dtypes, check_keys, flat_dtypes
+from holdfast.registry.streams.stream import Stream
+from holdfast.registry.training.save_request import SaveRequest
+from holdfast.registry.training.trainer import Trainer
+from holdfast.registry.values.parse_limits import check_json, max_record_bytes
+from holdfast.registry.writing.committer import Committer
+
+Outcome = Literal["imported", "there already", "refused", "passed over"]
+#: Files of these names belong to others, and are not told of.
+_BESIDE: Final = (SIDECAR, ".meta.json", ".meta")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedFile:
+    """What became of a file.
+
+    Attributes:
+        path: Its name, relative to the folder.
+        outcome: `imported` (in a dry run: would be), `there already`, `refused` or `passed over`.
+        kind: What it is: `checkpoint`, `gate`, `artifact`, `release`, `stream`; empty if unknown.
+        ref: Where it is now; empty if nothing was saved.
+        why: Why it was refused or passed over.
+        warnings: What is odd about it.
+    """
+
+    path: str
+    outcome: Outcome
+    kind: str = ""
+    ref: str = ""
+    why: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+class Importer:
+    """An import of a folder into a run.
+
+    Args:
+        committer: The committer of the run.
+        root: The folder.
+        layout: The layout of the folder.
+        name: The name of the layout.
+        options: What only one layout needs: `table`, the parameters of a step file.
+        dry_run: Whether to read and check everything and to commit nothing.
+    """
+
+    def __init__(
+        self,
+        committer: Committer,
+        root: Path,
+        layout: Layout,
+        name: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        dry_run: bool = False,
+    ) -> None:
+        self._committer, self._root, self._layout, self._name = committer, root, layout, name
+        self._options, self._dry_run = options or {}, dry_run
+        self._trainer = Trainer(committer)
+        self._known: dict[tuple[str, str], int] | None = None
+        self._step = 0
+
+    def once(self) -> list[ImportedFile]:
+        """Take in everything that is there now.
+
+        Raises:
+            InvalidInput: It is no folder, or two of its names would be one file on some systems.
+            StorageError: The registry or the folder failed; what was reported stays.
+        """
+        scan, found = self.find()
+        done = [self.take(one) for one in found]
+        return [*done, *unknown(scan, found)]
+
+    def find(self) -> tuple[Scan, list[Found]]:
+        """Return the files that are there now, and those that mean something, in their order."""
+        scan = Scan(self._root)
+        found = list(self._layout.find(scan.files))
+        order = [one for one in found if one.kind != "gate"]
+        for gate in (one for one in found if one.kind == "gate"):
+            order.insert(self._place_of(gate, order), gate)
+        return scan, order
+
+    def _place_of(self, gate: Found, order: list[Found]) -> int:
+        """Return where a gate belongs: it may be the only file of its checkpoint."""
+        try:
+            reading = self._layout.reading(gate, self._root / gate.path, self._options)
+        except (RegistryError, OSError):
+            return len(order)  # it will be refused there
+        at = reading.phase or "", reading.step
+        earlier = [
+            index
+            for index, one in enumerate(order)
+            if one.kind in ("checkpoint", "gate") and (one.phase or "", one.step or 0) <= at
+        ]
+        return earlier[-1] + 1 if earlier else 0
+
+    def take(self, found: Found) -> ImportedFile:
+        """Take in one file."""
+        act: Callable[[Found], ImportedFile] = {
+            "checkpoint": self._checkpoint,
+            "gate": self._gate,
+            "artifact": self._artifact,
+            "release": self._release,
+            "latest release": self._latest_release,
+            "stream": self._stream,
+        }[found.kind]
+        try:
+            return act(found)
+        except (InvalidInput, Conflict, NotFound, UnsupportedFormat) as error:
+            return ImportedFile(found.path, "refused", found.kind, why=" ".join(str(error).split()))
+        except OSError as error:
+            return ImportedFile(found.path, "refused", found.kind, why=str(error))
+
+    # Checkpoints
+
+    def _checkpoint(self, found: Found) -> ImportedFile:
+        sha256, warnings = self._digest(found.path)
+        known = self._imported().get((found.path, sha256))
+        if known is not None:
+            self._step = max(self._step, found.step or 0)
+            return ImportedFile(found.path, "there already", found.kind, self._ref_of(known))
+        with self._unchanged(found.path, *found.companions.values()):
+            reading = self._layout.reading(found, self._root / found.path, self._options)
+            companions = {}
+            for name, path in found.companions.items():
+                warnings += self._digest(path)[1]
+                file = self._root / path
+                companions[name] = formats.read(file, format=found.format, portable=True).state
+        warnings += reading.warnings
+        self._step = max(self._step, reading.step)
+        saved = self._save(found, reading, sha256, companions)
+        ref = "" if saved is None else saved.ref
+        return ImportedFile(found.path, "imported", found.kind, ref, warnings=tuple(warnings))
+
+    def _save(
+        self, found: Found, reading: Reading, sha256: str, companions: Mapping[str, object]
+    ) -> Checkpoint | None:
+        run = self._committer.log.run
+        phase = reading.phase or found.phase
+        tiers = {tier.name for tier in run.spec.phase(phase or "").tiers}
+        noted = {"layout": self._name, "file": found.path, "sha256": sha256, **found.noted}
+        request = SaveRequest(
+            reading.step,
+            takes_over=False,
+            phase=phase,
+            metrics=metrics_of(reading.state),
+            meta={IMPORT: noted},
+            tier=found.tier if found.tier in tiers else None,
+            companions=companions,
+        )
+        if self._dry_run:
+            flat = pytree.flatten(reading.state)
+            names = [part.name for part in flat.components]
+            check_keys(run.spec, request.phase or "", names, where=found.path)
+            check_dtypes(run.spec, flat_dtypes(flat), where=found.path)
+            return None
+        if phase is not None:
+            self._enter(phase)
+        saved = self._trainer.save(reading.state, request)
+        self._imported()[found.path, sha256] = saved.n
+        return saved
+
+    def _enter(self, phase: str) -> None:
+        """Record that the run has entered a phase; nobody knows what its transition has changed."""
+
+        def compose(run: RunManifest) -> list[Action] | None:
+            before = run.phase
+            declared = any(one.to_phase == phase for one in run.spec.transitions)
+            newest = run.latest(None)
+            if before in (None, phase) or not declared or run.entered(phase) or newest is None:
+                return None
+            assert before is not None  # mypy does not see it in the tuple
+            gate = next((pin for pin in run.pins_of("gate") if pin.checkpoint == newest.n), None)
+            source = Checkpoint(self._committer.store, self._committer.log, newest).ref
+            ref = gate.ref if gate else source.partition("/")[2]
+            return [
+                EnterPhase(from_phase=before, to_phase=phase, source=ref, manifest=newest.manifest)
+            ]
+
+        self._committer.commit(compose)
+
+    def _imported(self) -> dict[tuple[str, str], int]:
+        """Return the commits of the checkpoints of this run by file and digest, also evicted."""
+        if self._known is None:
+            self._known = {}
+            for record in self._committer.log.history().by_n.values():
+                meta = decode_plain(record.meta)
+                noted = meta.get(IMPORT) if isinstance(meta, dict) else None
+                if isinstance(noted, dict) and noted.get("layout") == self._name:
+                    key = str(noted.get("file")), str(noted.get("sha256"))
+                    self._known[key] = record.n
+        return self._known
+
+    def _ref_of(self, n: int) -> str:
+        log = self._committer.log
+        return Checkpoint(self._committer.store, log, log.knowing(n).by_n[n]).ref
+
+    # Names
+
+    def _gate(self, found: Found) -> ImportedFile:
+        sha256, warnings = self._digest(found.path)
+        with self._unchanged(found.path):
+            reading = self._layout.reading(found, self._root / found.path, self._options)
+        is_set = self._committer.log.refresh().pin("gate", found.name) is not None
+        saved = self._save(found, reading, sha256, {})
+        ref = "" if saved is None else f"{saved.run_id}/gates/{found.name}"
+        if saved is not None:
+            pins.set_gate(self._committer, found.name, saved)
+        outcome: Outcome = "there already" if is_set else "imported"
+        return ImportedFile(found.path, outcome, found.kind, ref, warnings=tuple(warnings))
+
+    def _artifact(self, found: Found) -> ImportedFile:
+        warnings = self._digest(found.path)[1]
+        is_there = self._committer.log.refresh().pin("artifact", found.name) is not None
+        with self._unchanged(found.path):
+            state = formats.read(self._root / found.path, format=found.format, portable=True).state
+            if found.beside is not None and isinstance(state, dict):
+                state = {**state, "meta": self._json(found.beside)}
+        if self._dry_run:
+            return ImportedFile(found.path, "imported", found.kind, warnings=tuple(warnings))
+        added = pins.add_artifact(self._committer, found.name, state)
+        outcome: Outcome = "there already" if is_there else "imported"
+        return ImportedFile(found.path, outcome, found.kind, added.ref, warnings=tuple(warnings))
+
+    def _release(self, found: Found) -> ImportedFile:
+        warnings = self._digest(found.path)[1]
+        is_there = self._committer.log.refresh().pin("release", found.name) is not None
+        with self._unchanged(found.path):
+            state: Any = formats.read(
+                self._root / found.path, format=found.format, portable=True
+            ).state
+        card = self._root / found.beside if found.beside else state.get("model_card")
+        if self._dry_run:
+            return ImportedFile(found.path, "imported", found.kind, warnings=tuple(warnings))
+        source = RunContents(self._committer).latest()
+        if source is None:
+            raise InvalidInput(
+                "a release needs a checkpoint of its run",
+                where=found.path,
+                hint="Import a folder that has checkpoints too.",
+            )
+        made = Releases(self._committer).publish(
+            found.name, source, card=card, metrics=metrics_of(state), state=state
+        )
+        outcome: Outcome = "there already" if is_there else "imported"
+        return ImportedFile(found.path, outcome, found.kind, made.ref, warnings=tuple(warnings))
+
+    def _latest_release(self, found: Found) -> ImportedFile:
+        if self._dry_run:
+            return ImportedFile(found.path, "imported", found.kind)
+        is_there = self._committer.log.refresh().release == found.name
+        if not is_there:
+            Releases(self._committer).rollback(found.name, f"{found.path} points to it")
+        outcome: Outcome = "there already" if is_there else "imported"
+        ref = f"{self._committer.log.run_id}/releases/latest"
+        return ImportedFile(found.path, outcome, found.kind, ref)
+
+    # Streams
+
+    def _stream(self, found: Found) -> ImportedFile:
+        with self._unchanged(found.path):
+            value = self._json(found.path, lines=found.format == "jsonl")
+        stream = Stream(self._committer, found.name)
+        held = stream.read() if stream.count else []
+        entries = self._entries(value, held, found.path)
+        new = entries[len(held) :] if entries[: len(held)] == held else entries
+        ref = f"{self._committer.log.run_id}: stream {found.name}"
+        if not new:
+            return ImportedFile(found.path, "there already", found.kind, ref)
+        if new is entries and held:
+            if stream.lifetime != "resettable":
+                raise Conflict(
+                    "the file does not continue the stream, which is kept for ever",
+                    where=found.path,
+                    expected=f"{len(held)} entries as before, and more",
+                    found=f"{len(entries)} entries",
+                )
+            if not self._dry_run:
+                stream.archive(f"import-{len(stream.archives) + 1}")
+        if not self._dry_run:
+            stream.append(new)
+        return ImportedFile(found.path, "imported", found.kind, ref)
+
+    def _entries(self, value: Any, held: list[Any], where: str) -> list[Any]:
+        """Return the entries that a file has; an object is the newest of those that were before."""
+        if isinstance(value, list):
+            return value
+        if not isinstance(value, dict):
+            raise InvalidInput("neither a list nor an object of JSON", where=where)
+        newest = {key: item for key, item in held[-1].items() if key != "step"} if held else None
+        if newest == value:
+            return held
+        return [*held, {**value, "step": value.get("step", self._newest_step())}]
+
+    def _newest_step(self) -> int:
+        latest = RunContents(self._committer).latest()
+        return self._step if latest is None else latest.step
+
+    def _json(self, path: str, *, lines: bool = False) -> Any:
+        with stable(self._root / path) as file:
+            data = file.read(max_record_bytes() + 1)
+        check_json(data, where=path, kind=InvalidInput)
+        try:
+            if lines:
+                return [json.loads(line) for line in data.splitlines() if line.strip()]
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput("not JSON", where=path, found=error) from error
+
+    # Files
+
+    def _digest(self, path: str) -> tuple[str, list[str]]:
+        file = self._root / path
+        if file.is_dir():
+            return folder_digest(file), []
+        return verified_digest(file, wants_sidecar=self._layout.SIDECARS)
+
+    @contextmanager
+    def _unchanged(self, *paths: str) -> Iterator[None]:
+        """Refuse files that change while they are read."""
+        before = [identity(self._root / path) for path in paths]
+        yield
+        if before != [identity(self._root / path) for path in paths]:
+            raise InvalidInput("the file changed while it was read", where=paths[0])
+
+
+def folder_digest(folder: Path) -> str:
+    """Return a digest of the names and the bytes of a folder's files, in hex."""
+    hashed = hashlib.sha256()
+    for file in sorted(one for one in folder.rglob("*") if one.is_file()):
+        hashed.update(f"{file.relative_to(folder)}\n{digest(file)}\n".encode())
+    return hashed.hexdigest()
+
+
+def unknown(scan: Scan, found: list[Found]) -> list[ImportedFile]:
+    """Return the files of a folder that mean nothing, or that were refused for their names."""
+    meant = {one.path for one in found} | {one.beside for one in found}
+    meant |= {path for one in found for path in one.companions.values()}
+    meant |= {path for one in found for path in one.noted.get("milestones", "").split("\n")}
+    folders = tuple(f"{one.path}/" for one in found)
+    refused = [ImportedFile(name, "refused", why=why) for name, why in scan.refused.items()]
+    others = [
+        ImportedFile(name, "passed over", why="the layout has no such file")
+        for name, target in scan.files.items()
+        if target is None
+        and name not in meant
+        and not name.endswith(_BESIDE)
+        and not name.startswith(folders or "\n")
+    ]
+    return [*refused, *others]

@@ -1,0 +1,193 @@
+"""The notes of a checkout: which files of the folder it has made, and from what.
+
+They are lines of JSON in `.holdfast-checkout/made.jsonl`. A file is noted before it gets its name,
+so after a crash every file that a checkout has made is known. Only files whose bytes are still
+those that were noted are replaced or removed: everything else belongs to somebody.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.registry.errors import Conflict, InvalidInput
+from holdfast.registry.values.path_names import check_path_name
+
+FOLDER: Final = ".holdfast-checkout"
+_FORMAT: Final = "holdfast.checkout/1"
+_READ_AT_ONCE: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class MadeFile:
+    """A file or a link that a checkout has made.
+
+    Attributes:
+        key: What it was made from.
+        sha256: The digest of its bytes in hex; empty for a link.
+        target: The target of a link; empty for a file.
+        stamp: Size, time and number of the file as it was noted: equal ones need not be hashed.
+        before: The digest or the target of what it replaces: a crash may leave that in place.
+    """
+
+    key: str
+    sha256: str = ""
+    target: str = ""
+    stamp: tuple[int, ...] = ()
+    before: str = ""
+
+
+class Made:
+    """What checkouts have made in a folder.
+
+    Args:
+        root: The folder.
+        run: The run that is checked out.
+        layout: The name of the layout.
+    """
+
+    def __init__(self, root: Path, run: str, layout: str) -> None:
+        self._root, self._path = root, root / FOLDER / "made.jsonl"
+        self._head = {"format": _FORMAT, "run": run, "layout": layout}
+        self.files: dict[str, MadeFile] = {}
+
+    @contextmanager
+    def locked(self) -> Iterator[Path]:
+        """Yield an empty folder for unfinished files, while no other checkout uses the folder.
+
+        Raises:
+            Conflict: Another checkout runs there, or the folder is a checkout of something else.
+            InvalidInput: The notes are damaged.
+        """
+        folder = self._path.parent
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise InvalidInput("not the notes of a checkout", where=folder, hint="Remove it.")
+        folder.mkdir(exist_ok=True)
+        with (folder / "lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise Conflict(
+                    "another checkout writes to this folder", where=self._root
+                ) from error
+            self._read()
+            staging = folder / "unfinished"
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir()
+            self._rewrite(staging)
+            try:
+                yield staging
+                self._rewrite(staging)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+
+    def note(self, path: str, made: MadeFile | None) -> None:
+        """Note a file before it gets its name, or that it is gone."""
+        known = self.files.get(path)
+        if made is not None and known is not None:
+            made = replace(made, before=known.sha256 or known.target)
+        line = json.dumps({"path": path, "made": None if made is None else asdict(made)})
+        with self._path.open("ab", buffering=0) as file:
+            file.write(f"{line}\n".encode())
+            os.fsync(file.fileno())
+        self._take(path, made)
+
+    def is_ours(self, path: str) -> bool:
+        """Return whether what has this name is what a checkout has made, byte for byte."""
+        made = self.files.get(path)
+        return made is not None and self._found(path) in (made.sha256 or made.target, made.before)
+
+    def is_current(self, path: str, key: str) -> bool:
+        """Return whether what has this name was made from this key, and was not touched."""
+        made = self.files.get(path)
+        return (
+            made is not None
+            and made.key == key
+            and self._found(path) == (made.sha256 or made.target)
+        )
+
+    def _found(self, path: str) -> str | None:
+        """Return the digest of a file, or the target of a link."""
+        made, here = self.files[path], self._root / path
+        if here.is_symlink():
+            return str(here.readlink()) if made.target else None
+        if made.target or not here.is_file():
+            return None
+        return made.sha256 if stamp(here) == made.stamp else digest(here)
+
+    def _take(self, path: str, made: MadeFile | None) -> None:
+        if made is None:
+            self.files.pop(path, None)
+        else:
+            self.files[path] = made
+
+    def _read(self) -> None:
+        try:
+            lines = self._path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return
+        head = _parse(lines[0])
+        if head is not None and head != self._head:
+            raise Conflict(
+                "the folder is a checkout of something else",
+                where=self._root,
+                expected=f"run {self._head['run']}, layout {self._head['layout']}",
+                found=f"run {head.get('run')}, layout {head.get('layout')}",
+                hint="Choose another folder.",
+            )
+        for line in lines[1:-1]:  # after a crash, the last one may be a part of a line
+            self._take_line(_parse(line))
+
+    def _take_line(self, line: dict[str, Any] | None) -> None:
+        try:
+            assert line is not None
+            made = line["made"]
+            known = None if made is None else MadeFile(**{**made, "stamp": tuple(made["stamp"])})
+            self._take(check_path_name(line["path"]), known)
+        except (AssertionError, KeyError, TypeError, InvalidInput) as error:
+            raise InvalidInput(
+                "the notes of the checkout are damaged",
+                where=self._path,
+                hint="Remove the folder and check the run out again.",
+            ) from error
+
+    def _rewrite(self, staging: Path) -> None:
+        lines: list[dict[str, Any]] = [self._head]
+        lines += [{"path": path, "made": asdict(made)} for path, made in self.files.items()]
+        temporary = staging / "made.jsonl"
+        with temporary.open("wb") as file:
+            file.write("".join(f"{json.dumps(line)}\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)
+
+
+def stamp(path: Path) -> tuple[int, ...]:
+    """Return what tells a file that was not touched."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
+    hashed = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_READ_AT_ONCE):
+            hashed.update(piece)
+    return hashed.hexdigest()
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

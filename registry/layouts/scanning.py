@@ -1,0 +1,115 @@
+"""The files of a folder that somebody else has made: their names, checked, and their sidecars."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import AccessDenied, InvalidInput, StorageError
+from holdfast.registry.layouts.made import FOLDER, digest, stamp
+from holdfast.registry.values.path_names import check_path_name, check_path_names
+
+#: The most files of a folder.
+MOST: Final = 1_000_000
+SIDECAR: Final = ".sha256"
+_LINE: Final = re.compile(r"([0-9a-fA-F]{64}) [ *]([^\n\\]+)\n?", re.ASCII)
+
+
+class Scan:
+    """What is in a folder and below it.
+
+    Attributes:
+        files: The names of files; a symlink to a file of its own folder has that file's name.
+        refused: Names that are not safe, and links elsewhere, each with the reason.
+        folders: The names of folders, checked too.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.files: dict[str, str | None] = {}
+        self.refused: dict[str, str] = {}
+        self.folders: list[str] = []
+        if not root.is_dir():
+            raise InvalidInput("not a folder", where=root)
+        self._enter(root, "")
+        check_path_names(self.files, root)
+
+    def _enter(self, folder: Path, above: str) -> None:
+        try:
+            found = sorted(os.scandir(folder), key=lambda one: one.name)
+        except PermissionError as error:
+            raise AccessDenied("a folder may not be read", where=folder) from error
+        except OSError as error:
+            raise StorageError("a folder cannot be read", where=folder, found=error) from error
+        for one in found:
+            if not above and one.name == FOLDER:
+                continue
+            if len(self.files) >= MOST:
+                raise InvalidInput("the folder has too many files", where=folder, expected=MOST)
+            self._add(one, f"{above}{one.name}")
+
+    def _add(self, entry: os.DirEntry[str], name: str) -> None:
+        try:
+            check_path_name(name)
+        except InvalidInput as error:
+            self.refused[quoted(name)] = error.summary
+            return
+        if entry.is_symlink():
+            self._link(entry, name)
+        elif entry.is_dir():
+            self.folders.append(name)
+            self._enter(Path(entry.path), f"{name}/")
+        elif entry.is_file():
+            self.files[name] = None
+        else:
+            self.refused[name] = "it is neither a file nor a folder"
+
+    def _link(self, entry: os.DirEntry[str], name: str) -> None:
+        target = str(Path(entry.path).readlink())
+        beside = Path(entry.path).parent / target
+        if "/" in target or target in (os.curdir, os.pardir) or beside.is_symlink():
+            self.refused[name] = "a symlink that leaves its folder, or that points to another one"
+        elif not beside.exists():
+            self.refused[name] = "a symlink to nothing"
+        else:
+            self.files[name] = target
+
+
+def verified_digest(path: Path, *, wants_sidecar: bool) -> tuple[str, list[str]]:
+    """Return the SHA-256 of a file in hex, compared with its sidecar, and warnings.
+
+    Raises:
+        InvalidInput: The sidecar is malformed, or the file has another digest.
+    """
+    found, sidecar = digest(path), path.with_name(path.name + SIDECAR)
+    if sidecar.is_symlink() or not sidecar.is_file():
+        return found, [f"it has no {SIDECAR} file"] if wants_sidecar else []
+    with sidecar.open("rb") as file:
+        text = file.read(4096).decode(errors="replace")
+    match = _LINE.fullmatch(text)
+    if match is None or match[2] != path.name:
+        raise InvalidInput(
+            f"its {SIDECAR} file is not of the form of sha256sum",
+            where=sidecar,
+            expected=f"64 hex digits, two spaces, {path.name}",
+            found=quoted(text[:200]),
+        )
+    if match[1].lower() != found:
+        raise InvalidInput(
+            f"its bytes are not those of its {SIDECAR} file",
+            where=path,
+            expected=match[1].lower(),
+            found=found,
+            hint="It was damaged or replaced. Nothing of it was saved.",
+        )
+    return found, []
+
+
+def identity(path: Path) -> tuple[int, ...]:
+    """Return what tells whether a file, or a file in a folder, has changed."""
+    if not path.is_dir():
+        return stamp(path)
+    inside = sorted(one for one in path.rglob("*") if one.is_file())
+    return tuple(number for one in inside for number in stamp(one))

@@ -1,0 +1,100 @@
+"""Thalia: `stage{N}.thalia` with a `.thalia.meta` beside each (seeds/thalia.md).
+
+The names are those of the document's examples; every checkpoint is a file of its own, because only
+the program chooses the base of a delta. `latest.thalia` is not of the document.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.registry import formats
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.formats.thalia import framing
+from holdfast.registry.layouts.contents import RunContents, imported_as
+from holdfast.registry.layouts.patterns import fields_of, written
+from holdfast.registry.layouts.tree import Entry, Found, Link, Reading, StateFile, TextFile
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.spec import RunSpec
+from holdfast.registry.spec.presets import load_preset, preset_names
+
+NAME: Final = "thalia"
+SIDECARS: Final = False
+CHECKPOINT: Final = "stage{step:01d}.thalia"
+LATEST: Final = "latest.thalia"
+_NAMES: Final = tuple(
+    f"stage{{step:01d}}{delta}.thalia{ending}"
+    for delta in ("", ".delta")
+    for ending in ("", ".zst", ".lz4")
+)
+
+
+def spec() -> RunSpec:
+    """Return the preset, where there is one."""
+    return load_preset(NAME) if NAME in preset_names() else RunSpec(name=NAME)
+
+
+def entries(run: RunContents) -> Iterator[Entry]:
+    """Yield a file for each checkpoint, its metadata, and the newest one as a link."""
+    paths = {}
+    for one in run.checkpoints:
+        paths[one.n] = _name(one)
+        yield StateFile(paths[one.n], one, NAME, f"{one.n}:{one.digest}")
+        text = json.dumps(_metadata(one), indent=2, default=str)
+        yield TextFile(f"{paths[one.n]}.meta", f"{text}\n".encode())
+    latest = run.latest()
+    if latest is not None:
+        yield Link(LATEST, Path(paths[latest.n]).name)
+
+
+def _name(checkpoint: Checkpoint) -> str:
+    """Return the name of a file; one that is imported keeps its own, but is no delta any more."""
+    noted = imported_as(checkpoint, NAME).get("file", "")
+    if noted.endswith(".thalia") and ".delta." not in noted and "/" not in noted:
+        return noted
+    return written(CHECKPOINT, {"step": checkpoint.step})
+
+
+def _metadata(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what an index of files needs; it is read without loading the brain."""
+    known = {"step": checkpoint.step, "phase": checkpoint.phase, "metrics": checkpoint.metrics}
+    shapes = {path: [one.dtype, list(one.shape)] for path, one in checkpoint.tensors().items()}
+    return {**known, "size_bytes": checkpoint.size_bytes, "tensors": shapes}
+
+
+def find(files: Mapping[str, str | None]) -> Iterable[Found]:
+    """Yield the stages by number, then other brains by name."""
+    plain = [path for path, target in files.items() if target is None and "/" not in path]
+    stages, others = [], []
+    for path in plain:
+        fields = next((found for name in _NAMES if (found := fields_of(name, path))), None)
+        if fields is not None:
+            stages.append((fields["step"], path))
+        elif path.endswith((".thalia", ".thalia.zst", ".thalia.lz4")):
+            others.append(path)
+    for step, path in sorted(stages):
+        yield Found(path, "checkpoint", NAME, step=step)
+    for step, path in enumerate(sorted(others), start=max([0, *(one for one, _ in stages)]) + 1):
+        yield Found(path, "checkpoint", NAME, step=step)
+
+
+def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:  # noqa: ARG001
+    """Read a brain; a delta with the whole chain of its bases.
+
+    Raises:
+        InvalidInput: It breaks a rule of the format.
+    """
+    state: Any = formats.read(path, format=NAME, portable=True).state
+    return Reading(state, found.step or 0)
+
+
+def is_complete(path: Path) -> bool | None:
+    """Return whether a file is whole: its last bytes are the digest of all others."""
+    try:
+        with framing.opened(path):
+            return True
+    except InvalidInput:
+        return None  # cut off or damaged: only time can tell

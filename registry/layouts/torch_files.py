@@ -1,0 +1,52 @@
+"""What the layouts of `.pt` files share: reading a checkpoint, and telling a complete file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.registry import formats
+from holdfast.registry.layouts.tree import Found, Reading
+
+#: The end record of a zip archive without a comment, as torch writes it.
+_END, _END_BYTES = b"PK\x05\x06", 22
+
+
+def reading(found: Found, path: Path, counter: str) -> Reading:
+    """Read the file of a checkpoint.
+
+    Args:
+        found: The file.
+        path: Its path.
+        counter: The key of the state that holds the step; the name of the file counts more.
+    """
+    state: Any = formats.read(path, format="torch", portable=True).state
+    held = state.get(counter)
+    step = held if found.step is None and type(held) is int else found.step or 0
+    warnings: tuple[str, ...] = ()
+    if type(held) is int and held != step:
+        warnings = (f"its name says {counter} {step}, its state {held}; the name counts",)
+    return Reading(state, step, warnings)
+
+
+def metrics_of(state: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers at the top of the `metrics` of a state."""
+    found = state.get("metrics")
+    if not isinstance(found, dict):
+        return {}
+    return {
+        name: float(value)
+        for name, value in found.items()
+        if isinstance(name, str) and type(value) in (int, float)
+    }
+
+
+def is_complete(path: Path) -> bool | None:
+    """Return whether a file ends as an archive does; other files cannot tell."""
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\x03\x04":
+            return None
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _END_BYTES))
+        return file.read(4) == _END
