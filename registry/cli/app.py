@@ -18,8 +18,9 @@ from holdfast.registry.cli.failures import DEBUG, reported
 _COMMANDS = {
     "init": "registries.init: Make a registry.",
     "doctor": "doctor.doctor: Check whether a registry can be used.",
-    "push": "files.push: Store a file as a checkpoint.",
+    "push": "files.push: Store a file, or a folder of files, as a checkpoint.",
     "pull": "files.pull: Write a checkpoint, release, artifact or pool entry to a file.",
+    "files": "files.files: List the files of a folder that was pushed, as sha256sum does.",
     "checkout": "folders.checkout: Write a run as the folder of another system.",
     "import": "folders.import_folder: Take the folder of another system into a run.",
     "inspect": "files.inspect: Describe a file without reading the data of its tensors.",

@@ -10,7 +10,7 @@ from holdfast.registry.cli import describe, options, output
 from holdfast.registry.cli.columns import Column, Table
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
-from holdfast.registry.cli.opening import moves
+from holdfast.registry.cli.opening import moves, reads
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.errors import InvalidInput
@@ -29,7 +29,7 @@ def push(
     *,
     file: Path = argument(
         "FILE",
-        f"The file to store; {EXTENSIONS} are taken apart, others not read.",
+        f"The file or folder to store; {EXTENSIONS} are taken apart, others not read.",
     ),
     run: options.Run,
     step: int = option("--step", "N", "Training step, update or epoch.", default=...),
@@ -47,7 +47,10 @@ def push(
     ),
     create: bool = options.CREATE,
 ) -> Answer:
-    """Store a file as a checkpoint."""
+    """Store a file, or a folder of files, as a checkpoint.
+
+    Of a folder every file keeps its exact bytes; `holdfast files` shows them.
+    """
     metrics, texts = options.numbers(metric or ()), options.pairs(meta or ())
     policies = options.pairs(one if "=" in one else f"*={one}" for one in precision or ())
     found = formats.read(file, portable=True)
@@ -112,6 +115,30 @@ def pull(
             f"{written.path}"
         ],
         notes=[f"saved with less precision: {lossy}"] if lossy else (),
+    )
+
+
+@command(reads)
+def files(opened: Registry, *, ref: options.Ref) -> Answer:
+    """List the files of a folder that was pushed, as sha256sum does.
+
+    The text can be given to `sha256sum -c` in a folder that `pull` has written.
+    """
+    stored = opened.stored(ref)
+    found = stored.files()
+    if not found:
+        raise InvalidInput(
+            "not a folder that was pushed",
+            where=stored.ref,
+            found=f"a state of {', '.join(stored.components)}",
+            hint="`holdfast show` lists its tensors.",
+        )
+    return Answer(
+        lambda: [
+            {"name": name, **picked(one, "size_bytes sha256 format executable")}
+            for name, one in found.items()
+        ],
+        lambda: [f"{one.sha256}  {name}" for name, one in found.items()],
     )
 
 

@@ -2,8 +2,8 @@
 
 `table` lists the formats; each is one module with the same four functions, imported when a file
 needs it: it may wrap a heavy library. The extension of a file's name decides how it is read and
-written; a file without a known one is opaque: its bytes, unread. `detect` tells the format by the
-content. The list is closed: no plugin is looked up.
+written; a file without a known one is opaque: its bytes, unread. A folder without one is a `tree`
+of files. `detect` tells the format by the content. The list is closed: no plugin is looked up.
 
 `state_file` has the values that formats return, `content` the states that they write,
 `named_tensors` the part of a state that simple formats can hold; `source` reads a file that may
@@ -27,6 +27,7 @@ from holdfast.registry.formats.content import Content, MemoryContent, StoredCont
 from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader, WrittenFile
 from holdfast.registry.formats.table import Format
 from holdfast.registry.formats.target import check_target
+from holdfast.registry.loading.files import is_tree
 from holdfast.registry.loading.stored import Stored
 
 __all__ = [
@@ -57,12 +58,12 @@ def detect(path: PathLike) -> str | None:
 
 
 def read(path: PathLike, *, format: str | None = None, portable: bool = False) -> FileState:  # noqa: A002
-    """Read a file, or a folder of Zarr, as a state for `Run.save`. Nothing in it is ever run.
+    """Read a file or a folder as a state for `Run.save`. Nothing in it is ever run.
 
     Args:
         path: The file.
         format: Its format, such as `torch` or `detect(path)`. By default its extension decides, and
-            a file without a known one is `opaque`.
+            a file without a known one is `opaque`, a folder a `tree` of files.
         portable: Whether tensors are returned as bytes, for which torch is not needed. Such a state
             can be saved and written; only a program that computes needs torch's tensors.
 
@@ -183,6 +184,8 @@ def _target_format(path: Path, state: Content, name: str | None) -> Format:
         return table.named(name)
     if content.opaque_name(state.parts) is not None:
         return table.OPAQUE
+    if is_tree(state.parts):
+        return table.TREE
     found = table.by_extension(path)
     if found is None:
         raise IncompatibleState(

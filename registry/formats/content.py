@@ -211,12 +211,16 @@ def copied(state: FlatState) -> Any:
     return pytree.unflatten(state.kind, parts)
 
 
-def portable(content: Content) -> dict[str, Any]:
+def portable(content: Content, names: Iterable[str] | None = None) -> dict[str, Any]:
     """Return a state with tensors as `pytree.TensorBytes`, and arrays as arrays of NumPy.
 
     Tensors of a component without sparse ones share their memory with the content.
+
+    Args:
+        content: The content.
+        names: Components; all of them without it, and the keys that the commit keeps.
     """
-    flat = content.flat(content.parts)
+    flat = content.flat(content.parts if names is None else names)
     parts = []
     for part in flat.components:
         kinds = pytree.portable_kinds(part.skeleton)
@@ -230,6 +234,8 @@ def portable(content: Content) -> dict[str, Any]:
             arrays.append(array)
         parts.append((part.name, part.skeleton, arrays))
     state: dict[str, Any] = dict(pytree.unflatten(flat.kind, parts))
+    if names is not None:
+        return state
     kept = {name: skeleton for name, skeleton in content.skeletons if name not in state}
     return state | {name: pytree.unflatten_component(node, ()) for name, node in kept.items()}
 

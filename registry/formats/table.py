@@ -64,8 +64,9 @@ class Format:
         return cast("FormatModule", import_module(f"{__package__}.{self.name}"))
 
 
-#: The format of every other file.
+#: The format of every other file, and of every other folder.
 OPAQUE = Format("opaque")
+TREE = Format("tree", is_folder=True)
 #: All formats. Content is compared with them in this order.
 FORMATS: tuple[Format, ...] = (
     Format("torch", (".pt", ".pth", ".ckpt")),
@@ -75,6 +76,7 @@ FORMATS: tuple[Format, ...] = (
     Format("thalia", (".thalia", ".thalia.zst", ".thalia.lz4"), keeps_metadata=True),
     Format("cobre", is_folder=True, keeps_metadata=True),
     Format("andrea"),
+    TREE,
     OPAQUE,
 )
 #: All names.
@@ -112,6 +114,8 @@ def by_content(path: Path) -> Format | None:
 
 
 def of_file(path: Path) -> Format:
-    """Return the format that a file is read as: by its extension, and otherwise opaque."""
-    found = by_extension(path)
-    return found if found is not None and found.is_folder <= path.is_dir() else OPAQUE
+    """Return the format that a file or folder is read as: by its extension, otherwise unread."""
+    found, is_folder = by_extension(path), path.is_dir()
+    if found is not None and found.is_folder <= is_folder:
+        return found if found.is_folder == is_folder else TREE
+    return TREE if is_folder else OPAQUE

@@ -21,7 +21,7 @@ from typing import Any
 
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.following.watching import Patience
-from holdfast.registry.formats import andrea
+from holdfast.registry.formats.andrea import read_table
 from holdfast.registry.layouts.checkout import CheckoutReport, check_out
 from holdfast.registry.layouts.following import follow_folder, follow_run
 from holdfast.registry.layouts.importing import ImportedFile, Importer
@@ -124,7 +124,7 @@ def _importer(
     name = _name_of(committer, layout)
     options: Mapping[str, Any] = {}
     if table is not None:
-        options = {"table": andrea.read_table(Path(table))}
+        options = {"table": read_table(Path(table))}
     return Importer(
         committer, Path(root), layout_named(name), name, options=options, dry_run=dry_run
     )

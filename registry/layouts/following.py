@@ -59,16 +59,16 @@ def follow_folder(
 def _follow(
     importer: Importer, completeness: _Completeness, patience: Patience
 ) -> Iterator[ImportedFile]:
-    done: dict[Found, tuple[int, ...]] = {}
+    done: dict[str, tuple[int, ...]] = {}
     while True:
         _, found = importer.find()
         is_news = False
         for one in found:
             seen = completeness.of(one)
-            if seen is None or done.get(one) == seen:
+            if seen is None or done.get(one.path) == seen:
                 continue
             report = importer.take(one)
-            done[one] = seen
+            done[one.path] = seen
             if report.outcome != "there already":
                 is_news = True
                 yield report

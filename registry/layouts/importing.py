@@ -149,23 +149,26 @@ class Importer:
     # Checkpoints
 
     def _checkpoint(self, found: Found) -> ImportedFile:
-        sha256, warnings = self._digest(found.path)
-        known = self._imported().get((found.path, sha256))
-        if known is not None:
-            self._step = max(self._step, found.step or 0)
-            return ImportedFile(found.path, "there already", found.kind, self._ref_of(known))
+        companions: dict[str, object] = {}
         with self._unchanged(found.path, *found.companions.values()):
+            sha256, warnings = self._digest(found.path)
+            known = self._imported().get((found.path, sha256))
+            if known is not None:
+                return ImportedFile(found.path, "there already", found.kind, self._ref_of(known))
             reading = self._layout.reading(found, self._root / found.path, self._options)
-            companions = {}
             for name, path in found.companions.items():
                 warnings += self._digest(path)[1]
                 file = self._root / path
                 companions[name] = formats.read(file, format=found.format, portable=True).state
-        warnings += reading.warnings
         self._step = max(self._step, reading.step)
         saved = self._save(found, reading, sha256, companions)
-        ref = "" if saved is None else saved.ref
-        return ImportedFile(found.path, "imported", found.kind, ref, warnings=tuple(warnings))
+        return ImportedFile(
+            found.path,
+            "imported",
+            found.kind,
+            "" if saved is None else saved.ref,
+            warnings=(*warnings, *reading.warnings),
+        )
 
     def _save(
         self, found: Found, reading: Reading, sha256: str, companions: Mapping[str, object]
@@ -233,8 +236,8 @@ class Importer:
     # Names
 
     def _gate(self, found: Found) -> ImportedFile:
-        sha256, warnings = self._digest(found.path)
         with self._unchanged(found.path):
+            sha256, warnings = self._digest(found.path)
             reading = self._layout.reading(found, self._root / found.path, self._options)
         is_set = self._committer.log.refresh().pin("gate", found.name) is not None
         saved = self._save(found, reading, sha256, {})
@@ -245,9 +248,9 @@ class Importer:
         return ImportedFile(found.path, outcome, found.kind, ref, warnings=tuple(warnings))
 
     def _artifact(self, found: Found) -> ImportedFile:
-        warnings = self._digest(found.path)[1]
         is_there = self._committer.log.refresh().pin("artifact", found.name) is not None
         with self._unchanged(found.path):
+            warnings = self._digest(found.path)[1]
             state = formats.read(self._root / found.path, format=found.format, portable=True).state
             if found.beside is not None and isinstance(state, dict):
                 state = {**state, "meta": self._json(found.beside)}
@@ -258,9 +261,9 @@ class Importer:
         return ImportedFile(found.path, outcome, found.kind, added.ref, warnings=tuple(warnings))
 
     def _release(self, found: Found) -> ImportedFile:
-        warnings = self._digest(found.path)[1]
         is_there = self._committer.log.refresh().pin("release", found.name) is not None
         with self._unchanged(found.path):
+            warnings = self._digest(found.path)[1]
             state: Any = formats.read(
                 self._root / found.path, format=found.format, portable=True
             ).state

@@ -2,6 +2,7 @@
 
 - `stored`: `Stored`, a state that a run keeps: `load`, `load_into`, lazy and Zarr access.
 - `checkpoint`: `Checkpoint`, a stored state with its step, metrics and companions.
+- `files`: the files of a state that was pushed as a folder.
 - `allocating`: memory for a whole state; `destinations`: the memory of a model that exists.
 - `fit`: compares a stored state with the model that it is to fill.
 

@@ -22,6 +22,7 @@ from holdfast.registry.history.log_values import decode_plain
 from holdfast.registry.history.state_reader import StateReader
 from holdfast.registry.loading.allocating import LoadPrecision, allocate, check_load_precision
 from holdfast.registry.loading.destinations import Destination, check_device, to_device
+from holdfast.registry.loading.files import TREE, FileInfo, files_in, is_tree
 from holdfast.registry.loading.fit import (
     LoadReport,
     check_component,
@@ -202,6 +203,18 @@ class Stored:
         self._reader.read(manifest, [(sources[path], one.view) for path, one in into.items()])
         settle(into, self._store.pools.hashing)
         return report
+
+    def files(self) -> dict[str, FileInfo]:
+        """Return the files of a folder that was pushed, by name; none for any other state.
+
+        Reads no tensors: each file's size and plain SHA-256 were noted when it was pushed.
+
+        Raises:
+            IntegrityError: The description of the folder is damaged.
+        """
+        if not is_tree(self.manifest.components):
+            return {}
+        return files_in(self._load(TREE)[TREE], self.ref)
 
     def lazily(self) -> LazyState:
         """Return the state as a mapping that loads each component at its first access."""

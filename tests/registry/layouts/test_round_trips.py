@@ -131,7 +131,11 @@ def test_real_tree_of_adr004_comes_back(reg: Registry, tmp_path: Path) -> None:
     assert links(out) == links(tree)
     for name in names(out):
         if name.endswith(".pt"):
-            assert_same(formats.read(out / name).state, formats.read(tree / name).state)
+            before = formats.read(tree / name).state
+            if "metadata" in before:  # in a file that `weights_only` accepts it is a plain str
+                version = before["metadata"]["pytorch_version"]
+                before["metadata"]["pytorch_version"] = str(version)
+            assert_same(formats.read(out / name).state, before)
 
 
 def test_native_run_has_the_names_of_adr004(reg: Registry, tmp_path: Path) -> None:

@@ -1,0 +1,220 @@
+"""A checkout into a folder in which others work: updates, changed files, deaths, hostile names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast import Run
+from holdfast.registry.errors import Conflict, InvalidInput
+from holdfast.registry.following import watching
+from holdfast.registry.layouts import checkout as module
+from holdfast.registry.layouts import keep_checked_out, made
+from holdfast.registry.registry import Registry
+from holdfast.registry.runs.view import committer_of
+from holdfast.registry.spec.presets import load_preset
+from tests.registry.layouts.test_round_trips import hydra_run, hydra_state, links, names
+
+
+def save(run: Run, step: int, **more: Any) -> Any:
+    state = {
+        "step": step,
+        **{part: torch.full((2,), float(step)) for part in ("weights", "m", "v")},
+    }
+    return run.push(state, step=step, **more)
+
+
+@pytest.fixture
+def andrea(reg: Registry) -> Run:
+    run = reg.create_run("andrea", preset="andrea")
+    save(run, 100)
+    save(run, 200)
+    return run
+
+
+def test_second_checkout_writes_only_what_is_new(andrea: Run, tmp_path: Path) -> None:
+    andrea.checkout(tmp_path)
+    before = (tmp_path / "step_000100.bin").stat()
+    save(andrea, 300)
+    report = andrea.checkout(tmp_path)
+    assert report.written == ["step_000300.bin"]
+    assert sorted(report.kept) == ["step_000100.bin", "step_000200.bin"]
+    assert (tmp_path / "step_000100.bin").stat() == before
+
+
+def test_evicted_checkpoint_leaves_the_folder(andrea: Run, tmp_path: Path) -> None:
+    andrea.checkout(tmp_path)
+    andrea.evict(andrea.checkpoints()[0], "not needed")
+    assert andrea.checkout(tmp_path).removed == ["step_000100.bin"]
+    assert names(tmp_path) == ["step_000200.bin"]
+
+
+def test_changed_file_is_left_and_told(andrea: Run, tmp_path: Path) -> None:
+    andrea.checkout(tmp_path)
+    (tmp_path / "step_000100.bin").write_bytes(b"mine")
+    andrea.evict(andrea.checkpoints()[0], "not needed")
+    report = andrea.checkout(tmp_path)
+    assert list(report.left) == ["step_000100.bin"]
+    assert (tmp_path / "step_000100.bin").read_bytes() == b"mine"
+
+
+def test_changed_file_is_not_replaced(andrea: Run, tmp_path: Path) -> None:
+    andrea.stream("loss").append([{"step": 1, "loss": 1.0}])
+    andrea.checkout(tmp_path)
+    (tmp_path / "run.loss.json").write_text("mine")
+    andrea.stream("loss").append([{"step": 2, "loss": 1.0}])
+    assert andrea.checkout(tmp_path).left == {"run.loss.json": "it was changed"}
+    assert (tmp_path / "run.loss.json").read_text() == "mine"
+
+
+def test_files_of_others_stay(andrea: Run, tmp_path: Path) -> None:
+    (tmp_path / "step_000100.bin").write_bytes(b"theirs")
+    (tmp_path / "notes.txt").touch()
+    assert andrea.checkout(tmp_path).left == {"step_000100.bin": "no checkout has made it"}
+    assert (tmp_path / "step_000100.bin").read_bytes() == b"theirs"
+    assert (tmp_path / "notes.txt").exists()
+
+
+def test_folder_of_another_run_is_refused(reg: Registry, andrea: Run, tmp_path: Path) -> None:
+    andrea.checkout(tmp_path)
+    other = reg.create_run("other", preset="andrea")
+    with pytest.raises(Conflict, match="checkout of something else"):
+        other.checkout(tmp_path)
+
+
+def test_folder_that_is_a_link_is_refused(reg: Registry, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/gates").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidInput, match="something else"):
+        hydra_run(reg).checkout(tmp_path / "tree")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_checkout_shares_no_file_with_the_registry_or_itself(reg: Registry, tmp_path: Path) -> None:
+    hydra_run(reg).checkout(tmp_path)
+    gate = tmp_path / "gates/bc_best.pt"
+    source = tmp_path / "phase1/checkpoints/ckpt_phase1_step00020000.pt"
+    assert gate.read_bytes() == source.read_bytes()
+    assert not gate.is_symlink()
+    assert {(tmp_path / one).stat(follow_symlinks=False).st_nlink for one in names(tmp_path)} == {1}
+
+
+def test_links_move_with_the_run(reg: Registry, tmp_path: Path) -> None:
+    run = hydra_run(reg)
+    run.checkout(tmp_path)
+    latest = "phase3/checkpoints/latest.pt"
+    assert links(tmp_path)[latest] == "ckpt_phase3_step00041000.pt"
+    run.checkpoints(3)[1].report({"mu": 40.0})
+    run.checkout(tmp_path)
+    assert links(tmp_path)["phase3/checkpoints/best.pt"] == "ckpt_phase3_step00041000.pt"
+    assert all((tmp_path / one).exists() for one in links(tmp_path))
+
+
+class Death(BaseException):
+    """The process dies here."""
+
+
+def test_death_at_any_step_leaves_whole_files_that_the_next_checkout_knows(
+    reg: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, number = hydra_run(reg), 0
+    run.checkout(tmp_path / "right")
+    want = {one: (tmp_path / "right" / one).read_bytes() for one in names(tmp_path / "right")}
+    real_note, real_replace = made.Made.note, Path.replace
+    calls = 0
+
+    def dying(real: Any) -> Any:
+        def act(*given: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                raise Death
+            return real(*given)
+
+        return act
+
+    monkeypatch.setattr(made.Made, "note", dying(real_note))
+    monkeypatch.setattr(Path, "replace", dying(real_replace))
+    died = True
+    while died:
+        number, calls, died = number + 1 if number < 12 else number + 9, 0, False
+        out = tmp_path / f"out{number}"
+        try:
+            run.checkout(out)
+        except Death:
+            died = True
+        for one in names(out):
+            assert (out / one).read_bytes() == want[one]  # also through links: none dangles
+        number, kept = -1, number
+        assert run.checkout(out).left == {}
+        assert {one: (out / one).read_bytes() for one in names(out)} == want
+        number = kept
+
+
+def test_death_while_a_file_is_replaced(
+    andrea: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    andrea.stream("loss").append([{"step": 1, "loss": 1.0}])
+    andrea.checkout(tmp_path)
+    andrea.stream("loss").append([{"step": 2, "loss": 1.0}])
+
+    def die(*_: Any) -> None:
+        raise Death
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module._Checkout, "_done", die)
+        patch.setattr(Path, "replace", die)
+        with pytest.raises(Death):
+            andrea.checkout(tmp_path)
+    assert andrea.checkout(tmp_path).left == {}
+    assert '"step": 2' in (tmp_path / "run.loss.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["../{name}.pt", "/tmp/{name}.pt", "gates/../../{name}", "con/{name}", "{name.__class__}"],
+)
+def test_hostile_names_of_a_preset_write_nothing(
+    reg: Registry, tmp_path: Path, pattern: str
+) -> None:
+    spec = load_preset("hydra").model_copy(update={"layout": {"gate": pattern}, "transitions": ()})
+    run = reg.create_run("hostile", preset=spec)
+    run.push(hydra_state(1, 1, 1.0), step=1, phase=1, metrics={"heldout_ce": 1.0})
+    run.set_gate("bc_best")
+    with pytest.raises(InvalidInput):
+        run.checkout(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_hostile_note_of_an_import_writes_nothing(reg: Registry, tmp_path: Path) -> None:
+    run = reg.create_run("hostile", preset=None)
+    for step, name in ((1, "a.thalia"), (2, "A.thalia")):
+        run.push(
+            {"regions": {}, "pathways": {}}, step=step,
+            meta={"import": {"layout": "thalia", "file": name, "sha256": ""}},
+        )  # fmt: skip
+    with pytest.raises(InvalidInput, match="one file on some systems"):
+        run.checkout(tmp_path / "out", layout="thalia")
+    assert not (tmp_path / "out").exists()
+
+
+def test_follower_writes_each_change_until_the_run_is_over(
+    andrea: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acts = iter([lambda: save(andrea, 300), lambda: None, lambda: andrea.set_status("completed")])
+    monkeypatch.setattr(watching, "_sleep", lambda _: next(acts)())
+    reports = list(keep_checked_out(committer_of(andrea), tmp_path, None))
+    assert [one.written for one in reports] == [
+        ["step_000100.bin", "step_000200.bin"], ["step_000300.bin"], [],
+    ]  # fmt: skip
+
+
+def test_two_checkouts_at_once_are_refused(andrea: Run, tmp_path: Path) -> None:
+    notes = made.Made(tmp_path, "andrea", "andrea")
+    with notes.locked(), pytest.raises(Conflict, match="another checkout"):
+        andrea.checkout(tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == [made.FOLDER]

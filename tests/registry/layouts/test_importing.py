@@ -1,0 +1,328 @@
+"""Folders that programs write: verified, each file once, through deaths, hostile names refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast
+from holdfast import Run
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.following import watching
+from holdfast.registry.layouts import import_spec
+from holdfast.registry.layouts.importing import Importer
+from holdfast.registry.registry import Registry
+from tests.registry.layouts.test_round_trips import hydra_run, hydra_state
+from tests.support.commands import invoke
+
+PARAMETERS = 4
+
+
+def step_file(step: int) -> bytes:
+    return struct.pack(f"<ii{3 * PARAMETERS}f", step, PARAMETERS, *range(3 * PARAMETERS))
+
+
+def write_step(folder: Path, step: int) -> None:
+    (folder / f"step_{step:06d}.bin").write_bytes(step_file(step))
+
+
+def outcomes(reports: Any) -> dict[str, str]:
+    return {one.path: one.outcome for one in reports}
+
+
+def steps(run: Run) -> list[int]:
+    return [one.step for one in run.checkpoints()]
+
+
+@pytest.fixture
+def andrea(reg: Registry) -> Run:
+    return reg.create_run("andrea", preset=import_spec("andrea"))
+
+
+@pytest.fixture
+def hydra(reg: Registry, tmp_path: Path) -> Path:
+    """The tree of a run of Hydra."""
+    hydra_run(reg, "source").checkout(tmp_path / "tree")
+    return tmp_path / "tree"
+
+
+def test_file_that_its_sidecar_denies_is_refused_and_no_other(reg: Registry, hydra: Path) -> None:
+    bad = hydra / "phase1/checkpoints/ckpt_phase1_step00010000.pt"
+    bad.write_bytes(bad.read_bytes()[:-1] + b"?")
+    run = reg.create_run("into", preset=import_spec("hydra"))
+    reports = {one.path: one for one in run.import_tree(hydra)}
+    name = str(bad.relative_to(hydra))
+    assert reports[name].outcome == "refused"
+    assert "not those of its .sha256" in reports[name].why
+    assert [one for one, report in reports.items() if report.outcome == "refused"] == [name]
+    assert steps(run) == [20_000, 30_000, 30_500, 31_000, 40_500, 41_000]
+
+
+@pytest.mark.parametrize("text", ["", "00  other.pt", f"{'0' * 64}  ../x.pt\n"])
+def test_malformed_sidecar_refuses_its_file(reg: Registry, hydra: Path, text: str) -> None:
+    (hydra / "gates/bc_best.pt.sha256").write_text(text)
+    run = reg.create_run("into", preset=import_spec("hydra"))
+    assert outcomes(run.import_tree(hydra))["gates/bc_best.pt"] == "refused"
+
+
+def test_missing_sidecar_is_a_warning(reg: Registry, hydra: Path) -> None:
+    (hydra / "gates/bc_best.pt.sha256").unlink()
+    run = reg.create_run("into", preset=import_spec("hydra"))
+    (gate,) = (one for one in run.import_tree(hydra) if one.kind == "gate" and one.warnings)
+    assert (gate.path, gate.outcome) == ("gates/bc_best.pt", "imported")
+    assert "no .sha256" in gate.warnings[0]
+
+
+def test_best_and_gates_are_those_of_the_tree(reg: Registry, hydra: Path) -> None:
+    run = reg.create_run("into", preset=import_spec("hydra"))
+    run.import_tree(hydra)
+    assert run.best(1).step == run.gate("bc_best").step == 20_000  # type: ignore[union-attr]
+    assert run.best(3).step == 40_500  # type: ignore[union-attr]
+    model = run.artifact("pool_v0001_step00040500").load()
+    assert model["meta"]["mu"] == 27.0
+    assert list(model) == ["model_record", "meta"]
+
+
+def test_gate_alone_does_not_become_latest(reg: Registry, hydra: Path) -> None:
+    for one in hydra.glob("phase1/checkpoints/*step00020000*"):
+        one.unlink()
+    (hydra / "phase1/checkpoints/best.pt").unlink()
+    run = reg.create_run("into", preset=import_spec("hydra"))
+    run.import_tree(hydra)
+    assert run.latest(1).step == 30_000  # type: ignore[union-attr]
+    assert run.gate("bc_best").step == 20_000
+
+
+def test_dry_run_says_the_same_and_commits_nothing(reg: Registry, hydra: Path) -> None:
+    (hydra / "gates/distill_best.pt.sha256").write_text("")
+    run = reg.create_run("into", preset=import_spec("hydra"))
+    before = run.manifest.next_slot
+    dry = outcomes(run.import_tree(hydra, dry_run=True))
+    assert run.refresh().manifest.next_slot == before
+    assert dry == outcomes(run.import_tree(hydra))
+
+
+def test_second_import_takes_only_what_is_new(andrea: Run, tmp_path: Path) -> None:
+    write_step(tmp_path, 100)
+    andrea.import_tree(tmp_path)
+    write_step(tmp_path, 200)
+    assert outcomes(andrea.import_tree(tmp_path)) == {
+        "step_000100.bin": "there already",
+        "step_000200.bin": "imported",
+    }
+
+
+def test_evicted_file_is_not_taken_in_again(andrea: Run, tmp_path: Path) -> None:
+    write_step(tmp_path, 100)
+    write_step(tmp_path, 200)
+    andrea.import_tree(tmp_path)
+    andrea.evict(andrea.checkpoints()[0], "not needed")
+    assert outcomes(andrea.import_tree(tmp_path))["step_000100.bin"] == "there already"
+    assert steps(andrea) == [200]
+
+
+def test_header_counts_and_a_wrong_name_is_told(andrea: Run, tmp_path: Path) -> None:
+    (tmp_path / "step_000100.bin").write_bytes(step_file(150))
+    (one,) = andrea.import_tree(tmp_path)
+    assert one.warnings == ("its name says step 100, its header 150",)
+    assert steps(andrea) == [150]
+
+
+def test_steps_are_ordered_by_number(andrea: Run, tmp_path: Path) -> None:
+    for step in (999_900, 1_000_000, 200):
+        write_step(tmp_path, step)
+    andrea.import_tree(tmp_path)
+    assert steps(andrea) == [200, 999_900, 1_000_000]
+
+
+def test_table_names_the_parameters(andrea: Run, tmp_path: Path) -> None:
+    write_step(tmp_path, 100)
+    (tmp_path / "table").write_text('{"wte": [2, 1], "head": [2]}')
+    andrea.import_tree(tmp_path, table=tmp_path / "table")
+    assert list(andrea.checkpoints()[0].load()["weights"]) == ["wte", "head"]
+
+
+def test_histories_are_continued_and_reset(andrea: Run, tmp_path: Path) -> None:
+    write_step(tmp_path, 100)
+    loss, samples = tmp_path / "run.loss.json", tmp_path / "run.samples.json"
+    loss.write_text('[{"step": 1, "loss": 2.5}]')
+    samples.write_text('[{"step": 100, "text": "a"}]')
+    andrea.import_tree(tmp_path)
+    loss.write_text('[{"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.25}]')
+    samples.write_text('[{"step": 200, "text": "b"}]')  # a pivot has archived the others
+    andrea.import_tree(tmp_path)
+    assert [one["loss"] for one in andrea.stream("loss").read()] == [2.5, 2.25]
+    assert [one["text"] for one in andrea.stream("samples").read()] == ["b"]
+    assert andrea.stream("samples").archives == {"import-1": 1}
+    loss.write_text('[{"step": 2, "loss": 0.5}]')  # nobody may rewrite the history of losses
+    assert outcomes(andrea.import_tree(tmp_path))["run.loss.json"] == "refused"
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../step_000100.bin", "nothing", "loop"])
+def test_links_elsewhere_are_refused(andrea: Run, tmp_path: Path, target: str) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write_step(tmp_path, 100)
+    (folder / "step_000100.bin").symlink_to(target)
+    (folder / "loop").symlink_to("loop")
+    assert set(outcomes(andrea.import_tree(folder)).values()) == {"refused"}
+    assert steps(andrea) == []
+
+
+def test_names_that_differ_in_case_are_refused(andrea: Run, tmp_path: Path) -> None:
+    for name in ("run.loss.json", "RUN.loss.json"):
+        (tmp_path / name).write_text("[]")
+    with pytest.raises(InvalidInput, match="one file on some systems"):
+        andrea.import_tree(tmp_path)
+
+
+def test_unsafe_names_are_refused_and_the_others_taken(andrea: Run, tmp_path: Path) -> None:
+    write_step(tmp_path, 100)
+    for name in (b"con", b"a\\b", b"new\nline", b"\xff"):
+        Path(os.fsdecode(bytes(tmp_path) + b"/" + name)).touch()
+    found = outcomes(andrea.import_tree(tmp_path))
+    assert sorted(found.values()) == ["imported", *["refused"] * 4]
+
+
+class Clock:
+    """Time that passes only when the follower sleeps; each sleep does the next act."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, acts: list[Any]) -> None:
+        self._now, self._acts = 0.0, iter(acts)
+        patch.setattr(watching, "_monotonic", lambda: self._now)
+        patch.setattr(watching, "_sleep", self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self._now += max(seconds, 0.1)
+        next(self._acts, lambda: None)()
+
+
+def followed(run: Run, folder: Path, layout: str = "andrea") -> Iterator[str]:
+    for one in run.watch_folder(folder, layout=layout, quiet_s=60, timeout_s=600):
+        yield f"{one.outcome} {one.path}"
+
+
+def test_step_file_is_taken_once_it_has_its_size(
+    andrea: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, data = tmp_path / "step_000100.bin", step_file(100)
+    seen: list[list[int]] = []
+    acts = [
+        lambda: path.write_bytes(data[:4]),
+        lambda: seen.append(steps(andrea)) or path.write_bytes(data[:-1]),  # type: ignore[func-returns-value]
+        lambda: seen.append(steps(andrea)) or path.write_bytes(data),  # type: ignore[func-returns-value]
+        lambda: seen.append(steps(andrea)),
+    ]
+    Clock(monkeypatch, acts)
+    assert list(followed(andrea, tmp_path)) == ["imported step_000100.bin"]
+    assert seen == [[], [], [100]]
+
+
+def test_file_that_cannot_tell_is_taken_after_quiet_time(
+    andrea: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.loss.json"
+    path.write_text('[{"step": 1')
+    Clock(monkeypatch, [lambda: path.write_text('[{"step": 1, "loss": 2.0}]')])
+    assert list(followed(andrea, tmp_path)) == ["imported run.loss.json"]
+    assert andrea.stream("loss").count == 1
+
+
+def test_renamed_file_is_taken_and_the_unfinished_one_is_not(
+    reg: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = reg.create_run("hydra", preset=import_spec("hydra"))
+    folder = tmp_path / "phase1/checkpoints"
+    folder.mkdir(parents=True)
+    name = "ckpt_phase1_step00000007.pt"
+    torch.save(hydra_state(1, 7, 1.0), folder / f"{name}.tmp")
+    Clock(monkeypatch, [lambda: None, lambda: (folder / f"{name}.tmp").rename(folder / name)])
+    assert list(followed(run, tmp_path, "hydra")) == [f"imported phase1/checkpoints/{name}"]
+
+
+def test_restarted_follower_takes_nothing_twice(
+    andrea: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_step(tmp_path, 100)
+    Clock(monkeypatch, [])
+    assert next(followed(andrea, tmp_path)) == "imported step_000100.bin"
+    write_step(tmp_path, 200)
+    assert list(followed(andrea, tmp_path)) == ["imported step_000200.bin"]
+    assert andrea.manifest.count == 2
+
+
+_PROGRAM = """
+import os, signal, sys
+import holdfast
+from holdfast.registry.layouts import importing
+real = importing.Importer._save
+def save(*given):
+    made = real(*given)
+    if made.step == 300:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return made
+importing.Importer._save = save
+holdfast.open(sys.argv[1]).run("r").import_tree(sys.argv[2])
+"""
+
+
+def test_killed_import_is_continued_exactly_once(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for step in range(100, 600, 100):
+        write_step(folder, step)
+    run = holdfast.init(str(tmp_path / "reg")).create_run("r", preset=import_spec("andrea"))
+    killed = subprocess.run([sys.executable, "-c", _PROGRAM, tmp_path / "reg", folder], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    found = outcomes(run.refresh().import_tree(folder))
+    assert list(found.values()) == ["there already"] * 3 + ["imported"] * 2
+    assert steps(run) == [100, 200, 300, 400, 500]
+    assert run.manifest.count == 5
+
+
+def test_file_that_changes_while_it_is_read_is_refused(
+    andrea: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_step(tmp_path, 100)
+    real = Importer._digest
+
+    def digest(self: Importer, path: str) -> Any:
+        found = real(self, path)
+        if path == "step_000100.bin":
+            monkeypatch.setattr(Importer, "_digest", real)
+            (tmp_path / "step_000100.bin").write_bytes(step_file(100)[:-4] + b"\1\1\1\1")
+        return found
+
+    monkeypatch.setattr(Importer, "_digest", digest)
+    assert outcomes(andrea.import_tree(tmp_path)) == {"step_000100.bin": "refused"}
+    assert steps(andrea) == []
+
+
+def test_commands(tmp_path: Path) -> None:
+    folder, url = tmp_path / "my-run", tmp_path / "reg"
+    folder.mkdir()
+    write_step(folder, 100)
+    holdfast.init(str(url))
+    dry = invoke("import", folder, "--layout", "andrea", "--dry-run", "-r", url)
+    assert dry.stdout == "would import: step_000100.bin\n"
+    assert holdfast.open(str(url)).runs() == []
+    done = invoke("import", folder, "--layout", "andrea", "-r", url)
+    assert done.stdout == "imported: step_000100.bin as my-run/main/step00000100\n"
+    out = invoke("checkout", "my-run", tmp_path / "out", "-r", url)
+    assert out.stdout == "wrote: step_000100.bin\n"
+    (tmp_path / "out/step_000100.bin").unlink()
+    (tmp_path / "out/step_000100.bin").touch()
+    again = invoke("checkout", "my-run", tmp_path / "out", "--layout", "andrea", "-r", url)
+    assert (again.exit_code, "left alone: step_000100.bin" in again.stderr) == (5, True)
+    (folder / "step_000200.bin").write_bytes(b"short")
+    bad = invoke("import", folder, "--layout", "andrea", "-r", url, "--json")
+    assert (bad.exit_code, '"refused"' in bad.stdout) == (3, True)
