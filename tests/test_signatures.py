@@ -34,7 +34,17 @@ FOR_CHECKERS = {
     **{name: getattr(face, name) for face in (rooms, handles) for name in face.__all__},
 }
 STATE_NAMES = {
-    *("components", "lazily", "load", "load_into", "manifest", "ref", "run_id", "size_bytes"),
+    *(
+        "components",
+        "files",
+        "lazily",
+        "load",
+        "load_into",
+        "manifest",
+        "ref",
+        "run_id",
+        "size_bytes",
+    ),
     *("tensors", "zarr"),
 }
 

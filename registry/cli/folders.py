@@ -75,7 +75,7 @@ def import_folder(
     *,
     folder: Path = argument("DIR", "The folder."),
     run: str | None = argument(
-        "[RUN]", "The run; by default it has the folder's name.", default=None
+        "RUN", "The run; by default it has the folder's name.", default=None
     ),
     layout: str = option("--layout", "NAME", f"The layout: {NAMES}.", default=...),
     table: Path | None = option(

@@ -174,7 +174,7 @@ def _format_of(path: Path, name: str | None) -> Format:
 
 def _known(path: Path, name: str | None) -> Format:
     found = _format_of(path, name)
-    if found is table.OPAQUE and name is None:
+    if found in (table.OPAQUE, table.TREE) and name is None:
         return table.by_content(path) or found
     return found
 

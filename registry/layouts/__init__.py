@@ -8,7 +8,7 @@
 - `contents`: a run as layouts see it; `patterns`: names of files from fields, and back.
 
 Formats of single files are in `formats`. Names from a folder or a log never become paths unchecked.
-Specified in docs/spec.md, section 37; docs/layouts.md describes the layouts for users.
+Specified in docs/spec.md, section 41; docs/layouts.md describes the layouts for users.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Patterns of file names, such as `epoch_{step:04d}_step_{global_step:08d}.pt`: written and read.
 
-A pattern has the fields of Python's format strings: `{step:08d}` a whole number with at least so
-many digits, `{value:.4f}` a number with so many decimals, `{name}` text without a slash. Reading
+A pattern has the fields of Python's format strings: `{step:08d}` a whole number with at least this
+many digits, `{value:.4f}` a number with that many decimals, `{name}` text without a slash. Reading
 takes any number of digits: programs and documents do not always agree on it.
 """
 

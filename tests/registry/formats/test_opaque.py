@@ -59,7 +59,7 @@ def test_what_is_no_file(kind: str, tmp_path: Path) -> None:
     elif kind == "pipe":
         os.mkfifo(path)
     with pytest.raises(InvalidInput, match=r"no such file|not a file"):
-        formats.read(path)
+        formats.read(path, format="opaque")
 
 
 def test_damage_leaves_no_file(run: Run, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import torch
 from holdfast import Run
 from holdfast.registry.errors import Conflict, InvalidInput
 from holdfast.registry.following import watching
-from holdfast.registry.layouts import checkout as module
 from holdfast.registry.layouts import keep_checked_out, made
 from holdfast.registry.registry import Registry
 from holdfast.registry.runs.view import committer_of
@@ -162,14 +161,18 @@ def test_death_while_a_file_is_replaced(
     andrea.checkout(tmp_path)
     andrea.stream("loss").append([{"step": 2, "loss": 1.0}])
 
-    def die(*_: Any) -> None:
-        raise Death
+    real = Path.replace
+
+    def replace(self: Path, target: Path) -> Path:
+        if target.name == "run.loss.json":
+            raise Death
+        return real(self, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module._Checkout, "_done", die)
-        patch.setattr(Path, "replace", die)
+        patch.setattr(Path, "replace", replace)
         with pytest.raises(Death):
             andrea.checkout(tmp_path)
+    assert '"step": 2' not in (tmp_path / "run.loss.json").read_text()
     assert andrea.checkout(tmp_path).left == {}
     assert '"step": 2' in (tmp_path / "run.loss.json").read_text()
 

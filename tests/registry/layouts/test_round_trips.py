@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from holdfast.registry import formats
+from holdfast.registry.formats.table import NAMES
 from holdfast.registry.layouts import import_spec
 from holdfast.registry.registry import Registry
 from holdfast.registry.spec.presets import load_preset
@@ -268,3 +270,21 @@ def test_sidecars_pass_sha256sum(reg: Registry, tmp_path: Path) -> None:
             cwd=(tmp_path / one).parent, capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert checked.stdout == f"{Path(one).name.removesuffix('.sha256')}: OK\n"
+
+
+def test_folders_of_the_hf_trainer_come_back(reg: Registry, tmp_path: Path) -> None:
+    if "hf" not in NAMES.split(", "):
+        pytest.skip("this build has no format for folders of Hugging Face")
+    tree = tmp_path / "in"
+    for step in (500, 1000):
+        folder = tree / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        save_file({"w": torch.full((3,), float(step))}, folder / "model.safetensors")
+        (folder / "config.json").write_text('{"model_type": "bert"}')
+        (folder / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+        (folder / "vocab.txt").write_text("[PAD]\n")
+    through(reg, tree, "hf", tmp_path / "out")
+    assert names(tmp_path / "out") == names(tree)
+    for name in names(tree):
+        if name.endswith(".safetensors"):
+            assert_same(load_file(tmp_path / "out" / name), load_file(tree / name))
