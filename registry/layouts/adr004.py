@@ -1,4 +1,4 @@
-"""ADR-004: `training/`, `milestones/`, `production/` and `metadata/` (seeds/adr004.md).
+"""ADR-004: `training/`, `milestones/`, `production/` and `metadata/`.
 
 The names are those of the preset `adr004`. The document's program writes other keys into a
 milestone than into the training file of the same epoch. An import makes one checkpoint of both:

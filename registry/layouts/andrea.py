@@ -1,6 +1,6 @@
 """ANDREA: `step_NNNNNN.bin`, and `NAME.loss.json`, `.samples.json`, `.state.json` beside them.
 
-The document (seeds/andrea.md) names only the ends of the three histories. `run` is before them,
+The document names only the ends of the three histories. `run` is before them,
 or what was there when a folder was imported.
 """
 

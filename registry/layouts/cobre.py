@@ -1,4 +1,4 @@
-"""Cobre: a policy folder for each checkpoint, and `latest`, a link to the newest (seeds/cobre.md).
+"""Cobre: a policy folder for each checkpoint, and `latest`, a link to the newest.
 
 The document names no folders, and the real program overwrites one folder, `policy/`. Here each
 checkpoint is `policy_NNNNNN/`, by its iteration; `policy/` is read too.

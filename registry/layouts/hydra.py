@@ -1,4 +1,4 @@
-"""Hydra: phases, gates, the opponent pool, GRP and evaluations (seeds/hydra.md).
+"""Hydra: phases, gates, the opponent pool, GRP and evaluations.
 
 The names are those of the preset `hydra`; every state has a `.sha256` file. Every run numbers the
 entries of its pool itself, so a pool that is imported stays as it was: each model with its metadata

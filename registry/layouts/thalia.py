@@ -1,4 +1,4 @@
-"""Thalia: `stage{N}.thalia` with a `.thalia.meta` beside each (seeds/thalia.md).
+"""Thalia: `stage{N}.thalia` with a `.thalia.meta` beside each.
 
 The names are those of the document's examples; every checkpoint is a file of its own, because only
 the program chooses the base of a delta. `latest.thalia` is not of the document.

@@ -150,8 +150,8 @@ def test_a_folder_of_transformers(run: Run, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     folder = folder_of(tmp_path / "gpt2")
     assert formats.detect(folder) == "hf"
-    assert formats.validate(folder) == []
-    found: Any = formats.read(folder)
+    assert formats.validate(folder, format="hf") == []
+    found: Any = formats.read(folder, format="hf")
     assert found.format == "hf"
     before = transformers.GPT2LMHeadModel.from_pretrained(folder)
     stored = {name: found.state["model"][name] for name in before.state_dict()}
@@ -161,7 +161,7 @@ def test_a_folder_of_transformers(run: Run, tmp_path: Path) -> None:
     assert set(found.state["files"]) == {
         *("rng_state.pth", "training_args.bin", "tokenizer.json", "original/params.txt"),
     }
-    report = formats.inspect(folder)
+    report = formats.inspect(folder, format="hf")
     assert {name for name in report.tensors if name.startswith("model/")} == {
         f"model/{name}" for name in stored
     }
@@ -173,7 +173,7 @@ def test_a_folder_of_transformers(run: Run, tmp_path: Path) -> None:
     assert same(torch.load(tmp_path / "back" / "optimizer.pt", weights_only=True), optimizer)
     for name, data in found.state["files"].items():
         assert (tmp_path / "back" / name).read_bytes() == data == (folder / name).read_bytes()
-    again: Any = formats.read(tmp_path / "back", portable=True)
+    again: Any = formats.read(tmp_path / "back", format="hf", portable=True)
     assert run.push(again.state, step=2).digest == run.latest().digest
 
 
@@ -185,7 +185,7 @@ def small(folder: Path) -> Path:
 
 
 def test_a_folder_of_peft(tmp_path: Path) -> None:
-    found = formats.read(small(tmp_path / "a"))
+    found = formats.read(small(tmp_path / "a"), format="hf")
     config = {"adapter_config.json": {"peft_type": "LORA"}}
     assert same(found.state, {"adapter": {"a": torch.ones(2)}, "json": config})
     formats.write(tmp_path / "b", found.state, format="hf")
@@ -198,7 +198,7 @@ def test_a_folder_of_peft(tmp_path: Path) -> None:
 def test_an_optimizer_that_needs_code_is_kept_unread(tmp_path: Path) -> None:
     folder = small(tmp_path / "a")
     torch.save({"x": argparse.Namespace()}, folder / "optimizer.pt")
-    found: Any = formats.read(folder).state
+    found: Any = formats.read(folder, format="hf").state
     assert found["files"]["optimizer.pt"] == (folder / "optimizer.pt").read_bytes()
     formats.write(tmp_path / "b", found, format="hf")
     assert (tmp_path / "b" / "optimizer.pt").read_bytes() == found["files"]["optimizer.pt"]
@@ -209,9 +209,9 @@ def test_every_problem_of_a_folder(tmp_path: Path) -> None:
     (folder / "adapter_config.json").write_text("[]")
     (folder / "trainer_state.json").write_text("{")
     (folder / "adapter_model.safetensors").write_bytes(b"\0" * 20)
-    assert len(formats.validate(folder)) == 3
+    assert len(formats.validate(folder, format="hf")) == 3
     with pytest.raises(InvalidInput):
-        formats.read(folder)
+        formats.read(folder, format="hf")
     shutil.rmtree(folder)
     folder.mkdir()
     with pytest.raises(InvalidInput, match="not a checkpoint folder"):
@@ -222,22 +222,22 @@ def test_links_of_a_cache_are_followed_and_broken_ones_refused(tmp_path: Path) -
     folder = small(tmp_path / "a")
     (folder / "adapter_config.json").rename(tmp_path / "blob")
     (folder / "adapter_config.json").symlink_to(tmp_path / "blob")
-    assert "json" in formats.read(folder).state
+    assert "json" in formats.read(folder, format="hf").state
     (folder / "extra").symlink_to(tmp_path / "gone")
     with pytest.raises(InvalidInput, match="cannot be read"):
-        formats.read(folder)
-    assert formats.validate(folder)
+        formats.read(folder, format="hf")
+    assert formats.validate(folder, format="hf")
     (folder / "extra").unlink()
     (folder / "loop").symlink_to(folder)
     with pytest.raises(InvalidInput, match="a symlink"):
-        formats.read(folder)
+        formats.read(folder, format="hf")
 
 
 @pytest.mark.parametrize(
     "name", ["../x", "/x", "a/../../x", "", ".", "a//b", "adapter_model.safetensors", "a\\b", "a\0"]
 )
 def test_names_that_leave_the_folder_are_not_written(name: str, tmp_path: Path) -> None:
-    state: Any = formats.read(small(tmp_path / "a")).state
+    state: Any = formats.read(small(tmp_path / "a"), format="hf").state
     with pytest.raises(IncompatibleState, match="not the path"):
         formats.write(tmp_path / "b", {**state, "files": {name: b"x"}}, format="hf")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
