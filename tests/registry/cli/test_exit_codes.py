@@ -50,7 +50,7 @@ def test_2_usage(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_3_input(call: Call, tmp_path: Path) -> None:
     result = call("push", tmp_path / "absent", "demo", "--step", 1, status=3)
     assert result.stderr == f"error: {tmp_path}/absent: no such file\n"
-    call("ls", "-r", "ftp://x", status=3)
+    call("ls", "-r", "nosuchscheme://x", status=3)
     call("show", "demo/main/steps", status=3)
 
 
