@@ -45,8 +45,8 @@ class HoldfastCheckpoint(Checkpoint):
 
     Args:
         run: The run. Every rank opens it; rank 0 saves.
-        every_n_train_steps: Save every so many optimizer steps.
-        every_n_epochs: Save every so many epochs. Default: 1, if no other is given.
+        every_n_train_steps: Number of optimizer steps between two saves.
+        every_n_epochs: Number of epochs between two saves. Default: 1, if no other is given.
         background: Whether a save returns when the state has been copied (`Run.save_async`).
         on_save: Called with each checkpoint once it is durable, such as `holdfast.wandb.log`.
         checkpointer: Of the run; the block around the training has entered it.

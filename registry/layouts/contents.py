@@ -97,7 +97,7 @@ class RunContents:
 def imported_as(checkpoint: Checkpoint, layout: str) -> dict[str, str]:
     """Return how an import of a layout has noted the file of a checkpoint; empty if it has not.
 
-    The values come from a log and are checked by those who use them.
+    The values come from a log; the caller checks them.
     """
     meta = checkpoint.meta
     noted = meta.get(IMPORT) if isinstance(meta, dict) else None

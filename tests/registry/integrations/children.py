@@ -1,4 +1,4 @@
-"""Run trainings in processes of their own, which can be killed, without importing anew each time.
+"""Run trainings in processes that can be killed, without importing the libraries for each one.
 
 This module is also a program: it imports the libraries once, reads calls as lines of JSON, forks a
 process for each call of a line, and answers with their exit statuses and what they wrote.
