@@ -64,7 +64,7 @@ class _Listed:
 
     Attributes:
         package: The distribution that has it.
-        least: The first version that is known to send the condition.
+        least: The first version that the tests ran with.
         dialect: Module and class of its dialect.
     """
 
@@ -74,12 +74,12 @@ class _Listed:
 
 
 _LISTED = {
-    "s3fs.core.S3FileSystem": _Listed("s3fs", (2025, 9), ("fsspec_s3", "S3Dialect")),
+    "s3fs.core.S3FileSystem": _Listed("s3fs", (2026, 3), ("fsspec_s3", "S3Dialect")),
     **dict.fromkeys(
         ("gcsfs.core.GCSFileSystem", "gcsfs.extended_gcsfs.ExtendedGcsFileSystem"),
-        _Listed("gcsfs", (2025, 9), ("fsspec_gcs", "GcsDialect")),
+        _Listed("gcsfs", (2026, 3), ("fsspec_gcs", "GcsDialect")),
     ),
-    "adlfs.spec.AzureBlobFileSystem": _Listed("adlfs", (2025, 8), ("fsspec_azure", "AzureDialect")),
+    "adlfs.spec.AzureBlobFileSystem": _Listed("adlfs", (2026, 2), ("fsspec_azure", "AzureDialect")),
 }
 _UNPROVEN = (
     "its create is not known to be a condition of the server; a driver that looks for the object "
