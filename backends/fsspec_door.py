@@ -223,7 +223,10 @@ def dialect_of(fs: Any) -> Dialect:
         return Dialect(name, _UNPROVEN)
     if _version(listed.package) < listed.least:
         wanted = ".".join(map(str, listed.least))
-        return Dialect(name, f"{listed.package} before {wanted} drops the condition of a create")
+        return Dialect(
+            name,
+            f"{listed.package} is older than {wanted}, and may ignore the condition of a create",
+        )
     return _dialect(listed)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -12,7 +11,7 @@ from typing import Any
 import holdfast
 from holdfast.registry.errors import Conflict, Fenced
 from holdfast.registry.registry import Registry
-from tests.support.processes import environment_of_test, servers
+from tests.support.processes import servers, start_telling
 from tests.support.states import make_state
 
 _PATIENCE_S = 120
@@ -23,19 +22,12 @@ Work = Callable[..., Any]
 
 def all_at_once(url: str, work: Work, processes: int, *arguments: Any) -> list[Any]:
     """Let processes work on one registry at once, and return what each of them has to tell."""
-    context = servers()
-    barrier = context.Barrier(processes)
-    environment = environment_of_test()
-    workers, pipes = [], []
-    for number in range(processes):
-        receiving, sending = context.Pipe(duplex=False)
-        call = (sending, environment, url, work, number, barrier, arguments)
-        workers.append(context.Process(target=_work, args=call, daemon=True))
-        workers[-1].start()
-        sending.close()
-        pipes.append(receiving)
-    told = [pipe.recv() for pipe in pipes]
-    for worker in workers:
+    barrier = servers().Barrier(processes)
+    began = [
+        start_telling(_work, url, work, number, barrier, arguments) for number in range(processes)
+    ]
+    told = [hearing.recv() for _, hearing in began]
+    for worker, _ in began:
         worker.join(_PATIENCE_S)
         worker.close()
     for fine, answer in told:
@@ -44,15 +36,13 @@ def all_at_once(url: str, work: Work, processes: int, *arguments: Any) -> list[A
 
 
 def _work(
-    sending: Connection,
-    environment: dict[str, str],
     url: str,
     work: Work,
     number: int,
     barrier: Barrier,
     arguments: tuple[Any, ...],
+    sending: Connection,
 ) -> None:
-    os.environ.update(environment)
     try:
         with holdfast.open(url) as reg:
             sending.send((True, work(reg, number, barrier, *arguments)))

@@ -18,7 +18,7 @@ from holdfast.registry.registry import Registry
 from tests.crash.pusher import push_until_killed, state_at
 from tests.support.inline import without_threads
 from tests.support.pictures import RUN
-from tests.support.processes import servers
+from tests.support.processes import start_telling
 from tests.support.sameness import assert_same
 
 _LONGEST_S = 0.3
@@ -29,11 +29,7 @@ Acks = list[tuple[str, int]]
 
 def _push_and_kill(url: str, patience_s: float) -> Acks:
     """Kill a pusher some time after its first acknowledgement; return what it acknowledged."""
-    context = servers()
-    receiving, sending = context.Pipe(duplex=False)
-    pusher = context.Process(target=push_until_killed, args=(url, sending), daemon=True)
-    pusher.start()
-    sending.close()
+    pusher, receiving = start_telling(push_until_killed, url)
     acks: Acks = [receiving.recv()]
     time.sleep(patience_s)
     pusher.kill()

@@ -20,7 +20,7 @@ import holdfast
 from tests.crash.looper import state_at, train_until_told
 from tests.support.inline import without_threads
 from tests.support.pictures import RUN
-from tests.support.processes import servers
+from tests.support.processes import start_telling
 from tests.support.sameness import assert_same
 
 _LONGEST_S = 0.06
@@ -30,11 +30,7 @@ _EACH = 50
 
 def _train_and_signal(url: str, every: int, signum: int, patience_s: float) -> Counter[str]:
     """Send a signal some time after the loop has begun; return the last step of each kind."""
-    context = servers()
-    receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=train_until_told, args=(url, every, sending), daemon=True)
-    process.start()
-    sending.close()
+    process, receiving = start_telling(train_until_told, url, every)
     last = Counter([])
     kind, step = receiving.recv()
     last[kind] = step

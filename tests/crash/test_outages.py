@@ -21,7 +21,7 @@ from tests.servers.gateway import Answer, Gateway
 from tests.servers.process import start, stop, wait_for_http
 from tests.servers.radosgw import missing_programs, start_gateway
 from tests.support.pictures import RUN
-from tests.support.processes import servers
+from tests.support.processes import start_telling
 from tests.support.sameness import assert_same
 
 Switch = Callable[[], None]
@@ -44,12 +44,9 @@ class Training:
         self.start()
 
     def start(self) -> None:
-        context = servers()
-        self._acks, sending = context.Pipe(duplex=False)
-        arguments = (self.url, self.journal, self.last, sending)
-        self._process = context.Process(target=train_until_killed, args=arguments, daemon=True)
-        self._process.start()
-        sending.close()
+        self._process, self._acks = start_telling(
+            train_until_killed, self.url, self.journal, self.last
+        )
 
     def hear(self) -> str:
         """Wait for the next event, and return its kind."""

@@ -10,15 +10,13 @@ import pytest
 import holdfast
 from tests.crash.pusher import push_until_killed, state_at
 from tests.support.pictures import RUN
-from tests.support.processes import servers
+from tests.support.processes import start_telling
 from tests.support.sameness import assert_same
 
 
 def test_promise_1_acknowledged_commit_survives_kill(tmp_path: Path) -> None:
     holdfast.init(tmp_path, skip_race_probe=True).close()
-    acks, telling = servers().Pipe(duplex=False)
-    pusher = servers().Process(target=push_until_killed, args=(str(tmp_path), telling), daemon=True)
-    pusher.start()
+    pusher, acks = start_telling(push_until_killed, str(tmp_path))
     told = [acks.recv() for _ in range(3)]
     pusher.kill()
     pusher.join()

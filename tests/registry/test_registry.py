@@ -243,7 +243,7 @@ def test_a_wrong_argument_is_invalid_input(reg, ask):
 
 def test_unknown_places_are_refused():
     with pytest.raises(InvalidLocation):
-        holdfast.open("ftp://host/x")
+        holdfast.open("gopher://host/x")
 
 
 def test_opening_nothing_says_how_to_make_it(tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from holdfast.registry.runs.run import Run
 from holdfast.registry.spec import Retention
 from tests.storm.pushing import Pusher
@@ -117,5 +115,4 @@ ROLES: dict[str, type[Worker]] = {
 
 def work(part: Part) -> None:
     """Be a process of the storm."""
-    os.environ.update(part.environment)
     ROLES[part.role](part).work()

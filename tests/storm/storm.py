@@ -20,7 +20,7 @@ from tests.storm.journal import Event, Tail
 from tests.storm.others import work
 from tests.storm.weather import DELETED, DELETED_ENDS
 from tests.storm.worker import Part
-from tests.support.processes import environment_of_test, servers
+from tests.support.processes import start_process
 
 CREW = {"pusher": 6, "collector": 2, "pruner": 1, "reader": 3}
 #: How likely one of a role is the next to be killed.
@@ -127,9 +127,7 @@ class _Place:
         self.process = self._start()
 
     def _start(self) -> ForkServerProcess:
-        process = servers().Process(target=work, args=(self.part,), daemon=True)
-        process.start()
-        return process
+        return start_process(work, self.part)
 
     def kill(self) -> None:
         self.process.kill()
@@ -163,7 +161,6 @@ class Storm:
         self._conditions = conditions
         self._chance = random.Random(conditions.seed)
         self._seeds = seeds
-        self._environment = environment_of_test()
         self._places: list[_Place] = []
         self._began_s = 0.0
 
@@ -197,7 +194,6 @@ class Storm:
             delay_s=c.delay_s,
             seed=c.seed,
             seeds=self._seeds,
-            environment=self._environment,
         )
 
     def _watch(self) -> None:

@@ -61,7 +61,6 @@ class Part:
         delay_s: The store takes up to so long, now and then.
         seed: Of the storm.
         seeds: Seeds of states by their ids.
-        environment: Variables that lead to the store.
     """
 
     role: str
@@ -76,7 +75,6 @@ class Part:
     delay_s: float
     seed: int
     seeds: Mapping[str, int]
-    environment: Mapping[str, str]
 
     @property
     def who(self) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from multiprocessing.context import ForkServerContext
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any
 
 #: The programs of processes. The server starts once, so that it must know all of them by then.
 _PROGRAMS = [
@@ -23,10 +26,29 @@ def servers() -> ForkServerContext:
     return context
 
 
-def environment_of_test() -> dict[str, str]:
-    """Return the variables that such a process lacks: its server started in another test."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith("AWS_") or name == "XDG_STATE_HOME"
-    }
+def start_process(target: Callable[..., None], *args: Any) -> ForkServerProcess:
+    """Start a process that has this test's environment; its server may be from another test."""
+    call = (_environment_of_test(), target, args)
+    process = servers().Process(target=_run, args=call, daemon=True)
+    process.start()
+    return process
+
+
+def start_telling(target: Callable[..., None], *args: Any) -> tuple[ForkServerProcess, Connection]:
+    """Start a process whose last argument is a pipe; return it, and the end that hears it."""
+    hearing, telling = servers().Pipe(duplex=False)
+    process = start_process(target, *args, telling)
+    telling.close()
+    return process, hearing
+
+
+def _environment_of_test() -> dict[str, str]:
+    shared = ("AWS_", "HOLDFAST_", "XDG_STATE_HOME")
+    return {name: value for name, value in os.environ.items() if name.startswith(shared)}
+
+
+def _run(
+    environment: Mapping[str, str], target: Callable[..., None], args: tuple[Any, ...]
+) -> None:
+    os.environ.update(environment)
+    target(*args)

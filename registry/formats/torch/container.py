@@ -45,7 +45,7 @@ broken = partial(unsound, "torch")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Extent:
     """Where a storage is.
 
     Attributes:
@@ -70,7 +70,7 @@ class Container:
         path: Its path.
         size_bytes: Its size.
         pickle: The pickle of the value.
-        places: Its storages by key.
+        extents: Its storages by key.
         is_swapped: Whether the storages are big-endian.
     """
 
@@ -78,7 +78,7 @@ class Container:
     path: Path
     size_bytes: int
     pickle: memoryview
-    places: Mapping[str, Place]
+    extents: Mapping[str, Extent]
     is_swapped: bool = False
 
     def check(self, key: str, nbytes: int) -> None:
@@ -87,11 +87,11 @@ class Container:
         Raises:
             InvalidInput: It is missing, or of another length.
         """
-        place = self.places.get(key)
-        if place is None:
+        extent = self.extents.get(key)
+        if extent is None:
             broken(self.path, "a storage is missing", f"storage {key[:50]!r}", None)
-        if place.nbytes != nbytes:
-            broken(f"{self.path}: storage {key!r}", "another length", nbytes, place.nbytes)
+        if extent.nbytes != nbytes:
+            broken(f"{self.path}: storage {key!r}", "another length", nbytes, extent.nbytes)
 
     def read(self, key: str) -> memoryview:
         """Read a storage straight into new memory.
@@ -100,7 +100,7 @@ class Container:
             InvalidInput: It is damaged.
             IncompatibleState: It does not fit into memory.
         """
-        return _read_place(self.file, self.places[key], f"{self.path}: storage {key!r}")
+        return _read_extent(self.file, self.extents[key], f"{self.path}: storage {key!r}")
 
 
 def is_one(head: bytes) -> bool:
@@ -151,9 +151,9 @@ def _refuse_other(head: bytes, path: Path) -> NoReturn:
     )
 
 
-def _read_place(file: BinaryIO, place: Place, where: str) -> memoryview:
-    start = place.start
-    if place.has_header:
+def _read_extent(file: BinaryIO, extent: Extent, where: str) -> memoryview:
+    start = extent.start
+    if extent.has_header:
         head = bytearray(_LOCAL_HEADER_BYTES)
         file.seek(start)
         read_exactly(file, memoryview(head), Path(where))
@@ -162,14 +162,14 @@ def _read_place(file: BinaryIO, place: Place, where: str) -> memoryview:
         start += _LOCAL_HEADER_BYTES
         start += int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
     try:
-        array: Any = np.empty(place.nbytes, np.uint8)
+        array: Any = np.empty(extent.nbytes, np.uint8)
     except (MemoryError, ValueError) as error:
         raise IncompatibleState("a storage does not fit into memory", where=where) from error
     data = memoryview(array)
     file.seek(start)
     read_exactly(file, data, Path(where))
-    if place.crc and zlib.crc32(data) != place.crc:
-        broken(where, "damaged data", f"CRC-32 {place.crc:08x}", f"{zlib.crc32(data):08x}")
+    if extent.crc and zlib.crc32(data) != extent.crc:
+        broken(where, "damaged data", f"CRC-32 {extent.crc:08x}", f"{zlib.crc32(data):08x}")
     return data
 
 
@@ -187,19 +187,19 @@ def _archive(file: BinaryIO, path: Path, size: int) -> Container:
     entries = _entries(file, path, size)
     pickled = entries["data.pkl"]
     check_bytes(pickled.file_size * _PICKLED_BYTES, "unpickling it", where=path, kind=InvalidInput)
-    data = _read_place(file, _place(pickled), f"{path}: data.pkl")
+    data = _read_extent(file, _extent(pickled), f"{path}: data.pkl")
     _check_objects(data, path)
     order = b"little"
     if (entry := entries.get("byteorder")) is not None and entry.file_size <= 16:
-        order = bytes(_read_place(file, _place(entry), f"{path}: byteorder"))
+        order = bytes(_read_extent(file, _extent(entry), f"{path}: byteorder"))
     if order not in (b"little", b"big"):
         broken(path, "an unknown order of bytes", "little or big", order)
-    places = {
-        name.removeprefix("data/"): _place(one)
+    extents = {
+        name.removeprefix("data/"): _extent(one)
         for name, one in entries.items()
         if name.startswith("data/")
     }
-    return Container(file, path, size, data, places, order == b"big")
+    return Container(file, path, size, data, extents, order == b"big")
 
 
 def _entries(file: BinaryIO, path: Path, size: int) -> dict[str, zipfile.ZipInfo]:
@@ -229,8 +229,8 @@ def _entries(file: BinaryIO, path: Path, size: int) -> dict[str, zipfile.ZipInfo
     return {entry.filename.partition("/")[2]: entry for entry in entries}
 
 
-def _place(entry: zipfile.ZipInfo) -> Place:
-    return Place(entry.header_offset, entry.file_size, entry.CRC)
+def _extent(entry: zipfile.ZipInfo) -> Extent:
+    return Extent(entry.header_offset, entry.file_size, entry.CRC)
 
 
 # The form before 1.6
@@ -254,10 +254,10 @@ def _row(file: BinaryIO, path: Path, size: int, scan: Scan) -> Container:
             if length == size or length * 2 * _PICKLED_BYTES > max_record_bytes():
                 raise
             length = min(size, length * 2)
-    places = _places(file, path, start + used + after, keys, sizes)
-    if places and (end := max(one.start + one.nbytes for one in places.values())) != size:
+    extents = _extents(file, path, start + used + after, keys, sizes)
+    if extents and (end := max(one.start + one.nbytes for one in extents.values())) != size:
         broken(path, "the storages do not end with the file", f"{size} bytes", end)
-    return Container(file, path, size, data[start : start + used], places)
+    return Container(file, path, size, data[start : start + used], extents)
 
 
 def _head(data: memoryview, path: Path) -> int:
@@ -272,13 +272,13 @@ def _head(data: memoryview, path: Path) -> int:
     return at
 
 
-def _places(
+def _extents(
     file: BinaryIO, path: Path, start: int, keys: Any, sizes: Mapping[str, tuple[int, int]]
-) -> dict[str, Place]:
+) -> dict[str, Extent]:
     """Return where the storages are: each is its number of elements, and their bytes."""
     if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(sizes):
         broken(path, "the list of storages does not fit the value", len(sizes), None)
-    places: dict[str, Place] = {}
+    extents: dict[str, Extent] = {}
     for key in map(str, keys):
         count = bytearray(8)
         file.seek(start)
@@ -286,6 +286,6 @@ def _places(
         item, nbytes = sizes[key]
         if int.from_bytes(count, "little") * item != nbytes:
             broken(f"{path}: storage {key!r}", "another length", nbytes // item, None)
-        places[key] = Place(start + 8, nbytes, has_header=False)
+        extents[key] = Extent(start + 8, nbytes, has_header=False)
         start += 8 + nbytes
-    return places
+    return extents

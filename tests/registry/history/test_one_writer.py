@@ -21,6 +21,7 @@ CHANGES = {
     "history/slots.py": "slots",
     "history/log.py": "snapshots, which are a cache",
     "storage/store.py": "registry.json, once",
+    "journal/states.py": "objects of an entry of the journal, in a folder of its own",
     "maintenance/gc.py": "epochs, deletions",
     "maintenance/gc_plan.py": "a file that tells the store's time",
     "maintenance/repair.py": "objects under keys that live places name already",

@@ -65,8 +65,11 @@ def log_without_a_run() -> None:
     """A typed error, not W&B's own."""
     import pytest
 
+    import holdfast
     import holdfast.wandb
     from holdfast.errors import InvalidInput
 
+    with holdfast.init("memory://no-run").run("r", create=True) as run:
+        checkpoint = run.save({"x": 1}, step=1)
     with pytest.raises(InvalidInput, match="no W&B run"):
-        holdfast.wandb.log(None)  # type: ignore[arg-type]
+        holdfast.wandb.log(checkpoint)
