@@ -13,7 +13,7 @@ import fsspec
 import pytest
 
 from holdfast.filesystem import HoldfastFileSystem
-from tests.test_readme import _BLOCK
+from tests.support.pages import BLOCK
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "fsspec.md"
@@ -27,7 +27,7 @@ def test_every_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     HoldfastFileSystem.clear_instance_cache()
     names: dict[str, Any] = {}
     printed, compared = "", 0
-    for found in _BLOCK.finditer(PAGE.read_text()):
+    for found in BLOCK.finditer(PAGE.read_text()):
         if found[2] == "python":
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
