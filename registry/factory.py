@@ -98,7 +98,7 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
             new ones; a run that went back is refused (`RolledBack`). `holdfast.trust` accepts it.
             Has no effect if the environment variable `HOLDFAST_HEADS` is `0`.
         journal: A folder of a local disk, or a `Journal`: saves return when they are durable there,
-            and are carried into the registry in the background ([docs](docs/journal.md)).
+            and are carried into the registry in the background (`docs/journal.md`).
             Default: the environment variable `HOLDFAST_JOURNAL`. An empty text: no journal.
         storage_options: Options of the file system, by the names of fsspec's drivers, such as
             `key`, `secret`, `profile` and `endpoint_url` for `s3://`; `docs/stores.md` lists them.

@@ -96,7 +96,7 @@ class Registry:
         Args:
             run_id: Its name. Default: `YYYYMMDD_HHmmss_<seed hex8>`.
             preset: The rules of the run: `default`, `hydra`, `adr004`, `andrea`, `cobre`, or the
-                path of a TOML file ([docs/presets.md](docs/presets.md)).
+                path of a TOML file (`docs/presets.md`).
             config: The training configuration, plain values only. It is stored for ever, and
                 everybody who can read the registry can read it: no secrets.
             seed: The master seed, from 0 to 2^64 - 1. Default: random.
@@ -370,7 +370,7 @@ class Registry:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> GcReport:
-        """Delete objects that no run needs, while others write ([docs](docs/collection.md)).
+        """Delete objects that no run needs, while others write (`docs/collection.md`).
 
         It is safe beside any number of writers and other collections, for any clocks. The next
         collection finishes a killed one.

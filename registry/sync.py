@@ -63,7 +63,11 @@ class RunSync:
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """The result of a sync."""
+    """The result of a sync.
+
+    Attributes:
+        runs: What was copied, run by run.
+    """
 
     runs: tuple[RunSync, ...]
 

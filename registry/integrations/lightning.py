@@ -50,6 +50,9 @@ class HoldfastCheckpoint(Checkpoint):
         background: Whether a save returns when the state has been copied (`Run.save_async`).
         on_save: Called with each checkpoint once it is durable, such as `holdfast.wandb.log`.
         checkpointer: Of the run; the block around the training has entered it.
+
+    Attributes:
+        io: The plugin that it gives to the trainer's strategy.
     """
 
     def __init__(

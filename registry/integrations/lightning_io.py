@@ -40,6 +40,10 @@ class HoldfastIO(CheckpointIO):
             checkpoints of the run.
         background: Whether a save returns when the state has been copied.
         on_save: Called with each checkpoint once it is durable.
+
+    Attributes:
+        saver: What saves into the run.
+        trains: Whether a load continues the run; a load to test or to predict does not.
     """
 
     def __init__(
@@ -51,7 +55,6 @@ class HoldfastIO(CheckpointIO):
         on_save: OnSave | None = None,
     ) -> None:
         self.saver = Saver(run, background=background, on_save=on_save)
-        #: Whether a load continues the run; a load to test or to predict does not.
         self.trains = True
         self._run = run
         self._files = files

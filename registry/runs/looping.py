@@ -47,7 +47,7 @@ class LoopingRun(ResumableRun):
 
         At the end of each step the loop calls `it.step(step, state, metrics)`, which saves if it is
         time. SIGTERM and SIGINT wait for that call: it saves the state, sets the run to
-        `interrupted`, and raises SystemExit ([docs](docs/training.md)).
+        `interrupted`, and raises SystemExit (`docs/training.md`).
 
         Args:
             every_steps: Save at each multiple of this step.

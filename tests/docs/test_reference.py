@@ -1,0 +1,89 @@
+"""The reference names everything that users import, and all of it has a docstring that fits."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.support.pages import ROOT
+
+griffe = pytest.importorskip("griffe")
+
+PAGES = sorted((ROOT / "docs" / "reference").glob("*.md"))
+NAMED = [name for page in PAGES for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)]
+#: The modules that users import from.
+PUBLIC = [
+    *("holdfast", "holdfast.errors", "holdfast.filesystem", "holdfast.formats"),
+    *("holdfast.lightning", "holdfast.rng", "holdfast.transformers", "holdfast.wandb"),
+]
+#: Settings that pydantic and fsspec read from a class.
+OF_OTHERS = {"model_config", "protocol", "root_marker"}
+
+
+@cache
+def package() -> Any:
+    return griffe.load("holdfast", search_paths=[ROOT / "src"])
+
+
+def test_each_name_is_there_once() -> None:
+    assert len(set(NAMED)) == len(NAMED)
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_reference_names_all_that_a_module_offers(module: str) -> None:
+    source = package() if module == "holdfast" else package()[module.removeprefix("holdfast.")]
+    if module == "holdfast.errors":  # whose list is another module's
+        source = package()["registry.errors"]
+    offered = {f"{module}.{name}" for name in source.exports}
+    assert offered
+    if module == "holdfast":  # these are on the page of errors
+        offered.discard("holdfast.RegistryError")
+    assert offered - set(NAMED) == set()
+
+
+def test_no_module_is_left_out() -> None:
+    """Each module beside `__init__` in src/holdfast is one that users import from."""
+    files = {path.stem for path in (ROOT / "src" / "holdfast").glob("*.py")} - {"__init__"}
+    assert {f"holdfast.{name}" for name in files} == set(PUBLIC) - {"holdfast"}
+
+
+def _members(name: str) -> Iterator[Any]:
+    """Yield what a name is, and the public members of a class."""
+    found = package()[name.removeprefix("holdfast.")]
+    yield found
+    if found.is_class:
+        for member in found.all_members.values():
+            if not member.name.startswith("_") and member.name not in OF_OTHERS:
+                yield member
+
+
+def _is_function(attribute: Any) -> bool:
+    """Return whether an attribute is another name of a method: `mkdir = rmdir = _refuse`."""
+    return str(attribute.value) in attribute.parent.all_members
+
+
+def _explained(thing: Any) -> bool:
+    """Return whether a thing, or a class that it belongs to, explains it."""
+    if thing.has_docstring or (thing.is_attribute and _is_function(thing)):
+        return True
+    holders = [thing.parent, *thing.parent.mro()] if thing.parent.is_class else []
+    texts = [holder.docstring.value for holder in holders if holder.has_docstring]
+    return any(re.search(rf"^ +{thing.name}: ", text, re.M) for text in texts)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_everything_has_a_docstring_that_fits_its_signature(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    missing = [thing.path for thing in _members(name) if not _explained(thing)]
+    assert missing == []
+    with caplog.at_level(logging.WARNING):
+        for thing in _members(name):
+            if thing.has_docstring:
+                thing.docstring.parse("google", warn_missing_types=False)
+    assert caplog.messages == []

@@ -1,0 +1,125 @@
+"""The site is built strictly, and opens without a server and without a network."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cached_property
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+import yaml
+
+from tests.support.pages import ROOT
+
+_SCRIPT = ROOT / "scripts" / "build_site.py"
+
+pytestmark = pytest.mark.xdist_group("site")
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built by the script that builds it for people."""
+    for module in ("zensical", "mkdocstrings"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed: pip install 'holdfast[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, str(_SCRIPT), str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return folder / "site"
+
+
+class Page(HTMLParser):
+    """A page of the site: its anchors, what it links, and what it loads."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value for name, value in attrs if value}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        elif tag in ("script", "img", "iframe") and "src" in given:
+            self.loads.append(given["src"])
+        elif tag == "link" and given.get("rel") != "canonical":
+            self.loads.append(given["href"])
+
+
+class Pages:
+    """All pages of a site but that of a server's error."""
+
+    def __init__(self, site: Path) -> None:
+        self.site = site
+
+    @cached_property
+    def all(self) -> dict[Path, Page]:
+        found = (path for path in sorted(self.site.rglob("*.html")) if path.name != "404.html")
+        return {path: Page(path) for path in found}
+
+    def dead(self) -> Iterator[str]:
+        """Yield each link and load that leads nowhere."""
+        for page in self.all.values():
+            for address in [*page.links, *page.loads]:
+                if "://" not in address and not self._leads(page, address):
+                    yield f"{page.path.relative_to(self.site)}: {address}"
+
+    def _leads(self, page: Page, address: str) -> bool:
+        path, _, anchor = unquote(address).partition("#")
+        target = (page.path.parent / path.partition("?")[0]).resolve() if path else page.path
+        if target in self.all:
+            return not anchor or anchor in self.all[target].anchors
+        return target.is_file()
+
+
+def test_no_link_is_dead_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    """Also in the texts of docstrings, which the generator does not look at."""
+    pages = Pages(site)
+    assert list(pages.dead()) == []
+    assert {load for page in pages.all.values() for load in page.loads if "//" in load} == set()
+    assert len(pages.all) > 90
+
+
+def test_a_dead_link_would_be_found(tmp_path: Path) -> None:
+    (tmp_path / "one.html").write_text('<a href="two.html#here"><a href="#no"><img src="no.png">')
+    (tmp_path / "two.html").write_text('<p id="here"><a href="one.html"><a href="three.html">')
+    dead = ["one.html: #no", "one.html: no.png", "two.html: three.html"]
+    assert list(Pages(tmp_path).dead()) == dead
+
+
+def test_every_page_has_a_place_in_the_navigation() -> None:
+    spec = importlib.util.spec_from_file_location("build_site", _SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    own = {str(page.relative_to(ROOT)) for page in module.Pages(ROOT, Path()).own()}
+    settings = yaml.safe_load((ROOT / "docs" / "site" / "mkdocs.yml").read_text())
+    listed = list(_leaves(settings["nav"]))
+    assert sorted(listed) == sorted(own), "docs/site/mkdocs.yml lists each page once, under `nav`"
+
+
+def _leaves(entry: object) -> Iterator[str]:
+    if isinstance(entry, dict):
+        entry = list(entry.values())
+    if isinstance(entry, list):
+        for one in entry:
+            yield from _leaves(one)
+    else:
+        yield str(entry)
