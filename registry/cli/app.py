@@ -32,6 +32,8 @@ _COMMANDS = {
     "stats": "stats.stats: Show minimum, maximum, mean, norm, zeros and NaN of tensors.",
     "merge": "merge.merge: Average checkpoints, or pick parts of them, into a new one.",
     "tag": "pins.tag: Point a name at a checkpoint.",
+    "ui": "ui.ui: Look at a registry in a browser, read-only, until you press Ctrl-C.",
+    "page": "ui.page: Write the pages of runs to one file, which opens offline.",
     "watch": "watch.watch: Run a command for each checkpoint of a run as it appears.",
     "bisect": "bisect.bisect: Find the first bad checkpoint between two of a run.",
     "prune": "retention.prune: Evict the checkpoints that retention does not keep.",

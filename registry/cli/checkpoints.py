@@ -19,6 +19,7 @@ from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.merging.merge import MERGE
+from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.registry import Registry
 from holdfast.registry.runs.run import Run
 
@@ -117,7 +118,7 @@ def _listed(
 ) -> tuple[RunManifest, list[tuple[CheckpointRecord, list[str]]]]:
     """Return the manifest of a run, and the records to list with their marks."""
     manifest = run.full_manifest() if evicted else run.manifest
-    marks, is_dropped = describe.marks(manifest), manifest.dropped is not None
+    marks, is_dropped = checkpoint_marks(manifest), manifest.dropped is not None
     return manifest, [
         (record, marks.get(record.n, []))
         for record in manifest.checkpoints

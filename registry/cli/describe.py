@@ -9,9 +9,10 @@ from holdfast.registry.cli import output
 from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.history.actions import AddCheckpoint
 from holdfast.registry.history.log_values import decode_plain, is_dated, moment
-from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
+from holdfast.registry.history.replay import CheckpointRecord, Pin
 from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo, phase_segment, phase_value
 from holdfast.registry.loading.stored import Stored
+from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.runs.run import Run
 from holdfast.registry.values.dtypes import ITEM_SIZES
 
@@ -52,35 +53,6 @@ def named(stored: Stored) -> str:
     return f"{stored.ref}  {stored.digest.short}  {output.size(stored.size_bytes)}"
 
 
-def marks(manifest: RunManifest) -> dict[int, list[str]]:
-    """Return the marks of each checkpoint: the names that point at it, and why it may not count.
-
-    That is `latest`, `best`, `best/METRIC`, `gates/NAME`, `tags/NAME`, `superseded`, `evicted`,
-    `held back`.
-    """
-    found: dict[int, list[str]] = {}
-    latest = manifest.latest()
-    if latest is not None:
-        found.setdefault(latest.n, []).append("latest")
-    for index, monitor in enumerate(manifest.monitors):
-        best = manifest.best(monitor)
-        if best is not None:
-            name = f"best/{monitor.metric}" if index else "best"
-            found.setdefault(best.n, []).append(name)
-    for kind in ("gate", "tag"):
-        for pin in sorted(manifest.pins_of(kind), key=lambda pin: pin.name):
-            if pin.checkpoint is not None:
-                found.setdefault(pin.checkpoint, []).append(pin.ref)
-    for record in manifest.checkpoints:
-        if record.superseded:
-            found.setdefault(record.n, []).append("superseded")
-        if record.evicted is not None:
-            found.setdefault(record.n, []).append("evicted")
-        if record.held_back:
-            found.setdefault(record.n, []).append("held back")
-    return found
-
-
 def record_json(run_id: str, record: CheckpointRecord, pointed: list[str]) -> dict[str, Any]:
     """Return a checkpoint."""
     return {
@@ -100,7 +72,7 @@ def record_json(run_id: str, record: CheckpointRecord, pointed: list[str]) -> di
 
 def checkpoint_json(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return a checkpoint of a run with its components."""
-    pointed = marks(run.manifest).get(checkpoint.n, [])
+    pointed = checkpoint_marks(run.manifest).get(checkpoint.n, [])
     return {
         **record_json(checkpoint.run_id, checkpoint.record, pointed),
         "components": components_json(checkpoint),

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from holdfast.registry.errors import IntegrityError, ObjectNotFound, UnsupportedFormat
-from holdfast.registry.history.actions import CreateRun, Parent
+from holdfast.registry.history.actions import Parent
+from holdfast.registry.history.births import read_birth
 from holdfast.registry.history.log import list_runs
-from holdfast.registry.history.replay import Slot
 from holdfast.registry.loading.checkpoint import phase_segment, phase_value
 from holdfast.registry.runs.run import Run
-from holdfast.registry.storage.keys import slot_key
 from holdfast.registry.storage.store import Store
 
 
 def forks_of(store: Store, run_id: str) -> list[str]:
     """Return the runs that were forked from a run, by name: one request for each run."""
     names = list_runs(store)
-    parents = store.pools.small.map(lambda name: _parent(store, name), names)
+    births = store.pools.small.map(lambda name: read_birth(store, name), names)
     return [
         name
-        for name, parent in zip(names, parents, strict=True)
-        if parent is not None and parent.run == run_id
+        for name, birth in zip(names, births, strict=True)
+        if birth is not None and birth.parent is not None and birth.parent.run == run_id
     ]
 
 
@@ -77,17 +75,3 @@ def _parent_json(parent: Parent) -> dict[str, Any]:
         "ref": parent_ref(parent),
         "id": parent.checkpoint,
     }
-
-
-def _parent(store: Store, name: str) -> Parent | None:
-    """Return the parent that the first slot of a run names; `verify` reports unreadable slots."""
-    key = slot_key(name, 0)
-    try:
-        slot = Slot.decode(0, store.backend.get(key), where=key)
-    except (ObjectNotFound, IntegrityError, UnsupportedFormat):
-        return None
-    for _, commit in slot.commits:
-        for action in commit.actions:
-            if isinstance(action, CreateRun):
-                return action.parent
-    return None

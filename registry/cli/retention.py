@@ -15,6 +15,7 @@ from holdfast.registry.cli.output import Part
 from holdfast.registry.errors import AmbiguousRef, NotFound
 from holdfast.registry.history.retention import RetentionPlan, Verdict
 from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
+from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.refs import is_digest
 from holdfast.registry.registry import Registry
 from holdfast.registry.runs.run import Run
@@ -129,7 +130,7 @@ def undo(
     """
     into = opened.run(run)
     back = into.undo(*_named(into, ref or ()))
-    marks = describe.marks(into.manifest)
+    marks = checkpoint_marks(into.manifest)
     return answer_of(
         [describe.record_json(run, one.record, marks.get(one.n, [])) for one in back],
         *(f"back: {one.ref}  {one.digest.short}" for one in back),

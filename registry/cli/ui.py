@@ -1,0 +1,89 @@
+"""`ui` and `page`: look at a registry in a browser, or write that to a file."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import typer
+
+from holdfast.registry import ui as pages
+from holdfast.registry.cli import options, output
+from holdfast.registry.cli.command import command
+from holdfast.registry.cli.opening import address_of
+from holdfast.registry.cli.options import argument, flag, option
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.formats.target import check_target, new_file
+from holdfast.registry.storage.connecting import Address
+
+
+@command()
+def ui(
+    *,
+    url: str | None = argument("URL", "The registry; by default that of -r.", default=None),
+    registry: options.OptionalRegistry = None,
+    storage_option: options.StorageOptions = None,
+    port: int = option(
+        "--port", "N", "Port on this machine; any free one by default.", default=0, min=0, max=65535
+    ),
+    no_browser: bool = flag("--no-browser", "Only print the URL; open no browser."),
+) -> str:
+    """Look at a registry in a browser, read-only, until you press Ctrl-C.
+
+    The pages are for this machine alone: the URL that is printed has a token, and no other address
+    is listened on. From another machine, forward the port with ssh.
+    """
+    place = url or registry
+    if place is None:
+        raise typer.BadParameter("no URL: give one here, by -r or in HOLDFAST_REGISTRY")
+    with _installed():
+        serve = pages.Server
+    with closing(pages.Source.open(address_of(place, storage_option))) as source:
+        server = serve(source, port)
+        output.line(server.url)
+        if not no_browser:
+            webbrowser.open(server.url)
+        with suppress(KeyboardInterrupt):
+            server.serve()
+    return "stopped"
+
+
+@command()
+def page(
+    *,
+    address: Address,
+    run: list[str] = argument("RUN", "Names of runs."),
+    to: Path = option("--to", "FILE", "The file to write, such as report.html.", default=...),
+    force: bool = flag("--force", "Replace an existing file."),
+) -> str:
+    """Write the pages of runs to one file, which opens offline.
+
+    It has everything that `holdfast ui` shows of these runs, and asks for nothing when it is open.
+    """
+    check_target(to, force=force)
+    with _installed():
+        write = pages.page_of
+    with closing(pages.Source.open(address)) as source:
+        data = write(source, list(dict.fromkeys(run)))
+    with new_file(to, len(data), force=force) as file:
+        file.write(data)
+    return f"{to}  {output.size(len(data))}"
+
+
+@contextmanager
+def _installed() -> Iterator[None]:
+    """Say which extra to install if a library of the pages is missing.
+
+    Raises:
+        InvalidInput: One is.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InvalidInput(
+            "pages need a library that is not installed",
+            where=error.name,
+            hint="Install the extra: pip install 'holdfast[ui]'.",
+        ) from error

@@ -1,0 +1,41 @@
+"""The first commit of a run: when it was created, and from which run it was forked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.registry.errors import IntegrityError, ObjectNotFound, UnsupportedFormat
+from holdfast.registry.history.actions import CreateRun, Parent
+from holdfast.registry.history.replay import Slot
+from holdfast.registry.storage.keys import slot_key
+from holdfast.registry.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """The beginning of a run. It never changes.
+
+    Attributes:
+        created_ms: Time of its first commit, by its author's clock, in milliseconds.
+        parent: The run that it was forked from.
+    """
+
+    created_ms: int
+    parent: Parent | None
+
+
+def read_birth(store: Store, name: str) -> Birth | None:
+    """Return the beginning of a run: one request.
+
+    `None` if its first slot is absent or unreadable; `verify` reports that.
+    """
+    key = slot_key(name, 0)
+    try:
+        slot = Slot.decode(0, store.backend.get(key), where=key)
+    except (ObjectNotFound, IntegrityError, UnsupportedFormat):
+        return None
+    for _, commit in slot.commits:
+        for action in commit.actions:
+            if isinstance(action, CreateRun):
+                return Birth(commit.time_ms, action.parent)
+    return None

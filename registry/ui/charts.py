@@ -1,0 +1,224 @@
+"""Charts as data: what the browser draws, and the table that says the same to everybody.
+
+A chart holds no markup. Plotly takes tags in labels as formatting, so every text is escaped here,
+whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any, Literal
+
+#: Points of one curve that are sent to the browser.
+MOST_POINTS = 2000
+#: Rows of the table beneath a chart.
+MOST_ROWS = 200
+#: Fields of a figure that hold formats of ours and no text from a registry.
+_FORMATS = {"hovertemplate", "texttemplate"}
+
+MarkKind = Literal["best", "gate", "release", "fork"]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A value of a curve.
+
+    Attributes:
+        step: Its step.
+        time_ms: Its time, in milliseconds since the epoch; `None` if it has none.
+        value: The value; NaN and infinities are gaps.
+    """
+
+    step: int
+    time_ms: int | None
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The values of one metric of one run or phase.
+
+    Attributes:
+        name: Its name in the legend.
+        points: Its points, in the order of training.
+        is_faint: Whether it is in the background, as superseded values are.
+    """
+
+    name: str
+    points: tuple[Point, ...]
+    is_faint: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point of a chart with a name, such as the best checkpoint.
+
+    Attributes:
+        kind: What it is; decides its symbol.
+        label: Its text.
+        point: Where it is.
+    """
+
+    kind: MarkKind
+    label: str
+    point: Point
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table: the columns of numbers are aligned right.
+
+    Attributes:
+        columns: Their headings.
+        rows: The rows, at most `MOST_ROWS`.
+        total: How many rows there are.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart, and the table beneath it.
+
+    Attributes:
+        title: Its heading.
+        about: What it shows, in a sentence, for those who cannot see it.
+        payload: What the script of the page draws; JSON.
+        table: The same as a table.
+        height_px: Its height.
+    """
+
+    title: str
+    about: str
+    payload: Mapping[str, Any]
+    table: Table
+    height_px: int = field(default=260)
+
+
+def curves(
+    title: str, found: Sequence[Curve], marks: Sequence[Mark] = (), *, counter: str = "step"
+) -> Chart:
+    """Return the chart of some curves. The browser offers step or time, log scale, smoothing."""
+    rows = [
+        (curve.name, point.step, _moment(point.time_ms), point.value)
+        for curve in found
+        for point in curve.points
+    ]
+    names = ", ".join(curve.name for curve in found[:8])
+    payload = {
+        "kind": "curves",
+        "counter": escape(counter),
+        "curves": [
+            {
+                "name": escape(curve.name),
+                "faint": curve.is_faint,
+                **_columns(thinned(curve.points)),
+            }
+            for curve in found
+        ],
+        "marks": [
+            {"kind": one.kind, "label": escape(one.label), **_columns([one.point])} for one in marks
+        ],
+    }
+    return Chart(
+        title=title,
+        about=f"{title} by {counter}: {names}; {len(rows)} values",
+        payload=payload,
+        table=table(("curve", counter, "time", "value"), rows),
+    )
+
+
+def figure(
+    title: str,
+    about: str,
+    data: Sequence[Mapping[str, Any]],
+    layout: Mapping[str, Any],
+    shown: Table,
+    *,
+    height_px: int = 320,
+) -> Chart:
+    """Return a chart that Plotly draws from its own description.
+
+    Fonts, colours of text and background, and margins come from the page. A colour may be the name
+    of one of its variables, such as `var(--accent)`.
+
+    Args:
+        title: Its heading.
+        about: What it shows, in a sentence.
+        data: Plotly's traces.
+        layout: Plotly's layout.
+        shown: The table beneath it.
+        height_px: Its height.
+    """
+    payload = {"kind": "figure", "data": _plain(list(data)), "layout": _plain(dict(layout))}
+    return Chart(title, about, payload, shown, height_px)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    """Return a table of the first rows."""
+    return Table(tuple(columns), tuple(tuple(row) for row in rows[:MOST_ROWS]), len(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A time in a table.
+
+    Attributes:
+        ms: Milliseconds since the epoch.
+    """
+
+    ms: int
+
+
+def moment(time_ms: int) -> Moment:
+    """Return a time for a table."""
+    return Moment(time_ms)
+
+
+def _moment(time_ms: int | None) -> Moment | None:
+    return None if time_ms is None else Moment(time_ms)
+
+
+def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """Return at most about `most` points: of each stretch the lowest and the highest value."""
+    if len(points) <= most:
+        return list(points)
+    size = math.ceil(len(points) / (most // 2))
+    kept: list[Point] = []
+    for start in range(0, len(points), size):
+        stretch = range(start, min(start + size, len(points)))
+        finite = [i for i in stretch if math.isfinite(points[i].value)] or [start]
+        ends = {
+            min(finite, key=lambda i: points[i].value),
+            max(finite, key=lambda i: points[i].value),
+        }
+        kept.extend(points[i] for i in sorted(ends))
+    return kept
+
+
+def _columns(points: Sequence[Point]) -> dict[str, list[Any]]:
+    return {
+        "steps": [point.step for point in points],
+        "times": [point.time_ms for point in points],
+        "values": [point.value if math.isfinite(point.value) else None for point in points],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a figure as JSON, with every text escaped that could be markup."""
+    match value:
+        case Mapping():
+            return {key: item if key in _FORMATS else _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case float():
+            return value if math.isfinite(value) else None
+        case str():
+            return escape(value, quote=False)
+    return value

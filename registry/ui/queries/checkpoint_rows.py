@@ -1,0 +1,71 @@
+"""The checkpoints of a run with the reasons why they stay or went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.history.retention import has_policies, plan_retention
+from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.names.marks import checkpoint_marks
+from holdfast.registry.ui.queries.events import Event
+from holdfast.registry.ui.queries.values import Saved
+from holdfast.registry.ui.source import now_ms
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """A checkpoint of the run.
+
+    Attributes:
+        ref: Its name within the run.
+        saved: What the log tells of it.
+        state: `kept`, `evicted` or `superseded`.
+        reason: Why it stays or went.
+        marks: Names that point at it.
+        value: The value of the run's monitor.
+    """
+
+    ref: str
+    saved: Saved
+    state: str
+    reason: str
+    marks: tuple[str, ...]
+    value: float | None
+
+
+def read_rows(
+    saved: Sequence[Saved], events: Iterable[Event], run: RunManifest | None
+) -> Iterable[CheckpointRow]:
+    """Yield the checkpoints in log order; `run` is `None` if it cannot be read."""
+    went = {one.checkpoint: one for one in events if one.lane == "retention"}
+    stays = {} if run is None else _reasons(run)
+    marks = {} if run is None else checkpoint_marks(run)
+    monitor = run.monitors[0] if run is not None and run.monitors else None
+    for one in saved:
+        last = went.get(one.n)
+        is_evicted = last is not None and last.kind == "evict"
+        state = "evicted" if is_evicted else "superseded" if one.is_superseded else "kept"
+        reason = last.reason if last is not None and is_evicted else stays.get(one.n, "")
+        yield CheckpointRow(
+            ref=f"{phase_segment(one.phase)}/step{one.step:08d}",
+            saved=one,
+            state=state,
+            reason=reason,
+            marks=tuple(mark for mark in marks.get(one.n, ()) if mark not in (state, "evicted")),
+            value=None if monitor is None else monitor.value(one.metrics),
+        )
+
+
+def _reasons(run: RunManifest) -> dict[int, str]:
+    """Return why the run keeps its checkpoints, by the numbers of their commits."""
+    if not has_policies(run.spec):
+        return {one.n: "no retention policy: everything stays" for one in run.checkpoints}
+    plan = plan_retention(run, now_ms())
+    kept = {one.checkpoint.n: "; ".join(one.reasons) for one in plan.kept}
+    going = {
+        one.checkpoint.n: f"goes with the next save: {'; '.join(one.reasons)}"
+        for one in plan.evicted
+    }
+    return kept | going

@@ -1,0 +1,170 @@
+"""One run: what it is, its events, its checkpoints with the reasons why they stay, its curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.registry.errors import IncompatibleState, IntegrityError, UnsupportedFormat
+from holdfast.registry.history.log_values import decode_plain
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.loop.overhead import waited_share
+from holdfast.registry.runs.run import Run
+from holdfast.registry.ui.charts import Chart, Curve, Mark, Point, curves
+from holdfast.registry.ui.chronicle import Chronicle
+from holdfast.registry.ui.queries.checkpoint_rows import CheckpointRow, read_rows
+from holdfast.registry.ui.queries.events import Event, read_events
+from holdfast.registry.ui.queries.runs import RunRow, row_of
+from holdfast.registry.ui.queries.streams import StreamShown, read_streams
+from holdfast.registry.ui.queries.timeline import timeline
+from holdfast.registry.ui.queries.trouble import Trouble, trouble_of
+from holdfast.registry.ui.queries.values import Saved, curves_of, metric_names, read_saved
+from holdfast.registry.ui.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class RunShown:
+    """A run.
+
+    Attributes:
+        row: Its summary; `None` if the run cannot be read.
+        facts: Names and values of its settings, in the order in which they are shown.
+        events: What happened, the newest first.
+        checkpoints: Its checkpoints, the newest first.
+        timeline: The events by time; `None` without any.
+        charts: A chart for each metric, the monitored ones first.
+        streams: Its streams.
+        config: Its configuration.
+        environment: Where it began.
+        first_commit: Number of the first commit that is shown.
+        waited: Share of the time in which training waited for saves, 0 to 1.
+        troubles: What could not be read.
+    """
+
+    row: RunRow | None
+    facts: tuple[tuple[str, str], ...]
+    events: tuple[Event, ...]
+    checkpoints: tuple[CheckpointRow, ...]
+    timeline: Chart | None
+    charts: tuple[Chart, ...]
+    streams: tuple[StreamShown, ...]
+    config: object
+    environment: Mapping[str, str]
+    first_commit: int
+    waited: float | None
+    troubles: tuple[Trouble, ...]
+
+
+def show_run(source: Source, name: str, *, streams: Sequence[str] = ()) -> RunShown:
+    """Return a run: the requests of opening it, and one for each slot of its log, once.
+
+    Args:
+        source: The registry.
+        name: The run.
+        streams: Streams to read even if they have many segments.
+
+    Raises:
+        NotFound: There is no such run.
+        IntegrityError: Neither the run nor the names of its slots can be read.
+        StoreUnavailable: The store does not answer.
+    """
+    run, troubles = _open(source, name)
+    chronicle = source.chronicle(name)
+    troubles.extend(trouble_of(error) for error in chronicle.errors)
+    saved = read_saved(chronicle.commits)
+    events = tuple(read_events(chronicle.commits))
+    manifest = None if run is None else run.manifest
+    rows = tuple(read_rows(saved, events, manifest))
+    shown = () if run is None else tuple(read_streams(run, streams))
+    return RunShown(
+        row=None if manifest is None else row_of(manifest),
+        facts=() if manifest is None else tuple(_facts(manifest)),
+        events=events[::-1],
+        checkpoints=rows[::-1],
+        timeline=timeline(events, rows) if events else None,
+        charts=tuple(_charts(saved, rows, manifest)),
+        streams=shown,
+        config=_config(manifest),
+        environment=_environment(manifest),
+        first_commit=chronicle.commits[0].n if chronicle.commits else 0,
+        waited=_waited(manifest),
+        troubles=_distinct(troubles, chronicle),
+    )
+
+
+def _open(source: Source, name: str) -> tuple[Run | None, list[Trouble]]:
+    try:
+        return source.run(name), []
+    except (IntegrityError, UnsupportedFormat) as error:
+        return None, [trouble_of(error)]
+
+
+def _distinct(troubles: Iterable[Trouble], chronicle: Chronicle) -> tuple[Trouble, ...]:
+    found = list(dict.fromkeys(troubles))
+    if chronicle.first_slot:
+        text = f"only the newest {len(chronicle.commits):,} commits are shown"
+        found.append(Trouble(text, None))
+    return tuple(found)
+
+
+def _charts(
+    saved: Sequence[Saved], rows: Sequence[CheckpointRow], run: RunManifest | None
+) -> Iterable[Chart]:
+    first = [need for monitor in run.monitors for need in monitor.needs] if run else []
+    counter = "step" if run is None else run.spec.phase(run.phase or "").counter
+    for metric in metric_names(saved, first):
+        found = curves_of(saved, metric)
+        if len(found) == 1:
+            found = (Curve(metric, found[0].points, found[0].is_faint),)
+        yield curves(metric, found, tuple(_marks(rows, metric)), counter=counter)
+
+
+def _marks(rows: Iterable[CheckpointRow], metric: str) -> Iterable[Mark]:
+    for row in rows:
+        if metric not in row.saved.metrics:
+            continue
+        point = Point(row.saved.step, row.saved.time_ms, row.saved.metrics[metric])
+        for name in row.marks:
+            if name == "best":
+                yield Mark("best", "best", point)
+            elif name.startswith("gates/"):
+                yield Mark("gate", name, point)
+
+
+def _facts(run: RunManifest) -> Iterable[tuple[str, str]]:
+    created, writer = run.created, run.writer
+    yield "preset", run.spec.name
+    yield "monitors", ", ".join(f"{one.label} ({one.mode})" for one in run.monitors)
+    yield "seed", f"0x{created.seed}" if created else ""
+    if created is not None and created.parent is not None:
+        parent = created.parent
+        yield "forked from", f"{parent.run}/{phase_segment(parent.phase)}/step{parent.step:08d}"
+    yield "trainer", writer.host if writer else ""
+    yield "releases", ", ".join(pin.name for pin in run.pins_of("release"))
+    yield "gates", ", ".join(pin.name for pin in run.pins_of("gate"))
+    yield "artifacts", ", ".join(pin.name for pin in run.pins_of("artifact"))
+    yield "evicted", f"{run.evicted_count:,}" if run.evicted_count else ""
+    yield "superseded", f"{run.superseded_count:,}" if run.superseded_count else ""
+    yield "dropped", run.dropped or ""
+
+
+def _config(run: RunManifest | None) -> object:
+    return None if run is None or run.created is None else plain(run.created.config)
+
+
+def _environment(run: RunManifest | None) -> Mapping[str, str]:
+    return {} if run is None or run.created is None else run.created.environment
+
+
+def plain(encoded: object) -> object:
+    """Return a value of the log; in its encoded form if only another program can rebuild it."""
+    try:
+        return None if encoded is None else decode_plain(encoded)  # type: ignore[arg-type]
+    except IncompatibleState:
+        return encoded
+
+
+def _waited(run: RunManifest | None) -> float | None:
+    latest = None if run is None else run.latest()
+    return None if latest is None else waited_share(plain(latest.meta))

@@ -1,0 +1,216 @@
+"""The newest runs of a registry, each in a row. Only the runs that are shown are opened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+
+from holdfast.registry.errors import NotFound, RegistryError
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.loop.last_heard import last_heard
+from holdfast.registry.runs.run import Run
+from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.ui.queries.trouble import Trouble, trouble_of
+from holdfast.registry.ui.source import Source, now_ms
+
+#: Rows of the first view, and of each "load more".
+PAGE = 50
+#: Beginnings of runs that are read to find the newest, without being asked to.
+BIRTHS_UNASKED = 200
+#: Points of a sparkline.
+SPARK = 60
+#: Names that Holdfast gives by default begin with the time.
+_DATED = re.compile(r"(\d{8}_\d{6})_[0-9a-f]{8}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run in the table.
+
+    Attributes:
+        name: Its name.
+        status: Its status, `dropped`, or `damaged`.
+        is_overdue: Whether it is running and was silent for too long.
+        phase: Its phase.
+        checkpoints: How many it keeps on its line.
+        step: Step of the latest.
+        created_ms: When it was created.
+        heard_ms: When it was last heard of.
+        size_bytes: Sum of the tensors of its kept checkpoints; shared ones count in each.
+        metric: The metric of the next three; `None` without one.
+        best: Its best value.
+        latest: The value of the latest checkpoint.
+        spark: Its values by checkpoint, oldest first.
+        commits: Commits of its log as they are shown.
+        parent: The run that it was forked from.
+        trouble: Why it cannot be read.
+        is_pending: Whether it is still being read.
+    """
+
+    name: str
+    status: str = ""
+    is_overdue: bool = False
+    phase: str | None = None
+    checkpoints: int = 0
+    step: int | None = None
+    created_ms: int | None = None
+    heard_ms: int | None = None
+    size_bytes: int = 0
+    metric: str | None = None
+    best: float | None = None
+    latest: float | None = None
+    spark: tuple[float, ...] = ()
+    commits: int = 0
+    parent: str | None = None
+    trouble: Trouble | None = None
+    is_pending: bool = False
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it may still grow."""
+        return self.status == "running"
+
+
+@dataclass(frozen=True, slots=True)
+class RunsPage:
+    """Some runs of a registry, the newest first.
+
+    Attributes:
+        rows: The runs that are shown.
+        total: Runs in the registry.
+        matching: Those whose names match.
+        undated: Runs with names without a date whose beginnings were not read: they come last.
+    """
+
+    rows: tuple[RunRow, ...]
+    total: int
+    matching: int
+    undated: int
+
+
+def list_runs(
+    source: Source,
+    *,
+    count: int = PAGE,
+    matching: str = "",
+    only: Sequence[str] = (),
+    reads_births: bool = False,
+    within_s: float | None = None,
+) -> RunsPage:
+    """Return the newest runs.
+
+    The age of a run is in its name if Holdfast chose the name; of other runs the first commit is
+    read, one request each and once only, unless there are more than `BIRTHS_UNASKED` of them.
+
+    Args:
+        source: The registry.
+        count: Rows at most.
+        matching: Only runs that have this text in their names.
+        only: Only these runs; nothing is listed.
+        reads_births: Read the first commits however many there are.
+        within_s: Seconds after which rows that were not read yet are returned as pending.
+
+    Raises:
+        StoreUnavailable: The store does not answer.
+    """
+    names = list(only) or source.names()
+    wanted = [name for name in names if matching.lower() in name.lower()]
+    ages = _ages(source, wanted, reads_births=reads_births)
+    wanted.sort(key=lambda name: (name in ages, ages.get(name, 0), name), reverse=True)
+    chosen = wanted[:count]
+    opened = source.runs(chosen, within_s)
+    pending = set(opened.pending)
+    return RunsPage(
+        rows=tuple(
+            _row(name, opened.runs, opened.failed, is_pending=name in pending)
+            for name in chosen
+            if not isinstance(opened.failed.get(name), NotFound)  # a stray folder is no run
+        ),
+        total=len(names),
+        matching=len(wanted),
+        undated=len(wanted) - len(ages),
+    )
+
+
+def _ages(source: Source, names: Sequence[str], *, reads_births: bool) -> dict[str, int]:
+    """Return when runs began, in milliseconds, as far as that is known or cheap to find out."""
+    found = {name: time for name in names if (time := dated_by_name(name)) is not None}
+    undated = [name for name in names if name not in found]
+    unread = source.unread_births(undated)
+    if len(unread) > BIRTHS_UNASKED and not reads_births:
+        undated = [name for name in undated if name not in set(unread)]
+    births = source.births(undated)
+    # A run whose first commit is unreadable is damaged: it comes first, to be seen.
+    return found | {
+        name: now_ms() if one is None else one.created_ms for name, one in births.items()
+    }
+
+
+def dated_by_name(name: str) -> int | None:
+    """Return the time in a name that Holdfast has given, in milliseconds; `None` for others."""
+    match = _DATED.match(name)
+    if match is None:
+        return None
+    try:
+        found = datetime.strptime(match[1], "%Y%m%d_%H%M%S").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return int(found.timestamp() * 1000)
+
+
+def _row(
+    name: str, runs: Mapping[str, Run], failed: Mapping[str, RegistryError], *, is_pending: bool
+) -> RunRow:
+    if is_pending:
+        return RunRow(name, is_pending=True)
+    error = failed.get(name)
+    if error is not None:
+        return RunRow(name, status="damaged", trouble=trouble_of(error))
+    return row_of(runs[name].manifest)
+
+
+def row_of(run: RunManifest) -> RunRow:
+    """Return a run as a row."""
+    heard, latest = last_heard(run, now_ms()), run.latest()
+    monitor = monitor_of(run)
+    best = run.best(run.monitors[0]) if run.monitors else None
+    live = run.live()
+    return RunRow(
+        name=run.run_id,
+        status="dropped" if run.dropped is not None else run.status,
+        is_overdue=heard.is_overdue,
+        phase=run.phase,
+        checkpoints=len(live),
+        step=None if latest is None else latest.step,
+        created_ms=run.created_ms,
+        heard_ms=heard.time_ms,
+        size_bytes=sum(one.size_bytes for one in live),
+        metric=None if monitor is None else monitor.label,
+        best=_value(monitor, best),
+        latest=_value(monitor, latest),
+        spark=_spark(live, monitor),
+        commits=run.commits,
+        parent=run.created.parent.run if run.created and run.created.parent else None,
+    )
+
+
+def monitor_of(run: RunManifest) -> Monitor | None:
+    """Return the monitor whose values are shown: the first, or without one the first metric."""
+    if run.monitors:
+        return run.monitors[0]
+    newest = next((one for one in islice(run.newest_first(), SPARK) if one.metrics), None)
+    return None if newest is None else Monitor(metric=next(iter(newest.metrics)), mode="min")
+
+
+def _value(monitor: Monitor | None, record: CheckpointRecord | None) -> float | None:
+    return None if monitor is None or record is None else monitor.value(record.metrics)
+
+
+def _spark(live: Sequence[CheckpointRecord], monitor: Monitor | None) -> tuple[float, ...]:
+    if monitor is None:
+        return ()
+    values = [value for one in live[-SPARK:] if (value := monitor.value(one.metrics)) is not None]
+    return tuple(values)

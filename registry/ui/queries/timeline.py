@@ -1,0 +1,161 @@
+"""The time line of a run as a chart: lanes of events over bands of phases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from holdfast.registry.ui.charts import Chart, figure, moment, table
+from holdfast.registry.ui.queries.checkpoint_rows import CheckpointRow
+from holdfast.registry.ui.queries.events import Event, Lane
+
+#: Lanes from bottom to top, with their names.
+_LANES: dict[Lane, str] = {
+    "pool": "pool",
+    "retention": "retention",
+    "trainer": "trainer",
+    "phases": "phases",
+    "names": "gates, releases",
+    "checkpoints": "checkpoints",
+}
+#: Symbol, colour and fill of a checkpoint by its state.
+_STATES = {
+    "kept": ("circle", "var(--accent)"),
+    "evicted": ("circle-open", "var(--muted)"),
+    "superseded": ("x-thin-open", "var(--muted)"),
+}
+_SYMBOLS = {
+    "gate": ("diamond", "var(--good)"),
+    "release": ("star", "var(--good)"),
+    "tag": ("triangle-down", "var(--good)"),
+    "transition": ("triangle-right", "var(--second)"),
+    "pivot": ("triangle-right", "var(--second)"),
+    "restore": ("arrow-left", "var(--warn)"),
+    "take over": ("cross", "var(--warn)"),
+    "fork": ("triangle-up", "var(--second)"),
+    "evict": ("circle-open", "var(--muted)"),
+    "drop": ("x", "var(--bad)"),
+}
+_HOVER = "%{customdata[0]}<br>%{customdata[1]}<br>%{customdata[2]}<extra></extra>"
+
+
+def timeline(events: Sequence[Event], rows: Sequence[CheckpointRow]) -> Chart:
+    """Return the time line: hovering over a checkpoint says why it stays or went."""
+    told = [one for one in events if one.lane in _LANES and one.lane != "checkpoints"]
+    lanes = [lane for lane in _LANES if (rows and lane == "checkpoints") or _has(told, lane)]
+    traces = [*_checkpoints(rows), *_others(told)]
+    layout = {
+        "xaxis": {"type": "date"},
+        "yaxis": {
+            "type": "category",
+            "categoryarray": [_LANES[lane] for lane in lanes],
+            "categoryorder": "array",
+            "range": [-0.6, len(lanes) - 0.4],
+            "fixedrange": True,
+        },
+        "shapes": list(_bands(rows)),
+        "annotations": list(_names(rows)),
+        "showlegend": False,
+    }
+    listed = [
+        (moment(one.time_ms), _LANES.get(one.lane, one.lane), one.kind, one.subject, one.reason)
+        for one in events
+        if one.lane in _LANES
+    ]
+    return figure(
+        "Time line",
+        f"{len(rows)} checkpoints and {len(told)} other events by time",
+        traces,
+        layout,
+        table(("time", "lane", "event", "of", "reason"), listed[::-1]),
+        height_px=90 + 36 * len(lanes),
+    )
+
+
+def _has(events: Iterable[Event], lane: Lane) -> bool:
+    return any(one.lane == lane for one in events)
+
+
+def _checkpoints(rows: Sequence[CheckpointRow]) -> Iterator[dict[str, Any]]:
+    if not rows:
+        return
+    yield {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [row.saved.time_ms for row in rows],
+        "y": [_LANES["checkpoints"]] * len(rows),
+        "marker": {
+            "symbol": ["star" if "best" in row.marks else _STATES[row.state][0] for row in rows],
+            "color": [_STATES[row.state][1] for row in rows],
+            "size": [13 if "best" in row.marks else 9 for row in rows],
+        },
+        "customdata": [
+            [row.ref, f"{row.state}: {row.reason}".rstrip(": "), ", ".join(row.marks)]
+            for row in rows
+        ],
+        "hovertemplate": _HOVER,
+    }
+
+
+def _others(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
+    if not events:
+        return
+    kinds = [_SYMBOLS.get(one.kind, ("circle", "var(--second)")) for one in events]
+    yield {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [one.time_ms for one in events],
+        "y": [_LANES[one.lane] for one in events],
+        "marker": {
+            "symbol": [symbol for symbol, _ in kinds],
+            "color": [colour for _, colour in kinds],
+            "size": 10,
+        },
+        "customdata": [
+            [f"{one.kind} {one.subject}", one.reason, f"commit {one.n}, {one.author}"]
+            for one in events
+        ],
+        "hovertemplate": _HOVER,
+    }
+
+
+def _spans(rows: Sequence[CheckpointRow]) -> list[tuple[str, int, int]]:
+    """Return the phases in the order of training, each with its first and last time."""
+    found = []
+    for phase, group in groupby(rows, key=lambda row: row.saved.phase):
+        times = [row.saved.time_ms for row in group]
+        found.append((phase, min(times), max(times)))
+    return found
+
+
+def _bands(rows: Sequence[CheckpointRow]) -> Iterator[dict[str, Any]]:
+    spans = _spans(rows)
+    for index, (_, start, end) in enumerate(spans):
+        until = spans[index + 1][1] if index + 1 < len(spans) else end
+        yield {
+            "type": "rect",
+            "xref": "x",
+            "yref": "paper",
+            "x0": start,
+            "x1": until,
+            "y0": 0,
+            "y1": 1,
+            "fillcolor": "var(--band)" if index % 2 == 0 else "var(--band-2)",
+            "line": {"width": 0},
+            "layer": "below",
+        }
+
+
+def _names(rows: Sequence[CheckpointRow]) -> Iterator[dict[str, Any]]:
+    for phase, start, _ in _spans(rows):
+        yield {
+            "x": start,
+            "y": 1,
+            "xref": "x",
+            "yref": "paper",
+            "text": phase,
+            "showarrow": False,
+            "xanchor": "left",
+            "yanchor": "bottom",
+        }

@@ -1,0 +1,92 @@
+"""The metrics of checkpoints as the log of their run tells them, evicted ones included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from holdfast.registry.history import actions
+from holdfast.registry.history.actions import Commit
+from holdfast.registry.ui.charts import Curve, Point
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint as its log tells of it.
+
+    Attributes:
+        n: Number of its commit.
+        phase: Its phase.
+        step: Its step.
+        time_ms: When it was saved.
+        size_bytes: Bytes of its tensors.
+        metrics: The newest value of each metric.
+        is_superseded: Whether training went back to an earlier one.
+    """
+
+    n: int
+    phase: str
+    step: int
+    time_ms: int
+    size_bytes: int
+    metrics: Mapping[str, float]
+    is_superseded: bool = False
+
+
+def read_saved(commits: Iterable[Commit]) -> tuple[Saved, ...]:
+    """Return the checkpoints that commits added, with what later commits say of them."""
+    found: dict[int, Saved] = {}
+    for commit in commits:
+        for action in commit.actions:
+            match action:
+                case actions.AddCheckpoint():
+                    found[commit.n] = Saved(
+                        commit.n,
+                        action.phase,
+                        action.step,
+                        commit.time_ms,
+                        action.size_bytes,
+                        dict(action.metrics),
+                    )
+                case actions.ReportMetrics() if action.checkpoint in found:
+                    one = found[action.checkpoint]
+                    metrics = {**one.metrics, **action.metrics}
+                    found[one.n] = replace(one, metrics=metrics)
+                case actions.Rewind():
+                    since = -1 if action.to is None else action.to
+                    for one in list(found.values()):
+                        if one.n > since:
+                            found[one.n] = replace(one, is_superseded=True)
+    return tuple(found.values())
+
+
+def metric_names(saved: Sequence[Saved], first: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the metrics that any checkpoint has; `first` are put first, then by name."""
+    known = {name for one in saved for name in one.metrics}
+    ahead = [name for name in first if name in known]
+    return tuple(dict.fromkeys([*ahead, *sorted(known)]))
+
+
+def curves_of(saved: Sequence[Saved], metric: str, *, prefix: str = "") -> tuple[Curve, ...]:
+    """Return the curves of a metric: one for each phase, superseded values apart.
+
+    Args:
+        saved: The checkpoints of a run.
+        metric: The metric.
+        prefix: Put before the name of each curve; it is the whole name where a run has one phase.
+    """
+    found: dict[tuple[str, bool], list[Point]] = {}
+    for one in saved:
+        if metric in one.metrics:
+            point = Point(one.step, one.time_ms, one.metrics[metric])
+            found.setdefault((one.phase, one.is_superseded), []).append(point)
+    phases = {phase for phase, _ in found}
+    return tuple(
+        Curve(_name(prefix, phase, len(phases), is_superseded=behind), tuple(points), behind)
+        for (phase, behind), points in found.items()
+    )
+
+
+def _name(prefix: str, phase: str, phases: int, *, is_superseded: bool) -> str:
+    own = prefix if prefix and phases == 1 else f"{prefix} {phase}".strip()
+    return f"{own}, superseded" if is_superseded else own

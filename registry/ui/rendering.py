@@ -1,0 +1,132 @@
+"""Templates, and how values are written: sizes, numbers, times, configurations."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from holdfast.backends.escape import printable
+from holdfast.registry.history.log_values import format_time, is_dated, json_ready, moment
+from holdfast.registry.ui.charts import Moment
+
+FOLDER = Path(__file__).parent
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+#: Box of a sparkline.
+_WIDTH, _HEIGHT = 96, 22
+
+#: Returns the address of a view with these arguments; `None` if the page has no such part.
+Link = Callable[..., str | None]
+
+
+def render(template: str, context: Mapping[str, Any]) -> str:
+    """Return a template as HTML; every value is escaped."""
+    return _environment().get_template(template).render(context)
+
+
+@cache
+def _environment() -> Environment:
+    found = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    found.filters |= {
+        "age": age,
+        "count": counted,
+        "number": number,
+        "pretty": pretty,
+        "share": share,
+        "size": size,
+        "spark_points": spark_points,
+        "when": when,
+    }
+    found.tests |= {"moment": lambda value: isinstance(value, Moment)}
+    return found
+
+
+def _shown(value: Any) -> Any:
+    """Return a value for a page; invisible and direction characters of texts become escapes."""
+    if isinstance(value, str) and not hasattr(value, "__html__"):
+        return printable(value, spare="\n\t")
+    return value
+
+
+def size(nbytes: int) -> str:
+    """Return a number of bytes in its largest binary unit."""
+    amount = float(nbytes)
+    for unit in _UNITS:
+        if amount < 1024 or unit == _UNITS[-1]:
+            break
+        amount /= 1024
+    return f"{nbytes} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def number(value: float) -> str:
+    """Return a number: whole ones with separators, others with at most six digits."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.6g}" if math.isfinite(value) else str(value)
+
+
+def counted(things: Any, noun: str, plural: str = "") -> str:
+    """Return a count, or the length of a collection, with its noun."""
+    count = things if isinstance(things, int) else len(things)
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def share(part: float) -> str:
+    """Return a share in per cent."""
+    return f"{100 * part:.3g}%"
+
+
+def age(time_ms: int) -> Markup:
+    """Return how long ago a time of the log was, with the time itself for hovering."""
+    seconds = int(time.time() - time_ms / 1000)
+    text = "now" if seconds >= 0 else "in the future"
+    for length, unit in _AGES:
+        if seconds >= length:
+            text = f"{seconds // length} {unit}"
+            break
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+        _iso(time_ms), format_time(time_ms), text
+    )
+
+
+def when(time_ms: int) -> Markup:
+    """Return a time of the log: UTC, to the second."""
+    return Markup('<time datetime="{}">{}</time>').format(_iso(time_ms), format_time(time_ms))
+
+
+def _iso(time_ms: int) -> str:
+    return f"{moment(time_ms):%Y-%m-%dT%H:%M:%SZ}" if is_dated(time_ms) else ""
+
+
+def pretty(value: object) -> str:
+    """Return a plain value, such as a configuration, as indented JSON."""
+    return json.dumps(json_ready(value), indent=2, ensure_ascii=False, default=str)
+
+
+def spark_points(values: Sequence[float]) -> str:
+    """Return the points of a polyline through values, in the box of a sparkline."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    low, high = min(finite), max(finite)
+    across, up = _WIDTH / max(len(values) - 1, 1), _HEIGHT / ((high - low) or 1.0)
+    return " ".join(
+        f"{index * across:.1f},{_HEIGHT - (value - low) * up:.1f}"
+        for index, value in enumerate(values)
+        if math.isfinite(value)
+    )

@@ -1,0 +1,194 @@
+"""The local web server: read-only pages over one registry, on loopback alone."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from urllib.parse import quote, urlencode
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
+from holdfast.registry.ui.guard import Guard
+from holdfast.registry.ui.plotly import script_path, style_ids
+from holdfast.registry.ui.queries.trouble import trouble_of
+from holdfast.registry.ui.rendering import FOLDER, render
+from holdfast.registry.ui.source import Source
+from holdfast.registry.ui.views import VIEWS
+from holdfast.registry.ui.views.view import PATIENCE_S, Asked, Shown, View
+
+HOST = "127.0.0.1"
+_BY_NAME = {view.name: view for view in VIEWS}
+
+
+class Server:
+    """Pages over a registry, served until the process is interrupted.
+
+    Args:
+        source: The registry.
+        port: The port on 127.0.0.1; 0 for any that is free.
+
+    Attributes:
+        url: The address with the token, for the person who started it.
+    """
+
+    def __init__(self, source: Source, port: int = 0) -> None:
+        self._socket = _bound(port)
+        self._token = secrets.token_urlsafe(24)
+        port = self._socket.getsockname()[1]
+        self.url = f"http://{HOST}:{port}/?token={self._token}"
+        app = application(source, token=self._token, port=port)
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
+        )
+
+    def serve(self) -> None:
+        """Answer requests until SIGINT or SIGTERM comes, or `stop` is called."""
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+
+    def stop(self) -> None:
+        """Let `serve` return."""
+        self._server.should_exit = True
+
+
+def _bound(port: int) -> socket.socket:
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((HOST, port))
+        found.listen(128)
+    except OSError as error:
+        found.close()
+        raise InvalidInput(
+            "the port cannot be used",
+            where=f"{HOST}:{port}",
+            found=error,
+            hint="Choose another --port, or none for any that is free.",
+        ) from error
+    return found
+
+
+def application(source: Source, *, token: str, port: int) -> Starlette:
+    """Return the pages over a registry as an ASGI application."""
+    routes = [
+        Route(view.path, partial(_answer, source, view), methods=["GET"], name=view.name)
+        for view in VIEWS
+    ]
+    return Starlette(
+        routes=[
+            *routes,
+            Route("/changes.json", partial(_changes, source), methods=["GET"]),
+            Route("/static/plotly.min.js", _plotly, methods=["GET"]),
+            Mount("/static", StaticFiles(directory=FOLDER / "static")),
+            Route("/{path:path}", partial(_absent, source), methods=["GET"]),
+        ],
+        middleware=[Middleware(Guard, token=token, port=port)],
+    )
+
+
+def _plotly(request: Request) -> Response:  # noqa: ARG001
+    return FileResponse(
+        script_path(),
+        media_type="text/javascript",
+        headers={"Cache-Control": "private, max-age=86400"},
+    )
+
+
+def _answer(source: Source, view: View, request: Request) -> Response:
+    query = {name: request.query_params.getlist(name) for name in request.query_params}
+    asked = Asked(request.path_params, query, within_s=PATIENCE_S)
+    return _page(source, view, asked, lambda: view.ask(source, asked))
+
+
+def _absent(source: Source, request: Request) -> Response:
+    error = NotFound("there is no such page", where=request.url.path)
+    return _page(source, _BY_NAME["runs"], Asked(), lambda: _raise(error))
+
+
+def _raise(error: RegistryError) -> Shown:
+    raise error
+
+
+def _page(source: Source, view: View, asked: Asked, ask: Callable[[], Shown]) -> Response:
+    began = time.monotonic()
+    status, template = 200, view.template
+    with source.measured() as cost:
+        try:
+            shown = ask()
+        except RegistryError as error:
+            status, template = _status(error), "error.html"
+            shown = Shown(_heading(error), trouble_of(error))
+    context = {
+        "layout": "frame.html",
+        "is_file": False,
+        "style_ids": style_ids(),
+        "level": 2,
+        "prefix": "",
+        "views": VIEWS,
+        "view": view,
+        "asked": asked,
+        "shown": shown,
+        "link": link,
+        "place": source.registry.url,
+        "following": {"runs": dict(shown.live), "partial": shown.is_partial},
+        "cost": cost,
+        "took_ms": round(1000 * (time.monotonic() - began)),
+    }
+    return HTMLResponse(render(template, context), status)
+
+
+def _status(error: RegistryError) -> int:
+    match error:
+        case NotFound():
+            return 404
+        case InvalidInput():
+            return 400
+    return 502
+
+
+def _heading(error: RegistryError) -> str:
+    return "Not found" if isinstance(error, NotFound) else "This cannot be shown"
+
+
+def link(view: str, **arguments: object) -> str | None:
+    """Return the URL of a view; `None` if there is no such view.
+
+    Arguments that its path does not name go into the query; empty ones are left out.
+    """
+    known = _BY_NAME.get(view)
+    if known is None:
+        return None
+    path, rest = known.path, dict(arguments)
+    for name, value in arguments.items():
+        for part, safe in (("{%s}" % name, ""), ("{%s:path}" % name, "/")):  # noqa: UP031
+            if part in path:
+                path = path.replace(part, quote(str(value), safe=safe))
+                del rest[name]
+    given = [(name, value) for name, value in rest.items() if value not in (None, "", ())]
+    return f"{path}?{urlencode(given, doseq=True)}" if given else path
+
+
+def _changes(source: Source, request: Request) -> Response:
+    """Say whether any of some runs has grown: one request to the store for each of them.
+
+    The query has `run=NAME@COMMITS`, the number of commits that the page shows.
+    """
+    known = dict(text.rpartition("@")[::2] for text in request.query_params.getlist("run"))
+    try:
+        found = source.runs(list(known))
+    except RegistryError as error:
+        return JSONResponse({"changed": False, "error": error.summary})
+    changed = any(str(run.manifest.commits) != known[name] for name, run in found.runs.items())
+    return JSONResponse({"changed": changed or bool(found.failed)})

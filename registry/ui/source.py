@@ -1,0 +1,194 @@
+"""The registry behind the pages: runs that stay open, several read at once, requests counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
+
+from holdfast.backends.wrappers import Metered, ReadOnly
+from holdfast.backends.wrappers.metered import Usage
+from holdfast.registry.errors import RegistryError, StoreUnavailable
+from holdfast.registry.factory import open_on
+from holdfast.registry.history.births import Birth, read_birth
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.registry import Registry
+from holdfast.registry.runs.run import Run
+from holdfast.registry.runs.view import committer_of
+from holdfast.registry.storage.connecting import Address
+from holdfast.registry.storage.heads import open_heads
+from holdfast.registry.ui.chronicle import Chronicle, read_on
+
+#: Runs that are opened at once; each waits for a few small requests of its own.
+_OPENERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Runs that a view asked for.
+
+    Attributes:
+        runs: Those that could be read, by name.
+        failed: The errors of the others, by name.
+        pending: Names of those that were not read in time; reading them goes on.
+    """
+
+    runs: dict[str, Run]
+    failed: dict[str, RegistryError]
+    pending: tuple[str, ...]
+
+
+class Source:
+    """A registry that views read. A run is opened once; later looks read what is new.
+
+    Args:
+        registry: The registry, opened on `meter`.
+        meter: Counts what is asked of the store.
+
+    Attributes:
+        registry: The registry.
+        meter: The counts.
+    """
+
+    def __init__(self, registry: Registry, meter: Metered) -> None:
+        self.registry = registry
+        self.meter = meter
+        self._lock = threading.Lock()
+        self._runs: dict[str, Run] = {}
+        self._chronicles: dict[str, Chronicle] = {}
+        self._births: dict[str, Birth | None] = {}
+        self._opening: dict[str, Future[Run]] = {}
+        self._threads = ThreadPoolExecutor(_OPENERS, "holdfast-ui")
+
+    @classmethod
+    def open(cls, address: Address) -> Self:
+        """Open the registry at an address, read-only.
+
+        Raises:
+            NotFound: There is none.
+            Conflict: It is not the one that was here before.
+        """
+        backend = address.open()
+        meter = Metered(ReadOnly(backend))
+        try:
+            return cls(open_on(meter, heads=open_heads(address.location(backend))), meter)
+        except BaseException:
+            backend.close()
+            raise
+
+    def close(self) -> None:
+        """Stop reading, and close the registry."""
+        self._threads.shutdown(cancel_futures=True)
+        self.registry.close()
+
+    @contextmanager
+    def measured(self) -> Iterator[Usage]:
+        """Yield a usage; when the block ends, it has the requests that were made meanwhile."""
+        with self.meter.measure() as usage:
+            yield usage
+
+    def names(self) -> list[str]:
+        """Return the names of all runs, sorted: one request for a thousand runs."""
+        return self.registry.runs()
+
+    def run(self, name: str) -> Run:
+        """Return a run as of now: one request if it is open already and did not change.
+
+        Raises:
+            NotFound: There is no such run.
+            IntegrityError: Its log is damaged.
+        """
+        with self._lock:
+            known = self._runs.get(name)
+        if known is not None:
+            return self._refreshed(known)
+        found = self.registry.run(name)
+        with self._lock:
+            return self._runs.setdefault(name, found)
+
+    def runs(self, names: Sequence[str], within_s: float | None = None) -> Opened:
+        """Return several runs as of now, read at once.
+
+        Args:
+            names: Their names.
+            within_s: Seconds to wait at most. Default: until all are read.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+        futures = {name: self._begin(name) for name in names}
+        wait(futures.values(), timeout=within_s)
+        runs: dict[str, Run] = {}
+        failed: dict[str, RegistryError] = {}
+        for name, future in futures.items():
+            if not future.done():
+                continue
+            with self._lock:
+                self._opening.pop(name, None)
+            try:
+                runs[name] = future.result()
+            except StoreUnavailable:
+                raise
+            except RegistryError as error:
+                failed[name] = error
+        return Opened(runs, failed, tuple(name for name in names if name not in {*runs, *failed}))
+
+    def chronicle(self, name: str) -> Chronicle:
+        """Return the commits of a run as far as `run` has read it: one request for each new slot.
+
+        Those of a run that cannot be opened are read as well as they can be.
+
+        Raises:
+            IntegrityError: Not even the names of its slots are in order.
+        """
+        with self._lock:
+            run, known = self._runs.get(name), self._chronicles.get(name)
+        log = RunLog(self.registry.store, name) if run is None else committer_of(run).log
+        end = log.length() if run is None else log.run.next_slot
+        found = read_on(log, known, end)
+        with self._lock:
+            self._chronicles[name] = found
+        return found
+
+    def births(self, names: Sequence[str]) -> dict[str, Birth | None]:
+        """Return the beginnings of runs: one request for each that was not read before.
+
+        A run whose beginning cannot be read has `None`.
+        """
+        with self._lock:
+            unknown = [name for name in names if name not in self._births]
+        read = self._threads.map(lambda name: read_birth(self.registry.store, name), unknown)
+        found = dict(zip(unknown, read, strict=True))
+        with self._lock:
+            self._births.update(found)
+            return {name: self._births[name] for name in names}
+
+    def unread_births(self, names: Sequence[str]) -> list[str]:
+        """Return the names whose beginnings were not read yet."""
+        with self._lock:
+            return [name for name in names if name not in self._births]
+
+    def _refreshed(self, run: Run) -> Run:
+        try:
+            return run.refresh()
+        except RegistryError:
+            with self._lock:  # the next look opens it again: the log may have been restored
+                self._runs.pop(run.id, None)
+                self._chronicles.pop(run.id, None)
+            raise
+
+    def _begin(self, name: str) -> Future[Run]:
+        with self._lock:
+            known = self._opening.get(name)
+            if known is None:
+                known = self._opening[name] = self._threads.submit(self.run, name)
+            return known
+
+
+def now_ms() -> int:
+    """Return the time of this machine, in milliseconds since the epoch."""
+    return int(time.time() * 1000)
