@@ -101,13 +101,24 @@
     return { data, layout };
   }
 
-  function draw(plot) {
+  // The library is large: only a page with charts loads it, and a written page has it in itself.
+  let loading = null;
+  function library() {
+    loading ??= new Promise((resolve) => {
+      if (window.Plotly || isFile) return resolve();
+      const script = document.createElement("script");
+      script.src = "/static/plotly.min.js";
+      script.onload = script.onerror = resolve;
+      document.head.append(script);
+    });
+    return loading;
+  }
+  async function draw(plot) {
+    await library();
     const payload = JSON.parse(document.getElementById(plot.dataset.chart).textContent);
     const figure = payload.kind === "curves" ? curves(payload) : { data: themed(payload.data), layout: themed(payload.layout) };
     const height = Number(plot.dataset.height);
-    plot.style.height = height + "px";
-    // Plotly is the library's own name; without it the tables beneath the charts remain.
-    if (window.Plotly) {
+    if (window.Plotly) {  // without it the tables beneath the charts remain
       plot.dataset.drawn = "1";
       Plotly.react(plot, figure.data, layoutOf(figure.layout, height), { displayModeBar: false, responsive: true, scrollZoom: false });
     }
@@ -153,6 +164,7 @@
   // Tables: sorting and filtering cover the rows that are loaded.
   const valueOf = (row, index) => {
     const cell = row.cells[index];
+    if (!cell || cell.colSpan > 1) return null; // a row that could not be read
     const text = cell.dataset.value ?? cell.textContent.trim();
     const number = Number(text);
     return text === "" ? null : Number.isNaN(number) ? text.toLowerCase() : number;

@@ -1,0 +1,145 @@
+"""One browser for all tests, one server for each kind of registry, and what a page did wrong."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from holdfast.registry.storage.connecting import Address
+from tests.registry.ui.kinds import make
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+_LIBRARIES = ("jinja2", "plotly", "starlette", "uvicorn")
+collect_ignore = (
+    [] if all(map(find_spec, _LIBRARIES)) else ["test_browser.py", "test_page.py", "test_server.py"]
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A running server.
+
+    Attributes:
+        url: The URL that it printed, with the token.
+        base: Scheme, host and port.
+    """
+
+    url: str
+    base: str
+
+
+@contextmanager
+def served(place: object) -> Iterator[Site]:
+    """Serve a registry."""
+    from holdfast.registry.ui import Server, Source
+
+    source = Source.open(Address(place))
+    server = Server(source)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        yield Site(server.url, f"http://{urlsplit(server.url).netloc}")
+    finally:
+        server.stop()
+        thread.join()
+        source.close()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Site]]:
+    """Return the server of a kind of registry; it is made at its first use."""
+    known: dict[str, Site] = {}
+    with ExitStack() as stack:
+
+        def of(kind: str) -> Site:
+            if kind not in known:
+                folder = make(kind, tmp_path_factory.mktemp("ui") / kind)
+                known[kind] = stack.enter_context(served(folder))
+            return known[kind]
+
+        yield of
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium, driven by Playwright."""
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("chromium is not installed (Debian package chromium)")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        # The sandbox of the browser does not work for root and in most containers.
+        found = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@dataclass
+class Watched:
+    """A page of the browser, and everything that it did wrong.
+
+    Attributes:
+        page: The page.
+        wrong: Errors, violations of the policy, and requests to other places.
+    """
+
+    page: Page
+    wrong: list[str] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Fail if anything went wrong."""
+        assert self.wrong == []
+
+    def ready(self) -> Page:
+        """Wait until the script of the page has run and the visible charts are drawn."""
+        self.page.wait_for_selector("html[data-ready]")
+        self.page.wait_for_function(
+            "() => [...document.querySelectorAll('.plot')].filter(one => one.getBoundingClientRect()"
+            ".top < innerHeight).every(one => one.querySelector('.main-svg'))"
+        )
+        return self.page
+
+
+@pytest.fixture(scope="session")
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """One for all, so that the large library is fetched and compiled once."""
+    with browser.new_context(viewport={"width": 1280, "height": 900}) as found:
+        yield found
+
+
+@pytest.fixture
+def watched(context: BrowserContext) -> Iterator[Callable[[str], Watched]]:
+    """Return a function that opens a page which may ask only this base address."""
+    with ExitStack() as stack:
+
+        def opened(base: str) -> Watched:
+            found = Watched(context.new_page())
+            stack.callback(found.page.close)
+            page, wrong = found.page, found.wrong
+            page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+            # Errors of the console are violations of the policy, and answers that are no pages.
+            page.on("console", lambda said: _note(said.type, said.text, wrong))
+            page.on("request", lambda request: _check(request.url, base, wrong))
+            return found
+
+        yield opened
+
+
+def _note(kind: str, text: str, wrong: list[str]) -> None:
+    if kind in ("error", "warning") and "the server responded with a status of 404" not in text:
+        wrong.append(f"{kind}: {text}")
+
+
+def _check(url: str, base: str, wrong: list[str]) -> None:
+    if not url.startswith((f"{base}/", "data:", "blob:")) and url != base:
+        wrong.append(f"request: {url}")

@@ -1,0 +1,107 @@
+"""Registries of every kind that the pages are opened on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import holdfast
+from holdfast import Monitor, Registry, Retention
+
+#: Markup in every text that a writer chooses; `hacked` would be set if any of it were run.
+EVIL = "<img src=x onerror=hacked=1><script>hacked=1</script><b>&amp;"
+EVIL_LINK = '<a href="javascript:hacked=1">x</a>'
+LOSS = Monitor(metric="loss", mode="min")
+
+
+def state(step: int) -> dict[str, object]:
+    """Return a small state of a step."""
+    return {
+        "model": {"layer1": {"w": np.full((8, 8), step, np.float32)}, "b": np.zeros(4)},
+        "optimizer": {"m": np.full(64, step, np.float32)},
+    }
+
+
+def ordinary(reg: Registry) -> None:
+    """Fill a registry with a run, its fork, and a merge of both."""
+    night = reg.create_run(
+        "night", seed=1, monitor=LOSS, config={"lr": 0.1, "data": {"path": "digits"}},
+        retention=Retention(last=3, best=1),
+    )  # fmt: skip
+    for step in range(10, 90, 10):
+        loss = 2 * math.exp(-step / 30)
+        entries = [{"step": at, "lr": 0.1 / at} for at in range(step - 9, step + 1)]
+        night.save(
+            state(step), step=step, metrics={"loss": loss, "accuracy": 1 - loss / 2},
+            streams={"rate": entries},
+        )  # fmt: skip
+    best = night.best()
+    assert best is not None
+    night.set_gate("trained", best)
+    night.tag("shipped", best)
+    card = {"description": "d", "intended_use": "u"}
+    night.releases.publish("1.0.0", best, only=["model"], card=card)
+    night.restore(at=night.checkpoints()[-2])
+    night.save(state(75), step=75, metrics={"loss": 0.2, "accuracy": 0.9})
+    fork = reg.fork("night/gates/trained", "night-wide", config={"lr": 0.2, "wide": True})
+    fork.restore()
+    fork.save(state(90), step=90, metrics={"loss": 0.05, "accuracy": 0.98})
+    soup = reg.create_run("soup", monitor=LOSS)
+    sources = [reg.checkpoint("night/latest"), reg.checkpoint("night-wide/latest")]
+    soup.merge(sources, step=90, pick={"optimizer": sources[0]})
+
+
+def hostile(reg: Registry) -> None:
+    """Fill a registry with markup in metrics, configuration, meta, reasons, cards and streams."""
+    run = reg.create_run("night", monitor=Monitor(metric=EVIL, mode="min"), config={EVIL: [EVIL]})
+    for step in (1, 2, 3):
+        run.save(
+            {"model": {EVIL: np.arange(4.0), "w": np.zeros(2)}},
+            step=step,
+            metrics={EVIL: 1.0 / step, EVIL_LINK: float(step), "nan": float("nan")},
+            meta={EVIL: EVIL_LINK},
+            streams={"rate": [{"step": step, EVIL: step}]},
+        )
+    run.evict(run.checkpoints()[0], reason=EVIL)
+    card = {"description": EVIL, "intended_use": EVIL_LINK}
+    run.releases.publish("1.0.0", run.checkpoints()[0], card=card)
+    run.releases.rollback("1.0.0", reason=EVIL)
+    reg.fork("night/latest", "night-wide", config={EVIL: EVIL_LINK})
+    dropped = reg.create_run("dropped")
+    dropped.drop(EVIL)
+
+
+def damage(folder: Path) -> None:
+    """Damage a registry: a slot in the middle of `night`, the first one of `torn`."""
+    for name, number in (("night", 4), ("torn", 0)):
+        slots = sorted((folder / "runs" / name / "log").iterdir())
+        slots[number].write_bytes(b"not a slot\n")
+
+
+def many(folder: Path) -> None:
+    """Add a thousand names of runs, of which pages may read only those that they show."""
+    source = folder / "runs" / "night"
+    for number in range(1000):
+        name = f"20200101_{number // 60:04d}{number % 60:02d}_0000000a"
+        log = folder / "runs" / name / "log"
+        log.mkdir(parents=True)
+        first = sorted((source / "log").iterdir())[0]
+        (log / first.name).write_bytes(first.read_bytes().replace(b'"night"', f'"{name}"'.encode()))
+
+
+def make(kind: str, folder: Path) -> Path:
+    """Make a registry of a kind, and return its folder."""
+    fill: dict[str, Callable[[Registry], None]] = {"hostile": hostile}
+    with holdfast.init(folder, skip_race_probe=True) as reg:
+        if kind != "empty":
+            fill.get(kind, ordinary)(reg)
+        if kind == "damaged":
+            reg.create_run("torn")
+    if kind == "damaged":
+        damage(folder)
+    if kind == "many":
+        many(folder)
+    return folder

@@ -1,0 +1,112 @@
+"""Every view in a real browser, on every kind of registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.registry.ui.views import VIEWS
+from tests.registry.ui.conftest import Site, Watched
+from tests.registry.ui.kinds import EVIL
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+Sites = Callable[[str], Site]
+Opened = Callable[[str], Watched]
+
+#: Every view with the addresses that the tests open: those without a run on an empty registry too.
+PATHS = {
+    "runs": ["/", "/?q=night&sort=-best"],
+    "run": ["/runs/night", "/runs/night-wide"],
+}
+_NEEDS_RUN = ("/runs/",)
+
+
+def test_every_view_is_opened_here() -> None:
+    assert PATHS.keys() == {view.name for view in VIEWS}
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "empty", "many", "damaged", "hostile"])
+def test_every_view_is_sound_and_fits_its_window(site: Sites, watched: Opened, kind: str) -> None:
+    found = site(kind)
+    watch = watched(found.base)
+    watch.page.goto(found.url)
+    for path in (path for paths in PATHS.values() for path in paths):
+        if kind == "empty" and path.startswith(_NEEDS_RUN):
+            continue
+        answer = watch.page.goto(found.base + path)
+        assert answer is not None
+        assert answer.status == 200, path
+        page = watch.ready()
+        for width in (1280, 390):
+            page.set_viewport_size({"width": width, "height": 844})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)
+        assert page.locator("h1").count() == 1, path
+        assert page.locator("svg[role=img]:not([aria-label]), .plot:not([aria-label])").count() == 0
+        assert page.locator("table:not(:has(caption)), table:not(:has(th))").count() == 0, path
+        assert page.evaluate("() => typeof hacked") == "undefined", path
+        watch.check()
+
+
+def test_markup_of_a_registry_is_text(site: Sites, watched: Opened) -> None:
+    found = site("hostile")
+    watch = watched(found.base)
+    watch.page.goto(found.url)
+    watch.page.goto(f"{found.base}/runs/night")
+    page = watch.ready()
+    assert page.get_by_text(EVIL, exact=True).count() >= 2  # titles and labels of its charts
+    assert page.locator("main img, main b, main a[href^=javascript]").count() == 0
+    watch.check()
+
+
+def test_damage_is_said_and_the_rest_is_shown(site: Sites, watched: Opened) -> None:
+    found = site("damaged")
+    watch = watched(found.base)
+    page = watch.page
+    page.goto(found.url)
+    row = page.locator("#runs tbody tr", has_text="torn")
+    assert "damaged" in row.inner_text()
+    page.goto(f"{found.base}/runs/night")
+    assert "00000004" in page.locator(".trouble").first.inner_text()
+    # The events of the sound slots are there all the same.
+    assert page.locator("#checkpoints tbody tr").count() >= 5
+
+
+def test_sorting_and_filtering_stay_in_the_url(site: Sites, watched: Opened) -> None:
+    found = site("ordinary")
+    watch = watched(found.base)
+    page = watch.page
+    page.goto(found.url)
+    watch.ready()
+    page.get_by_role("button", name="run", exact=True).click()
+    assert "sort=name" in page.url
+    names = page.locator("#runs tbody th").all_inner_texts()
+    assert names == sorted(names)
+    page.reload()
+    watch.ready()
+    assert page.locator("#runs tbody th").all_inner_texts() == names
+    page.get_by_role("searchbox").fill("wide")
+    assert page.locator("#runs tbody tr:visible").count() == 1
+    watch.check()
+
+
+def test_a_page_follows_a_run_that_grows(site: Sites, watched: Opened, tmp_path) -> None:
+    import holdfast
+    from tests.registry.ui.conftest import served
+    from tests.registry.ui.kinds import state
+
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as reg:
+        run = reg.create_run("night")
+        run.save(state(1), step=1, metrics={"loss": 1.0})
+        with served(tmp_path / "reg") as found:
+            watch = watched(found.base)
+            watch.page.clock.install()
+            watch.page.goto(found.url)
+            watch.page.goto(f"{found.base}/runs/night")
+            watch.ready()
+            run.save(state(2), step=77, metrics={"loss": 0.5})
+            with watch.page.expect_response("**/changes.json?*"):
+                watch.page.clock.run_for(4000)
+            watch.page.locator("#checkpoints tbody th", has_text="step00000077").wait_for()
+            watch.check()
