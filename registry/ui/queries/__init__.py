@@ -1,1 +1,10 @@
-"""What the views ask: each module reads a registry and returns frozen dataclasses, without HTML."""
+"""What the views ask: each module reads a registry and returns frozen dataclasses, without HTML.
+
+- `runs`: the newest runs, a row each; `run`: one run, from `events`, `values`, `checkpoint_rows`,
+  `streams` and `timeline`.
+- `trouble`: an error as a page shows it.
+
+A query takes a `Source` and plain arguments. It reads only what its view shows: its tests state the
+requests. A run or a part of it that cannot be read becomes a `Trouble` in the answer.
+Specified in docs/spec.md, section 42.
+"""

@@ -1,4 +1,11 @@
-"""Every view, in the order of the navigation. A view is added by its line here."""
+"""Every view, in the order of the navigation. A view is added by its line here.
+
+- `view`: the type `View`, and what it is asked (`Asked`) and answers (`Shown`).
+- Each other module is one view, named as in its path.
+
+The docstring of `holdfast.registry.ui` says step by step how a view is added. Specified in
+docs/spec.md, section 42.
+"""
 
 from __future__ import annotations
 

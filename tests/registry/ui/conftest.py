@@ -104,8 +104,9 @@ class Watched:
         """Wait until the script of the page has run and the visible charts are drawn."""
         self.page.wait_for_selector("html[data-ready]")
         self.page.wait_for_function(
-            "() => [...document.querySelectorAll('.plot')].filter(one => one.getBoundingClientRect()"
-            ".top < innerHeight).every(one => one.querySelector('.main-svg'))"
+            "() => [...document.querySelectorAll('.plot')]"
+            ".filter(one => one.getBoundingClientRect().top < innerHeight)"
+            ".every(one => one.querySelector('.main-svg'))"
         )
         return self.page
 
