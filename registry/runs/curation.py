@@ -221,4 +221,5 @@ class CuratedRun(RunView):
 
     def _last_evicted(self) -> list[int]:
         said = [a for commit in self.history() for a in commit.actions if isinstance(a, Evict)]
+        self._log.refresh()  # those commits may be newer than what this handle has read
         return pruning.last_evicted(self._log.history(), said)

@@ -265,6 +265,16 @@ def test_what_training_went_back_behind_comes_back_beside_what_took_its_step(reg
     assert same(third.load(), small_state(3))
 
 
+def test_undo_of_what_came_and_went_since_the_run_was_opened(reg, backend, open_registry):
+    run = reg.create_run("r")
+    run.save(small_state(1), step=1)
+    opened_before = open_registry(backend).run("r")
+    gone = run.save(small_state(2), step=2)
+    run.save(small_state(3), step=3)
+    run.evict(gone, reason="test")
+    assert [one.step for one in opened_before.undo()] == [2]
+
+
 def test_a_step_that_is_taken_while_undo_commits(reg, backend, open_registry):
     run = several(reg, 2)
     run.prune(Retention(last=1))
