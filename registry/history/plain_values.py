@@ -73,6 +73,11 @@ def plain_values(parts: Mapping[str, Component]) -> dict[str, Json]:
     return found
 
 
+def config_by_path(encoded: Json) -> dict[str, Any]:
+    """Return the values of an encoded configuration by path, in its order."""
+    return {path: _decode(value) for path, value in _config_values(encoded).items()}
+
+
 def _config_values(encoded: Json) -> dict[str, Json]:
     """Return the values of a configuration; one that is no mapping is the value `config`."""
     found: dict[str, Json] = {}

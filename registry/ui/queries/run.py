@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.registry.errors import IncompatibleState, IntegrityError, UnsupportedFormat
-from holdfast.registry.history.log_values import decode_plain
+from holdfast.registry.errors import IntegrityError, UnsupportedFormat
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading.checkpoint import phase_segment
 from holdfast.registry.loop.overhead import waited_share
@@ -14,6 +13,7 @@ from holdfast.registry.runs.run import Run
 from holdfast.registry.ui.charts import Chart, Curve, Mark, Point, curves
 from holdfast.registry.ui.chronicle import Chronicle
 from holdfast.registry.ui.queries.checkpoint_rows import CheckpointRow, read_rows
+from holdfast.registry.ui.queries.encoded import plain
 from holdfast.registry.ui.queries.events import Event, read_events
 from holdfast.registry.ui.queries.runs import RunRow, row_of
 from holdfast.registry.ui.queries.streams import StreamShown, read_streams
@@ -155,14 +155,6 @@ def _config(run: RunManifest | None) -> object:
 
 def _environment(run: RunManifest | None) -> Mapping[str, str]:
     return {} if run is None or run.created is None else run.created.environment
-
-
-def plain(encoded: object) -> object:
-    """Return a value of the log; in its encoded form if only another program can rebuild it."""
-    try:
-        return None if encoded is None else decode_plain(encoded)  # type: ignore[arg-type]
-    except IncompatibleState:
-        return encoded
 
 
 def _waited(run: RunManifest | None) -> float | None:

@@ -119,7 +119,7 @@ def list_runs(
     names = list(only) or source.names()
     wanted = [name for name in names if matching.lower() in name.lower()]
     ages = _ages(source, wanted, reads_births=reads_births)
-    wanted.sort(key=lambda name: (name in ages, ages.get(name, 0), name), reverse=True)
+    wanted = _sorted(wanted, ages)
     chosen = wanted[:count]
     opened = source.runs(chosen, within_s)
     pending = set(opened.pending)
@@ -133,6 +133,15 @@ def list_runs(
         matching=len(wanted),
         undated=len(wanted) - len(ages),
     )
+
+
+def newest_first(source: Source, names: Sequence[str]) -> list[str]:
+    """Return names of runs, the newest first; those of unknown age come last."""
+    return _sorted(names, _ages(source, names, reads_births=False))
+
+
+def _sorted(names: Sequence[str], ages: Mapping[str, int]) -> list[str]:
+    return sorted(names, key=lambda name: (name in ages, ages.get(name, 0), name), reverse=True)
 
 
 def _ages(source: Source, names: Sequence[str], *, reads_births: bool) -> dict[str, int]:

@@ -47,7 +47,7 @@
         font: { color: variable("--ink"), size: 12.5 },
       },
       colorway: ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"].map(variable),
-      legend: { orientation: "h", y: -0.2, yanchor: "top", x: 0 },
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
       ...given,
     };
     for (const name of ["xaxis", "yaxis"]) layout[name] = axis(layout[name]);
@@ -117,7 +117,9 @@
     await library();
     const payload = JSON.parse(document.getElementById(plot.dataset.chart).textContent);
     const figure = payload.kind === "curves" ? curves(payload) : { data: themed(payload.data), layout: themed(payload.layout) };
-    const height = Number(plot.dataset.height);
+    const named = figure.layout.showlegend ? figure.data.length : 0;
+    const height = Number(plot.dataset.height) + 20 * Math.ceil(named / (narrow() ? 2 : 4));
+    plot.style.height = height + "px";
     if (window.Plotly) {  // without it the tables beneath the charts remain
       plot.dataset.drawn = "1";
       Plotly.react(plot, figure.data, layoutOf(figure.layout, height), { displayModeBar: false, responsive: true, scrollZoom: false });

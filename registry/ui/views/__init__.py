@@ -9,10 +9,13 @@ docs/spec.md, section 42.
 
 from __future__ import annotations
 
-from holdfast.registry.ui.views import run, runs
+from holdfast.registry.ui.views import lineage, run, runs, side_by_side
 from holdfast.registry.ui.views.view import View
 
 VIEWS: tuple[View, ...] = (
     runs.VIEW,
+    lineage.VIEW,
     run.VIEW,
+    lineage.OF_RUN,
+    side_by_side.VIEW,
 )

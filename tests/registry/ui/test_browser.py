@@ -18,9 +18,12 @@ Opened = Callable[[str], Watched]
 #: Every view with the addresses that the tests open: those without a run on an empty registry too.
 PATHS = {
     "runs": ["/", "/?q=night&sort=-best"],
+    "lineage": ["/lineage"],
     "run": ["/runs/night", "/runs/night-wide"],
+    "run_lineage": ["/runs/night-wide/lineage"],
+    "side_by_side": ["/compare-runs?run=night&run=night-wide&log=1&smooth=0.5&x=time"],
 }
-_NEEDS_RUN = ("/runs/",)
+_NEEDS_RUN = ("/runs/", "/compare")
 
 
 def test_every_view_is_opened_here() -> None:

@@ -1,0 +1,313 @@
+"""Forks, merges, transitions and companions across runs, as the rows of a graph.
+
+The rows are events, the newest first, as in the graph of a version control system. Each run has a
+lane from its first row up to its last one; an edge leads from a row down to the lane of an older
+run that it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, RunManifest
+from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.merging.merge import MERGE
+from holdfast.registry.ui.queries.encoded import plain
+from holdfast.registry.ui.queries.runs import BIRTHS_UNASKED, newest_first
+from holdfast.registry.ui.queries.trouble import Trouble, trouble_of
+from holdfast.registry.ui.source import Source
+
+#: Runs of one graph at most.
+MOST_RUNS = 50
+#: The order of events that have the same time.
+_AT_ONCE = {"begin": 0, "fork": 0, "latest": 2}
+#: Rows of one run for its gates, and as many for its releases.
+_MOST_PINS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A checkpoint that something came from.
+
+    Attributes:
+        run: Its run.
+        ref: Its name within the run.
+    """
+
+    run: str
+    ref: str
+
+
+@dataclass(frozen=True, slots=True)
+class LineageRow:
+    """An event of the graph.
+
+    Attributes:
+        run: The run that it belongs to.
+        time_ms: When it happened.
+        kind: `begin`, `fork`, `merge`, `transition`, `pivot`, `warm start`, `gate`, `release`,
+            `latest` or `drop`.
+        subject: Its name.
+        ref: Name of its checkpoint within the run.
+        origins: The checkpoints that it came from.
+        companions: Names of the states that were frozen or saved with it.
+    """
+
+    run: str
+    time_ms: int
+    kind: str
+    subject: str = ""
+    ref: str = ""
+    origins: tuple[Origin, ...] = ()
+    companions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A row with its place in the graph.
+
+    Attributes:
+        row: The event.
+        lane: The lane of its run, from 0.
+        above: Lanes that go on above it.
+        below: Lanes that go on below it.
+        edges: Lanes below it that an edge of it leads to.
+    """
+
+    row: LineageRow
+    lane: int
+    above: tuple[int, ...]
+    below: tuple[int, ...]
+    edges: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """The graph.
+
+    Attributes:
+        rows: Its rows, the newest first.
+        lanes: How many lanes it has.
+        runs: The runs in it.
+        others: Runs of the registry that are not in it.
+        unread: Runs whose first commits were not read: a fork of a run in the graph may be among
+            them.
+        troubles: What could not be read.
+    """
+
+    rows: tuple[Drawn, ...]
+    lanes: int
+    runs: tuple[str, ...]
+    others: int
+    unread: int
+    troubles: tuple[Trouble, ...]
+
+
+def read_lineage(
+    source: Source, wanted: Sequence[str] = (), *, reads_births: bool = False
+) -> Lineage:
+    """Return the graph of some runs with their ancestors and descendants.
+
+    One listing; the first commit of each run, one request each and once only, unless there are more
+    than `BIRTHS_UNASKED` unread ones; and opening each run of the graph.
+
+    Args:
+        source: The registry.
+        wanted: The runs. Default: the newest `MOST_RUNS`.
+        reads_births: Read all first commits however many there are.
+
+    Raises:
+        StoreUnavailable: The store does not answer.
+    """
+    names = source.names()
+    unread = source.unread_births(names)
+    if len(unread) <= BIRTHS_UNASKED or reads_births:
+        source.births(names)
+        unread = []
+    known = [name for name in names if name not in set(unread)]
+    parents = {
+        name: birth.parent.run
+        for name, birth in source.births(known).items()
+        if birth is not None and birth.parent is not None
+    }
+    chosen = list(wanted) or newest_first(source, names)[:MOST_RUNS]
+    family = _family(source, chosen, parents, set(names))[:MOST_RUNS]
+    opened = source.runs(family)
+    runs = {name: run.manifest for name, run in opened.runs.items()}
+    rows = sorted(
+        (row for run in runs.values() for row in _rows(run)),
+        key=lambda row: (row.time_ms, _AT_ONCE.get(row.kind, 1)),
+        reverse=True,
+    )
+    drawn, lanes = _draw(rows)
+    return Lineage(
+        rows=tuple(drawn),
+        lanes=lanes,
+        runs=tuple(runs),
+        others=len(names) - len(family),
+        unread=len(unread),
+        troubles=tuple(trouble_of(error) for error in opened.failed.values()),
+    )
+
+
+def _family(
+    source: Source, chosen: Sequence[str], parents: dict[str, str], names: set[str]
+) -> list[str]:
+    """Return runs with their ancestors and descendants."""
+    found = dict.fromkeys(chosen)
+    for name in chosen:  # ancestors; a parent may be in another registry
+        while True:
+            if name not in parents:
+                birth = source.births([name])[name] if name in names else None
+                if birth is None or birth.parent is None:
+                    break
+                parents[name] = birth.parent.run
+            name = parents[name]
+            if name in found or name not in names:
+                break
+            found[name] = None
+    grew = True
+    while grew:
+        more = [name for name, parent in parents.items() if parent in found and name not in found]
+        found |= dict.fromkeys(more)
+        grew = bool(more)
+    return list(found)
+
+
+def _rows(run: RunManifest) -> Iterator[LineageRow]:
+    name, created = run.run_id, run.created
+    parent = None if created is None else created.parent
+    if parent is None:
+        yield LineageRow(name, run.created_ms, "begin", run.spec.name)
+    else:
+        origin = Origin(parent.run, _ref(parent.phase, parent.step))
+        yield LineageRow(name, run.created_ms, "fork", origins=(origin,))
+    for phase in run.phases:
+        if not phase.superseded:
+            yield _entered(run, phase)
+    for one in run.live():
+        if _may_be_merged(one):
+            yield from _merged(name, one)
+    for kind in ("gate", "release"):
+        for pin in run.pins_of(kind)[-_MOST_PINS:]:
+            record = run.by_n.get(-1 if pin.checkpoint is None else pin.checkpoint)
+            yield LineageRow(name, pin.time_ms, kind, pin.name, _ref_of(record))
+    latest = run.latest()
+    if run.dropped is not None:
+        yield LineageRow(name, _newest_ms(run), "drop", run.dropped)
+    elif latest is not None:
+        yield LineageRow(
+            name,
+            latest.time_ms,
+            "latest",
+            run.status,
+            _ref_of(latest),
+            (),
+            tuple(latest.companions),
+        )
+
+
+def _entered(run: RunManifest, phase: PhaseRecord) -> LineageRow:
+    kind = "pivot" if phase.name else "warm start" if phase.stays else "transition"
+    subject = phase.name or (
+        phase.to_phase if phase.stays else f"{phase.from_phase} to {phase.to_phase}"
+    )
+    # The action has no time of its own here: the next checkpoint tells when.
+    after = (one.time_ms for one in run.checkpoints if one.n > phase.n)
+    time_ms = next(after, _newest_ms(run))
+    source_run, slash, ref = phase.source.partition("/")
+    is_ours = not phase.stays or phase.name is not None
+    origins = () if is_ours or not slash else (Origin(source_run, ref),)
+    shown = phase.source if is_ours else ""
+    return LineageRow(
+        run.run_id,
+        time_ms - 1,
+        kind,
+        phase.name or entered,
+        shown,
+        origins,
+        tuple(phase.companions),
+    )
+
+
+def _newest_ms(run: RunManifest) -> int:
+    return max([run.created_ms, *(one.time_ms for one in run.checkpoints[-1:])])
+
+
+def _may_be_merged(record: CheckpointRecord) -> bool:
+    return record.meta is not None and f'"{MERGE}"' in str(record.meta).replace("'", '"')
+
+
+def _merged(run: str, record: CheckpointRecord) -> Iterator[LineageRow]:
+    meta = plain(record.meta)
+    merge = meta.get(MERGE) if isinstance(meta, Mapping) else None
+    sources = merge.get("sources") if isinstance(merge, Mapping) else None
+    if isinstance(sources, Sequence) and not isinstance(sources, str):
+        origins = tuple(_origins(sources))
+        yield LineageRow(run, record.time_ms, "merge", "", _ref_of(record), origins)
+
+
+def _origins(sources: Iterable[Any]) -> Iterator[Origin]:
+    for one in sources:
+        ref = one.get("ref") if isinstance(one, Mapping) else one
+        run, slash, rest = ref.partition("/") if isinstance(ref, str) else ("", "", "")
+        if slash:
+            yield Origin(run, rest)
+
+
+def _ref(phase: str, step: int) -> str:
+    return f"{phase_segment(phase)}/step{step:08d}"
+
+
+def _ref_of(record: CheckpointRecord | None) -> str:
+    return "" if record is None else _ref(record.phase, record.step)
+
+
+# Drawing
+
+
+def _draw(rows: Sequence[LineageRow]) -> tuple[list[Drawn], int]:
+    """Return rows with lanes: a lane is used again above the last row of its run."""
+    spans = _spans(rows)
+    lanes = _lanes(spans)
+    drawn = []
+    for at, row in enumerate(rows):
+        own = lanes[row.run]
+        above = {lanes[run] for run, (top, low) in spans.items() if top < at <= low}
+        below = {lanes[run] for run, (top, low) in spans.items() if top <= at < low}
+        edges = {lanes[one.run] for one in row.origins if one.run in lanes and one.run != row.run}
+        drawn.append(
+            Drawn(
+                row, own, tuple(sorted(above)), tuple(sorted(below | edges)), tuple(sorted(edges))
+            )
+        )
+    return drawn, max(lanes.values(), default=-1) + 1
+
+
+def _spans(rows: Sequence[LineageRow]) -> dict[str, tuple[int, int]]:
+    """Return the first and last row of each run; a row that came from it counts too."""
+    spans: dict[str, tuple[int, int]] = {}
+    own = {row.run for row in rows}
+    for at, row in enumerate(rows):
+        for run in (row.run, *(one.run for one in row.origins if one.run in own)):
+            top, low = spans.get(run, (at, at))
+            spans[run] = (
+                top,
+                max(low, at) if run == row.run else max(low, min(at + 1, len(rows) - 1)),
+            )
+    return spans
+
+
+def _lanes(spans: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """Return a lane for each run, such that runs whose rows overlap have different ones."""
+    lanes: dict[str, int] = {}
+    busy_to: list[int] = []  # for each lane, the last row that is taken
+    for run, (top, low) in sorted(spans.items(), key=lambda one: one[1]):
+        free = next((lane for lane, until in enumerate(busy_to) if until < top), len(busy_to))
+        if free == len(busy_to):
+            busy_to.append(low)
+        busy_to[free] = low
+        lanes[run] = free
+    return lanes

@@ -1,0 +1,147 @@
+"""Several runs side by side: their metrics in common charts, and what differs between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.registry.errors import InvalidInput, RegistryError
+from holdfast.registry.history.plain_values import config_by_path
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.ui.charts import Chart, curves
+from holdfast.registry.ui.queries.runs import RunRow, row_of
+from holdfast.registry.ui.queries.trouble import Trouble, trouble_of
+from holdfast.registry.ui.queries.values import Saved, curves_of, metric_names, read_saved
+from holdfast.registry.ui.source import Source
+
+#: Runs that are compared at most.
+MOST_RUNS = 20
+#: A value that a run does not have.
+ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRow:
+    """A value of several runs.
+
+    Attributes:
+        name: Its name or path.
+        values: Its value in each run; `None` where a run has no such value.
+        differs: For each run, whether its value differs from that of the first one.
+    """
+
+    name: str
+    values: tuple[str | None, ...]
+    differs: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Runs side by side.
+
+    Attributes:
+        rows: The runs, in the order in which they were chosen.
+        charts: A chart for each metric, with a curve for each run.
+        settings: Seed, preset, origin and the like.
+        config: Values of the configurations that differ.
+        same_config: How many values of the configurations are equal.
+        environment: Values of the environments that differ.
+        same_environment: How many are equal.
+        troubles: What could not be read.
+    """
+
+    rows: tuple[RunRow, ...]
+    charts: tuple[Chart, ...]
+    settings: tuple[ValueRow, ...]
+    config: tuple[ValueRow, ...]
+    same_config: int
+    environment: tuple[ValueRow, ...]
+    same_environment: int
+    troubles: tuple[Trouble, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the runs."""
+        return tuple(row.name for row in self.rows)
+
+
+def compare_runs(source: Source, names: Sequence[str]) -> SideBySide:
+    """Return some runs side by side: the requests of opening them, and one for each slot, once.
+
+    Raises:
+        InvalidInput: Too many runs.
+        StoreUnavailable: The store does not answer.
+    """
+    if len(names) > MOST_RUNS:
+        raise InvalidInput(
+            "too many runs for one page", expected=f"at most {MOST_RUNS}", found=len(names)
+        )
+    opened = source.runs(names)
+    runs = [opened.runs[name].manifest for name in names if name in opened.runs]
+    troubles = [trouble_of(error) for error in opened.failed.values()]
+    saved: dict[str, tuple[Saved, ...]] = {}
+    for run in runs:
+        try:
+            chronicle = source.chronicle(run.run_id)
+        except RegistryError as error:
+            troubles.append(trouble_of(error))
+            continue
+        saved[run.run_id] = read_saved(chronicle.commits)
+        troubles.extend(trouble_of(error) for error in chronicle.errors)
+    config = list(_value_rows([_config(run) for run in runs]))
+    environment = list(_value_rows([_environment(run) for run in runs]))
+    return SideBySide(
+        rows=tuple(row_of(run) for run in runs),
+        charts=tuple(_charts(runs, saved)),
+        settings=tuple(_value_rows([_settings(run) for run in runs])),
+        config=tuple(row for row in config if any(row.differs)),
+        same_config=sum(not any(row.differs) for row in config),
+        environment=tuple(row for row in environment if any(row.differs)),
+        same_environment=sum(not any(row.differs) for row in environment),
+        troubles=tuple(dict.fromkeys(troubles)),
+    )
+
+
+def _charts(runs: Sequence[RunManifest], saved: Mapping[str, tuple[Saved, ...]]) -> Iterator[Chart]:
+    first = [need for run in runs for monitor in run.monitors for need in monitor.needs]
+    for metric in metric_names([one for found in saved.values() for one in found], first):
+        found = [
+            curve for name, ones in saved.items() for curve in curves_of(ones, metric, prefix=name)
+        ]
+        yield curves(metric, found)
+
+
+def _value_rows(columns: Sequence[Mapping[str, Any]]) -> Iterator[ValueRow]:
+    """Yield the values of each name, in the order in which the runs have the names."""
+    for name in dict.fromkeys(name for column in columns for name in column):
+        values = [column.get(name, ABSENT) for column in columns]
+        texts = tuple(None if value is ABSENT else _text(value) for value in values)
+        yield ValueRow(name, texts, tuple(text != texts[0] for text in texts))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def _config(run: RunManifest) -> Mapping[str, Any]:
+    return {} if run.created is None else config_by_path(run.created.config)
+
+
+def _environment(run: RunManifest) -> Mapping[str, Any]:
+    return {} if run.created is None else run.created.environment
+
+
+def _settings(run: RunManifest) -> Mapping[str, Any]:
+    created = run.created
+    parent = None if created is None else created.parent
+    origin = parent and f"{parent.run}/{phase_segment(parent.phase)}/step{parent.step:08d}"
+    found = {
+        "preset": run.spec.name,
+        "monitors": ", ".join(f"{one.label} ({one.mode})" for one in run.monitors),
+        "seed": f"0x{created.seed}" if created else "",
+        "forked from": origin,
+        "input hash": created.input_hash if created else None,
+    }
+    return {name: value for name, value in found.items() if value}

@@ -1,0 +1,31 @@
+"""The descent of runs: of the newest ones, or of one run with its ancestors and descendants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from holdfast.registry.errors import NotFound
+from holdfast.registry.ui.queries.lineage import read_lineage
+from holdfast.registry.ui.source import Source
+from holdfast.registry.ui.views.view import Asked, Shown, View
+
+
+def _ask(source: Source, asked: Asked) -> Shown:
+    found = read_lineage(source, asked.texts("run"), reads_births=asked.text("all") == "1")
+    return Shown("Lineage", found, troubles=found.troubles)
+
+
+def _of_run(source: Source, asked: Asked) -> Shown:
+    name = asked.text("run")
+    if name not in source.names():
+        raise NotFound("no such run", where=name)
+    found = read_lineage(source, [name], reads_births=asked.text("all") == "1")
+    return Shown(name, found, troubles=found.troubles, run=name)
+
+
+def _parts(source: Source, runs: Sequence[str]) -> Iterable[Asked]:  # noqa: ARG001
+    return [Asked(query={"run": runs})]
+
+
+VIEW = View("lineage", "Lineage", "/lineage", "lineage.html", _ask, place="registry", parts=_parts)
+OF_RUN = View("run_lineage", "Lineage", "/runs/{run}/lineage", "lineage.html", _of_run, place="run")
