@@ -211,9 +211,7 @@ def _rows(run: RunManifest) -> Iterator[LineageRow]:
 
 def _entered(run: RunManifest, phase: PhaseRecord) -> LineageRow:
     kind = "pivot" if phase.name else "warm start" if phase.stays else "transition"
-    subject = phase.name or (
-        phase.to_phase if phase.stays else f"{phase.from_phase} to {phase.to_phase}"
-    )
+    entered = phase.to_phase if phase.stays else f"{phase.from_phase} to {phase.to_phase}"
     # The action has no time of its own here: the next checkpoint tells when.
     after = (one.time_ms for one in run.checkpoints if one.n > phase.n)
     time_ms = next(after, _newest_ms(run))
