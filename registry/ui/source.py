@@ -150,8 +150,9 @@ class Source:
         log = RunLog(self.registry.store, name) if run is None else committer_of(run).log
         end = log.length() if run is None else log.run.next_slot
         found = read_on(log, known, end)
-        with self._lock:
-            self._chronicles[name] = found
+        if not found.errors:  # what is damaged may be restored meanwhile
+            with self._lock:
+                self._chronicles[name] = found
         return found
 
     def births(self, names: Sequence[str]) -> dict[str, Birth | None]:

@@ -1,0 +1,162 @@
+"""The answers of the queries, without a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.registry.storage.connecting import Address
+from holdfast.registry.ui.charts import Curve, Mark, Point, curves, figure, table, thinned
+from holdfast.registry.ui.queries.lineage import Origin, read_lineage
+from holdfast.registry.ui.queries.run import RunShown, show_run
+from holdfast.registry.ui.queries.runs import list_runs
+from holdfast.registry.ui.queries.side_by_side import compare_runs
+from holdfast.registry.ui.source import Source
+from tests.registry.ui.kinds import make
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("ordinary", tmp_path_factory.mktemp("queries") / "reg")
+
+
+@pytest.fixture
+def source(folder: Path) -> Iterator[Source]:
+    found = Source.open(Address(folder))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def night(source: Source) -> RunShown:
+    return show_run(source, "night")
+
+
+def test_a_row_has_the_numbers_of_its_run(source: Source) -> None:
+    rows = {row.name: row for row in list_runs(source).rows}
+    assert list(rows) == ["soup", "night-wide", "night"]
+    night = rows["night"]
+    assert (night.step, night.checkpoints, night.metric) == (75, 3, "loss")
+    assert night.latest == 0.2
+    assert night.best == min(night.spark)
+    assert rows["night-wide"].parent == "night"
+
+
+def test_each_checkpoint_says_why_it_stays_or_went(night: RunShown) -> None:
+    found = {row.saved.step: row for row in night.checkpoints}
+    assert found[10].state == "evicted"
+    assert "not among last 3, best 1" in found[10].reason
+    assert found[75].state == "kept"
+    assert "last 3" in found[75].reason
+    assert found[80].state == "superseded" or "superseded" in found[80].reason
+    assert "gates/trained" in found[80].marks
+
+
+def test_the_events_tell_what_happened_to_a_run(night: RunShown) -> None:
+    kinds = {(one.lane, one.kind) for one in night.events}
+    assert {
+        ("trainer", "begin"), ("trainer", "train"), ("trainer", "restore"), ("names", "gate"),
+        ("names", "release"), ("retention", "evict"), ("checkpoints", "save"),
+    } <= kinds  # fmt: skip
+    restore = next(one for one in night.events if one.kind == "restore")
+    assert restore.subject == "main/step00000070"
+
+
+def test_curves_have_evicted_values_and_superseded_ones_apart(night: RunShown) -> None:
+    loss = next(chart for chart in night.charts if chart.title == "loss")
+    line, behind = loss.payload["curves"]
+    assert line["steps"] == [10, 20, 30, 40, 50, 60, 70, 75]
+    assert (behind["steps"], behind["faint"]) == ([80], True)
+    assert night.charts[0].title == "loss"  # the monitored one is first
+
+
+def test_streams_are_read_as_curves(night: RunShown) -> None:
+    (stream,) = night.streams
+    assert stream.is_read
+    (chart,) = stream.charts
+    assert chart.payload["curves"][0]["steps"][:3] == [1, 2, 3]
+
+
+def test_side_by_side_shows_what_differs(source: Source) -> None:
+    found = compare_runs(source, ["night", "night-wide"])
+    config = {row.name: row for row in found.config}
+    assert config["lr"].values == ("0.1", "0.2")
+    assert config["wide"].values == (None, "True")
+    assert config["lr"].differs == (False, True)
+    loss = next(chart for chart in found.charts if chart.title == "loss")
+    names = [curve["name"] for curve in loss.payload["curves"]]
+    assert names == ["night", "night, superseded", "night-wide"]
+
+
+def test_lineage_has_forks_and_merges(source: Source) -> None:
+    found = read_lineage(source)
+    rows = {(one.row.run, one.row.kind): one for one in found.rows}
+    fork = rows["night-wide", "fork"].row
+    assert fork.origins == (Origin("night", "main/step00000080"),)
+    merge = rows["soup", "merge"].row
+    assert {origin.run for origin in merge.origins} == {"night", "night-wide"}
+    assert len(rows["soup", "merge"].edges) == 2
+
+
+def test_every_edge_of_the_graph_ends_on_the_lane_of_its_run(source: Source) -> None:
+    found = read_lineage(source).rows
+    for at, one in enumerate(found):
+        for origin in one.row.origins:
+            lane = next(later.lane for later in found[at + 1 :] if later.row.run == origin.run)
+            end = next(i for i in range(at + 1, len(found)) if found[i].row.run == origin.run)
+            assert lane in one.edges
+            assert all(lane in found[i].above for i in range(at + 1, end + 1))
+
+
+def test_damage_is_told_and_the_rest_is_shown(tmp_path: Path) -> None:
+    folder = make("damaged", tmp_path / "reg")
+    source = Source.open(Address(folder))
+    rows = {row.name: row for row in list_runs(source).rows}
+    assert rows["torn"].status == "damaged"
+    assert rows["night-wide"].status != "damaged"
+    night = show_run(source, "night")
+    assert any("00000004" in trouble.what for trouble in night.troubles)
+    assert night.row is None
+    assert len(night.checkpoints) >= 5
+    assert read_lineage(source).troubles
+    assert compare_runs(source, ["night", "night-wide"]).names == ("night-wide",)
+    source.close()
+
+
+def test_a_run_that_was_restored_from_a_backup_is_read_again(tmp_path: Path) -> None:
+    folder = make("ordinary", tmp_path / "reg")
+    source = Source.open(Address(folder))
+    slot = sorted((folder / "runs" / "night" / "log").iterdir())[4]
+    sound = slot.read_bytes()
+    slot.write_bytes(b"not a slot\n")
+    assert show_run(source, "night").troubles
+    slot.write_bytes(sound)
+    again = show_run(source, "night")
+    assert again.troubles == ()
+    assert again.row is not None
+    source.close()
+
+
+def test_a_long_curve_keeps_its_extremes() -> None:
+    points = [Point(step, None, float(step == 7777)) for step in range(10_000)]
+    kept = thinned(points, 200)
+    assert len(kept) <= 200
+    assert max(point.value for point in kept) == 1.0
+    assert [point.step for point in kept] == sorted(point.step for point in kept)
+
+
+def test_charts_escape_every_text_and_drop_numbers_that_are_no_json() -> None:
+    evil = "<b>x</b>"
+    chart = curves(
+        evil, [Curve(evil, (Point(1, 2, float("nan")),))], [Mark("best", evil, Point(1, 2, 0.5))]
+    )
+    assert "<" not in str(chart.payload)
+    assert chart.payload["curves"][0]["values"] == [None]
+    drawn = figure("t", "a", [{"text": [evil], "z": [[float("inf")]], "hovertemplate": "%{x}<br>"}],
+                   {"title": evil}, table(("x",), [(1,)]))  # fmt: skip
+    assert drawn.payload["data"] == [
+        {"text": ["&lt;b&gt;x&lt;/b&gt;"], "z": [[None]], "hovertemplate": "%{x}<br>"}
+    ]
+    assert drawn.payload["layout"] == {"title": "&lt;b&gt;x&lt;/b&gt;"}

@@ -1,0 +1,150 @@
+"""What each view asks of the store. A number here is a promise to whoever waits for a bucket."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from holdfast.backends.wrappers import Call, Metered
+from holdfast.registry.factory import open_on
+from holdfast.registry.storage.keys import slot_key
+from holdfast.registry.ui.queries.lineage import read_lineage
+from holdfast.registry.ui.queries.run import show_run
+from holdfast.registry.ui.queries.runs import BIRTHS_UNASKED, PAGE, list_runs
+from holdfast.registry.ui.queries.side_by_side import compare_runs
+from holdfast.registry.ui.source import Source
+from tests.support.stores import Scratch, new_backend, opened
+
+_LOSS = {"loss": 0.5}
+
+
+class Asking:
+    """A source that tells what it asks for."""
+
+    def __init__(self, backend: Scratch) -> None:
+        self.calls: list[Call] = []
+        meter = Metered(backend, self.calls)
+        self.source = Source(open_on(meter), meter)
+        self.calls.clear()
+
+    def asked(self) -> Counter[str]:
+        """Return the methods and kinds of keys since the last time."""
+        told = Counter(f"{call.method} {_kind(call.key)}" for call in self.calls)
+        self.calls.clear()
+        return told
+
+    def runs(self) -> set[str]:
+        """Return the runs of which anything was read since the last time."""
+        keys = (call.key.split("/") for call in self.calls)
+        found = {key[1] for key in keys if key[0] == "runs" and len(key) > 2}
+        self.calls.clear()
+        return found
+
+
+def _kind(key: str) -> str:
+    parts = key.split("/")
+    return parts[2] if parts[0] == "runs" and len(parts) > 2 else parts[0]
+
+
+def _name(number: int) -> str:
+    return f"20260101_{number // 3600:02d}{number // 60 % 60:02d}{number % 60:02d}_0000000a"
+
+
+@pytest.fixture(scope="module")
+def filled() -> Scratch:
+    """Three runs of four checkpoints, one of them a fork."""
+    backend = new_backend()
+    with opened(backend) as registry:
+        for name in ("one", "two"):
+            run = registry.create_run(name, seed=1, config={"lr": len(name)})
+            for step in range(1, 5):
+                run.save({"w": np.full(4, step)}, step=step, metrics=_LOSS)
+        registry.fork("one/latest", "three", config={"lr": 9})
+    return backend
+
+
+@pytest.fixture
+def asking(filled: Scratch) -> Iterator[Asking]:
+    found = Asking(filled)
+    yield found
+    found.source.close()
+
+
+# A run: the names of its snapshots, those of its slots, and the slots; here it has no snapshot.
+_SLOTS = {"one": 5, "two": 5, "three": 2}
+_OPENING = {name: Counter({"list snapshots": 1, "list log": 1, "get log": slots})
+            for name, slots in _SLOTS.items()}  # fmt: skip
+
+
+def test_runs_of_a_thousand_opens_only_the_rows_of_its_table() -> None:
+    backend = new_backend()
+    with opened(backend) as registry:
+        for number in range(940, 1000):
+            registry.create_run(_name(number), seed=1)
+    for number in range(940):
+        # These would be damage, if anything read them.
+        backend.put(slot_key(_name(number), 0), b"not a slot\n")
+    asking = Asking(backend)
+    page = list_runs(asking.source)
+    assert [row.name for row in page.rows] == [_name(number) for number in range(999, 949, -1)]
+    assert (page.total, page.matching, page.undated) == (1000, 1000, 0)
+    assert len(asking.calls) == 1 + 3 * PAGE
+    assert asking.runs() == {row.name for row in page.rows}
+    # The second look asks for the names, and each run for its next slot.
+    list_runs(asking.source)
+    assert asking.asked() == Counter({"list runs": 1, "get log": PAGE})
+    # More rows open only those.
+    assert len(list_runs(asking.source, count=PAGE + 5).rows) == PAGE + 5
+    assert len(asking.calls) == 1 + PAGE + 3 * 5
+    asking.source.close()
+
+
+def test_runs_of_other_names_are_dated_by_their_first_commits_once(asking: Asking) -> None:
+    page = list_runs(asking.source, count=1)
+    assert [row.name for row in page.rows] == ["three"]
+    assert page.undated == 0
+    opening = Counter({"list runs": 1, "get log": len(_SLOTS)}) + _OPENING["three"]
+    assert asking.asked() == opening
+    list_runs(asking.source, count=1)
+    assert asking.asked() == Counter({"list runs": 1, "get log": 1})
+
+
+def test_too_many_undated_runs_are_not_read_unasked() -> None:
+    backend = new_backend()
+    names = [f"r{number:04d}" for number in range(BIRTHS_UNASKED + 1)]
+    for name in names:
+        backend.put(slot_key(name, 0), b"not a slot\n")
+    asking = Asking(backend)
+    page = list_runs(asking.source, count=1)
+    assert page.undated == len(names)
+    assert asking.runs() == {names[-1]}
+    page = list_runs(asking.source, count=1, reads_births=True)
+    assert page.undated == 0
+    assert asking.runs() == set(names)
+    asking.source.close()
+
+
+def test_run_reads_its_log_once_and_then_its_next_slot(asking: Asking) -> None:
+    shown = show_run(asking.source, "one")
+    assert len(shown.checkpoints) == 4
+    assert asking.asked() == _OPENING["one"] + Counter({"get log": _SLOTS["one"]})
+    show_run(asking.source, "one")
+    assert asking.asked() == Counter({"get log": 1})
+
+
+def test_side_by_side_reads_the_logs_of_its_runs_alone(asking: Asking) -> None:
+    found = compare_runs(asking.source, ["one", "three"])
+    assert found.names == ("one", "three")
+    assert asking.runs() == {"one", "three"}
+    compare_runs(asking.source, ["one", "three"])
+    assert asking.asked() == Counter({"get log": 2})
+
+
+def test_lineage_reads_first_commits_and_opens_the_family(asking: Asking) -> None:
+    found = read_lineage(asking.source, ["three"])
+    assert set(found.runs) == {"one", "three"}
+    opening = _OPENING["one"] + _OPENING["three"]
+    assert asking.asked() == opening + Counter({"list runs": 1, "get log": len(_SLOTS)})
