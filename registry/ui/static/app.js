@@ -293,6 +293,7 @@
   prepareCharts(document);
   arrange();
   if (!isFile) follow();
+  addEventListener("beforeprint", () => document.querySelectorAll(".plot").forEach(draw));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   document.documentElement.dataset.ready = "1";
 })();
