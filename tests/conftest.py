@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.registry.values import environment
 
-pytest_plugins = ["tests.servers.fixtures"]
+pytest_plugins = ["tests.servers.fixtures", "tests.support.browsing"]
 
 # There is none while modules are imported and tests collected, and much to look through.
 gc.disable()

@@ -2,38 +2,40 @@
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     #frame = document.createElement("iframe");
-    #ready;
+    #port;
 
     constructor(url) {
       super();
-      this.#frame.hidden = true;
-      this.#ready = new Promise((resolve) => {
-        this.#frame.addEventListener("load", () => resolve(this.#start(url)), { once: true });
-      });
-      document.body.append(this.#frame);
-    }
-
-    #start(url) {
-      const scope = this.#frame.contentWindow;
-      scope.postMessage = (data) => {
+      const { port1, port2 } = new MessageChannel();
+      this.#port = port1;
+      port1.onmessage = ({ data }) => {
         const event = new MessageEvent("message", { data });
         this.onmessage?.(event);
         this.dispatchEvent(event);
       };
+      this.#frame.hidden = true;
+      this.#frame.addEventListener("load", () => this.#start(url, port2), { once: true });
+      document.body.append(this.#frame);
+    }
+
+    #start(url, port) {
+      const scope = this.#frame.contentWindow;
+      scope.postMessage = (data) => port.postMessage(data);
       const script = scope.document.createElement("script");
       script.src = url;
-      const loaded = new Promise((resolve) => script.addEventListener("load", resolve));
+      // Messages wait in the port until then.
+      script.addEventListener("load", () => {
+        port.onmessage = ({ data }) => scope.dispatchEvent(new MessageEvent("message", { data }));
+      });
       scope.document.body.append(script);
-      return loaded;
     }
 
     postMessage(data) {
-      this.#ready.then(() => {
-        this.#frame.contentWindow.dispatchEvent(new MessageEvent("message", { data }));
-      });
+      this.#port.postMessage(data);
     }
 
     terminate() {
+      this.#port.close();
       this.#frame.remove();
     }
   };

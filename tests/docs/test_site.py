@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pytest
@@ -16,9 +17,12 @@ import yaml
 
 from tests.support.pages import ROOT
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
 _SCRIPT = ROOT / "scripts" / "build_site.py"
 
-pytestmark = pytest.mark.xdist_group("site")
+pytestmark = pytest.mark.xdist_group("browser")
 
 
 @pytest.fixture(scope="session")
@@ -123,3 +127,31 @@ def _leaves(entry: object) -> Iterator[str]:
             yield from _leaves(one)
     else:
         yield str(entry)
+
+
+def test_it_opens_from_the_disk_and_its_search_works(site: Path, browser: Browser) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    asked: list[str] = []
+    wrong: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+    try:
+        page.goto((site / "index.html").as_uri())
+        assert page.locator("h1").inner_text().startswith("Holdfast")
+        page.get_by_role("link", name="Researcher", exact=True).first.click()
+        assert "For researchers" in page.locator("h1").inner_text()
+        for width in (390, 1280):
+            page.set_viewport_size({"width": width, "height": 844})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.get_by_role("button", name="Search").first.click()
+        box = page.get_by_role("combobox", name="Search")
+        box.press_sequentially("OpponentPool")
+        assert box.input_value() == "OpponentPool"
+        page.get_by_role("option", name="OpponentPool").first.click()
+        page.wait_for_url("**/docs/reference/results.html*")
+        assert page.locator("[id='holdfast.registry.pool.league.OpponentPool.draw']").count() == 1
+        assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+        assert wrong == []
+    finally:
+        page.close()

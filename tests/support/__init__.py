@@ -8,6 +8,7 @@
 - `lives`: histories of a run without a store.
 - `strategies`: hypothesis strategies.
 - `commands`: commands within this process.
+- `browsing`: a browser, as a fixture.
 - `pages`: the pages of the documents, and their blocks.
 - `inline`: registries without threads; `processes`: processes that start cheaply.
 
