@@ -1,8 +1,7 @@
-"""One browser for all tests, one server for each kind of registry, and what a page did wrong."""
+"""One server for each kind of registry, and what a page did wrong."""
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -68,20 +67,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], S
             return known[kind]
 
         yield of
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """Debian's Chromium, driven by Playwright."""
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("chromium is not installed (Debian package chromium)")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        # The sandbox of the browser does not work for root and in most containers.
-        found = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @dataclass
