@@ -145,6 +145,10 @@ class Registry:
             Conflict: A run of that name exists, or the checkpoint was evicted.
             NotFound: The checkpoint is not in this registry.
         """
+        if isinstance(source, str):  # it names a state as of now, saves under way included
+            for one in self._opened:
+                if one.id == source.partition("/")[0]:
+                    one.wait(remote=True)
         checkpoint = self.checkpoint(source) if isinstance(source, str) else source
         inherited = rooms.inheritance(self._store, checkpoint)
         parent = self._peek(checkpoint.run_id).manifest

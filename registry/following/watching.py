@@ -144,7 +144,7 @@ class Watch(Iterator[Checkpoint]):
             Conflict: Others write to the run too often; the checkpoint is not acknowledged.
         """
         self._committer.commit(
-            Composed(lambda run: self._acknowledgement(run) or None, on_dropped=True)
+            Composed(lambda run: self._acknowledgement(run) or None, on_dropped=True), waits=False
         )
         self._held = None
 
@@ -174,7 +174,7 @@ class Watch(Iterator[Checkpoint]):
             return self._claim(held)
 
         self._log.refresh()
-        self._committer.commit(compose)
+        self._committer.commit(compose, waits=False)
 
     def _take(self) -> CheckpointRecord | None:
         """Acknowledge the held checkpoint and claim the next one, both in one commit."""
@@ -189,7 +189,7 @@ class Watch(Iterator[Checkpoint]):
             return [*self._acknowledgement(run), *claim] or None
 
         try:
-            self._committer.commit(Composed(compose, on_dropped=True))
+            self._committer.commit(Composed(compose, on_dropped=True), waits=False)
         except Conflict:
             # All races for a slot were lost, because many others write. The hold stays.
             return None

@@ -79,14 +79,15 @@ class BackgroundCarrier:
         self.wake()
 
     def await_all(self, timeout_s: float | None) -> None:
-        """Wait until nothing waits in the journal of the run; say so if it takes a while.
+        """Wait until every entry of now has an outcome; say so if it takes a while.
 
         Raises:
-            TimeoutError: Something still does.
+            TimeoutError: Some still wait.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         said = time.monotonic() + SILENT_S - REMINDER_S
-        while waiting := self._folder.waiting():
+        last = max(self._folder.waiting(), default=0)  # a training may acknowledge without end
+        while waiting := [number for number in self._folder.waiting() if number <= last]:
             if time.monotonic() - said >= REMINDER_S:
                 said = time.monotonic()
                 _LOGGER.warning(

@@ -6,17 +6,19 @@ Its commit numbers are provisional: other writers may come first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from holdfast.registry.errors import Conflict, IntegrityError, InvalidInput, ObjectNotFound
 from holdfast.registry.history.actions import Action, SetStatus
 from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.log_values import decode_plain
 from holdfast.registry.history.replay import Forgotten, RunManifest
 from holdfast.registry.journal.entry_saves import EntryToken, expected_save
 from holdfast.registry.journal.folder import RunFolder
 from holdfast.registry.journal.log_scan import LogScan
-from holdfast.registry.journal.records import Entry
+from holdfast.registry.journal.records import Entry, SaveFields
 from holdfast.registry.journal.states import EntryStates
 from holdfast.registry.storage.store import Store
 from holdfast.registry.writing.change import after_commit
@@ -32,12 +34,16 @@ class ExpectedRun:
         run: The run after the entries.
         numbers: The commit number of the checkpoint of each write, provisional for entries.
         entries: The entries of checkpoints with their numbers, by provisional commit number.
+        last_entries: For each of these checkpoints, the last entry of every stream to which it, or
+            one before it that is not in the run yet, appends.
     """
 
     def __init__(self, run: RunManifest) -> None:
         self.run = run
         self.numbers: dict[str, int] = {}
         self.entries: dict[int, tuple[int, Entry]] = {}
+        self.last_entries: dict[int, dict[str, Mapping[str, Any]]] = {}
+        self._newest: int | None = None
 
     def add(self, number: int, entry: Entry, n: int | None, actions: Sequence[Action]) -> None:
         """Add an entry.
@@ -53,6 +59,21 @@ class ExpectedRun:
             if n == self.run.commits:
                 self.entries[n] = number, entry
         self.run = after_commit(self.run, actions, entry.signature)
+
+    def append(self, n: int, resumed: int | None, fields: SaveFields) -> None:
+        """Note the streams to which a checkpoint appends.
+
+        Args:
+            n: Commit number of the checkpoint.
+            resumed: That of the checkpoint that its training continues from, if it resumed.
+            fields: Its save.
+        """
+        before = self._newest if resumed is None else resumed
+        found = {} if before is None else self.last_entries.get(before, {})
+        new = {
+            name: decode_plain(entries)[-1] for name, entries in fields.streams.items() if entries
+        }
+        self._newest, self.last_entries[n] = n, {**found, **new}
 
 
 def expect(folder: RunFolder, log: RunLog, store: Store) -> ExpectedRun:
@@ -107,3 +128,5 @@ def _add(
     save.check(run)
     actions = save.actions(run)
     expected.add(number, entry, save.outcome, actions)
+    if save.outcome == run.commits:  # not a save that repeats a checkpoint
+        expected.append(save.outcome, resumed, fields)

@@ -145,10 +145,18 @@ class RunFolder:
         """Return the numbers of the entries without a note, ascending."""
         if not self.exists:
             return []
-        # Entries first: an entry that is carried meanwhile then has a note, or is gone.
+        # A note comes after its entry, and is deleted after it: entries before and behind the notes
+        # show what has none.
         entries = self._numbers(_ENTRIES)
         noted = set(self._numbers(_NOTES))
-        return [number for number in entries if number not in noted]
+        there = set(self._numbers(_ENTRIES))
+        return [number for number in entries if number in there - noted]
+
+    def carried_to(self) -> int:
+        """Return the number of the last entry that does not wait; it never goes back."""
+        entries = self.numbers() if self.exists else []
+        waiting = self.waiting()  # after them: a new entry does not look carried
+        return waiting[0] - 1 if waiting else max(entries, default=0)
 
     def entry(self, number: int) -> Entry:
         """Return an entry.

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import RLock
+from typing import Any
 
 from holdfast.registry.errors import Conflict, Fenced, StorageError, StoreFull, Stranded
 from holdfast.registry.history.actions import Action, RunStatus, SetStatus
@@ -54,6 +55,7 @@ class JournaledTrainer(Trainer):
         self.folder = RunFolder(journal, committer.store.config.id, committer.log.run_id)
         self.waited_s = 0.0
         self._begin()
+        committer.await_earlier = self._await_earlier
         finish_at_the_end(self)
 
     def _begin(self) -> None:
@@ -63,6 +65,7 @@ class JournaledTrainer(Trainer):
         self._resumes: int | str | None = None
         self._keeps: int | None = None
         self._search_from = 0
+        self._read_to = 0
         self._expected: ExpectedRun | None = None
         self._last: tuple[EntryStates, Mapping[str, PlacedState]] | None = None
         self._told: set[int] = set()
@@ -76,7 +79,7 @@ class JournaledTrainer(Trainer):
 
     def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
         if not save.request.takes_over:
-            self._carrier.await_all(None)
+            self._await_entries()  # before the lock, which saves of other threads need
             self._expected = None
             return super()._store_and_commit(save)
         with self._lock:
@@ -188,7 +191,8 @@ class JournaledTrainer(Trainer):
         token.warn_of_owner(log.run)
         token.prefix, token.resumed_at = self.folder.id(), None
         token.reset()
-        self._committer.commit(Claimed(token, Composed(lambda run: ())))  # noqa: ARG005
+        nothing = Composed(lambda run: ())  # noqa: ARG005
+        self._committer.commit(Claimed(token, nothing), waits=False)
         log.look().outcome.result()
         self._note_takeover()
 
@@ -210,11 +214,15 @@ class JournaledTrainer(Trainer):
     def _expect(self) -> ExpectedRun:
         # Other threads ask too, such as one that prepares a save while another one is running.
         with self._expecting:
-            expected = self._expected
-            if expected is None:
+            while self._expected is None:
+                carried = self.folder.carried_to()
+                if carried > self._read_to:  # into slots that this handle has not read
+                    self._log.refresh()
+                    self._read_to = carried
                 expected = expect(self.folder, self._log, self._committer.store)
-                self._expected = expected
-            return expected
+                if self.folder.carried_to() == carried:  # nothing was carried meanwhile
+                    self._expected = expected
+            return self._expected
 
     def _resumed_at(self) -> int | None:
         """Return the checkpoint that training continues from, by its number in that run."""
@@ -257,6 +265,19 @@ class JournaledTrainer(Trainer):
         return None
 
     # Restoring
+
+    def refresh(self) -> RunManifest:
+        """Read the log; return the run with the saves that are only in the journal."""
+        self._log.refresh()
+        self._expected = None
+        return self._expect().run
+
+    def waiting_entry(self, checkpoint: Checkpoint, stream: str) -> Mapping[str, Any] | None:
+        """Return the last entry of a stream at a checkpoint, if it is only in the journal."""
+        if not isinstance(checkpoint, JournaledCheckpoint) or checkpoint.durable_in == "registry":
+            return None
+        expected = self._expect()
+        return expected.last_entries.get(expected.numbers[checkpoint.write], {}).get(stream)
 
     def newest_first(self) -> list[Checkpoint]:
         """Return the kept checkpoints, those that are only here included, newest first."""
@@ -310,9 +331,8 @@ class JournaledTrainer(Trainer):
     def commit(self, change: NewCommit) -> RunManifest:
         """Commit a change that only the trainer may make, once the registry has every save."""
         self.settle()
-        self._carrier.await_all(None)
+        self._await_entries()
         with self._lock:
-            self._raise_outcomes()
             token = self._writer_token
             self._log.refresh()
             if not self._takeover:
@@ -335,7 +355,6 @@ class JournaledTrainer(Trainer):
         if self._takeover:
             self._append_status(status)
         else:
-            self._carrier.await_all(None)
             super().set_status(status)
 
     def leave(self, status: RunStatus) -> None:
@@ -368,8 +387,19 @@ class JournaledTrainer(Trainer):
         until = None if timeout_s is None else time.monotonic() + timeout_s
         super().wait(remote=remote, timeout_s=timeout_s)
         if remote:
-            self._carrier.await_all(None if until is None else until - time.monotonic())
-            self._raise_outcomes()
+            self._await_entries(None if until is None else until - time.monotonic())
+
+    def _await_earlier(self) -> None:
+        """Wait before a commit for the saves that come first, and read them."""
+        if self.folder.exists:
+            self._await_entries()
+            self._log.refresh()  # the carrier has a log of its own
+
+    def _await_entries(self, timeout_s: float | None = None) -> None:
+        """Wait until the registry has the saves of this machine; raise what became of them."""
+        self._reset_after_fork()
+        self._carrier.await_all(timeout_s)
+        self._raise_outcomes()
 
     def backlog(self) -> Backlog:
         """Return what is only in the journal."""

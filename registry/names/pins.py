@@ -35,6 +35,8 @@ def set_tag(committer: Committer, name: str, checkpoint: Checkpoint) -> None:
 def set_gate(committer: Committer, name: str, checkpoint: Checkpoint | None) -> Checkpoint:
     """Make a checkpoint a gate; see `Run.set_gate`."""
     check_name(name, "a gate")
+    if checkpoint is None:
+        committer.await_earlier()  # the best one may be among those saves
     run = committer.log.refresh()
     phase = _gate_phase(run, name)
     record = _best(run, name, phase) if checkpoint is None else checkpoint.record

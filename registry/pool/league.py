@@ -80,9 +80,9 @@ class OpponentPool:
             IncompatibleState: The checkpoint has no parts for inference.
             Conflict: The checkpoint was evicted, or the run dropped.
         """
+        n = own(self._committer, checkpoint, "the pool")
 
         def source(run: RunManifest) -> Source:
-            n = own(self._committer, checkpoint, "the pool")
             record = run.by_n.get(n) or self._log.knowing(n).by_n[n]
             gates = [pin.name for pin in run.pins_of("gate") if pin.checkpoint == record.n]
             return Source(record, gates[0] if frozen and gates else None)

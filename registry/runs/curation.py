@@ -216,6 +216,7 @@ class CuratedRun(RunView):
             MissingObject: Its objects were collected, or this mirror never had them.
         """
         chosen = [pins.own(self._committer, one, "undo") for one in checkpoints]
+        self._committer.await_earlier()  # those saves may evict
         back = pruning.undo(self._committer, chosen or self._last_evicted())
         return [self._checkpoint(record) for record in back]
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.registry.errors import InvalidInput, NotFound
+from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.history.writer_token import check_not_dropped
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored, load_to_train
@@ -93,10 +94,11 @@ class ResumableRun(CuratedRun):
         map_location: object,
     ) -> Restored | None:
         self._trainer.settle()
-        check_not_dropped(self._log.refresh())
+        run = self._trainer.refresh()
+        check_not_dropped(run)
         self._trainer.looks_for_a_state()
-        self._check_compared()
-        if self._log.run.status == "completed":
+        self._check_compared(run)
+        if run.status == "completed":
             _LOGGER.warning(
                 "%s: the run is completed and refuses saves; to train it further, call "
                 "`run.set_status('running')`",
@@ -115,7 +117,9 @@ class ResumableRun(CuratedRun):
             restored = replace(restored, state=changed.state)
         if sources is None and not self.spec.sources:
             return restored
-        stale = rooms.find_stale(self._committer, restored.checkpoint, restored.state, sources)
+        stale = rooms.find_stale(
+            self._trainer, self._committer, restored.checkpoint, restored.state, sources
+        )
         return replace(restored, stale=stale)
 
     def _restore_at(
@@ -130,10 +134,10 @@ class ResumableRun(CuratedRun):
         self._trainer.resume_at(at)
         return Restored(loaded, at, ())
 
-    def _check_compared(self) -> None:
+    def _check_compared(self, run: RunManifest) -> None:
         """Refuse to resume if something that must match was not given to `Registry.run`."""
         missing = [name for name in self.spec.must_match or () if name not in self._compared]
-        if missing and self.manifest.has_checkpoints:
+        if missing and run.has_checkpoints:
             raise InvalidInput(
                 "the run's preset demands that a resume is given what the run was created with",
                 where=self.id,
@@ -195,7 +199,7 @@ class ResumableRun(CuratedRun):
         if mode == "fresh":
             if source is not None:
                 raise InvalidInput("mode fresh starts from nothing", where="source")
-            return rooms.start_fresh(self._committer)
+            return rooms.start_fresh(self._trainer)
         if mode == "warm_start":
             if isinstance(source, Stored):
                 rooms.check_expected(self.spec, source, expected)

@@ -256,6 +256,7 @@ class Run(LoopingRun):
             IntegrityError: A source is damaged or gone.
         """
         self._trainer.settle()
+        self._committer.await_earlier()  # the sources may be among those saves
         request = SaveRequest(
             step,
             takes_over=False,

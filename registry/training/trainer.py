@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import RLock
+from typing import Any
 
 from holdfast.backends.escape import printable
 from holdfast.registry.errors import IntegrityError
@@ -68,6 +69,10 @@ class Trainer:
         """The step of the checkpoint that training resumed from, before the first save."""
         resumed = self._log.run.by_n.get(-1 if (n := self._writer_token.resumed_at) is None else n)
         return None if resumed is None else resumed.step
+
+    def refresh(self) -> RunManifest:
+        """Read the log; return the run."""
+        return self._log.refresh()
 
     def save(self, state: object, request: SaveRequest) -> Checkpoint:
         """Store and commit a state."""
@@ -148,8 +153,12 @@ class Trainer:
             is_said = run.dropped is not None or run.status == said
             return None if is_fenced or is_said else [SetStatus(status=said)]
 
-        self._committer.commit(Composed(actions, on_dropped=True))
+        self._committer.commit(Composed(actions, on_dropped=True), waits=False)
         ending.has_ended(self._committer.store, self._log.run_id)
+
+    def waiting_entry(self, checkpoint: Checkpoint, stream: str) -> Mapping[str, Any] | None:  # noqa: ARG002
+        """Return the last entry of a stream at a checkpoint, if it is only in a journal."""
+        return None
 
     def looks_for_a_state(self) -> None:
         """Note that the handle asked for a state to continue from, whether there is one or not."""

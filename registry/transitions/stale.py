@@ -16,6 +16,7 @@ from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history.log_values import MAX_STEP
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.streams.appends import read_segments
+from holdfast.registry.training.trainer import Trainer
 from holdfast.registry.writing.committer import Committer
 
 _LOGGER = logging.getLogger("holdfast")
@@ -25,11 +26,16 @@ Sources = Mapping[str, Iterable[str]]
 
 
 def find_stale(
-    committer: Committer, checkpoint: Checkpoint, state: Any, sources: Sources | None
+    trainer: Trainer,
+    committer: Committer,
+    checkpoint: Checkpoint,
+    state: Any,
+    sources: Sources | None,
 ) -> tuple[str, ...]:
     """Return the paths of keys that no source has, and warn of them.
 
     Args:
+        trainer: Knows the entries of streams that are only in a journal.
         committer: The committer of the run.
         checkpoint: The checkpoint that training continues from.
         state: Its state, as training gets it.
@@ -51,7 +57,7 @@ def find_stale(
     found = []
     for place, names in sources.items():
         known = frozenset(names)
-        there = _at(committer, checkpoint, state, place)
+        there = _at(trainer, committer, checkpoint, state, place)
         found += [f"{place}/{name}" for name in there if name not in known]
     if found:
         _LOGGER.warning(
@@ -78,10 +84,14 @@ def check_given(places: Iterable[str], sources: Sources | None) -> None:
         )
 
 
-def _at(committer: Committer, checkpoint: Checkpoint, state: Any, place: str) -> list[Any]:
+def _at(
+    trainer: Trainer, committer: Committer, checkpoint: Checkpoint, state: Any, place: str
+) -> list[Any]:
     first, *path = place.split("/")
     if first == _STREAMS and path:
-        value: Any = _last_entry(committer, checkpoint, path.pop(0))
+        name = path.pop(0)
+        waiting = trainer.waiting_entry(checkpoint, name)
+        value: Any = _last_entry(committer, checkpoint, name) if waiting is None else waiting
     else:
         value = state.get(first) if isinstance(state, Mapping) else None
     for step in path:

@@ -59,9 +59,9 @@ class Started:
     stale: tuple[str, ...] = ()
 
 
-def start_fresh(committer: Committer) -> Started:
+def start_fresh(trainer: Trainer) -> Started:
     """Start from nothing: the seeds alone; see `Run.start`."""
-    run = committer.log.refresh()
+    run = trainer.refresh()
     check_unbegun(run, "fresh")
     return Started("fresh", {}, None, _seeds(run, _reseeded(_rows(run.spec, None, ()))))
 
@@ -83,7 +83,7 @@ def start_warm(
             expected="a checkpoint or a release, of any run: reg.checkpoint('RUN/best')",
             found=quoted(source),
         )
-    run = committer.log.refresh()
+    run = trainer.refresh()
     check_unbegun(run, "warm_start")
     rows = _rows(run.spec, source, (carry,) if isinstance(carry, str) else tuple(carry))
     state = load_to_train(source, map_location)

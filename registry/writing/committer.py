@@ -51,21 +51,25 @@ class Committer:
         store: The registry's objects.
         log: The run's log.
         writer: Chooses the keys.
+        await_earlier: Called before a commit: waits for saves that were acknowledged before it and
+            are not in the log yet. Without a journal there are none.
     """
 
     def __init__(self, store: Store, log: RunLog) -> None:
         self.store = store
         self.log = log
         self.writer = Writer(store, log)
+        self.await_earlier: Callable[[], None] = _nothing
         self._bases: dict[Digest, PlacedState] = {}
         self._trials = Trials()
         self._lock = ProcessLock()
 
-    def commit(self, change: Change | Actions) -> RunManifest:
+    def commit(self, change: Change | Actions, *, waits: bool = True) -> RunManifest:
         """Carry a change through: its objects first, then its lines in one slot.
 
         Args:
             change: The change, or a function that returns the actions of one that writes no state.
+            waits: Whether it waits for saves that were acknowledged before.
 
         Returns:
             The run at the slot, or at the head if there was nothing to commit.
@@ -73,6 +77,8 @@ class Committer:
         Raises:
             Conflict: Sweeps or other writers interfered too often.
         """
+        if waits:
+            self.await_earlier()
         if not isinstance(change, Change):
             change = Composed(change)
         # A change that writes no objects need not wait for a running save.
@@ -243,6 +249,10 @@ class Committer:
             except IntegrityError:
                 continue  # a damaged state is no base; its chunks are stored again
         return list(bases.values())
+
+
+def _nothing() -> None:
+    """Wait for nothing."""
 
 
 def _lines(change: Change, run: RunManifest) -> Sequence[Line | bytes] | None:
