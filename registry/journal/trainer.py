@@ -12,11 +12,12 @@ from functools import partial
 from threading import RLock
 from typing import Any
 
-from holdfast.registry.errors import Conflict, Fenced, StorageError, StoreFull, Stranded
+from holdfast.registry.errors import Conflict, Fenced, StorageError, Stranded
 from holdfast.registry.history.actions import Action, RunStatus, SetStatus
 from holdfast.registry.history.replay import Forgotten, RunManifest
 from holdfast.registry.history.state_reader import PlacedState
-from holdfast.registry.journal.background import LOOK_S, REMINDER_S, BackgroundCarrier
+from holdfast.registry.journal.background import BackgroundCarrier
+from holdfast.registry.journal.bound import await_room
 from holdfast.registry.journal.checkpoint import JournaledCheckpoint
 from holdfast.registry.journal.ending import finish_at_the_end, set_status_behind
 from holdfast.registry.journal.entry_saves import EntryToken, JournaledSave
@@ -24,7 +25,7 @@ from holdfast.registry.journal.expected import ExpectedRun, expect
 from holdfast.registry.journal.folder import RunFolder
 from holdfast.registry.journal.log_scan import LogScan
 from holdfast.registry.journal.records import Entry, SaveFields
-from holdfast.registry.journal.settings import BYTES_VARIABLE, Journal
+from holdfast.registry.journal.settings import Journal
 from holdfast.registry.journal.states import EntryStates
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.training import ending
@@ -84,7 +85,7 @@ class JournaledTrainer(Trainer):
             return super()._store_and_commit(save)
         with self._lock:
             self._raise_outcomes()
-            self._await_room(save)
+            self.waited_s += await_room(self.folder, self._carrier, save, self._raise_outcomes)
             with self.folder.lock("writing").held(shared=True):
                 states = EntryStates(self.folder, secrets.token_hex(8), self._committer.store)
                 try:
@@ -404,39 +405,6 @@ class JournaledTrainer(Trainer):
     def backlog(self) -> Backlog:
         """Return what is only in the journal."""
         return self.folder.backlog()
-
-    def _await_room(self, save: PreparedSave) -> None:
-        """Wait until a save fits into the journal, and say so."""
-        states = [save.given, *save.companions.values()]
-        parts = [part for state in states for part in state.components]
-        needed = sum(leaf.nbytes for part in parts for leaf in part.leaves)
-        most = self.folder.journal.max_bytes
-        if needed > most:
-            raise StoreFull(
-                "the state is larger than the journal may be",
-                where=self.folder.path,
-                expected=f"at most {most} bytes",
-                found=f"{needed} bytes",
-                hint=f"Set {BYTES_VARIABLE}, or save without a journal.",
-            )
-        began = said = time.monotonic()
-        while (held := self.folder.waiting_bytes()) + needed > most:
-            self._raise_outcomes()
-            if began == said or time.monotonic() > said + REMINDER_S:
-                said = time.monotonic()
-                _LOGGER.warning(
-                    "%s: the save waits: %d bytes are only in the journal %s, of at most %d (%s); "
-                    "%s",
-                    self._log.run_id,
-                    held,
-                    self.folder.path,
-                    most,
-                    BYTES_VARIABLE,
-                    self._carrier.why(),
-                )
-            self._carrier.sleep(LOOK_S)
-        if said != began:
-            self.waited_s += time.monotonic() - began
 
     def _raise_outcomes(self) -> None:
         """Raise what became of the saves of this handle, once; if they are stranded, each time."""
