@@ -109,10 +109,7 @@ class HoldfastCheckpoint(Checkpoint):
             strategy.checkpoint_io = self.io
 
     def on_save_checkpoint(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        checkpoint: dict[str, Any],
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Add the random generators of every rank."""
         checkpoint[_RNG] = {"ranks": capture_ranks(), "epoch_ended": self._epoch_ended}
@@ -121,10 +118,7 @@ class HoldfastCheckpoint(Checkpoint):
                 state["_iterator_finished"] = True
 
     def on_load_checkpoint(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        checkpoint: dict[str, Any],
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep the random generators until the training starts."""
         self._loaded = checkpoint.get(_RNG)
@@ -137,6 +131,7 @@ class HoldfastCheckpoint(Checkpoint):
         and workers. Training that was not interrupted makes one after each epoch; so after an epoch
         it is made again, behind the restored generators. Within an epoch it is not.
         """
+        self._saver.begin()
         if self._has_checkpointer:
             # Lightning's handler, which is new since `setup`, waits for other ranks within a step.
             signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -154,12 +149,7 @@ class HoldfastCheckpoint(Checkpoint):
         self._loader_states = []
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save, if it is time; where a validation or the end of an epoch follows, after it."""
         step, every = trainer.global_step, self._every_steps

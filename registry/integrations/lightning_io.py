@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from lightning.pytorch.plugins.io import CheckpointIO
@@ -97,19 +97,19 @@ class HoldfastIO(CheckpointIO):
             InvalidInput: The path names another run.
             IntegrityError: It is damaged; no other one is loaded instead.
         """
-        if str(path).startswith(SCHEME):
-            found = self._found(str(path).removeprefix(SCHEME))
-        elif self._files is not None:
+        text, found = str(path), None
+        if text.startswith(SCHEME):
+            found = self._found(text.removeprefix(SCHEME))
+        elif self._files is None:
+            found = self._named(path)
+        elif Path(text).exists() or not text.startswith(f"{self._run.id}/"):
             return self._files.load_checkpoint(path, weights_only=weights_only)
-        else:
-            named = self._named(path)
-            if named is None:
-                raise NotFound(
-                    "no checkpoint of the run was saved under this path",
-                    where=f"{self._run.id}: {path}",
-                    hint=f"A ref finds every checkpoint: {SCHEME}{self._run.id}/latest.",
-                )
-            found = named
+        if found is None:
+            raise NotFound(
+                "there is no such file, and no checkpoint of the run was saved under this path",
+                where=f"ckpt_path={text!r}",
+                hint=f"A ref finds every checkpoint: {SCHEME}{self._run.id}/latest.",
+            )
         return _from_components(self._load(found))
 
     def remove_checkpoint(self, path: Any) -> None:

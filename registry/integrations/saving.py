@@ -11,6 +11,7 @@ import torch.distributed
 from holdfast.backends.escape import quoted
 from holdfast.registry import rng
 from holdfast.registry.errors import InvalidInput
+from holdfast.registry.history.writer_token import check_not_completed
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loop.checkpointer import Checkpointer
 from holdfast.registry.refs import find_in_run
@@ -59,6 +60,14 @@ class Saver:
     def stopped(self) -> bool:
         """Whether the checkpointer was asked to stop, and leaves that to the trainer."""
         return self._checkpointer is not None and self._checkpointer.stopped
+
+    def begin(self) -> None:
+        """Begin to train: refuse a run that is completed, whose first save may be hours away.
+
+        Raises:
+            Conflict: It is completed.
+        """
+        check_not_completed(self._run.refresh().manifest)
 
     def resume_at(self, step: int) -> None:
         """Continue after a step that is saved."""

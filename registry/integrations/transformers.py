@@ -131,6 +131,8 @@ class HoldfastCallback(TrainerCallback):
                 expected="'steps' or 'epoch', and a run with Monitor and Retention(best=1)",
                 found="best",
             )
+        if state.global_step < state.max_steps:
+            self._saver.begin()
         if self._loaded:
             given["optimizer"].load_state_dict(self._loaded["optimizer"])
             given["lr_scheduler"].load_state_dict(self._loaded["scheduler"])
@@ -201,7 +203,7 @@ class HoldfastCallback(TrainerCallback):
         flos = self._trainer.state.total_flos
         now = dataclasses.replace(state, stateful_callbacks=exported, total_flos=flos)
         parts = {
-            **_model_parts(given["model"]),
+            **hub_folder.model_parts(given["model"]),
             "optimizer": given["optimizer"].state_dict(),
             "scheduler": given["lr_scheduler"].state_dict(),
             "rng": capture_ranks(),
@@ -214,28 +216,3 @@ class HoldfastCallback(TrainerCallback):
         if self._folder is not None and args.local_process_index == 0:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = None
-
-
-def _model_parts(model: Any) -> dict[str, Any]:
-    """Return the components of a model: weights, configurations, and metadata of their file."""
-    parts = {hub_folder.METADATA: {"format": "pt"}}
-    if hasattr(model, "peft_config"):
-        from peft import get_peft_model_state_dict  # only a PEFT model needs it
-
-        name, *others = model.active_adapters
-        if others:
-            raise InvalidInput("several adapters are active", found=", ".join([name, *others]))
-        config = model.peft_config[name].to_dict()
-        files = {"adapter_config.json": {**config, "inference_mode": True}}
-        weights = {"adapter": dict(get_peft_model_state_dict(model, adapter_name=name))}
-    else:
-        kinds = {"config.json": "config", "generation_config.json": "generation_config"}
-        found = {file: getattr(model, kind, None) for file, kind in kinds.items()}
-        files = {file: one.to_dict() for file, one in found.items() if one is not None}
-        weights = {"model": model.state_dict()}
-    plain = json.loads(json.dumps(files, default=_plain, sort_keys=True))
-    return {**weights, **parts, hub_folder.CONFIGS: plain}
-
-
-def _plain(value: Any) -> Any:
-    return sorted(value) if isinstance(value, set) else str(value)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import holdfast
-from holdfast.errors import InvalidInput, NotFound, UnsupportedValue
+from holdfast.errors import Conflict, InvalidInput, NotFound, UnsupportedValue
 from holdfast.lightning import HoldfastCheckpoint, HoldfastIO
 from holdfast.registry.journal.background import BackgroundCarrier
 
@@ -171,15 +171,28 @@ def refuse(url: str) -> None:
         run = reg.create_run("refused")
         saver = HoldfastCheckpoint(run)
         assert saver.resume() is None
+
+        def fit_from(path: str) -> None:
+            trainer(saver).fit(Net(0), *data(DataLoader), ckpt_path=path)
+
         cases: list[tuple[type[Exception], str, Callable[[], object]]] = [
             (InvalidInput, "at least 1", lambda: HoldfastCheckpoint(run, every_n_epochs=0)),
             (NotFound, "none yet", lambda: saver.io.load_checkpoint("holdfast://refused/latest")),
             (NotFound, "no checkpoint of", lambda: HoldfastIO(run).load_checkpoint("last.ckpt")),
             (InvalidInput, "another run", lambda: saver.io.load_checkpoint("holdfast://x/latest")),
+            (
+                NotFound,
+                r"no such file.*holdfast://refused/latest",
+                lambda: fit_from("refused/latest"),
+            ),
         ]
         for kind, text, call in cases:
             with pytest.raises(kind, match=text):
                 call()
+        run.set_status("completed")
+        with pytest.raises(Conflict, match=r"completed.*set_status\('running'\)"):
+            trainer(saver).fit(Net(0), *data(DataLoader))  # the first step would kill the process
+        run.set_status("running")
         sharded = pytest.MonkeyPatch()
         training = trainer(saver)
         kind = type(training.strategy)
