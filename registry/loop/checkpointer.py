@@ -312,7 +312,7 @@ class Checkpointer:
         if self._ranks.rank == 0:
             self._say_interrupted()
             step = None if self._last is None else self._last.step
-            _LOGGER.info("%s: step %s is durable; leaving", self._trainer.run.run_id, step)
+            _LOGGER.warning("%s: step %s is durable; leaving", self._trainer.run.run_id, step)
             self._await_registry()
         self._together(_nothing)
         self._deadline.cancel()
@@ -348,10 +348,11 @@ class Checkpointer:
 
     def _announce(self, signum: int) -> None:
         _LOGGER.warning(
-            "%s: asked to stop (%s); saving after this step, at most %g s from now",
+            "%s: asked to stop (%s); saving after this step, at most %g s from now%s",
             self._trainer.run.run_id,
             signal.Signals(signum).name,
             self._reaction.deadline_s,
+            "; a second Ctrl-C ends at once" if signum == signal.SIGINT else "",
         )
 
     def _leave_late(self, signum: int) -> None:
