@@ -29,7 +29,8 @@ class Rules:
         never_takes_over: J3.
         holds_bytes: J4: an entry does not lean on the store for its bytes.
         bytes_until_read_back: J4: they stay until the slot was read back.
-        keeps_refused: J4: also those of refused and stranded entries.
+        keeps_refused: J4: those of refused entries stay for a person.
+        keeps_stranded: J4: those of stranded entries too.
         in_order: J5.
         searches: J6: the log is searched for the write before an attempt.
         searches_evicted: J6: in the commits of evicted checkpoints too.
@@ -50,6 +51,7 @@ class Rules:
     holds_bytes: bool = True
     bytes_until_read_back: bool = True
     keeps_refused: bool = True
+    keeps_stranded: bool = True
     in_order: bool = True
     searches: bool = True
     searches_evicted: bool = True
@@ -458,8 +460,8 @@ class JournalModel:
             entries = _with(state.entries, me.entry, entry._replace(told=me.step))
             yield ("tells", me.step), state._replace(entries=entries)
         verdict = entry.note or me.step
-        keeps = verdict != "carried" and rules.keeps_refused
-        noted = entry._replace(note=verdict, told=verdict, bytes=entry.bytes and keeps)
+        keeps = {"refused": rules.keeps_refused, "stranded": rules.keeps_stranded}.get(verdict)
+        noted = entry._replace(note=verdict, told=verdict, bytes=entry.bytes and bool(keeps))
         after = state._replace(entries=_with(state.entries, me.entry, noted))
         yield ("notes", verdict), become(Carrier(), after)
 
