@@ -168,10 +168,10 @@ def test_all_races_lost_is_no_end(run: Run, monkeypatch: pytest.MonkeyPatch, clo
     assert next(watch).step == 1
     commit, refusals = run._committer.commit, [Conflict("lost 20 races")] * 2
 
-    def crowded(*arguments):
+    def crowded(*arguments, **options):
         if refusals:
             raise refusals.pop()
-        return commit(*arguments)
+        return commit(*arguments, **options)
 
     monkeypatch.setattr(run._committer, "commit", crowded)
     assert next(watch).step == 2

@@ -68,6 +68,7 @@ class Children:
     """The program, running."""
 
     def __init__(self) -> None:
+        self._calls = 0
         self._program = subprocess.Popen(
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
@@ -91,9 +92,12 @@ class Children:
         lines = [
             [call.target, [_plain(arg) for arg in call.args], env | call.env] for call in calls
         ]
-        self._program.stdin.write(json.dumps(lines) + "\n")
+        self._calls += 1
+        self._program.stdin.write(json.dumps([self._calls, lines]) + "\n")
         self._program.stdin.flush()
-        statuses, wrote = json.loads(self._program.stdout.readline())
+        number = 0
+        while number != self._calls:  # a test that took too long has left its answer
+            number, statuses, wrote = json.loads(self._program.stdout.readline())
         if any(status not in (0, KILLED) for status in statuses):
             print(wrote)  # pytest shows it if the test fails
         return [int(status) for status in statuses]
@@ -119,13 +123,12 @@ def _serve() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     for line in sys.stdin:
+        number, calls = json.loads(line)
         with tempfile.TemporaryFile("w+", errors="replace") as log:
-            children = [
-                _fork(target, args, env, log.fileno()) for target, args, env in json.loads(line)
-            ]
+            children = [_fork(target, args, env, log.fileno()) for target, args, env in calls]
             statuses = [_wait(child) for child in children]
             log.seek(0)
-            answers.write(json.dumps([statuses, log.read()[-20000:]]) + "\n")
+            answers.write(json.dumps([number, statuses, log.read()[-20000:]]) + "\n")
         answers.flush()
 
 
