@@ -118,7 +118,7 @@ def test_the_wheel_holds_one_name_and_no_junk(built: Built) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"holdfast"}
     assert found["holdfast/py.typed"] == b""
     suffixes = {Path(name).suffix for name in found if name.startswith("holdfast/")}
-    assert suffixes <= {".py", ".typed", ".toml"}
+    assert suffixes <= {".py", ".typed", ".toml", ".css", ".html", ".js"}
     with zipfile.ZipFile(built.wheel) as packed:
         assert not [one.filename for one in packed.infolist() if (one.external_attr >> 28) == 0xA]
 
