@@ -7,8 +7,8 @@ of files. `detect` tells the format by the content. The list is closed: no plugi
 
 `state_file` has the values that formats return, `content` the states that they write,
 `named_tensors` the part of a state that simple formats can hold; `source` reads a file that may
-change meanwhile, `target` writes one whole or not at all. A file is hostile: no length in it is
-trusted, and nothing in it is run.
+change meanwhile, `target` writes one whole or not at all; `size_limit` bounds what a file may
+become. A file is hostile: no length in it is trusted, and nothing in it is run.
 
 `holdfast.formats` is the public name of this room. docs/cli.md, "push" and "pull", describes the
 formats for users; CONTRIBUTING.md tells how to add one.
@@ -24,7 +24,14 @@ from typing import Any
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats import content, table
 from holdfast.registry.formats.content import Content, MemoryContent, StoredContent, with_torch
-from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader, WrittenFile
+from holdfast.registry.formats.size_limit import check_path, limited
+from holdfast.registry.formats.state_file import (
+    FileReport,
+    FileState,
+    TensorHeader,
+    WrittenFile,
+    problem,
+)
 from holdfast.registry.formats.table import Format
 from holdfast.registry.formats.target import check_target
 from holdfast.registry.loading.files import is_tree
@@ -57,7 +64,13 @@ def detect(path: PathLike) -> str | None:
     return None if found is None else found.name
 
 
-def read(path: PathLike, *, format: str | None = None, portable: bool = False) -> FileState:  # noqa: A002
+def read(
+    path: PathLike,
+    *,
+    format: str | None = None,  # noqa: A002
+    portable: bool = False,
+    max_bytes: int | None = None,
+) -> FileState:
     """Read a file or a folder as a state for `Run.save`. Nothing in it is ever run.
 
     Args:
@@ -66,18 +79,23 @@ def read(path: PathLike, *, format: str | None = None, portable: bool = False) -
             a file without a known one is `opaque`, a folder a `tree` of files.
         portable: Whether tensors are returned as bytes, for which torch is not needed. Such a state
             can be saved and written; only a program that computes needs torch's tensors.
+        max_bytes: The most bytes that the file or folder may have, or become if it is compressed.
+            By default `HOLDFAST_MAX_FILE_BYTES` says it; without that, memory is the limit.
 
     Returns:
         The state, the file's own metadata, and the format.
 
     Raises:
-        InvalidInput: There is no such file or format, it breaks its format, or it changed
-            meanwhile.
+        InvalidInput: There is no such file or format, it breaks its format, it is above the size
+            limit, or it changed meanwhile.
+        UnsupportedFormat: It is of a format that is out of scope, such as ONNX.
         UnsupportedValue: A value in it could only be loaded by running code.
         IncompatibleState: It does not fit into memory, or a library that reads it is not installed.
     """
     path = Path(path)
-    found = _format_of(path, format).module.read(path)
+    with limited(max_bytes):
+        check_path(path)
+        found = _format_of(path, format).module.read(path)
     if portable:
         return found
     return FileState(with_torch(found.state), found.format, found.size_bytes, found.metadata)
@@ -107,6 +125,7 @@ def write(
     Raises:
         IncompatibleState: The state does not fit the format, or the format keeps no metadata; the
             message names the path in the state.
+        UnsupportedFormat: The format is out of scope, such as ONNX.
         UnsupportedValue: A value of a state in memory cannot be stored.
         InvalidInput: `path` exists already, or there is no such format.
         NotFound: There is no such component.
@@ -131,36 +150,59 @@ def write(
     return chosen.module.write(path, source, metadata=metadata, force=force)
 
 
-def inspect(path: PathLike, *, format: str | None = None) -> FileReport:  # noqa: A002
-    """Describe a file without reading the data of its tensors.
+def inspect(
+    path: PathLike,
+    *,
+    format: str | None = None,  # noqa: A002
+    max_bytes: int | None = None,
+) -> FileReport:
+    """Describe a file without reading the data of its tensors, and without checking them.
 
     Args:
         path: The file or folder.
         format: Its format; by default its extension decides, and without a known one its content.
+        max_bytes: As for `read`.
 
     Raises:
-        InvalidInput: There is no such file or format, or it breaks its format.
+        InvalidInput: There is no such file or format, it breaks its format, or it is above the size
+            limit.
+        UnsupportedFormat: It is of a format that is out of scope, such as ONNX.
         UnsupportedValue: It could only be loaded by running code.
     """
     path = Path(path)
-    return _known(path, format).module.inspect(path)
+    with limited(max_bytes):
+        check_path(path)
+        return _known(path, format).module.inspect(path)
 
 
-def validate(path: PathLike, *, format: str | None = None) -> list[str]:  # noqa: A002
+def validate(
+    path: PathLike,
+    *,
+    format: str | None = None,  # noqa: A002
+    max_bytes: int | None = None,
+) -> list[str]:
     """Return the problems of a file, each a line of text; none if `read` accepts it.
 
     Args:
         path: The file or folder.
         format: Its format; by default its extension decides, and without a known one its content.
+        max_bytes: As for `read`; a file above it has one problem.
 
     Raises:
         InvalidInput: There is no such file or format.
+        UnsupportedFormat: It is of a format that is out of scope, such as ONNX.
         StorageError: It cannot be read.
     """
     path = Path(path)
     if not path.exists():
         raise InvalidInput("no such file", where=path)
-    return _known(path, format).module.validate(path)
+    with limited(max_bytes):
+        found = _known(path, format)
+        try:
+            check_path(path)
+        except InvalidInput as error:
+            return [problem(error)]
+        return found.module.validate(path)
 
 
 def opaque_name(stored: Stored) -> str | None:
@@ -187,6 +229,7 @@ def _target_format(path: Path, state: Content, name: str | None) -> Format:
     if is_tree(state.parts):
         return table.TREE
     found = table.by_extension(path)
+    table.check_scope(path.suffix)
     if found is None:
         raise IncompatibleState(
             f"a state cannot be written as {path.suffix or 'a file without extension'}",

@@ -13,7 +13,8 @@ Since `DType::Bool` names its storage it is `{"Bool": "Native"}`. Quantized tens
 
 The state is `{"metadata": ..., "item": ...}` with tensors in place of `TensorData`, and `dtypes`,
 the other spelling of element types by path, where there is one. Records of other recorders have no
-names (Bin) and are opaque files. A record has no index, so it is always read as a whole.
+names (Bin) and are opaque files. A record has no index: a description passes over the bytes of its
+tensors.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from typing import Any, Final
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats.content import Content, portable
-from holdfast.registry.formats.message_pack import check_structure, starts_record
-from holdfast.registry.formats.safetensors_file import check_room
+from holdfast.registry.formats.message_pack import check_structure, outline, starts_record
+from holdfast.registry.formats.size_limit import check_room
 from holdfast.registry.formats.source import read_exactly, stable
 from holdfast.registry.formats.state_file import (
     FileReport,
@@ -89,14 +90,16 @@ def read(path: Path) -> FileState:
 
 
 def inspect(path: Path) -> FileReport:
-    """Describe a record.
+    """Describe a record from everything but the bytes of its tensors.
 
     Raises:
         InvalidInput: It is damaged, or a tensor does not fit its shape.
-        IncompatibleState: It does not fit into memory, or `msgpack` is not installed.
+        IncompatibleState: `msgpack` is not installed.
     """
-    record, size = _record(path)
-    walk = _Tensors(path)
+    with stable(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        record = _unpacked(outline(file, size, path), path)
+    walk = _Tensors(path, with_data=False)
     walk.convert(record["item"], "item")
     if walk.faults:
         raise walk.faults[0]
@@ -128,13 +131,18 @@ def _msgpack(where: object) -> ModuleType:
 
 
 def _record(path: Path) -> tuple[dict[str, Any], int]:
-    msgpack = _msgpack(path)
     with stable(path) as file:
         size = os.fstat(file.fileno()).st_size
-        check_room(2 * size, path)
+        check_room(size, path, copies=2)
         data = bytearray(size)
         read_exactly(file, memoryview(data), path)
     check_structure(memoryview(data), path)
+    return _unpacked(data, path), size
+
+
+def _unpacked(data: bytes | bytearray, path: Path) -> dict[str, Any]:
+    """Return a record whose structure was checked."""
+    msgpack = _msgpack(path)
     try:
         found = msgpack.unpackb(
             data, strict_map_key=True, object_pairs_hook=_unique, max_ext_len=0, use_list=True
@@ -146,7 +154,7 @@ def _record(path: Path) -> tuple[dict[str, Any], int]:
     about = found["metadata"]
     if not isinstance(about, dict) or not all(isinstance(text, str) for text in about.values()):
         raise _unsound(path, "its metadata are not strings by name", None)
-    return found, size
+    return found
 
 
 def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -168,17 +176,21 @@ def _unsound(where: object, rule: str, found: object) -> InvalidInput:
 class _Tensors:
     """Puts tensors in place of `TensorData`.
 
+    Args:
+        path: The file, for messages.
+        with_data: Whether `bytes` are the data; otherwise they are its length, of an outline.
+
     Attributes:
         headers: Each tensor by path.
         spelled: Element types that are spelled in another way than they are written here.
         faults: An error for each bad tensor.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, with_data: bool = True) -> None:
         self.headers: dict[str, TensorHeader] = {}
         self.spelled: dict[str, Any] = {}
         self.faults: list[InvalidInput] = []
-        self._path = path
+        self._path, self._with_data = path, with_data
 
     def convert(self, value: Any, path: str) -> Any:
         """Return a value with tensors; `message_pack` has bounded its depth."""
@@ -193,13 +205,16 @@ class _Tensors:
 
     def _tensor(self, value: dict[str, Any], dtype: str, path: str) -> TensorBytes | None:
         shape, data = _shape(value["shape"]), memoryview(value["bytes"])
-        if shape is None or math.prod(shape) * ITEM_SIZES[dtype] != len(data):
+        length = len(data) if self._with_data else int.from_bytes(data, "big")
+        if shape is None or math.prod(shape) * ITEM_SIZES[dtype] != length:
             fault = "the bytes of a tensor do not fit its shape"
             self.faults.append(_unsound(f"{self._path}: {path}", fault, value["shape"]))
             return None
         if value["dtype"] != _NAMES[dtype]:
             self.spelled[path] = value["dtype"]
         self.headers[path] = TensorHeader(dtype, shape)
+        if not self._with_data:
+            return None
         return TensorBytes(dtype, shape, data)
 
 

@@ -25,13 +25,13 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.formats import safetensors, torch
 from holdfast.registry.formats.content import Content, MemoryContent, portable
-from holdfast.registry.formats.safetensors_file import check_room, header_of, read_file
+from holdfast.registry.formats.safetensors_file import header_of, read_file
 from holdfast.registry.formats.safetensors_index import (
     headers,
-    index_problems,
     read_index,
     read_shards,
 )
+from holdfast.registry.formats.size_limit import check_room
 from holdfast.registry.formats.source import read_exactly, stable
 from holdfast.registry.formats.state_file import (
     FileReport,
@@ -119,16 +119,21 @@ def validate(path: Path) -> list[str]:
     found: list[str] = []
     try:
         files = _files(path)
-        for reader in _readers(files):
+        for name, reader in _readers(files):
             try:
                 reader()
             except RegistryError as error:
-                found.append(problem(error))
-        if _INDEX in files and "model.safetensors" not in files:
-            found = [one for one in found if _INDEX not in one] + index_problems(files[_INDEX])
+                found += _problems_of(name, files[name]) or [problem(error)]
     except RegistryError as error:
         found.append(problem(error))
     return found
+
+
+def _problems_of(name: str, file: Path) -> list[str]:
+    """Return every problem of a file that cannot be read, if its format lists them."""
+    if name in _TENSORS or name == _INDEX:
+        return safetensors.validate(file)
+    return torch.validate(file) if name == _OPTIMIZER else []
 
 
 def _files(path: Path) -> dict[str, Path]:
@@ -191,28 +196,28 @@ _Part = tuple[dict[str, dict[str, Any]], int]
 
 def _parts(files: Mapping[str, Path]) -> Iterator[_Part]:
     """Yield what each file gives to the components, and its size."""
-    for reader in _readers(files):
+    for _, reader in _readers(files):
         yield reader()
 
 
-def _readers(files: Mapping[str, Path]) -> Iterator[Callable[[], _Part]]:
-    """Yield a reader for each file; the shards of a model have one reader."""
+def _readers(files: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], _Part]]]:
+    """Yield the name and a reader of each file; the shards of a model have one reader."""
     shards: set[Path] = set()
     if _INDEX in files and "model.safetensors" not in files:
         index = files[_INDEX]
         shards = {index, *_shards(index)}
-        yield lambda: _of_shards(index)
+        yield _INDEX, lambda: _of_shards(index)
     for name, file in files.items():
         if file in shards:
             continue
         if name in _TENSORS:
-            yield lambda name=name, file=file: _of_tensors(name, file)  # type: ignore[misc]
+            yield name, lambda name=name, file=file: _of_tensors(name, file)  # type: ignore[misc]
         elif name in _JSON:
-            yield lambda name=name, file=file: _of_json(name, file)  # type: ignore[misc]
+            yield name, lambda name=name, file=file: _of_json(name, file)  # type: ignore[misc]
         elif name == _OPTIMIZER:
-            yield lambda file=file: _of_optimizer(file)  # type: ignore[misc]
+            yield name, lambda file=file: _of_optimizer(file)  # type: ignore[misc]
         else:
-            yield lambda name=name, file=file: _of_bytes(name, file)  # type: ignore[misc]
+            yield name, lambda name=name, file=file: _of_bytes(name, file)  # type: ignore[misc]
 
 
 def _shards(index: Path) -> list[Path]:

@@ -7,10 +7,12 @@ of strings are skipped. The forms of MessagePack are those of its specification.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import BinaryIO, Final, NoReturn
 
 from holdfast.registry.errors import InvalidInput
+from holdfast.registry.values.parse_limits import check_bytes
 
 #: The most values in a file, and how deeply they may be nested: that of a state, less its top.
 MAX_VALUES: Final = 5_000_000
@@ -22,6 +24,10 @@ _LENGTHS: Final = {
     **{0xDC + n: (2 << n, "items") for n in range(2)},
     **{0xDE + n: (2 << n, "pairs") for n in range(2)},
 }
+#: First bytes of byte strings, whose data can be long.
+_BYTES: Final = (0xC4, 0xC5, 0xC6)
+#: A file is read in pieces of this many bytes, or of one value.
+_WINDOW_BYTES: Final = 2**12
 #: First byte -> bytes of the value after it.
 _FIXED: Final = {
     **dict.fromkeys((0xC0, 0xC2, 0xC3), 0),
@@ -43,6 +49,49 @@ def check_structure(data: memoryview, path: Path) -> None:
     Raises:
         InvalidInput: They are not, or the value is too large or too deep.
     """
+    for _ in _values(lambda at, count: data[at : at + count], len(data), path):
+        pass
+
+
+def outline(file: BinaryIO, size: int, path: Path) -> bytes:
+    """Return a file with the length of each byte string, in eight bytes, in place of its bytes.
+
+    The bytes themselves are passed over and not read.
+
+    Raises:
+        InvalidInput: As for `check_structure`; or what is left takes too much memory.
+    """
+    window = _Window(file)
+    found = bytearray()
+    for start, end, first in _values(window.read, size, path):
+        if first in _BYTES:
+            width, _ = _LENGTHS[first]
+            found += b"\xc4\x08" + (end - start - 1 - width).to_bytes(8, "big")
+            continue
+        wanted = len(found) + end - start
+        check_bytes(wanted, "describing it", where=path, kind=InvalidInput)
+        found += window.read(start, end - start)
+    return bytes(found)
+
+
+class _Window:
+    """Reads a file in pieces around the positions that are asked for."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._start, self._data = file, 0, b""
+
+    def read(self, at: int, count: int) -> bytes:
+        """Return bytes; fewer at the end of the file."""
+        if not self._start <= at <= at + count <= self._start + len(self._data):
+            self._file.seek(at)
+            self._start, self._data = at, self._file.read(max(count, _WINDOW_BYTES))
+        return self._data[at - self._start : at - self._start + count]
+
+
+def _values(
+    read: Callable[[int, int], bytes | memoryview], size: int, path: Path
+) -> Iterator[tuple[int, int, int]]:
+    """Yield where each value begins, where it or the head of its items ends, and its first byte."""
     at, values = 0, 0
     open_items = [1]
     while open_items:
@@ -51,13 +100,12 @@ def check_structure(data: memoryview, path: Path) -> None:
             continue
         open_items[-1] -= 1
         values += 1
-        if at >= len(data):
+        if at >= size:
             _broken(path, at, "it breaks off")
-        first = data[at]
-        at += 1
-        size, inner = _token(data, at, first, path)
-        at += size
-        if at > len(data) or inner > len(data) - at:
+        start, first = at, read(at, 1)[0]
+        length, inner = _token(read, at + 1, first, size, path)
+        at += 1 + length
+        if at > size or inner > size - at:
             _broken(path, at, "a length is larger than the rest of the file")
         if values + inner > MAX_VALUES:
             _broken(path, at, f"it holds more than {MAX_VALUES} values")
@@ -65,11 +113,14 @@ def check_structure(data: memoryview, path: Path) -> None:
             open_items.append(inner)
         if len(open_items) > _MAX_DEPTH:
             _broken(path, at, f"it is nested more than {_MAX_DEPTH} levels deep")
-    if at != len(data):
+        yield start, at, first
+    if at != size:
         _broken(path, at, "there are bytes after its end")
 
 
-def _token(data: memoryview, at: int, first: int, path: Path) -> tuple[int, int]:
+def _token(
+    read: Callable[[int, int], bytes | memoryview], at: int, first: int, size: int, path: Path
+) -> tuple[int, int]:
     """Return the bytes after the first one that belong to a value, and its number of items."""
     if first <= 0x7F or first >= 0xE0:
         return 0, 0
@@ -84,9 +135,9 @@ def _token(data: memoryview, at: int, first: int, path: Path) -> tuple[int, int]
     if first not in _LENGTHS:
         _broken(path, at, f"a value of the unknown kind {first:#04x}")
     width, kind = _LENGTHS[first]
-    if at + width > len(data):
+    if at + width > size:
         _broken(path, at, "it breaks off")
-    count = int.from_bytes(data[at : at + width], "big")
+    count = int.from_bytes(read(at, width), "big")
     if kind == "bytes":
         return width + count, 0
     return width, count * (2 if kind == "pairs" else 1)

@@ -23,12 +23,19 @@ import numpy as np
 
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
-from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
+from holdfast.registry.errors import InvalidInput, UnsupportedValue
 from holdfast.registry.formats.archive import entries_of
 from holdfast.registry.formats.content import Content
 from holdfast.registry.formats.named_tensors import NamedTensors
-from holdfast.registry.formats.source import KEEP, available_bytes, stable, unsound
-from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader, WrittenFile
+from holdfast.registry.formats.size_limit import check_room
+from holdfast.registry.formats.source import KEEP, stable, unsound
+from holdfast.registry.formats.state_file import (
+    FileReport,
+    FileState,
+    TensorHeader,
+    WrittenFile,
+    problem,
+)
 from holdfast.registry.formats.target import new_file
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.values.dtypes import ITEM_SIZES
@@ -110,7 +117,7 @@ def read(path: Path) -> FileState:
     with stable(path) as file:
         archive, size = _opened(file, path)
         arrays = [_checked(archive, entry, path) for entry in archive.infolist()]
-        _check_memory(arrays, path)
+        check_room(sum(array.nbytes for array in arrays), path)
         state = {array.name: _loaded(archive, array, path) for array in arrays}
     return FileState({COMPONENT: state}, "npz", size)
 
@@ -119,10 +126,11 @@ def validate(path: Path) -> list[str]:
     """Return what is wrong with the archive, or with each of its arrays."""
     try:
         with stable(path) as file:
-            archive, _ = _opened(file, path)
-            return list(_faults(archive, path))
+            faults: list[InvalidInput] = []
+            archive, _ = _opened(file, path, faults)
+            return [problem(error) for error in faults] or list(_faults(archive, path))
     except InvalidInput as error:
-        return [" ".join(str(error).split())]
+        return [problem(error)]
 
 
 def inspect(path: Path) -> FileReport:
@@ -138,8 +146,16 @@ def inspect(path: Path) -> FileReport:
     return FileReport("npz", size, tensors)
 
 
-def _opened(file: BinaryIO, path: Path) -> tuple[zipfile.ZipFile, int]:
-    """Open an archive whose entries keep the rules; return it and the size of the file."""
+def _opened(
+    file: BinaryIO, path: Path, faults: list[InvalidInput] | None = None
+) -> tuple[zipfile.ZipFile, int]:
+    """Open an archive whose entries keep the rules; return it and the size of the file.
+
+    Args:
+        file: The file.
+        path: Its path.
+        faults: Takes the errors of entries; without it the first one is raised.
+    """
     size = os.fstat(file.fileno()).st_size
     try:
         entries = entries_of(file, path)
@@ -151,7 +167,12 @@ def _opened(file: BinaryIO, path: Path) -> tuple[zipfile.ZipFile, int]:
     if sum(entry.compress_size for entry in entries) > size:
         _broken(path, "the entries overlap", f"at most {size} bytes", None)
     for entry in entries:
-        _check_entry(entry, path)
+        try:
+            _check_entry(entry, path)
+        except InvalidInput as error:
+            if faults is None:
+                raise
+            faults.append(error)
     return archive, size
 
 
@@ -209,17 +230,6 @@ def _checked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> _A
     return array
 
 
-def _check_memory(arrays: list[_Array], path: Path) -> None:
-    wanted, available = sum(array.nbytes for array in arrays), available_bytes()
-    if wanted > available:
-        raise IncompatibleState(
-            "the arrays do not fit into memory",
-            where=path,
-            expected=f"at most {available} bytes",
-            found=f"{wanted} bytes",
-        )
-
-
 def _loaded(archive: zipfile.ZipFile, array: _Array, path: Path) -> Any:
     shape = array.shape[::-1] if array.is_fortran else array.shape
     try:
@@ -249,10 +259,10 @@ def _faults(archive: zipfile.ZipFile, path: Path) -> Iterator[str]:
     for entry in archive.infolist():
         try:
             array = _checked(archive, entry, path)
-            _check_memory([array], path)
+            check_room(array.nbytes, path)
             _loaded(archive, array, path)
         except InvalidInput as error:
-            yield " ".join(str(error).split())
+            yield problem(error)
 
 
 # Writing

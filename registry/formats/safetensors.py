@@ -19,7 +19,7 @@ from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats.content import Content
 from holdfast.registry.formats.named_tensors import NamedTensors
-from holdfast.registry.formats.safetensors_file import header_of, read_file
+from holdfast.registry.formats.safetensors_file import file_problems, header_of, read_file
 from holdfast.registry.formats.safetensors_header import NAMES, encode_header, looks_like_header
 from holdfast.registry.formats.safetensors_index import (
     SUFFIX,
@@ -72,8 +72,10 @@ def read(path: Path) -> FileState:
 
 
 def validate(path: Path) -> list[str]:
-    """Return the first rule that a file breaks, if it breaks one; of an index, all problems."""
-    return index_problems(path) if _is_index(path) else problems(read, path)
+    """Return every rule that a file breaks, or an index and its shards."""
+    return (index_problems(path) if _is_index(path) else file_problems(path)) or problems(
+        read, path
+    )
 
 
 def inspect(path: Path) -> FileReport:

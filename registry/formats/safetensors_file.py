@@ -7,8 +7,10 @@ from pathlib import Path
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput
-from holdfast.registry.formats.safetensors_header import Header, read_header
-from holdfast.registry.formats.source import available_bytes, read_exactly, stable
+from holdfast.registry.formats.safetensors_header import Header, header_faults, read_header
+from holdfast.registry.formats.size_limit import check_room
+from holdfast.registry.formats.source import read_exactly, stable
+from holdfast.registry.formats.state_file import problem
 
 
 def header_of(path: Path) -> tuple[Header, int]:
@@ -20,6 +22,16 @@ def header_of(path: Path) -> tuple[Header, int]:
     with stable(path) as file:
         size = os.fstat(file.fileno()).st_size
         return read_header(file, size, path), size
+
+
+def file_problems(path: Path) -> list[str]:
+    """Return every rule of the format that a file breaks, each a line of text."""
+    try:
+        with stable(path) as file:
+            faults = header_faults(file, os.fstat(file.fileno()).st_size, path)
+    except InvalidInput as error:
+        faults = [error]
+    return [problem(error) for error in faults]
 
 
 def read_file(path: Path) -> tuple[dict[str, object], Header, int]:
@@ -45,19 +57,3 @@ def read_file(path: Path) -> tuple[dict[str, object], Header, int]:
                 ) from error
             read_exactly(file, data, path)
     return tensors, header, size
-
-
-def check_room(size: int, path: Path) -> None:
-    """Check that some bytes fit into memory.
-
-    Raises:
-        IncompatibleState: They do not.
-    """
-    available = available_bytes()
-    if size > available:
-        raise IncompatibleState(
-            "it does not fit into memory",
-            where=path,
-            expected=f"at most {available} bytes",
-            found=f"{size} bytes",
-        )

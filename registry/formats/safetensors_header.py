@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -66,9 +67,31 @@ def read_header(file: BinaryIO, size: int, path: Path) -> Header:
         InvalidInput: It breaks a rule of the format, which the message names, or would take too
             much memory.
     """
+    faults: list[InvalidInput] = []
+    header = _checked(file, size, path, faults)
+    if faults:
+        raise faults[0]
+    assert header is not None  # mypy does not see it
+    return header
+
+
+def header_faults(file: BinaryIO, size: int, path: Path) -> list[InvalidInput]:
+    """Return an error for every rule that the header of a file breaks."""
+    faults: list[InvalidInput] = []
+    try:
+        _checked(file, size, path, faults)
+    except InvalidInput as error:
+        faults.append(error)
+    return faults
+
+
+def _checked(file: BinaryIO, size: int, path: Path, faults: list[InvalidInput]) -> Header | None:
+    """Return the header, if no fault of its entries was found."""
     header, data_bytes = _parse(file, size, path)
     metadata = _metadata(header.pop("__metadata__", None), path)
-    order = _check_entries(header, data_bytes, path)
+    order = _check_entries(header, data_bytes, path, faults)
+    if faults:
+        return None
     entries = [(name, header[name]) for name in order]
     tensors = [(name, DTYPES[one["dtype"]], tuple(one["shape"])) for name, one in entries]
     return Header(metadata, tensors)
@@ -120,18 +143,36 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_entries(header: Mapping[str, Any], data_bytes: int, path: Path) -> list[str]:
+def _check_entries(
+    header: Mapping[str, Any], data_bytes: int, path: Path, faults: list[InvalidInput]
+) -> list[str]:
     """Check that the tensors fill the data without gaps; return their names in that order."""
-    spans = sorted((_span(name, entry, path), name) for name, entry in header.items())
+    spans = []
+    for name, entry in header.items():
+        with _noting(faults):
+            spans.append((_span(name, entry, path), name))
+    if faults:
+        return []  # holes would follow from them
+    spans.sort()
     end = 0
     for (start, stop), name in spans:
         if start != end:
             fault = "overlaps another tensor" if start < end else "leaves a hole before it"
-            _broken(path, f"tensor {name!r} {fault}", f"data from offset {end}", start)
-        end = stop
+            with _noting(faults):
+                _broken(path, f"tensor {name!r} {fault}", f"data from offset {end}", start)
+        end = max(end, stop)
     if end != data_bytes:
-        _broken(path, "the tensors do not end with the file", f"{data_bytes} bytes", end)
+        with _noting(faults):
+            _broken(path, "the tensors do not end with the file", f"{data_bytes} bytes", end)
     return [name for _, name in spans]
+
+
+@contextmanager
+def _noting(faults: list[InvalidInput]) -> Iterator[None]:
+    try:
+        yield
+    except InvalidInput as error:
+        faults.append(error)
 
 
 def _span(name: str, entry: Any, path: Path) -> tuple[int, int]:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.registry.errors import InvalidInput, RegistryError
-from holdfast.registry.formats.safetensors_file import check_room, header_of, read_file
+from holdfast.registry.formats.safetensors_file import file_problems, header_of, read_file
 from holdfast.registry.formats.safetensors_header import Header
+from holdfast.registry.formats.size_limit import check_room
 from holdfast.registry.formats.source import stable, unsound
 from holdfast.registry.formats.state_file import problem
 from holdfast.registry.values.parse_limits import check_json
@@ -132,10 +133,9 @@ def index_problems(path: Path) -> list[str]:
     found = []
     for shard, names in index.shards.items():
         try:
-            _, header, _ = read_file(shard)
-            _check(path, shard, header, names)
+            _check(path, shard, header_of(shard)[0], names)
         except RegistryError as error:
-            found.append(problem(error))
+            found += file_problems(shard) or [problem(error)]
     return found
 
 

@@ -129,15 +129,3 @@ def json_object(data: bytes, where: object) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InvalidInput("not a JSON object", where=where, found=type(found).__name__)
     return found
-
-
-def available_bytes() -> int:
-    """Return the memory that can be taken without swapping, as the system sees it."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key == "MemAvailable":
-                return int(value.removesuffix("kB")) * 1024
-    except (OSError, ValueError):
-        pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

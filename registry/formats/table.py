@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from holdfast.registry.errors import InvalidInput
+from holdfast.registry.errors import InvalidInput, UnsupportedFormat
 from holdfast.registry.formats.content import Content
 from holdfast.registry.formats.state_file import FileReport, FileState, WrittenFile
 from holdfast.registry.values.suggest import near
@@ -93,13 +93,33 @@ def named(name: str) -> Format:
 
     Raises:
         InvalidInput: There is no such format.
+        UnsupportedFormat: It is out of scope.
     """
+    check_scope(name)
     for one in FORMATS:
         if one.name == name:
             return one
     raise InvalidInput(
         "no such format", where=name, expected=NAMES, hint=near(name, NAMES.split(", "))
     )
+
+
+def check_scope(name: str) -> None:
+    """Refuse a format that holds no states, by its name or extension.
+
+    Raises:
+        UnsupportedFormat: It is ONNX.
+    """
+    if name.lower().removeprefix(".") == "onnx":
+        raise UnsupportedFormat(
+            "ONNX is out of scope: it is a format of graphs of computations, and a checkpoint has "
+            "no graph",
+            where=name,
+            expected=NAMES,
+            hint="To make such a file, load the checkpoint into its model and call "
+            "torch.onnx.export. To keep one beside a run, store its bytes: format 'opaque'. To "
+            "take weights out of one, use the package onnx, and save its arrays.",
+        )
 
 
 def by_extension(path: Path) -> Format | None:
@@ -116,7 +136,12 @@ def by_content(path: Path) -> Format | None:
 
 
 def of_file(path: Path) -> Format:
-    """Return the format that a file or folder is read as: by its extension, otherwise unread."""
+    """Return the format that a file or folder is read as: by its extension, otherwise unread.
+
+    Raises:
+        UnsupportedFormat: The extension is that of a format that is out of scope.
+    """
+    check_scope(path.suffix)
     found, is_folder = by_extension(path), path.is_dir()
     if found is not None and found.is_folder <= is_folder:
         return found if found.is_folder == is_folder else TREE

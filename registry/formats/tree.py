@@ -33,6 +33,7 @@ from holdfast.registry.formats.state_file import (
     FileState,
     TensorHeader,
     WrittenFile,
+    problem,
     problems,
 )
 from holdfast.registry.formats.target import new_folder, put_file
@@ -95,12 +96,23 @@ def inspect(path: Path) -> FileReport:
 
 
 def validate(path: Path) -> list[str]:
-    """Return the first reason for which a folder cannot be kept, if there is one."""
-    return problems(read, path)
+    """Return every reason for which a folder cannot be kept."""
+    faults: list[InvalidInput] = []
+    try:
+        _scan(path, faults)
+    except InvalidInput as error:
+        faults.append(error)
+    return [problem(error) for error in faults] or problems(read, path)
 
 
-def _scan(root: Path) -> tuple[dict[str, Path], list[str]]:
+def _scan(
+    root: Path, faults: list[InvalidInput] | None = None
+) -> tuple[dict[str, Path], list[str]]:
     """Return the files of a folder, and its empty folders, by name.
+
+    Args:
+        root: The folder.
+        faults: Takes the errors of single names; without it the first one is raised.
 
     Raises:
         InvalidInput: A name is not safe, or something is neither a file nor a folder.
@@ -111,20 +123,32 @@ def _scan(root: Path) -> tuple[dict[str, Path], list[str]]:
         if not entries and above:
             empty.append(check_path_name(above.rstrip("/"), root))
         for entry in entries:
-            name = check_path_name(f"{above}{entry.name}", root)
-            if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
-                raise InvalidInput(
-                    "neither a file nor a folder",
-                    where=f"{where}/{entry.name}",
-                    found="a symlink" if entry.is_symlink() else "something else",
-                    hint="Remove it, or replace it by the file that it points to.",
-                )
+            try:
+                name = _checked(entry, where, above, root)
+            except InvalidInput as error:
+                if faults is None:
+                    raise
+                faults.append(error)
+                continue
             if entry.is_file():
                 files[name] = Path(entry.path)
     if len(files) > _MOST:
         raise InvalidInput("too many files", where=root, expected=_MOST, found=len(files))
     check_path_names([*files, *empty], root)
     return files, empty
+
+
+def _checked(entry: os.DirEntry[str], where: Path, above: str, root: Path) -> str:
+    """Return the name of a file or folder."""
+    name = check_path_name(f"{above}{entry.name}", root)
+    if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+        raise InvalidInput(
+            "neither a file nor a folder",
+            where=f"{where}/{entry.name}",
+            found="a symlink" if entry.is_symlink() else "something else",
+            hint="Remove it, or replace it by the file that it points to.",
+        )
+    return name
 
 
 def _walk(folder: Path, above: str) -> Iterator[tuple[Path, str, list[os.DirEntry[str]]]]:

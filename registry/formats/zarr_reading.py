@@ -17,8 +17,15 @@ from typing import Any
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, Malformed, StorageError
-from holdfast.registry.formats.source import available_bytes, json_object, read_exactly, stable
-from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader, problems
+from holdfast.registry.formats.size_limit import available_bytes, check_size
+from holdfast.registry.formats.source import json_object, read_exactly, stable
+from holdfast.registry.formats.state_file import (
+    FileReport,
+    FileState,
+    TensorHeader,
+    problem,
+    problems,
+)
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.storage.manifest import NarrowedDtype
 from holdfast.registry.zarr import read_zarr_array
@@ -40,8 +47,27 @@ def detect(path: Path) -> bool:
 
 
 def validate(path: Path) -> list[str]:
-    """Return the first rule that a file breaks, if it breaks one."""
-    return problems(read, path)
+    """Return what is wrong with each node of a folder, or else with the whole."""
+    faults: list[InvalidInput] = []
+    try:
+        folder = _Folder(path)
+        arrays, _, _ = folder.nodes(faults)
+        if not faults:
+            faults += [folder.stray(name) for name in folder.strays(arrays)]
+            faults += _damaged(folder, arrays)
+    except InvalidInput as error:
+        faults.append(error)
+    return [problem(error) for error in faults] or problems(read, path)
+
+
+def _damaged(folder: _Folder, arrays: Mapping[str, ArrayNode]) -> Iterator[InvalidInput]:
+    """Yield the error of each array that cannot be read; only one is in memory."""
+    for path, node in arrays.items():
+        try:
+            _check_memory({path: node}, folder.path)
+            _filled(folder, path, node, "numpy" if node.dtype not in BITS else "tensor")
+        except InvalidInput as error:
+            yield error
 
 
 def inspect(path: Path) -> FileReport:
@@ -67,7 +93,7 @@ def read(path: Path) -> FileState:
     """
     folder = _Folder(path)
     arrays, groups, attributes = folder.nodes()
-    _check_memory(arrays)
+    _check_memory(arrays, path)
     folder.check_strays(arrays)
     if STATE_ATTRIBUTE in attributes:
         state = _restored(folder, arrays, attributes[STATE_ATTRIBUTE])
@@ -104,8 +130,14 @@ class _Folder:
                 hint="Nothing was stored. Push it again once its writer is done.",
             )
 
-    def nodes(self) -> tuple[dict[str, ArrayNode], set[str], dict[str, Any]]:
-        """Return the arrays by path, the paths of the groups, and the attributes of the root."""
+    def nodes(
+        self, faults: list[InvalidInput] | None = None
+    ) -> tuple[dict[str, ArrayNode], set[str], dict[str, Any]]:
+        """Return the arrays by path, the paths of the groups, and the attributes of the root.
+
+        Args:
+            faults: Takes the errors of single nodes; without it the first one is raised.
+        """
         arrays: dict[str, ArrayNode] = {}
         groups: set[str] = set()
         root: dict[str, Any] | None = None
@@ -114,7 +146,13 @@ class _Folder:
             is_v3 = last == DOCUMENT
             if not is_v3 and (last not in (".zarray", ".zgroup") or f"{above}/{DOCUMENT}" in self):
                 continue
-            node, attributes = self._node(above, last)
+            try:
+                node, attributes = self._node(above, last)
+            except InvalidInput as error:
+                if faults is None:
+                    raise
+                faults.append(error)
+                node, attributes = None, {}
             if node is None:
                 groups.add(above)
             else:
@@ -135,13 +173,20 @@ class _Folder:
         Such files may belong to an array that lost its metadata. Only metadata of version 2 next to
         that of version 3 may be ignored.
         """
-        strays = sorted(name for name in self.files if not self._belongs(name, arrays))
-        if not strays:
-            return
-        some = ", ".join(strays[:3]) + (", ..." if len(strays) > 3 else "")
-        raise InvalidInput(
-            f"{len(strays)} of the files belong to no node of the hierarchy",
-            where=self.where(strays[0]),
+        strays = self.strays(arrays)
+        if strays:
+            raise self.stray(*strays)
+
+    def strays(self, arrays: Mapping[str, ArrayNode]) -> list[str]:
+        """Return the files that belong to no node, and note the positions of chunks."""
+        return sorted(name for name in self.files if not self._belongs(name, arrays))
+
+    def stray(self, *names: str) -> InvalidInput:
+        """Return the error for files that belong to no node."""
+        some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        return InvalidInput(
+            f"{len(names)} of the files belong to no node of the hierarchy",
+            where=self.where(names[0]),
             expected="metadata, and chunks within the grid of an array that has its metadata",
             found=some,
             hint="Nothing was stored. Metadata may be missing or wrong; remove the files if they "
@@ -239,13 +284,14 @@ def _files(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
                 )
 
 
-def _check_memory(arrays: Mapping[str, ArrayNode]) -> None:
+def _check_memory(arrays: Mapping[str, ArrayNode], path: Path) -> None:
     """Refuse arrays that do not fit into memory: a few bytes of metadata can declare any shape.
 
     Arrays without elements do not count: their chunks are never read, however large.
     """
     read = [node for node in arrays.values() if node.nbytes]
     wanted, available = sum(node.nbytes for node in read), available_bytes()
+    check_size(wanted, path)
     widest = max((node.chunk_bytes for node in read), default=0)
     if wanted + widest <= available:
         return

@@ -9,6 +9,7 @@ program uses that; without it, its own mutations. It prints what it did, and the
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import random
@@ -22,13 +23,16 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import numpy as np
 import torch
 
 from holdfast.registry import formats
 from holdfast.registry.errors import RegistryError
+from holdfast.registry.formats import table
+from holdfast.registry.formats.thalia import save_delta
+from holdfast.registry.formats.thalia.framing import DELTA_MAGIC
 from tests.registry.formats import test_burn, test_cobre, test_hf, test_thalia
 
 try:
@@ -64,10 +68,21 @@ def samples(name: str, folder: Path) -> list[Path]:
             formats.write(folder / "a.safetensors", {"model": tensors})
             test_hf.sharded(folder / "shards")
             return [folder / "a.safetensors", folder / "shards" / "model.safetensors.index.json"]
-        case "zarr" | "npz":
-            formats.write(folder / f"a.{name}", {"arrays": tensors})
+        case "zarr":
+            formats.write(folder / "a.zarr", {"arrays": tensors})
+        case "npz":
+            formats.write(folder / "a.npz", {"arrays": tensors})
+            np.savez_compressed(folder / "b.npz", a=np.arange(12).reshape(3, 4).T, b=np.ones(2))
         case "thalia":
-            formats.write(folder / "a.thalia", test_thalia.brain())
+            for ending in ("", ".zst", ".lz4"):
+                formats.write(folder / f"a.thalia{ending}", test_thalia.brain())
+            (folder / "document.thalia").write_bytes(test_thalia.documented()[0])
+            grown = test_thalia.brain()
+            weights = grown["regions"]["cortex"]["weights"]
+            weights["w_ff"] += 1
+            weights["w_rec"][3, 4] += 1
+            grown["regions"]["new"] = {"weights": {"w": np.ones(3)}}
+            save_delta(folder / "b.delta.thalia", grown, folder / "a.thalia")
         case "burn":
             (folder / "a.mpk").write_bytes(test_burn.record(test_burn.ITEM))
         case "hf":
@@ -75,6 +90,7 @@ def samples(name: str, folder: Path) -> list[Path]:
             torch.save({"state": {0: tensors["w"]}}, folder / "a" / "optimizer.pt")
         case "cobre":
             formats.write(folder / "a", test_cobre.policy(), format="cobre")
+            test_cobre.old_policy(folder / "old", "0.4.4", domination=True)
         case "andrea":
             part = torch.arange(6.0)
             state = {"step": 3, "weights": part, "m": part, "v": part}
@@ -129,7 +145,7 @@ class Target:
             return
         root, file, sound = self.files[data[0] % len(self.files)]
         content = data[1:]
-        if self.name == "thalia":
+        if self.name == "thalia" and not content.startswith(DELTA_MAGIC):  # deltas have no checksum
             content = content[:-32] + hashlib.sha256(content[:-32]).digest()
         file.write_bytes(content)
         self.tried += 1
@@ -207,6 +223,18 @@ def _with_atheris(target: Target, folder: Path, seconds: float) -> None:
     atheris.Fuzz()
 
 
+def _instrument() -> None:
+    """Let atheris follow every function, method and closure that reads bytes of files."""
+    assert atheris is not None
+    for one in table.FORMATS:
+        assert one.module
+    rooms = tuple(f"holdfast.registry.{room}" for room in ("formats", "pytree", "zarr", "values"))
+    for value in gc.get_objects():
+        # The type itself: asking a lazy object of torch for its class would load it.
+        if type(value) is FunctionType and (value.__module__ or "").startswith(rooms):
+            atheris.instrument_func(value)
+
+
 def main(name: str, seconds: str) -> None:
     """Run one target for some time."""
     warnings.simplefilter("ignore")
@@ -231,8 +259,5 @@ def main(name: str, seconds: str) -> None:
 
 if __name__ == "__main__":
     if atheris is not None:
-        for module in [one for one in sys.modules if one.startswith("holdfast.registry.formats")]:
-            for value in list(vars(sys.modules[module]).values()):
-                if isinstance(value, type(main)) and value.__module__ == module:
-                    atheris.instrument_func(value)
+        _instrument()
     main(*sys.argv[1:])

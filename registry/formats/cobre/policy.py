@@ -11,6 +11,7 @@ import numpy as np
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError
 from holdfast.registry.formats.cobre import metadata, stages
+from holdfast.registry.formats.cobre.wire import OnDisk
 from holdfast.registry.formats.content import Content, portable
 from holdfast.registry.formats.source import stable
 from holdfast.registry.formats.state_file import (
@@ -49,10 +50,27 @@ def read(path: Path) -> FileState:
 
 
 def inspect(path: Path) -> FileReport:
-    """Describe a folder. Its tables have no index, so the files are read."""
-    state, size = _read(path)
-    tensors = {name: TensorHeader(dtype, shape) for name, dtype, shape in _arrays(state, "")}
-    return FileReport(FORMAT, size, dict(sorted(tensors.items())), state["metadata"])
+    """Describe a folder from its metadata and the tables of its files, but no numbers of cuts.
+
+    Raises:
+        InvalidInput: It is not complete, a file is damaged, or two files are of one stage.
+    """
+    about, total = _metadata(path)
+    tensors: dict[str, TensorHeader] = {}
+    for folder in stages.FOLDERS:
+        known: set[str] = set()
+        for file in _complete(path, folder):
+            with stable(file) as opened:
+                size = opened.seek(0, 2)
+                source = OnDisk(opened.fileno(), size)
+                domination = metadata.has_domination(about)
+                stage_id, found = stages.describe_stage(
+                    folder, source, str(file), domination=domination
+                )
+            name, total = name_of(stage_id), total + size
+            _check_once(name, known, file)
+            tensors |= {f"{folder}/{name}/{key}": one for key, one in found.items()}
+    return FileReport(FORMAT, total, dict(sorted(tensors.items())), about)
 
 
 def validate(path: Path) -> list[str]:
@@ -83,15 +101,11 @@ def _read(path: Path) -> tuple[dict[str, Any], int]:
     about, total = _metadata(path)
     state: dict[str, Any] = {"metadata": about}
     for folder in stages.FOLDERS:
-        missing: list[str] = []
-        files = _files(path, folder, missing)
-        if missing:
-            raise InvalidInput("the policy is not complete", where=path, found=missing[0])
-        found = {}
-        for file in files:
+        found: dict[str, dict[str, Any]] = {}
+        known: set[str] = set()
+        for file in _complete(path, folder):
             name, stage, size = _stage(folder, file, about)
-            if name in found:
-                raise InvalidInput("two files are of one stage", where=file, found=name)
+            _check_once(name, known, file)
             found[name], total = stage, total + size
         if folder in _NEEDED or found:
             state[folder] = dict(sorted(found.items(), key=lambda pair: pair[1]["stage_id"]))
@@ -117,6 +131,21 @@ def _files(path: Path, folder: str, found: list[str]) -> list[Path]:
             found.append(f"{where}: the folder is missing")
         return []
     return sorted(file for file in where.iterdir() if file.suffix == ".bin")
+
+
+def _complete(path: Path, folder: str) -> list[Path]:
+    """Return the files of a folder, which must be there if every policy has it."""
+    missing: list[str] = []
+    files = _files(path, folder, missing)
+    if missing:
+        raise InvalidInput("the policy is not complete", where=path, found=missing[0])
+    return files
+
+
+def _check_once(name: str, known: set[str], file: Path) -> None:
+    if name in known:
+        raise InvalidInput("two files are of one stage", where=file, found=name)
+    known.add(name)
 
 
 def _stage(folder: str, file: Path, about: Mapping[str, Any]) -> tuple[str, dict[str, Any], int]:
@@ -159,18 +188,6 @@ def _faults(state: Mapping[str, Any]) -> list[str]:
         if dimension != about.get("state_dimension", dimension):
             found.append(f"{name} has another state_dimension than the metadata")
     return found
-
-
-def _arrays(value: Any, path: str) -> list[tuple[str, str, tuple[int, ...]]]:
-    if isinstance(value, np.ndarray):
-        return [(path, value.dtype.name, value.shape)]
-    if not isinstance(value, dict):
-        return []
-    return [
-        found
-        for key, item in value.items()
-        for found in _arrays(item, f"{path}/{key}" if path else key)
-    ]
 
 
 # Writing

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput
-from holdfast.registry.formats.cobre.wire import Buffer, Tables
+from holdfast.registry.formats.cobre.wire import Buffer, InMemory, Source, Tables
+from holdfast.registry.formats.state_file import TensorHeader
 
 #: Fields of a cut: name, number, type.
 _CUT: Final = (
@@ -67,7 +68,7 @@ def read_stage(folder: str, data: bytes, where: str, *, domination: bool) -> dic
     Raises:
         InvalidInput: It is damaged, or its parts do not fit each other.
     """
-    root = Buffer(data, where).root()
+    root = Buffer(InMemory(data), where).root()
     found: dict[str, Any] = {name: root.number(field, "<u4") for name, field in _NUMBERS[folder]}
     if folder == "cuts":
         found["active_cut_indices"] = root.array(5, "<u4")
@@ -77,6 +78,38 @@ def read_stage(folder: str, data: bytes, where: str, *, domination: bool) -> dic
     else:
         found["data"] = _states(root, found["state_dimension"], found["count"], where)
     return found
+
+
+def describe_stage(
+    folder: str, data: Source, where: str, *, domination: bool
+) -> tuple[int, dict[str, TensorHeader]]:
+    """Return the number of a stage, and its arrays, as `read_stage` would give them.
+
+    Raises:
+        InvalidInput: It is damaged.
+    """
+    root = Buffer(data, where).root()
+    numbers = {name: root.number(field, "<u4") for name, field in _NUMBERS[folder]}
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    if folder == "cuts":
+        cuts = root.children(4, "the cuts")
+        forms = {name: "|b1" if name == "is_active" else form for name, _, form in _CUT}
+        found = {f"cuts/{name}": (form, (len(cuts),)) for name, form in forms.items()}
+        found["cuts/coefficients"] = "<f8", (len(cuts), numbers["state_dimension"])
+        if visited := cuts.first().count(_STATE_AT_GENERATION):
+            found["cuts/state_at_generation"] = "<f8", (len(cuts), visited)
+        if domination and np.any(cuts.fields(_DOMINATION)):
+            found["cuts/domination_count"] = "<u4", (len(cuts),)
+        found["active_cut_indices"] = "<u4", (root.count(5),)
+    elif folder == "basis":
+        for name, field in (("column_status", 4), ("row_status", 5)):
+            found[name] = "|u1", (root.count(field),)
+    else:
+        found["data"] = "<f8", (numbers["count"], numbers["state_dimension"])
+    headers = {
+        name: TensorHeader(np.dtype(form).name, shape) for name, (form, shape) in found.items()
+    }
+    return numbers["stage_id"], headers
 
 
 def _cuts(root: Tables, dimension: int, *, domination: bool) -> dict[str, NDArray[Any]]:

@@ -7,8 +7,9 @@ elements. Many tables of one kind, such as the cuts of a stage, are read togethe
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +17,79 @@ from numpy.typing import NDArray
 from holdfast.registry.errors import InvalidInput
 
 _OFFSET: Final = np.dtype("<u4")
+#: Bytes that are at most this many times as many as the wanted ones are read with them.
+_NEAR: Final = 8
+
+
+class Source(Protocol):
+    """Where the bytes of a buffer are."""
+
+    def __len__(self) -> int:
+        """Return their number."""
+
+    def gather(self, positions: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
+        """Return a row of bytes from each of some positions, which are within them."""
+
+
+class InMemory:
+    """The bytes of a file that was read as a whole."""
+
+    def __init__(self, data: bytes) -> None:
+        self.bytes = np.frombuffer(data, np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+    def gather(self, positions: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
+        """Return rows of bytes; a single one is not copied."""
+        if len(positions) == 1:
+            return self.bytes[positions[0] : positions[0] + size].reshape(1, size)
+        rows: NDArray[np.uint8] = self.bytes[positions[:, None] + np.arange(size)]
+        return rows
+
+
+class OnDisk:
+    """An open file, of which only the bytes that are asked for are read.
+
+    Args:
+        fd: Its descriptor.
+        length: Its size.
+    """
+
+    def __init__(self, fd: int, length: int) -> None:
+        self._fd, self._length = fd, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def gather(self, positions: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
+        """Return rows of bytes; neighbours are read together, and equal ones once."""
+        if not len(positions):
+            return np.empty((0, size), np.uint8)
+        first, last = int(positions.min()), int(positions.max()) + size
+        if last - first <= _NEAR * size * len(positions):
+            return InMemory(self._read(first, last - first)).gather(positions - first, size)
+        some, which = np.unique(positions, return_inverse=True)
+        data = b"".join(self._read(int(at), size) for at in some)
+        return np.frombuffer(data, np.uint8).reshape(-1, size)[which.reshape(-1)]
+
+    def _read(self, at: int, size: int) -> bytes:
+        data = os.pread(self._fd, size, at)
+        if len(data) != size:
+            raise InvalidInput("the file ended while it was read", found=f"{at + len(data)} bytes")
+        return data
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """The bytes of a file.
+    """A file.
 
     Attributes:
-        data: The bytes.
-        where: The file, for messages.
+        data: Its bytes.
+        where: Its name, for messages.
     """
 
-    data: bytes
+    data: Source
     where: str
 
     def root(self) -> Tables:
@@ -60,8 +122,7 @@ class Buffer:
         size = kind.itemsize
         if np.any(positions < 0) or np.any(positions > len(self.data) - size):
             raise self.broken(f"{what} is not within the file")
-        raw = np.frombuffer(self.data, np.uint8)
-        found: NDArray[Any] = raw[positions[:, None] + np.arange(size)].reshape(-1).view(kind)
+        found: NDArray[Any] = self.data.gather(positions, size).reshape(-1).view(kind)
         return found
 
     def broken(self, fault: str) -> InvalidInput:
@@ -153,7 +214,8 @@ class Tables:
         start, count = int(starts[0]), int(counts[0])
         if count * kind.itemsize > len(self.buffer.data) - start:
             raise self.buffer.broken(f"field {field} of {self.what} is not within the file")
-        return np.frombuffer(self.buffer.data, kind, count, start).copy()
+        raw = self.buffer.data.gather(np.array([start]), count * kind.itemsize)
+        return raw.reshape(-1).view(kind).copy()
 
     def rows(self, field: int, form: str) -> NDArray[Any]:
         """Return a vector of each table as a row; all of them must have the same length.
@@ -172,11 +234,25 @@ class Tables:
             starts[counts > 0] + nbytes > len(self.buffer.data)
         ):
             raise self.buffer.broken(f"the vectors of {self.what} are not within the file")
-        raw = np.frombuffer(self.buffer.data, np.uint8)
         found = np.empty((len(self), width), kind)
         for row, start in zip(found, starts, strict=True):
-            row[:] = raw[start : start + nbytes].view(kind)
+            row[:] = self.buffer.data.gather(np.array([start]), nbytes).reshape(-1).view(kind)
         return found
+
+    def first(self) -> Tables:
+        """Return the first of these tables, or none."""
+        return Tables(
+            self.buffer,
+            self.positions[:1],
+            self.vtables[:1],
+            self.sizes[:1],
+            self.lengths[:1],
+            self.what,
+        )
+
+    def count(self, field: int) -> int:
+        """Return the number of elements of a vector of the only table; 0 without any table."""
+        return int(self.vectors(field)[1].sum())
 
     def children(self, field: int, what: str) -> Tables:
         """Return the tables in a vector of the only table.

@@ -41,14 +41,24 @@ def validate(path: Path) -> list[str]:
             if body.problem is not None:
                 found.append(f"{path}: {body.problem}")
             if body.is_delta:
-                found.attempt(lambda: delta.read(body, path))
+                _check_delta(body, path, found)
             elif container.is_of_document(body):
+                body.faults = []
                 found.attempt(lambda: container.read_any(body))
+                found += map(problem, body.faults)
             else:
                 _check(body, found)
     except RegistryError as error:
         found.append(problem(error))
     return list(found)
+
+
+def _check_delta(body: Body, path: Path, found: _Problems) -> None:
+    parsed = found.attempt(lambda: delta.parse(body))
+    if parsed is None:
+        return
+    found += delta.problems(parsed, path)
+    found.attempt(lambda: delta.read(body, path))
 
 
 def _check(body: Body, found: _Problems) -> None:

@@ -80,7 +80,7 @@ def read(body: Body, path: Path) -> FileState:
         InvalidInput: It breaks a rule, or its base is missing or another file.
         UnsupportedValue: It names a class or function that none of these files needs.
     """
-    size, chain = body.file_bytes, [_parse(body)]
+    size, chain = body.file_bytes, [parse(body)]
     at = path
     while True:
         at = _base_path(chain[-1], at)
@@ -89,7 +89,7 @@ def read(body: Body, path: Path) -> FileState:
             if not base.is_delta:
                 found = container.read(base)
                 break
-            chain.append(_parse(base))
+            chain.append(parse(base))
         if len(chain) > _MAX_CHAIN:
             raise InvalidInput(
                 "the chain of deltas is too long", where=path, expected=f"at most {_MAX_CHAIN}"
@@ -103,7 +103,7 @@ def read(body: Body, path: Path) -> FileState:
 
 def inspect(body: Body) -> FileReport:
     """Describe a delta alone: the tensors that it holds."""
-    delta = _parse(body)
+    delta = parse(body)
     try:
         leaves = _leaves(delta.changes, "")
     except RecursionError as error:
@@ -120,7 +120,25 @@ def inspect(body: Body) -> FileReport:
 
 def step_of(body: Body) -> int:
     """Return the step of a delta."""
-    return _parse(body).step
+    return parse(body).step
+
+
+def problems(delta: Delta, path: Path) -> list[str]:
+    """Return where the header of a delta and its metadata differ; the programs do not compare."""
+    info = delta.metadata.get("delta_info")
+    if not isinstance(info, dict):
+        return []
+    written = {
+        "base_hash": delta.base_digest.hex(),
+        "base_step": delta.base_step,
+        "current_step": delta.step,
+    }
+    return [
+        f"{path}: header and metadata have different values of {key}: "
+        f"{value} and {str(info.get(key))[:64]}"
+        for key, value in written.items()
+        if info.get(key) != value
+    ]
 
 
 def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
@@ -138,7 +156,13 @@ def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
 # The file
 
 
-def _parse(body: Body) -> Delta:
+def parse(body: Body) -> Delta:
+    """Read the content of a delta alone.
+
+    Raises:
+        InvalidInput: It breaks a rule.
+        UnsupportedValue: It names a class or function that none of these files needs.
+    """
     check_bytes(body.length, "reading the delta", where=body.where, kind=InvalidInput)
     data = body.read(0, body.length, "the delta")
     if len(data) < _FORM.size:

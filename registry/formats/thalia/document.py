@@ -34,30 +34,35 @@ _CONNECTION: Final = struct.Struct("<32s32sQQQQ")
 _DTYPES: Final = ("float32", "float16", "int8")
 _NEURONS: Final = ("LIF", "ConductanceLIF")
 _ENCODINGS: Final = ("dense", "sparse_csr")
+_Tensor = TensorBytes | TensorHeader
 
 
 def read(body: Body, name: str) -> FileState:
-    """Read a file as a state.
+    """Read a file as a state; with headers in place of tensors, if the body is without data.
 
     Raises:
         InvalidInput: It breaks a rule of the document.
     """
     header = read_header(body)
-    metadata = read_json(body, header.metadata_offset, header.metadata_length, "the metadata")
-    state = {
-        "regions": {entry.name: _region(body, entry) for entry in read_index(body, header)},
-        "pathways": _connections(body, header),
-        "training_steps": header.training_steps,
-        "metadata": metadata,
-    }
-    return FileState(state, name, body.file_bytes, metadata)
+    state: dict[str, Any] = {"regions": {}, "pathways": {}, "metadata": {}}
+    state["training_steps"] = header.training_steps
+    with body.part():
+        at, length = header.metadata_offset, header.metadata_length
+        state["metadata"] = read_json(body, at, length, "the metadata")
+    for entry in read_index(body, header):
+        with body.part():
+            state["regions"][entry.name] = _region(body, entry)
+    with body.part():
+        state["pathways"] = _connections(body, header)
+    return FileState(state, name, body.file_bytes, state["metadata"])
 
 
 def inspect(body: Body, name: str) -> FileReport:
-    """Describe a file. Its tensors have no index, so they are read."""
+    """Describe a file."""
+    body.with_data = False
     found = read(body, name)
     tensors = {
-        f"{kind}/{part}/{path}": TensorHeader(tensor.dtype, tensor.shape)
+        f"{kind}/{part}/{path}": tensor
         for kind in ("regions", "pathways")
         for part, values in found.state[kind].items()  # type: ignore[index]
         for path, tensor in _tensors(values)
@@ -65,10 +70,10 @@ def inspect(body: Body, name: str) -> FileReport:
     return FileReport(name, body.file_bytes, tensors, found.metadata)
 
 
-def _tensors(values: dict[str, Any]) -> list[tuple[str, TensorBytes]]:
+def _tensors(values: dict[str, Any]) -> list[tuple[str, TensorHeader]]:
     found = []
     for key, value in values.items():
-        if isinstance(value, TensorBytes):
+        if isinstance(value, TensorHeader):
             found.append((key, value))
         elif isinstance(value, dict):
             found += [(f"{key}/{path}", tensor) for path, tensor in _tensors(value)]
@@ -119,9 +124,9 @@ def _json(body: Body, offset: int, length: int, where: str) -> dict[str, Any]:
 
 def _weights(
     body: Body, start: int, section: tuple[int, int], encoding: int, where: str
-) -> dict[str, TensorBytes]:
+) -> dict[str, _Tensor]:
     """Read the tensors of a section, one behind the other."""
-    found: dict[str, TensorBytes] = {}
+    found: dict[str, _Tensor] = {}
     at, end = start + section[0], start + sum(section)
     while at < end:
         name = f"{where}/weights/{len(found)}"
@@ -130,7 +135,7 @@ def _weights(
     return found
 
 
-def _dense(body: Body, at: int, end: int, where: str) -> tuple[TensorBytes, int]:
+def _dense(body: Body, at: int, end: int, where: str) -> tuple[_Tensor, int]:
     place = f"{body.where}: {where}"
     if end - at < _DENSE.size:
         raise InvalidInput("a tensor is shorter than its header", where=place)
@@ -151,14 +156,16 @@ def _dense(body: Body, at: int, end: int, where: str) -> tuple[TensorBytes, int]
             expected=f"at most {end - data} bytes",
             found=f"{nbytes} bytes",
         )
+    if not body.with_data:
+        return TensorHeader(_DTYPES[code], shape), data + nbytes
     body.take(nbytes)
     tensor, view = allocate(_DTYPES[code], shape)
     body.read_into(data, view)
-    _check_crc(zlib.crc32(view), checksum, place)
+    _check_crc(body, zlib.crc32(view), checksum, place)
     return tensor, data + nbytes
 
 
-def _csr(body: Body, at: int, end: int, where: str) -> tuple[TensorBytes, int]:
+def _csr(body: Body, at: int, end: int, where: str) -> tuple[_Tensor, int]:
     """Read a sparse matrix as a dense one."""
     place = f"{body.where}: {where}"
     if end - at < _CSR.size:
@@ -171,9 +178,11 @@ def _csr(body: Body, at: int, end: int, where: str) -> tuple[TensorBytes, int]:
             where=place,
             found=f"dtype {code}, {rows} x {columns}, {nnz} values",
         )
+    if not body.with_data:
+        return TensorHeader("float32", (rows, columns)), at + _CSR.size + nbytes
     body.take(rows * columns * 4)
     raw = body.read(at + _CSR.size, nbytes, where)
-    _check_crc(zlib.crc32(raw), checksum, place)
+    _check_crc(body, zlib.crc32(raw), checksum, place)
     starts = np.frombuffer(raw, "<u4", rows + 1).astype(np.int64)
     indices = np.frombuffer(raw, "<u4", nnz, 4 * (rows + 1)).astype(np.int64)
     counts = np.diff(starts)
@@ -188,11 +197,12 @@ def _csr(body: Body, at: int, end: int, where: str) -> tuple[TensorBytes, int]:
     return tensor, at + _CSR.size + nbytes
 
 
-def _check_crc(found: int, expected: int, place: str) -> None:
-    if found != expected:
-        raise InvalidInput(
-            "the checksum of a tensor is wrong", where=place, expected=expected, found=found
-        )
+def _check_crc(body: Body, found: int, expected: int, place: str) -> None:
+    with body.part():
+        if found != expected:
+            raise InvalidInput(
+                "the checksum of a tensor is wrong", where=place, expected=expected, found=found
+            )
 
 
 def _homeostatic(body: Body, at: int, length: int, where: str) -> dict[str, Any]:
@@ -209,6 +219,9 @@ def _homeostatic(body: Body, at: int, length: int, where: str) -> dict[str, Any]
         )
     found: dict[str, Any] = {"timestamp_updated": updated}
     for number, name in enumerate(("thresholds", "scaling_factors")):
+        if not body.with_data:
+            found[name] = TensorHeader("float32", (count,))
+            continue
         body.take(4 * count)
         found[name], view = allocate("float32", (count,))
         body.read_into(at + _HOMEOSTATIC.size + number * 4 * count, view)
@@ -237,14 +250,15 @@ def _connections(body: Body, header: Header) -> dict[str, Any]:
             raise InvalidInput("two connections have the same ends", where=f"{body.where}: {name}")
         found[name] = {}
         for kind, offset, length in (("weights", *sections[:2]), ("delays", *sections[2:])):
-            if length:
-                place = f"pathways/{name}/{kind}"
-                body.check_range(offset, length, place)
-                found[name][kind] = _matrix(body, offset, offset + length, place)
+            place = f"pathways/{name}/{kind}"
+            with body.part():
+                if length:
+                    body.check_range(offset, length, place)
+                    found[name][kind] = _matrix(body, offset, offset + length, place)
     return found
 
 
-def _matrix(body: Body, at: int, end: int, where: str) -> TensorBytes:
+def _matrix(body: Body, at: int, end: int, where: str) -> _Tensor:
     """Read a matrix; its length tells whether it is dense, since nothing else does."""
     code, axes, _, *lengths, _ = _DENSE.unpack(body.read(at, _DENSE.size, where))
     is_dense = (

@@ -9,7 +9,6 @@ checksum in any of them.
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 import tempfile
 import zlib
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.formats import size_limit
 from holdfast.registry.formats.source import read_exactly, stable
 from holdfast.registry.values.parse_limits import check_bytes
 
@@ -28,9 +28,8 @@ DELTA_MAGIC = b"\xce\x94THL"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 
-#: The largest file, and the largest body of a compressed one, unless the environment says another.
+#: The size limit of the document, for the file and for what it decompresses to.
 DEFAULT_MAX_BYTES = 10 * 2**30
-MAX_BYTES = "HOLDFAST_MAX_THALIA_BYTES"
 CHECKSUM_BYTES = 32
 _CRC32 = 2
 _PIECE = 2**20
@@ -52,6 +51,8 @@ class Body:
         is_delta: Whether they are those of a delta.
         problem: Why the checksum does not fit, if it does not.
         taken: Bytes of the tensors that were made of it.
+        with_data: Whether its tensors are wanted, or only their headers.
+        faults: Takes the errors of single parts; without it the first one is raised.
     """
 
     file: BinaryIO
@@ -62,6 +63,18 @@ class Body:
     is_delta: bool
     problem: str | None = None
     taken: int = 0
+    with_data: bool = True
+    faults: list[InvalidInput] | None = None
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """Read a part: its error is noted, if errors are."""
+        try:
+            yield
+        except InvalidInput as error:
+            if self.faults is None:
+                raise
+            self.faults.append(error)
 
     def take(self, nbytes: int) -> None:
         """Count the bytes of a tensor before it is made.
@@ -109,22 +122,6 @@ class Body:
             )
 
 
-def max_bytes() -> int:
-    """Return the largest allowed size, in bytes.
-
-    Raises:
-        InvalidInput: The environment does not say a number.
-    """
-    given = os.environ.get(MAX_BYTES, "")
-    if not given:
-        return DEFAULT_MAX_BYTES
-    if not given.isascii() or not given.isdigit():
-        raise InvalidInput(
-            "not a size of files", where=MAX_BYTES, expected="a number of bytes", found=repr(given)
-        )
-    return int(given)
-
-
 def kind_of(path: Path) -> Kind | None:
     """Return what a file begins with, once it is decompressed; `None` if it is none of Thalia's."""
     with stable(path) as file:
@@ -145,12 +142,13 @@ def kind_of(path: Path) -> Kind | None:
 
 
 @contextmanager
-def opened(path: Path, *, tolerant: bool = False) -> Iterator[Body]:
+def opened(path: Path, *, tolerant: bool = False, verify: bool = True) -> Iterator[Body]:
     """Open a file; a temporary file holds the body of a compressed one.
 
     Args:
         path: The file.
         tolerant: Whether a wrong checksum is only noted in `Body.problem`.
+        verify: Whether the checksum is compared, for which every byte is read.
 
     Raises:
         InvalidInput: It is no file of Thalia, it is too large, or its checksum is wrong.
@@ -163,7 +161,7 @@ def opened(path: Path, *, tolerant: bool = False) -> Iterator[Body]:
         head = file.read(8)
         if head.startswith((_ZSTD_MAGIC, _LZ4_MAGIC)):
             with tempfile.TemporaryFile() as plain:
-                body = _decompressed(file, plain, size, head, path)
+                body = _decompressed(file, plain, size, head, path, verify=verify)
                 _finish(body, tolerant=tolerant)
                 yield body
             return
@@ -173,7 +171,7 @@ def opened(path: Path, *, tolerant: bool = False) -> Iterator[Body]:
                 raise InvalidInput(
                     "not a file of Thalia", where=path, expected=repr(MAGIC), found=repr(head[:4])
                 )
-            _take_checksum(body)
+            _take_checksum(body, verify=verify)
         _finish(body, tolerant=tolerant)
         yield body
 
@@ -191,23 +189,17 @@ def check_size(size: int, path: Path) -> None:
     Raises:
         InvalidInput: It is.
     """
-    most = max_bytes()
-    if size > most:
-        raise InvalidInput(
-            "the file is too large",
-            where=path,
-            expected=f"at most {most} bytes",
-            found=f"{size} bytes",
-            hint=f"Set {MAX_BYTES} to more, if you trust who wrote it.",
-        )
+    size_limit.check_size(size, path, default=DEFAULT_MAX_BYTES)
 
 
-def _take_checksum(body: Body) -> None:
-    """Split the checksum from the end of a body, and compare it."""
+def _take_checksum(body: Body, *, verify: bool) -> None:
+    """Split the checksum from the end of a body, and compare it if it is to be verified."""
     if body.length < CHECKSUM_BYTES:
         body.problem = "the file is too short for its checksum"
         return
     body.length -= CHECKSUM_BYTES
+    if not verify:
+        return
     written = body.read_unchecked(body.length, CHECKSUM_BYTES)
     if _digest(body.file, body.length, body.where) == written:
         return
@@ -248,7 +240,9 @@ def _digest(file: BinaryIO, length: int, path: Path) -> bytes:
     return hashed.digest()
 
 
-def _decompressed(file: BinaryIO, plain: BinaryIO, size: int, head: bytes, path: Path) -> Body:
+def _decompressed(
+    file: BinaryIO, plain: BinaryIO, size: int, head: bytes, path: Path, *, verify: bool
+) -> Body:
     """Decompress the one frame of a file; what follows it is the checksum of the later kind."""
     is_zstd = head.startswith(_ZSTD_MAGIC)
     file.seek(0)
@@ -269,8 +263,10 @@ def _decompressed(file: BinaryIO, plain: BinaryIO, size: int, head: bytes, path:
     if body.is_delta and rest:
         body.problem = "bytes follow the compressed delta"
     elif not body.is_delta and not rest:
-        _take_checksum(body)
-    elif not body.is_delta and rest != _digest(file, max(0, size - CHECKSUM_BYTES), path):
+        _take_checksum(body, verify=verify)
+    elif (
+        not body.is_delta and verify and rest != _digest(file, max(0, size - CHECKSUM_BYTES), path)
+    ):
         body.problem = "the checksum is wrong"
     return body
 

@@ -20,7 +20,7 @@ import numpy as np
 from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
 from holdfast.registry.formats.archive import entries_of
 from holdfast.registry.formats.pickles import Known, ordered_dict, read_pickle
-from holdfast.registry.formats.source import KEEP, available_bytes, read_exactly, unsound
+from holdfast.registry.formats.source import KEEP, read_exactly, unsound
 from holdfast.registry.values.parse_limits import check_bytes, max_record_bytes
 
 #: Bytes of memory for each byte of a pickle, and more for a byte that makes a list, a dict or a
@@ -34,7 +34,7 @@ _MAGIC_PICKLED: Final = b"\x8a\x0a" + _MAGIC.to_bytes(10, "little") + b"."
 _VERSION: Final = 1001
 #: A pickle of the form before 1.6 is looked for in a window of this many bytes, then in larger
 #: ones: only its end tells its length.
-_WINDOW_BYTES: Final = 2**20
+_WINDOW_BYTES: Final = 2**16
 _LOCAL_HEADER_BYTES: Final = 30
 _LOCAL_HEADER: Final = b"PK\x03\x04"
 _PLAIN: Final = {"collections.OrderedDict": Known(call=ordered_dict)}
@@ -72,6 +72,7 @@ class Container:
         pickle: The pickle of the value.
         extents: Its storages by key.
         is_swapped: Whether the storages are big-endian.
+        faults: Takes the errors of single storages; without it the first one is raised.
     """
 
     file: BinaryIO
@@ -80,6 +81,7 @@ class Container:
     pickle: memoryview
     extents: Mapping[str, Extent]
     is_swapped: bool = False
+    faults: list[InvalidInput] | None = None
 
     def check(self, key: str, nbytes: int) -> None:
         """Check that a storage is there and of a length.
@@ -87,6 +89,14 @@ class Container:
         Raises:
             InvalidInput: It is missing, or of another length.
         """
+        try:
+            self._check(key, nbytes)
+        except InvalidInput as error:
+            if self.faults is None:
+                raise
+            self.faults.append(error)
+
+    def _check(self, key: str, nbytes: int) -> None:
         extent = self.extents.get(key)
         if extent is None:
             broken(self.path, "a storage is missing", f"storage {key[:50]!r}", None)
@@ -118,17 +128,9 @@ def opened(file: BinaryIO, path: Path, scan: Scan) -> Container:
 
     Raises:
         InvalidInput: It breaks a rule of the format, or is of another one.
-        IncompatibleState: It does not fit into memory.
     """
     head = file.read(512)
     size = file.seek(0, 2)
-    if size > available_bytes():
-        raise IncompatibleState(
-            "the file does not fit into memory",
-            where=path,
-            expected=f"at most {available_bytes()} bytes",
-            found=f"{size} bytes",
-        )
     if head.startswith(_LOCAL_HEADER):
         return _archive(file, path, size)
     if is_one(head):

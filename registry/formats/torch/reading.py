@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -12,6 +13,7 @@ from typing import Any, BinaryIO, Final
 from holdfast.registry import pytree
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats.pickles import read_pickle
+from holdfast.registry.formats.size_limit import check_room
 from holdfast.registry.formats.source import stable
 from holdfast.registry.formats.state_file import (
     FileReport,
@@ -55,6 +57,7 @@ def read(path: Path) -> FileState:
     """
     with stable(path) as file:
         opened = _opened(file, path)
+        check_room(opened.size_bytes, path)
         state, _ = _state(opened, with_data=True)
     return FileState(state, FORMAT, opened.size_bytes)
 
@@ -79,19 +82,21 @@ def inspect(path: Path) -> FileReport:
 
 def validate(path: Path) -> list[str]:
     """Return what is wrong with the value, or with each of the storages."""
-    found = []
+    faults: list[InvalidInput] = []
     try:
         with stable(path) as file:
-            opened = _opened(file, path)
+            opened = replace(_opened(file, path), faults=faults)
             _, tensors = _state(opened, with_data=False)
             for key in tensors.sizes:
                 try:
                     opened.read(key)
                 except InvalidInput as error:
-                    found.append(problem(error))
+                    faults.append(error)
+                except KeyError:
+                    pass  # it is missing, which was noted
     except InvalidInput as error:
-        found.append(problem(error))
-    return found or problems(read, path)
+        faults.append(error)
+    return list(dict.fromkeys(map(problem, faults))) or problems(read, path)
 
 
 def _opened(file: BinaryIO, path: Path) -> Container:

@@ -387,14 +387,14 @@ def test_sparse_float16_is_read(tmp_path: Path) -> None:
 
 
 def test_a_bomb_is_refused_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_MAX_THALIA_BYTES", "1000000")
+    monkeypatch.setenv("HOLDFAST_MAX_FILE_BYTES", "1000000")
     for suffix, compress in (
         ("zst", zstandard.ZstdCompressor().compress),
         ("lz4", lz4.frame.compress),
     ):
         path = tmp_path / f"bomb.thalia.{suffix}"
         path.write_bytes(compress(b"THAL" + bytes(30_000_000)))
-        with pytest.raises(InvalidInput, match="too large"):
+        with pytest.raises(InvalidInput, match="larger than the size limit"):
             formats.read(path)
 
 
@@ -443,9 +443,11 @@ def test_a_delta_within_itself_is_refused(tmp_path: Path) -> None:
 # The layout of the document
 
 
-def documented(*, checksum: int = 1) -> tuple[bytes, np.ndarray[Any, Any]]:
+def documented(
+    *, checksum: int = 1, dense: np.ndarray[Any, Any] | None = None
+) -> tuple[bytes, np.ndarray[Any, Any]]:
     """Return a file as the document's tables describe it, with two regions and a connection."""
-    dense = np.arange(6, dtype="<f4").reshape(2, 3)
+    dense = np.arange(6, dtype="<f4").reshape(2, 3) if dense is None else dense
     half = np.array([1, 2], "<f2")
 
     def tensor(array: np.ndarray[Any, Any]) -> bytes:
