@@ -23,6 +23,7 @@ _COMMANDS = {
     "files": "files.files: List the files of a folder that was pushed, as sha256sum does.",
     "checkout": "folders.checkout: Write a run as the folder of another system.",
     "import": "folders.import_folder: Take the folder of another system into a run.",
+    "convert": "convert.convert: Write a file again, in another format or form.",
     "inspect": "files.inspect: Describe a file without reading the data of its tensors.",
     "validate": "files.validate: Check a file, and list its problems.",
     "ls": "checkpoints.ls: List checkpoints, newest last.",

@@ -52,6 +52,7 @@ def push(
     allow_lossy_optimizer: bool = flag(
         "--allow-lossy-optimizer", "Let optimizer state lose precision too."
     ),
+    max_bytes: int | None = options.MAX_BYTES,
     create: bool = options.CREATE,
 ) -> Answer:
     """Store a file, or a folder of files, as a checkpoint.
@@ -62,7 +63,7 @@ def push(
     given = precision or []
     is_name = len(given) == 1 and "=" not in given[0]
     policies = options.pairs(one if "=" in one else f"*={one}" for one in given)
-    found = formats.read(file, format=format_name, portable=True)
+    found = formats.read(file, format=format_name, portable=True, max_bytes=max_bytes)
     into = opened.run(run, create=create)
     known = into.manifest.count
     saved = into.push(
@@ -156,13 +157,16 @@ def files(opened: Registry, *, ref: options.Ref) -> Answer:
 
 @command()
 def inspect(
-    *, file: Path = argument("FILE", "The file."), format_name: str | None = _FORMAT
+    *,
+    file: Path = argument("FILE", "The file."),
+    format_name: str | None = _FORMAT,
+    max_bytes: int | None = options.MAX_BYTES,
 ) -> Answer:
     """Describe a file without reading the data of its tensors.
 
     No registry is needed.
     """
-    report = formats.inspect(file, format=format_name)
+    report = formats.inspect(file, format=format_name, max_bytes=max_bytes)
     tensors = [
         {"path": path, "dtype": one.dtype, "shape": list(one.shape)}
         for path, one in report.tensors.items()
@@ -179,13 +183,16 @@ def inspect(
 
 @command()
 def validate(
-    *, file: Path = argument("FILE", "The file."), format_name: str | None = _FORMAT
+    *,
+    file: Path = argument("FILE", "The file."),
+    format_name: str | None = _FORMAT,
+    max_bytes: int | None = options.MAX_BYTES,
 ) -> Answer:
     """Check a file, and list its problems.
 
     No registry is needed. The exit status is 3 if there are problems.
     """
-    problems = formats.validate(file, format=format_name)
+    problems = formats.validate(file, format=format_name, max_bytes=max_bytes)
     return Answer(
         lambda: {"ok": not problems, "problems": problems},
         lambda: problems or ["ok"],

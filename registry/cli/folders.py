@@ -6,8 +6,11 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+import typer
+
 from holdfast.registry.cli import options, output
 from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
@@ -17,6 +20,7 @@ from holdfast.registry.layouts import (
     NAMES,
     CheckoutReport,
     ImportedFile,
+    check_folder,
     import_spec,
     keep_checked_out,
 )
@@ -35,6 +39,7 @@ def checkout(
     folder: Path = argument("DIR", "The folder; made if it does not exist."),
     layout: str | None = _LAYOUT,
     watch: bool = flag("--watch", "Follow the run until it is over."),
+    json: bool = False,
 ) -> Answer:
     """Write a run as the folder of another system.
 
@@ -45,21 +50,25 @@ def checkout(
     if watch:
         report = CheckoutReport()
         for report in keep_checked_out(committer_of(found), folder, layout):
+            if json:
+                output.record(_report(report))
+                continue
             for line in _lines(report):
                 output.show(line)
+        if json:
+            raise typer.Exit(Conflict.exit_code if report.left else 0)
     else:
         report = found.checkout(folder, layout=layout)
     return Answer(
-        lambda: {
-            "written": report.written,
-            "kept": report.kept,
-            "removed": report.removed,
-            "left": report.left,
-        },
+        lambda: _report(report),
         lambda: [] if watch else list(_lines(report)),
         notes=[f"left alone: {path}: {why}" for path, why in report.left.items()],
         status=Conflict.exit_code if report.left else 0,
     )
+
+
+def _report(report: CheckoutReport) -> dict[str, object]:
+    return picked(report, "written kept removed left")
 
 
 def _lines(report: CheckoutReport) -> Iterator[Part]:
@@ -89,6 +98,7 @@ def import_folder(
         "With --watch: how long a file that cannot tell whether it is complete must not change.",
         default=10.0,
     ),
+    json: bool = False,
 ) -> Answer:
     """Take the folder of another system into a run.
 
@@ -98,15 +108,21 @@ def import_folder(
     """
     if watch and dry_run:
         raise InvalidInput("--watch and --dry-run exclude each other")
+    check_folder(folder)
     into = _run(opened, run or folder.resolve().name, layout, dry_run=dry_run)
     if watch:
         taken = []
         for one in into.watch_folder(folder, layout=layout, table=table, quiet_s=quiet):
-            output.show(_line(one, dry_run=False))
+            if json:
+                output.record(_json(one))
+            else:
+                output.show(_line(one, dry_run=False))
             taken.append(one)
     else:
         taken = into.import_tree(folder, layout=layout, table=table, dry_run=dry_run)
     refused = any(one.outcome == "refused" for one in taken)
+    if watch and json:
+        raise typer.Exit(InvalidInput.exit_code if refused else 0)
     return Answer(
         lambda: [_json(one) for one in taken],
         lambda: [] if watch else [_line(one, dry_run=dry_run) for one in taken],

@@ -53,6 +53,12 @@ Ref = Annotated[
 ]
 METRICS = option("--metric", "NAME=NUMBER", "A metric; repeatable.")
 PHASE = option("--phase", "NAME", "Its phase; by default the current phase of the run.")
+MAX_BYTES = option(
+    "--max-bytes",
+    "N",
+    "The most bytes that the file may have, or become; by default HOLDFAST_MAX_FILE_BYTES.",
+    min=1,
+)
 CREATE = flag("--create", "Create the run if it does not exist.")
 
 

@@ -65,6 +65,11 @@ def document(value: object) -> None:
     print(json.dumps(json_ready(value), indent=2, allow_nan=False))
 
 
+def record(value: object) -> None:
+    """Print a value as one line of JSON, at once: for commands that follow something."""
+    print(json.dumps(json_ready(value), allow_nan=False), flush=True)
+
+
 def table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
     """Print a table."""
     cells = [[printable(cell) for cell in row] for row in rows]

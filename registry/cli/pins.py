@@ -89,12 +89,13 @@ def add_artifact(
     name: str = argument("NAME", "Its name. It is given once."),
     file: Path = argument("FILE", "The file to store."),
     format_name: str | None = READ_AS,
+    max_bytes: int | None = options.MAX_BYTES,
 ) -> Answer:
     """Store a file beside the checkpoints of a run, permanently.
 
     The file is read as by `push`. RUN/artifacts/NAME then finds it.
     """
-    found = formats.read(file, format=format_name, portable=True)
+    found = formats.read(file, format=format_name, portable=True, max_bytes=max_bytes)
     into = opened.run(run)
     stored = into.add_artifact(name, found.state)
     return answer_of(

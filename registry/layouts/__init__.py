@@ -25,6 +25,7 @@ from holdfast.registry.formats.andrea import read_table
 from holdfast.registry.layouts.checkout import CheckoutReport, check_out
 from holdfast.registry.layouts.following import follow_folder, follow_run
 from holdfast.registry.layouts.importing import ImportedFile, Importer
+from holdfast.registry.layouts.scanning import check_folder
 from holdfast.registry.layouts.table import LAYOUTS, NAMES, import_spec, layout_named
 from holdfast.registry.writing.committer import Committer
 
@@ -33,6 +34,7 @@ __all__ = [
     "NAMES",
     "CheckoutReport",
     "ImportedFile",
+    "check_folder",
     "check_out_as",
     "import_from",
     "import_spec",

@@ -10,7 +10,7 @@ from holdfast.registry.following import watching
 from holdfast.registry.following.watching import OVER, Patience
 from holdfast.registry.layouts.checkout import CheckoutReport
 from holdfast.registry.layouts.importing import ImportedFile, Importer
-from holdfast.registry.layouts.scanning import identity
+from holdfast.registry.layouts.scanning import check_folder, identity
 from holdfast.registry.layouts.tree import Found, Layout
 from holdfast.registry.writing.committer import Committer
 
@@ -51,8 +51,7 @@ def follow_folder(
     patience = Patience(poll_s, longest_poll_s, timeout_s)
     if not quiet_s > 0:
         raise InvalidInput("not a time", where="quiet_s", expected="seconds, above 0")
-    if not root.is_dir():
-        raise InvalidInput("not a folder", where=root)
+    check_folder(root)
     return _follow(importer, _Completeness(layout, root, quiet_s), patience)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from holdfast.registry import formats, pytree
+from holdfast.registry import formats
 from holdfast.registry.errors import (
     Conflict,
     InvalidInput,
@@ -31,12 +31,11 @@ from holdfast.registry.layouts.made import digest
 from holdfast.registry.layouts.scanning import SIDECAR, Scan, identity, verified_digest
 from holdfast.registry.layouts.torch_files import metrics_of
 from holdfast.registry.layouts.tree import Found, Layout, Reading
-from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
 from holdfast.registry.names import pins
 from holdfast.registry.names.releases import Releases
-from holdfast.registry.spec.requirements import check_dtypes, check_keys, flat_dtypes
 from holdfast.registry.streams.stream import Stream
-from holdfast.registry.training.save_request import SaveRequest
+from holdfast.registry.training.save_request import SaveRequest, prepare_save
 from holdfast.registry.training.trainer import Trainer
 from holdfast.registry.values.parse_limits import check_json, max_record_bytes
 from holdfast.registry.writing.committer import Committer
@@ -54,7 +53,7 @@ class ImportedFile:
         path: Its name, relative to the folder.
         outcome: `imported` (in a dry run: would be), `there already`, `refused` or `passed over`.
         kind: What it is: `checkpoint`, `gate`, `artifact`, `release`, `stream`; empty if unknown.
-        ref: Where it is now; empty if nothing was saved.
+        ref: Where it is now, or would be after a dry run; empty if nothing is saved of it.
         why: Why it was refused or passed over.
         warnings: What is odd about it.
     """
@@ -161,18 +160,23 @@ class Importer:
                 file = self._root / path
                 companions[name] = formats.read(file, format=found.format, portable=True).state
         self._step = max(self._step, reading.step)
-        saved = self._save(found, reading, sha256, companions)
+        ref, _ = self._save(found, reading, sha256, companions)
         return ImportedFile(
             found.path,
             "imported",
             found.kind,
-            "" if saved is None else saved.ref,
+            ref,
             warnings=(*warnings, *reading.warnings),
         )
 
+    @property
+    def _run_id(self) -> str:
+        return self._committer.log.run_id
+
     def _save(
         self, found: Found, reading: Reading, sha256: str, companions: Mapping[str, object]
-    ) -> Checkpoint | None:
+    ) -> tuple[str, Checkpoint | None]:
+        """Save a state; return its ref, and the checkpoint if this is no dry run."""
         run = self._committer.log.run
         phase = reading.phase or found.phase
         tiers = {tier.name for tier in run.spec.phase(phase or "").tiers}
@@ -187,16 +191,13 @@ class Importer:
             companions=companions,
         )
         if self._dry_run:
-            flat = pytree.flatten(reading.state)
-            names = [part.name for part in flat.components]
-            check_keys(run.spec, request.phase or "", names, where=found.path)
-            check_dtypes(run.spec, flat_dtypes(flat), where=found.path)
-            return None
+            planned = phase_segment(prepare_save(reading.state, request, run).phase)
+            return f"{self._run_id}/{planned}/step{reading.step:08d}", None
         if phase is not None:
             self._enter(phase)
         saved = self._trainer.save(reading.state, request)
         self._imported()[found.path, sha256] = saved.n
-        return saved
+        return saved.ref, saved
 
     def _enter(self, phase: str) -> None:
         """Record that the run has entered a phase; nobody knows what its transition has changed."""
@@ -240,8 +241,8 @@ class Importer:
             sha256, warnings = self._digest(found.path)
             reading = self._layout.reading(found, self._root / found.path, self._options)
         is_set = self._committer.log.refresh().pin("gate", found.name) is not None
-        saved = self._save(found, reading, sha256, {})
-        ref = "" if saved is None else f"{saved.run_id}/gates/{found.name}"
+        _, saved = self._save(found, reading, sha256, {})
+        ref = f"{self._run_id}/gates/{found.name}"
         if saved is not None:
             pins.set_gate(self._committer, found.name, saved)
         outcome: Outcome = "there already" if is_set else "imported"
@@ -255,7 +256,10 @@ class Importer:
             if found.beside is not None and isinstance(state, dict):
                 state = {**state, "meta": self._json(found.beside)}
         if self._dry_run:
-            return ImportedFile(found.path, "imported", found.kind, warnings=tuple(warnings))
+            planned = f"{self._run_id}/artifacts/{found.name}"
+            return ImportedFile(
+                found.path, "imported", found.kind, planned, warnings=tuple(warnings)
+            )
         added = pins.add_artifact(self._committer, found.name, state)
         outcome: Outcome = "there already" if is_there else "imported"
         return ImportedFile(found.path, outcome, found.kind, added.ref, warnings=tuple(warnings))
@@ -269,7 +273,10 @@ class Importer:
             ).state
         card = self._root / found.beside if found.beside else state.get("model_card")
         if self._dry_run:
-            return ImportedFile(found.path, "imported", found.kind, warnings=tuple(warnings))
+            planned = f"{self._run_id}/releases/{found.name}"
+            return ImportedFile(
+                found.path, "imported", found.kind, planned, warnings=tuple(warnings)
+            )
         source = RunContents(self._committer).latest()
         if source is None:
             raise InvalidInput(
@@ -284,13 +291,11 @@ class Importer:
         return ImportedFile(found.path, outcome, found.kind, made.ref, warnings=tuple(warnings))
 
     def _latest_release(self, found: Found) -> ImportedFile:
-        if self._dry_run:
-            return ImportedFile(found.path, "imported", found.kind)
         is_there = self._committer.log.refresh().release == found.name
-        if not is_there:
+        if not is_there and not self._dry_run:
             Releases(self._committer).rollback(found.name, f"{found.path} points to it")
         outcome: Outcome = "there already" if is_there else "imported"
-        ref = f"{self._committer.log.run_id}/releases/latest"
+        ref = f"{self._run_id}/releases/latest"
         return ImportedFile(found.path, outcome, found.kind, ref)
 
     # Streams
@@ -302,7 +307,7 @@ class Importer:
         held = stream.read() if stream.count else []
         entries = self._entries(value, held, found.path)
         new = entries[len(held) :] if entries[: len(held)] == held else entries
-        ref = f"{self._committer.log.run_id}: stream {found.name}"
+        ref = f"{self._run_id}: stream {found.name}"
         if not new:
             return ImportedFile(found.path, "there already", found.kind, ref)
         if new is entries and held:

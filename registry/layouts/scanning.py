@@ -9,6 +9,7 @@ from typing import Final
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import AccessDenied, InvalidInput, StorageError
+from holdfast.registry.formats.table import check_scope
 from holdfast.registry.layouts.made import FOLDER, digest, stamp
 from holdfast.registry.values.path_names import check_path_name, check_path_names
 
@@ -31,8 +32,7 @@ class Scan:
         self.files: dict[str, str | None] = {}
         self.refused: dict[str, str] = {}
         self.folders: list[str] = []
-        if not root.is_dir():
-            raise InvalidInput("not a folder", where=root)
+        check_folder(root)
         self._enter(root, "")
         check_path_names(self.files, root)
 
@@ -75,6 +75,24 @@ class Scan:
             self.refused[name] = "a symlink to nothing"
         else:
             self.files[name] = target
+
+
+def check_folder(root: Path) -> None:
+    """Check that something is a folder that can be taken in.
+
+    Raises:
+        InvalidInput: It is not.
+        UnsupportedFormat: It is a file of a format that is out of scope, such as ONNX.
+    """
+    if root.is_dir():
+        return
+    check_scope(root.suffix)
+    raise InvalidInput(
+        "not a folder",
+        where=root,
+        found="a file" if root.is_file() else None,
+        hint="To store one file, use `holdfast push`." if root.is_file() else None,
+    )
 
 
 def verified_digest(path: Path, *, wants_sidecar: bool) -> tuple[str, list[str]]:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.registry.formats import table
+from holdfast.registry import formats
+from holdfast.registry.formats import table, thalia
 from tests.registry.cli.calling import Call, CallJson
 
 
@@ -38,6 +39,55 @@ def test_problems_are_listed_and_end_with_a_status(
     np.savez(tmp_path / "x.npz", a=np.array([None]), b=np.ones(3), c=np.array(["x"]))
     done = call("validate", tmp_path / "x.npz", status=3)
     assert [line.split(": ")[1] for line in done.output.splitlines()] == ["a.npy", "c.npy"]
+
+
+def test_a_file_is_written_in_another_form(tmp_path: Path, call: Call, call_json: CallJson) -> None:
+    weights = np.tile(np.arange(500, dtype=np.float32), 40)
+    thalia.save(tmp_path / "a.thalia", {"regions": {"cortex": {"weights": {"w": weights}}}})
+    sizes = []
+    for level in (1, 19):
+        target = tmp_path / f"{level}.thalia.zst"
+        done = call_json("convert", tmp_path / "a.thalia", target, "--level", level)
+        assert done == {
+            "path": str(target),
+            "format": "thalia",
+            "size_bytes": target.stat().st_size,
+        }
+        sizes.append(target.stat().st_size)
+        state = formats.read(target, portable=True).state
+        assert state["regions"]["cortex"]["weights"]["w"].data == weights.tobytes()
+    assert sizes[0] > sizes[1]
+    half = ["convert", tmp_path / "19.thalia.zst", tmp_path / "half.thalia", "--precision", "fp16"]
+    assert "wrote: " in call(*half).output
+    tensor = formats.inspect(tmp_path / "half.thalia").tensors["regions/cortex/weights/w"]
+    assert tensor.dtype == "float16"
+    old = ["convert", tmp_path / "half.thalia", tmp_path / "old.thalia", "--to-version", "0.1"]
+    call(*old)
+    tensor = formats.inspect(tmp_path / "old.thalia").tensors["regions/cortex/weights/w"]
+    assert tensor.dtype == "float32"
+    assert "version" in call(*old[:-1], "1.0", "--force", status=8).stderr
+    call("convert", tmp_path / "a.thalia", tmp_path / "a.pt")
+    assert list(torch.load(tmp_path / "a.pt")["regions"]) == ["cortex"]
+    call("convert", tmp_path / "a.thalia", tmp_path / "b.pt", "--level", 3, status=3)
+    call(*old, "--level", 3, "--force", status=3)
+    call("convert", tmp_path / "a.thalia", tmp_path / "a.pt", status=3)  # it exists
+    call("convert", tmp_path / "a.thalia", tmp_path / "c.pt", "--max-bytes", 99, status=3)
+
+
+def test_a_size_limit_is_an_option_and_a_variable(
+    file: Path, call: Call, call_json: CallJson, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in (
+        ["inspect", file],
+        ["push", file, "demo", "--step", 9, "--format", "torch"],
+        ["artifact", "add", "demo", "x", file],
+    ):
+        assert "larger than the size limit" in call(*command, "--max-bytes", 10, status=3).stderr
+        monkeypatch.setenv("HOLDFAST_MAX_FILE_BYTES", "10")
+        assert "HOLDFAST_MAX_FILE_BYTES" in call(*command, status=3).stderr
+        monkeypatch.delenv("HOLDFAST_MAX_FILE_BYTES")
+    assert "size limit" in call("validate", file, "--max-bytes", 10, status=3).stdout
+    assert call("validate", file, "--max-bytes", 100_000).stdout == "ok\n"
 
 
 def test_the_help_names_every_format(call: Call) -> None:

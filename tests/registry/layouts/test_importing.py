@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import struct
@@ -106,9 +107,13 @@ def test_dry_run_says_the_same_and_commits_nothing(reg: Registry, hydra: Path) -
     (hydra / "gates/distill_best.pt.sha256").write_text("")
     run = reg.create_run("into", preset=import_spec("hydra"))
     before = run.manifest.next_slot
-    dry = outcomes(run.import_tree(hydra, dry_run=True))
+    dry = run.import_tree(hydra, dry_run=True)
     assert run.refresh().manifest.next_slot == before
-    assert dry == outcomes(run.import_tree(hydra))
+    done = run.import_tree(hydra)
+    assert outcomes(dry) == outcomes(done)
+    assert {one.path: (one.kind, one.ref) for one in dry} == {
+        one.path: (one.kind, one.ref) for one in done
+    }
 
 
 def test_second_import_takes_only_what_is_new(andrea: Run, tmp_path: Path) -> None:
@@ -267,7 +272,7 @@ from holdfast.registry.layouts import importing
 real = importing.Importer._save
 def save(*given):
     made = real(*given)
-    if made.step == 300:
+    if made[1].step == 300:
         os.kill(os.getpid(), signal.SIGKILL)
     return made
 importing.Importer._save = save
@@ -307,13 +312,35 @@ def test_file_that_changes_while_it_is_read_is_refused(
     assert steps(andrea) == []
 
 
+def test_following_commands_print_lines_of_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that follows something says at once what it did, for a program too."""
+    url = tmp_path / "reg"
+    with holdfast.init(str(url)) as made, made.create_run("r", preset="andrea") as run:
+        folder = tmp_path / "in"
+        folder.mkdir()
+        write_step(folder, 100)
+        (folder / "odd.txt").write_text("")
+        run.import_tree(folder)
+    monkeypatch.setattr(Run, "watch_folder", lambda run, *_, **__: iter(run.import_tree(folder)))
+    come = invoke("import", folder, "r", "--layout", "andrea", "--watch", "--json", "-r", url)
+    lines = [json.loads(line) for line in come.stdout.splitlines()]
+    assert [one["outcome"] for one in lines] == ["there already", "passed over"]
+    assert come.exit_code == 0
+    target = tmp_path / "out"
+    gone = invoke("checkout", "r", target, "--watch", "--json", "-r", url)  # the run is completed
+    (line,) = [json.loads(line) for line in gone.stdout.splitlines()]
+    assert line == {"written": ["step_000100.bin"], "kept": [], "removed": [], "left": {}}
+
+
 def test_commands(tmp_path: Path) -> None:
     folder, url = tmp_path / "my-run", tmp_path / "reg"
     folder.mkdir()
     write_step(folder, 100)
     holdfast.init(str(url))
     dry = invoke("import", folder, "--layout", "andrea", "--dry-run", "-r", url)
-    assert dry.stdout == "would import: step_000100.bin\n"
+    assert dry.stdout == "would import: step_000100.bin as my-run/main/step00000100\n"
     assert holdfast.open(str(url)).runs() == []
     done = invoke("import", folder, "--layout", "andrea", "-r", url)
     assert done.stdout == "imported: step_000100.bin as my-run/main/step00000100\n"
@@ -323,6 +350,12 @@ def test_commands(tmp_path: Path) -> None:
     (tmp_path / "out/step_000100.bin").touch()
     again = invoke("checkout", "my-run", tmp_path / "out", "--layout", "andrea", "-r", url)
     assert (again.exit_code, "left alone: step_000100.bin" in again.stderr) == (5, True)
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"\x08\x08")
+    for file, status, text in ((model, 8, "ONNX is out of scope"), (url / "x", 3, "not a folder")):
+        wrong = invoke("import", file, "other", "--layout", "andrea", "-r", url)
+        assert (wrong.exit_code, text in wrong.stderr) == (status, True)
+    assert holdfast.open(str(url)).runs() == ["my-run"]  # none was created for them
     (folder / "step_000200.bin").write_bytes(b"short")
     bad = invoke("import", folder, "--layout", "andrea", "-r", url, "--json")
     assert (bad.exit_code, '"refused"' in bad.stdout) == (3, True)
