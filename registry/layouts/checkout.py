@@ -107,7 +107,8 @@ class _Checkout:
         if entry.sidecar and entry.path in self._made.files:
             line = f"{self._made.files[entry.path].sha256}  {Path(entry.path).name}\n"
             self._text(f"{entry.path}.sha256", line.encode())
-        self._copies.setdefault(entry.key, entry.path)
+        if entry.path in self._made.files and entry.path not in self._report.left:
+            self._copies.setdefault(entry.key, entry.path)
 
     def _known(self, entry: StateFile) -> list[str]:
         """Return the noted files of an entry: one, or those in its folder."""
@@ -119,8 +120,7 @@ class _Checkout:
             self._wanted.update(self._known(entry))
             return
         staged = self._staging / "state"
-        other = self._copies.get(entry.key)
-        if other is None or not _copied(self._root / other, staged):
+        if not self._copy(entry, staged):
             state = entry.source if entry.state is None else entry.state()
             formats.write(staged, state, format=entry.format, only=entry.only)
         if staged.is_dir():
@@ -129,6 +129,16 @@ class _Checkout:
             self._leave(entry.path, "it is a folder")
         else:
             self._place(staged, entry.path, MadeFile(entry.key, digest(staged)))
+
+    def _copy(self, entry: StateFile, staged: Path) -> bool:
+        """Copy an equal file of the tree; return whether its bytes are those that were noted."""
+        other = self._copies.get(entry.key)
+        if other is None or not _copied(self._root / other, staged):
+            return False
+        if digest(staged) == self._made.files[other].sha256:
+            return True
+        staged.unlink()  # somebody edits the other file
+        return False
 
     def _place_folder(self, staged: Path, entry: StateFile) -> None:
         """Give a folder its name: whole, or in parts where an older one is there."""

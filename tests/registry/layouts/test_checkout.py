@@ -102,6 +102,20 @@ def test_checkout_shares_no_file_with_the_registry_or_itself(reg: Registry, tmp_
     assert {(tmp_path / one).stat(follow_symlinks=False).st_nlink for one in names(tmp_path)} == {1}
 
 
+def test_a_file_that_was_edited_is_never_copied(reg: Registry, tmp_path: Path) -> None:
+    """A gate is copied from the checkpoint of the same content, but only from the checkout's own."""
+    run = hydra_run(reg)
+    run.checkout(tmp_path)
+    gate = tmp_path / "gates/bc_best.pt"
+    right = gate.read_bytes()
+    gate.unlink()
+    source = tmp_path / "phase1/checkpoints/ckpt_phase1_step00020000.pt"
+    source.write_bytes(b"mine")
+    report = run.checkout(tmp_path)
+    assert report.left == {str(source.relative_to(tmp_path)): "it was changed"}
+    assert gate.read_bytes() == right
+
+
 def test_links_move_with_the_run(reg: Registry, tmp_path: Path) -> None:
     run = hydra_run(reg)
     run.checkout(tmp_path)
