@@ -31,74 +31,7 @@ from holdfast.registry.formats.thalia import delta
 from holdfast.registry.formats.thalia.tensors import as_array
 from holdfast.registry.pytree import TensorBytes
 from holdfast.registry.values import parse_limits
-from tests.support.foreign import expected, foreign
-
-FULL = ["minimal.thalia", "full.thalia", "full.thalia.zst", "full.thalia.lz4", "fp16.thalia"]
-
-
-def same(found: Any, wanted: Any, arrays: dict[str, Any], where: str = "") -> None:
-    """Compare a state with the description of a real file, bit for bit."""
-    match wanted:
-        case {"$tensor": str(path)}:
-            array = arrays[path]
-            assert isinstance(found, TensorBytes), where
-            assert (found.dtype, found.shape) == (array.dtype.name, array.shape), where
-            assert bytes(found.data) == array.tobytes(), where
-        case {"$torch_device": str(name)}:
-            assert found == {"_type": "torch.device", "_value": name}, where
-        case {"$dataclass": str(name), "fields": fields}:
-            assert found["_dataclass"].split(".")[-1] == name.split(".")[-1], where
-            same(found["_fields"], fields, arrays, where)
-        case {"$object": str(name), "dict": fields}:
-            assert found["_class"].split(".")[-1] == name.split(".")[-1], where
-            same(found["_dict"], fields, arrays, where)
-        case dict():
-            limit = {"/regions": 31, "/pathways": 23}.get(where)  # of the index
-            cut = {key: key[:limit] for key in wanted}
-            assert list(found) == list(cut.values()), where
-            for key, value in wanted.items():
-                same(found[cut[key]], value, arrays, f"{where}/{key}")
-        case list():
-            assert len(found) == len(wanted), where
-            for index, value in enumerate(wanted):
-                same(found[index], value, arrays, f"{where}/{index}")
-        case _:
-            assert (type(found), found) == (type(wanted), wanted), where
-
-
-def parts(state: Any) -> dict[str, Any]:
-    return {name: state[name] for name in ("regions", "pathways")}
-
-
-@pytest.mark.parametrize("name", FULL)
-def test_real_files(name: str) -> None:
-    path = foreign(f"thalia/{name}")
-    wanted, arrays = expected(path)
-    found = formats.read(path, portable=True)
-    same(parts(found.state), wanted["state"], arrays)
-    assert found.metadata == wanted["metadata"]
-    assert formats.detect(path) == "thalia"
-    assert formats.validate(path) == []
-    report = formats.inspect(path)
-    on_disk = {
-        f"{'pathways' if key.startswith('pathway:') else 'regions'}/{key.removeprefix('pathway:')}"
-        for key in wanted["tensors_on_disk"]
-    }
-    assert set(report.tensors) == on_disk
-
-
-@pytest.mark.parametrize("name", ["stage1.delta.thalia"])
-def test_real_deltas(name: str) -> None:
-    path = foreign(f"thalia/delta/{name}")
-    wanted, arrays = expected(path)
-    found = formats.read(path, portable=True)
-    same(
-        parts(found.state),
-        {k: wanted["reconstructed_state"][k] for k in ("regions", "pathways")},
-        arrays,
-    )
-    assert found.state["training_steps"] == wanted["reconstructed_state"]["training_steps"]
-    assert found.metadata == wanted["metadata"]
+from tests.support.foreign import foreign
 
 
 @pytest.mark.parametrize("name", ["minimal.thalia", "delta/stage0.thalia"])

@@ -103,7 +103,7 @@ def test_checkout_shares_no_file_with_the_registry_or_itself(reg: Registry, tmp_
 
 
 def test_a_file_that_was_edited_is_never_copied(reg: Registry, tmp_path: Path) -> None:
-    """A gate is copied from the checkpoint of the same content, but only from the checkout's own."""
+    """A gate is copied from the checkpoint of its content, but only from what a checkout made."""
     run = hydra_run(reg)
     run.checkout(tmp_path)
     gate = tmp_path / "gates/bc_best.pt"
