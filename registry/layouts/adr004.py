@@ -26,6 +26,7 @@ SIDECARS: Final = False
 _PHASE: Final = "main"
 #: The tier of milestones, and the companion of a checkpoint that is the file `epoch_NNNN.pt`.
 MILESTONE: Final = "milestone"
+_TRAINING: Final = "training"
 _RELEASE_KEYS: Final = ("version", "model_state_dict", "config", "metrics", "model_card")
 
 
@@ -53,10 +54,13 @@ def entries(run: RunContents) -> Iterator[Entry]:
 
 def _training(run: RunContents, names: Mapping[str, str]) -> Iterator[Entry]:
     paths = {}
+    recent = run.checkpoints[-_kept(run) :]
     for one in run.checkpoints:
         noted = imported_as(one, NAME).get("file", "")
         if noted and fields_of(names["training"], noted) is None:
             continue  # it was a milestone alone
+        if not noted and one not in recent:
+            continue  # a milestone, which the run keeps
         paths[one.n] = noted or written(
             names["training"], {"step": one.step, "global_step": _global_step(one)}
         )
@@ -64,6 +68,17 @@ def _training(run: RunContents, names: Mapping[str, str]) -> Iterator[Entry]:
     latest = run.latest()
     if latest is not None and latest.n in paths:
         yield Link(names["latest"], Path(paths[latest.n]).name)
+
+
+def _kept(run: RunContents) -> int:
+    """Return how many training files the document's program keeps; all if the run has no tier."""
+    counts = [
+        tier.retention.last
+        for phase in run.phases
+        for tier in run.run.spec.phase(phase).tiers
+        if tier.name == _TRAINING and tier.retention.last
+    ]
+    return max(counts, default=len(run.checkpoints))
 
 
 def _global_step(checkpoint: Checkpoint) -> int:
@@ -175,7 +190,7 @@ def _checkpoints(epoch: int, training: str | None, milestones: list[str]) -> Ite
     same = [one for one in milestones if one != path]
     noted = {"milestones": "\n".join(milestones)} if milestones else {}
     companions = {_companion(one): one for one in same}
-    tier = MILESTONE if milestones else "training"
+    tier = MILESTONE if milestones else _TRAINING
     yield Found(
         path, "checkpoint", "torch", "", _PHASE, epoch, tier, companions=companions, noted=noted
     )

@@ -38,8 +38,6 @@ def validate(path: Path) -> list[str]:
     found = _Problems()
     try:
         with framing.opened(path, tolerant=True) as body:
-            if body.problem is not None:
-                found.append(f"{path}: {body.problem}")
             if body.is_delta:
                 _check_delta(body, path, found)
             elif container.is_of_document(body):
@@ -48,6 +46,8 @@ def validate(path: Path) -> list[str]:
                 found += map(problem, body.faults)
             else:
                 _check(body, found)
+        if body.problem is not None:
+            found.insert(0, f"{path}: {body.problem}")
     except RegistryError as error:
         found.append(problem(error))
     return list(found)

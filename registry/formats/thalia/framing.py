@@ -9,16 +9,18 @@ checksum in any of them.
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError
 from holdfast.registry.formats import size_limit
 from holdfast.registry.formats.source import read_exactly, stable
 from holdfast.registry.values.parse_limits import check_bytes
@@ -33,6 +35,9 @@ DEFAULT_MAX_BYTES = 10 * 2**30
 CHECKSUM_BYTES = 32
 _CRC32 = 2
 _PIECE = 2**20
+#: The checksum of a longer body is computed in a thread.
+_LARGE_BYTES = 2**22
+_WRONG = "the checksum is wrong"
 _SMALL_PIECE = 2**12
 
 Kind = Literal["full", "delta"]
@@ -145,9 +150,12 @@ def kind_of(path: Path) -> Kind | None:
 def opened(path: Path, *, tolerant: bool = False, verify: bool = True) -> Iterator[Body]:
     """Open a file; a temporary file holds the body of a compressed one.
 
+    The checksum of a long file is computed in a thread while the block reads it. Whatever the block
+    has made must not be used before the block has ended.
+
     Args:
         path: The file.
-        tolerant: Whether a wrong checksum is only noted in `Body.problem`.
+        tolerant: Whether a wrong checksum is only noted in `Body.problem`, when the block ends.
         verify: Whether the checksum is compared, for which every byte is read.
 
     Raises:
@@ -161,19 +169,47 @@ def opened(path: Path, *, tolerant: bool = False, verify: bool = True) -> Iterat
         head = file.read(8)
         if head.startswith((_ZSTD_MAGIC, _LZ4_MAGIC)):
             with tempfile.TemporaryFile() as plain:
-                body = _decompressed(file, plain, size, head, path, verify=verify)
-                _finish(body, tolerant=tolerant)
-                yield body
+                body, fits = _decompressed(file, plain, size, head, path)
+                with _compared(body, fits if verify else None, tolerant=tolerant):
+                    yield body
             return
         body = Body(file, path, size, size, "", head.startswith(DELTA_MAGIC))
+        fits = None
         if not body.is_delta:
             if not head.startswith(MAGIC):
                 raise InvalidInput(
                     "not a file of Thalia", where=path, expected=repr(MAGIC), found=repr(head[:4])
                 )
-            _take_checksum(body, verify=verify)
+            fits = _take_checksum(body)
+        with _compared(body, fits if verify else None, tolerant=tolerant):
+            yield body
+
+
+#: Returns whether the checksum of a file fits.
+_Fits = Callable[[], bool]
+
+
+@contextmanager
+def _compared(body: Body, fits: _Fits | None, *, tolerant: bool) -> Iterator[None]:
+    """Compare a checksum while a block runs, and refuse what the block has made if it is wrong."""
+    if body.length < _LARGE_BYTES or fits is None:
+        if fits is not None and not fits():
+            body.problem = _WRONG
         _finish(body, tolerant=tolerant)
-        yield body
+        yield
+        return
+    with ThreadPoolExecutor(1, "holdfast-checksum") as pool:
+        answer = pool.submit(fits)
+        try:
+            yield
+        except RegistryError:
+            if not answer.result():  # the damage explains the fault
+                body.problem = _WRONG
+                _finish(body, tolerant=False)
+            raise
+        if not answer.result():
+            body.problem = _WRONG
+            _finish(body, tolerant=tolerant)
 
 
 def _finish(body: Body, *, tolerant: bool) -> None:
@@ -192,34 +228,57 @@ def check_size(size: int, path: Path) -> None:
     size_limit.check_size(size, path, default=DEFAULT_MAX_BYTES)
 
 
-def _take_checksum(body: Body, *, verify: bool) -> None:
-    """Split the checksum from the end of a body, and compare it if it is to be verified."""
+def _take_checksum(body: Body) -> _Fits | None:
+    """Split the checksum from the end of a body; return what compares it."""
     if body.length < CHECKSUM_BYTES:
         body.problem = "the file is too short for its checksum"
-        return
+        return None
     body.length -= CHECKSUM_BYTES
-    if not verify:
-        return
-    written = body.read_unchecked(body.length, CHECKSUM_BYTES)
-    if _digest(body.file, body.length, body.where) == written:
-        return
-    if not _is_other_checksum(body, written):
-        body.problem = "the checksum is wrong"
+    written, length, fd = body.read_unchecked(body.length, CHECKSUM_BYTES), body.length, _fd(body)
+    other = _other_checksum(body)
+    if other is None:
+        return lambda: _digest(fd, length, body.where) == written
+    return lambda: written in (_digest(fd, length, body.where), other(fd, length, body.where))
 
 
-def _is_other_checksum(body: Body, written: bytes) -> bool:
-    """Return whether a file of the document's layout has the CRC-32 that its header announces."""
+def _fd(body: Body) -> int:
+    return body.file.fileno()
+
+
+def _other_checksum(body: Body) -> Callable[[int, int, Path], bytes] | None:
+    """Return the CRC-32 of a file of the document's layout whose header announces it."""
     head = body.read_unchecked(0, min(body.length, 0x64))
     if len(head) < 0x64 or not is_document(head):
-        return False
+        return None
     (kind,) = struct.unpack_from("<I", head, 0x60)
-    if kind != _CRC32:
-        return False
-    found, at = 0, 0
-    while at < body.length:
-        piece = body.read_unchecked(at, min(_PIECE, body.length - at))
-        found, at = zlib.crc32(piece, found), at + len(piece)
-    return written == struct.pack("<I", found).ljust(CHECKSUM_BYTES, b"\0")
+    return _crc if kind == _CRC32 else None
+
+
+def _crc(fd: int, length: int, path: Path) -> bytes:
+    found = 0
+    for piece in _pieces(fd, length, path):
+        found = zlib.crc32(piece, found)
+    return struct.pack("<I", found).ljust(CHECKSUM_BYTES, b"\0")
+
+
+def _digest(fd: int, length: int, path: Path) -> bytes:
+    """Return the SHA-256 of the first bytes of a file."""
+    hashed = hashlib.sha256()
+    for piece in _pieces(fd, length, path):
+        hashed.update(piece)
+    return hashed.digest()
+
+
+def _pieces(fd: int, length: int, path: Path) -> Iterator[memoryview]:
+    """Yield the first bytes of a file; its position does not move."""
+    memory, at = memoryview(bytearray(min(length, _PIECE))), 0
+    while at < length:
+        part = memory[: min(length - at, _PIECE)]
+        count = os.preadv(fd, [part], at)
+        if not count:
+            raise InvalidInput("the file ended while it was read", where=path, found=f"{at} bytes")
+        at += count
+        yield part[:count]
 
 
 def is_document(head: bytes) -> bool:
@@ -228,22 +287,13 @@ def is_document(head: bytes) -> bool:
     return bool(index == metadata + length)
 
 
-def _digest(file: BinaryIO, length: int, path: Path) -> bytes:
-    """Return the SHA-256 of the first bytes of a file."""
-    hashed, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
-    file.seek(0)
-    while length:
-        part = piece[: min(length, _PIECE)]
-        read_exactly(file, part, path)
-        hashed.update(part)
-        length -= len(part)
-    return hashed.digest()
-
-
 def _decompressed(
-    file: BinaryIO, plain: BinaryIO, size: int, head: bytes, path: Path, *, verify: bool
-) -> Body:
-    """Decompress the one frame of a file; what follows it is the checksum of the later kind."""
+    file: BinaryIO, plain: BinaryIO, size: int, head: bytes, path: Path
+) -> tuple[Body, _Fits | None]:
+    """Decompress the one frame of a file; what follows it is the checksum of the later kind.
+
+    Return what compares the checksum, if there is one.
+    """
     is_zstd = head.startswith(_ZSTD_MAGIC)
     file.seek(0)
     try:
@@ -253,6 +303,7 @@ def _decompressed(
     except (RuntimeError, ValueError, MemoryError, EOFError, _zstd().ZstdError) as error:
         raise InvalidInput("the compressed file is damaged", where=path, found=error) from error
     rest += file.read(CHECKSUM_BYTES + 1)
+    plain.flush()
     body = Body(plain, path, plain.tell(), size, "zstd" if is_zstd else "lz4", is_delta=False)
     start = body.read_unchecked(0, min(8, body.length))
     body.is_delta = start.startswith(DELTA_MAGIC)
@@ -260,15 +311,13 @@ def _decompressed(
         raise InvalidInput(
             "not a file of Thalia", where=path, expected=repr(MAGIC), found=repr(start[:4])
         )
-    if body.is_delta and rest:
-        body.problem = "bytes follow the compressed delta"
-    elif not body.is_delta and not rest:
-        _take_checksum(body, verify=verify)
-    elif (
-        not body.is_delta and verify and rest != _digest(file, max(0, size - CHECKSUM_BYTES), path)
-    ):
-        body.problem = "the checksum is wrong"
-    return body
+    if body.is_delta:
+        body.problem = "bytes follow the compressed delta" if rest else None
+        return body, None
+    if not rest:
+        return body, _take_checksum(body)
+    fd, length = file.fileno(), max(0, size - CHECKSUM_BYTES)
+    return body, lambda: rest == _digest(fd, length, path)
 
 
 def _unpack_zstd(file: BinaryIO, plain: BinaryIO, path: Path) -> bytes:

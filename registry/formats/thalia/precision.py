@@ -150,16 +150,17 @@ def cast(tensor: TensorBytes, dtype: str, path: str) -> TensorBytes:
     if tensor.dtype == dtype:
         return tensor
     array: NDArray[Any] = as_array(tensor)
-    made, data = allocate(dtype, tensor.shape)
+    made, _ = allocate(dtype, tensor.shape)
+    narrow = as_array(made)
     with np.errstate(over="ignore", under="ignore"):
-        narrow = array.astype(as_array(made).dtype)
-    lost = np.isinf(narrow) & np.isfinite(array)
-    if np.any(lost):
-        raise InvalidInput(
-            f"a number is too large for {dtype}",
-            where=path,
-            found=float(np.max(np.abs(array[lost]))),
-            hint="Keep this tensor in fp32.",
-        )
-    data[:] = narrow.tobytes()
+        np.copyto(narrow, array, casting="unsafe")
+    if narrow.itemsize < array.itemsize and np.any(np.isinf(narrow)):
+        lost = np.isinf(narrow) & np.isfinite(array)
+        if np.any(lost):
+            raise InvalidInput(
+                f"a number is too large for {dtype}",
+                where=path,
+                found=float(np.max(np.abs(array[lost]))),
+                hint="Keep this tensor in fp32.",
+            )
     return made

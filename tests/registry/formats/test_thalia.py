@@ -27,7 +27,7 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.formats import thalia
 from holdfast.registry.formats.content import MemoryContent
-from holdfast.registry.formats.thalia import delta
+from holdfast.registry.formats.thalia import delta, framing
 from holdfast.registry.formats.thalia.tensors import as_array
 from holdfast.registry.pytree import TensorBytes
 from holdfast.registry.values import parse_limits
@@ -226,17 +226,26 @@ def signed(body: bytes) -> bytes:
     return body + hashlib.sha256(body).digest()
 
 
+@pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize("suffix", ["", ".zst", ".lz4"])
-def test_every_flipped_byte_is_noticed(tmp_path: Path, suffix: str) -> None:
+def test_every_flipped_byte_is_noticed(
+    tmp_path: Path, suffix: str, in_thread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a thread compares the checksum while the file is read, as for long files."""
+    if in_thread:
+        monkeypatch.setattr(framing, "_LARGE_BYTES", 0)
     path = tmp_path / f"brain.thalia{suffix}"
     formats.write(path, brain())
     sound = path.read_bytes()
-    for at in range(0, len(sound), 41):
+    assert formats.validate(path) == []
+    for at in range(0, len(sound), 97):
         data = bytearray(sound)
         data[at] ^= 1
         path.write_bytes(data)
-        with pytest.raises(InvalidInput):
+        with pytest.raises(InvalidInput) as told:
             formats.read(path, portable=True, format="thalia")
+        if not suffix and at >= 256:
+            assert "the checksum is wrong" in str(told.value)  # whatever else went wrong
         assert formats.validate(path, format="thalia")
 
 

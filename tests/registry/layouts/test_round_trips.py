@@ -152,7 +152,7 @@ def test_native_run_has_the_names_of_adr004(reg: Registry, tmp_path: Path) -> No
     assert names(tmp_path / "out") == [
         "milestones/best_loss_3.0000_epoch_0001.pt",
         "milestones/epoch_0005.pt",
-        *(f"training/epoch_{epoch:04d}_step_{epoch:06d}00.pt" for epoch in (1, 3, 4, 5, 6)),
+        *(f"training/epoch_{epoch:04d}_step_{epoch:06d}00.pt" for epoch in (4, 5, 6)),
         "training/latest.pt",
     ]
 
