@@ -172,10 +172,14 @@ def inspect(
         for path, one in report.tensors.items()
     ]
     head = {"format": report.format, "size": output.size(report.size_bytes)}
-    metadata = {f"metadata.{shown(key)}": value for key, value in (report.metadata or {}).items()}
+    about = {
+        f"{kind}.{shown(key)}": value
+        for kind, values in (("header", report.header), ("metadata", report.metadata))
+        for key, value in (values or {}).items()
+    }
     return answer_of(
-        {**picked(report, "format size_bytes metadata"), "tensors": tensors},
-        {**head, **metadata},
+        {**picked(report, "format size_bytes header metadata"), "tensors": tensors},
+        {**head, **about},
         "",
         Table(_TENSORS, tensors),
     )

@@ -66,12 +66,15 @@ class FileReport:
         size_bytes: Its size.
         tensors: Its tensors by path, as `Checkpoint.tensors` spells the paths once it is stored.
         metadata: The file's own metadata, if its format has any and the file too.
+        header: What a binary header says of the whole, such as `total_neurons` of a `.thalia` file;
+            `None` of formats without one.
     """
 
     format: str
     size_bytes: int
     tensors: Mapping[str, TensorHeader] = field(default_factory=dict)
     metadata: Mapping[str, Any] | None = None
+    header: Mapping[str, Any] | None = None
 
 
 def problems(read: Callable[[Path], FileState], path: Path) -> list[str]:

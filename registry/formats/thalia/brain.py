@@ -148,7 +148,8 @@ def save_delta(
         threshold: Elements that changed by no more than this keep the value of the base.
         compression: As for `save`.
         level: As for `save`.
-        precision: As for `save`.
+        precision: As for `save`; it narrows what the delta holds: differences, and tensors that
+            are stored whole. What did not change keeps the precision of the base.
         force: As for `save`.
 
     Raises:
@@ -161,12 +162,13 @@ def save_delta(
     if not threshold >= 0:
         raise InvalidInput("not a threshold", expected="a number from 0", found=threshold)
     compress = Options(compression, level).compressor(path)
-    plain = _narrowed(_plain(state, path), precision)
+    plain = _plain(state, path)
     writing.check_components(plain)
+    narrowed = _narrowed(plain, precision)
     with stable(base) as file:  # the state and the digest are of one file, or nothing is written
         before: Any = load(base, widen=False, portable=True).state
         digest, base_step = sha256_of(file), _delta_step(base)
-    changes = delta_writing.changes(plain, before, threshold)
+    changes = delta_writing.changes(plain, narrowed, before, threshold)
     step = writing.count(plain.get("training_steps"))
     name = base.name if base.resolve().parent == path.resolve().parent else str(base)
     info = {

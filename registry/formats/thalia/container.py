@@ -78,13 +78,14 @@ def read(body: Body, *, only: Collection[str] | None = None) -> FileState:
 
 def inspect(body: Body) -> FileReport:
     """Describe a file of the real layout."""
-    _, metadata, parts = parse(body)
+    header, metadata, parts = parse(body)
     tensors = {}
     for entry, value in parts:
         for name, reference in references(value, path_of(entry)):
             head = head_of(body, reference, name)
             tensors[name] = TensorHeader(head.dtype, head.shape)
-    return FileReport(FORMAT, body.file_bytes, dict(sorted(tensors.items())), metadata)
+    tensors = dict(sorted(tensors.items()))
+    return FileReport(FORMAT, body.file_bytes, tensors, metadata, header.totals())
 
 
 def parse(

@@ -115,7 +115,12 @@ def inspect(body: Body) -> FileReport:
         for name, value in leaves
         if isinstance(value, TensorBytes)
     }
-    return FileReport(container.FORMAT, body.file_bytes, tensors, delta.metadata)
+    header = {
+        "base_hash": delta.base_digest.hex(),
+        "base_step": delta.base_step,
+        "current_step": delta.step,
+    }
+    return FileReport(container.FORMAT, body.file_bytes, tensors, delta.metadata, header)
 
 
 def step_of(body: Body) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 
 from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.formats.thalia.framing import DELTA_MAGIC
+from holdfast.registry.formats.thalia.precision import cast
 from holdfast.registry.formats.thalia.regions import dump
 from holdfast.registry.formats.thalia.tensors import as_array
 from holdfast.registry.pytree import TensorBytes
@@ -37,8 +38,19 @@ _STORAGES: Final = {
 }
 
 
-def changes(state: Mapping[str, Any], base: Mapping[str, Any], threshold: float) -> dict[str, Any]:
+def changes(
+    state: Mapping[str, Any],
+    narrowed: Mapping[str, Any],
+    base: Mapping[str, Any],
+    threshold: float,
+) -> dict[str, Any]:
     """Return the content of a delta.
+
+    Args:
+        state: The state.
+        narrowed: The same state with the precision in which the delta holds what changed.
+        base: The state of the base.
+        threshold: Elements that changed by no more keep the value of the base.
 
     Raises:
         IncompatibleState: A delta cannot say how the state differs from its base.
@@ -52,9 +64,10 @@ def changes(state: Mapping[str, Any], base: Mapping[str, Any], threshold: float)
         found[kind] = {}
         for name, part in parts.items():
             if name not in old:
-                found[kind][name] = {"type": "new", "state": part}
+                found[kind][name] = {"type": "new", "state": narrowed[kind][name]}
                 continue
-            change = _change(part, old[name], states, threshold, f"{kind}/{name}")
+            slim = narrowed[kind][name]
+            change = _change(part, slim, old[name], states, threshold, f"{kind}/{name}")
             if change is not None:
                 found[kind][name] = change
     found["metadata_changes"] = {}
@@ -71,29 +84,40 @@ def _unfit(where: str, why: str) -> IncompatibleState:
 
 
 def _change(
-    part: Any, old: Any, states: tuple[str, ...], threshold: float, where: str
+    part: Any, slim: Any, old: Any, states: tuple[str, ...], threshold: float, where: str
 ) -> dict[str, Any] | None:
     if not isinstance(part, dict) or not isinstance(old, dict):
-        if same(part, old):
+        if _is_old(part, slim, old):
             return None
         raise _unfit(where, "the region is not a dict")
     for key in {**old, **part}:
         if key in ("weights", *states):
             continue
-        if not same(part.get(key), old.get(key)) or (key in part) != (key in old):
+        is_old = _is_old(part.get(key), slim.get(key), old.get(key))
+        if not is_old or (key in part) != (key in old):
             raise _unfit(f"{where}/{key}", "it changed, and only weights and states may")
-    weights = _weights(part.get("weights") or {}, old.get("weights") or {}, threshold, where)
-    if not weights and all(same(part.get(key), old.get(key)) for key in states):
+    own, slim_own, olds = (one.get("weights") or {} for one in (part, slim, old))
+    weights = _weights(own, slim_own, olds, threshold, where)
+    if not weights and all(_is_old(part.get(key), slim.get(key), old.get(key)) for key in states):
         return None
     return {
         "weights": weights,
-        "config": part.get("config"),
-        **{key: part.get(key) for key in states},
+        "config": slim.get("config"),
+        **{key: slim.get(key) for key in states},
     }
 
 
+def _is_old(value: Any, slim: Any, old: Any) -> bool:
+    """Return whether a value, or what is left of it in the narrower precision, is the old one."""
+    return same(value, old) or same(slim, old)
+
+
 def _weights(
-    weights: Mapping[str, Any], old: Mapping[str, Any], threshold: float, where: str
+    weights: Mapping[str, Any],
+    slim: Mapping[str, Any],
+    old: Mapping[str, Any],
+    threshold: float,
+    where: str,
 ) -> dict[str, Any]:
     for name in old:
         if name not in weights or (weights[name] is None) != (old[name] is None):
@@ -106,19 +130,25 @@ def _weights(
             continue
         if not isinstance(tensor, TensorBytes):
             raise _unfit(f"{where}/weights/{name}", "it is no tensor")
-        change = _difference(tensor, old.get(name), threshold)
+        change = _difference(
+            tensor, slim[name], old.get(name), threshold, f"{where}/weights/{name}"
+        )
         if change is not None:
             found[name] = change
     return found
 
 
-def _difference(tensor: TensorBytes, old: Any, threshold: float) -> dict[str, Any] | None:
-    """Return how a weight changed, or nothing.
+def _difference(
+    tensor: TensorBytes, slim: TensorBytes, old: Any, threshold: float, where: str
+) -> dict[str, Any] | None:
+    """Return how a weight changed, or nothing; what is stored has the precision of `slim`.
 
     A number that became NaN, or was one, has no difference; then the whole tensor is stored.
     """
     shape = list(tensor.shape)
-    full = {"type": "full", "tensor": tensor, "shape": shape}
+    full = {"type": "full", "tensor": slim, "shape": shape}
+    if isinstance(old, TensorBytes) and old.dtype == slim.dtype:
+        tensor = slim
     if (
         not isinstance(old, TensorBytes)
         or (old.shape, old.dtype) != (tensor.shape, tensor.dtype)
@@ -136,15 +166,15 @@ def _difference(tensor: TensorBytes, old: Any, threshold: float) -> dict[str, An
     count = int(np.count_nonzero(changed))
     if not count:
         return None if threshold else full  # only signs of zeros differ
-    where = np.argwhere(changed)
+    indices = np.argwhere(changed)
     values = difference[changed]
     is_exact = threshold > 0 or np.array_equal(before[changed] + values, new[changed])
     if not tensor.shape or count / new.size >= _SPARSE_SHARE or not is_exact:
         return full
     return {
         "type": "sparse",
-        "indices": TensorBytes("int64", where.shape, _bytes(where.astype("<i8"))),
-        "values": TensorBytes(tensor.dtype, values.shape, _bytes(values)),
+        "indices": TensorBytes("int64", indices.shape, _bytes(indices.astype("<i8"))),
+        "values": cast(TensorBytes(tensor.dtype, values.shape, _bytes(values)), slim.dtype, where),
         "shape": shape,
     }
 

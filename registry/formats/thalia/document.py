@@ -67,7 +67,8 @@ def inspect(body: Body, name: str) -> FileReport:
         for part, values in found.state[kind].items()  # type: ignore[index]
         for path, tensor in _tensors(values)
     }
-    return FileReport(name, body.file_bytes, tensors, found.metadata)
+    header = read_header(body).totals()
+    return FileReport(name, body.file_bytes, tensors, found.metadata, header)
 
 
 def _tensors(values: dict[str, Any]) -> list[tuple[str, TensorHeader]]:

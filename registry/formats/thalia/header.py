@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedFormat
 from holdfast.registry.formats.thalia.framing import MAGIC, Body
@@ -46,6 +46,11 @@ class Header:
     def version(self) -> str:
         """The version of the format."""
         return f"{self.major}.{self.minor}.{self.patch}"
+
+    def totals(self) -> dict[str, Any]:
+        """Return what it says of the whole brain, for a description."""
+        names = ("timestamp", "total_neurons", "total_synapses", "training_steps", "num_regions")
+        return {"version": self.version, **{name: getattr(self, name) for name in names}}
 
     def pack(self) -> bytes:
         """Return its bytes."""

@@ -24,6 +24,7 @@ def test_a_file_is_described_by_its_content(file: Path, call: Call, call_json: C
     assert found == {
         "format": "torch",
         "size_bytes": file.stat().st_size,
+        "header": None,
         "metadata": None,
         "tensors": [{"path": "model/w", "dtype": "float32", "shape": [3, 4]}],
     }

@@ -117,6 +117,10 @@ def test_a_brain(name: str) -> None:
         for key in wanted["tensors_on_disk"]
     }
     assert formats.detect(path) == "thalia"
+    assert report.header is not None
+    about = {key: value for key, value in report.header.items() if key != "version"}
+    assert about == {key: wanted["header"][key] for key in about}
+    assert report.header["version"] == "0.1.0"
     assert hashlib.sha256(path.read_bytes()).hexdigest() == wanted["file_sha256"]
     assert state["training_steps"] == wanted["header"]["training_steps"]
     assert formats.validate(path) == []

@@ -1,0 +1,327 @@
+"""The code of the documents themselves, run as it is written there.
+
+The documents are not part of the repository; without them these tests are skipped. Classes of the
+programs that the documents belong to are stood in for by the few lines that a user would write.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast import formats
+from holdfast.registry.formats import thalia
+from holdfast.registry.layouts import import_spec
+from tests.support.sameness import assert_same
+
+#: Environment variable: the folder with the documents; by default one beside the checkout.
+VARIABLE = "HOLDFAST_DOCUMENTS"
+_DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "seeds"
+
+
+def code_of(name: str) -> list[str]:
+    """Return the blocks of Python of a document; skip the test where it is missing."""
+    path = Path(os.environ.get(VARIABLE, _DEFAULT)) / f"{name}.md"
+    if not path.exists():
+        pytest.skip(f"the document {name} is not here ({VARIABLE} names its folder)")
+    return re.findall(r"```python\n(.*?)```", path.read_text(errors="replace"), re.DOTALL)
+
+
+# ADR-004
+
+CONFIG = {"d_model": 4, "dropout": 0.1}
+ACCURACY = (0.5, 0.6, 0.55, 0.7, 0.65, 0.72, 0.71, 0.71)
+CARD = {
+    "description": "a test",
+    "dataset": "IMDB",
+    "training_date": "2025-10-25",
+    "intended_use": "tests",
+    "performance": {"accuracy": 0.72},
+}
+
+
+@pytest.fixture
+def manager() -> Any:
+    """The document's class, from its text."""
+    (code,) = (block for block in code_of("adr004") if "class CheckpointManager" in block)
+    names: dict[str, Any] = {
+        **{name: getattr(typing, name) for name in ("Any", "Dict", "Optional")},
+        "Path": Path,
+        "nn": nn,
+        "torch": torch,
+        "datetime": datetime,
+        "sys": sys,
+        "socket": socket,
+    }
+    exec(code, names)
+    return names["CheckpointManager"]
+
+
+def train(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> None:
+    """Train as a user of the document's class does."""
+    best = 0.0
+    for epoch, accuracy in enumerate(ACCURACY, start=1):
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+        given = model, optimizer, scheduler, epoch
+        metrics = {"accuracy": accuracy, "loss": 1 - accuracy}
+        manager.save_training_checkpoint(*given, 100 * epoch, metrics, CONFIG)
+        if accuracy > best:
+            best = accuracy
+            manager.save_milestone_checkpoint(*given, metrics, CONFIG, "best_accuracy")
+        if epoch % 5 == 0:
+            manager.save_milestone_checkpoint(*given, metrics, CONFIG)
+    for version in ("1.0.0", "1.0.1"):
+        metrics = {"accuracy": best, "loss": 1 - best}
+        manager.export_production_checkpoint(model, CONFIG, metrics, version, CARD)
+
+
+def names(folder: Path) -> dict[str, str]:
+    """Return the files of a folder, with the targets of links."""
+    return {
+        str(one.relative_to(folder)): str(one.readlink()) if one.is_symlink() else ""
+        for one in folder.rglob("*")
+        if (one.is_symlink() or one.is_file()) and ".holdfast" not in str(one)
+    }
+
+
+def test_the_class_of_adr004_and_its_files_come_and_go(manager: Any, tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    train(manager(tmp_path / "in"), model, optimizer, scheduler)
+    with holdfast.init(str(tmp_path / "registry")) as reg:
+        run = reg.create_run("imdb", preset=import_spec("adr004"))
+        taken = run.import_tree(tmp_path / "in", layout="adr004")
+        assert {one.outcome for one in taken} <= {"imported", "there already"}
+        assert (run.best().step, run.latest().step) == (6, 8)
+        assert run.best().metrics == {"accuracy": 0.72, "loss": 1 - 0.72}
+        assert run.releases.latest().version == "1.0.1"
+        run.checkout(tmp_path / "out", layout="adr004")
+    assert names(tmp_path / "out") == names(tmp_path / "in")
+    theirs = manager(tmp_path / "out")
+    for name in names(tmp_path / "out"):
+        if name.endswith(".pt"):
+            found = theirs.load_checkpoint(tmp_path / "out" / name)
+            assert_same(
+                found["model_state_dict"],
+                formats.read(tmp_path / "in" / name).state["model_state_dict"],
+            )
+    resumed = theirs.load_checkpoint(tmp_path / "out/training/latest.pt")
+    fresh = nn.Linear(4, 4)
+    fresh.load_state_dict(resumed["model_state_dict"])
+    torch.optim.AdamW(fresh.parameters()).load_state_dict(resumed["optimizer_state_dict"])
+    assert torch.equal(fresh.weight, model.weight)
+
+
+def test_what_the_class_of_adr004_saves_can_be_saved_as_it_is(manager: Any, tmp_path: Path) -> None:
+    """The same dict, given to `run.save` in place of `torch.save`."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    theirs = manager(tmp_path / "unused")
+    with holdfast.init(str(tmp_path / "registry")) as reg:
+        run = reg.create_run("imdb", preset="adr004")
+        for epoch, accuracy in enumerate(ACCURACY, start=1):
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+            checkpoint = {
+                "version": "1.0.0",
+                "timestamp": datetime.now().isoformat(),
+                "git_commit": theirs._get_git_commit(),
+                "model_state_dict": model.state_dict(),
+                "optimizer_state_dict": optimizer.state_dict(),
+                "scheduler_state_dict": None,
+                "epoch": epoch,
+                "global_step": 100 * epoch,
+                "metrics": {"accuracy": accuracy, "loss": 1 - accuracy},
+                "config": CONFIG,
+                "metadata": theirs._get_metadata(),
+            }
+            run.save(checkpoint, step=epoch)
+        assert run.best().step == 6
+        back = run.latest().load()
+        assert_same(back, checkpoint)
+        assert type(back["metadata"]["pytorch_version"]) is type(torch.__version__)
+        run.checkout(tmp_path / "out", layout="adr004")
+        assert sorted(names(tmp_path / "out")) == [
+            *(
+                f"milestones/best_{name}_epoch_{epoch:04d}.pt"
+                for name, epoch in (
+                    *(("accuracy_0.5000", 1), ("accuracy_0.6000", 2), ("accuracy_0.7000", 4)),
+                    ("accuracy_0.7200", 6),
+                    *(("loss_0.2800", 6), ("loss_0.3000", 4), ("loss_0.4000", 2)),
+                    ("loss_0.5000", 1),
+                )
+            ),
+            "milestones/epoch_0005.pt",
+            *(f"training/epoch_{n:04d}_step_{100 * n:08d}.pt" for n in (6, 7, 8)),
+            "training/latest.pt",
+        ]
+        for name in names(tmp_path / "out"):
+            assert theirs.load_checkpoint(tmp_path / "out" / name)["version"] == "1.0.0"
+
+
+# Thalia
+
+
+class Brain:
+    """A brain: what the document's program has, as far as its examples need it."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        self.state: dict[str, Any] = {
+            "regions": {
+                name: {
+                    "weights": {"feedforward": torch.randn(200, 300)},
+                    "neuron_state": {"membrane": torch.randn(200)},
+                    "learning_state": {"bcm_threshold": torch.rand(200)},
+                }
+                for name in ("cortex_l4", "striatum", "hippocampus")
+            },
+            "training_steps": 100,
+            "metadata": {"growth_history": []},
+        }
+
+    def train(self, stage: int) -> None:
+        self.state["regions"]["cortex_l4"]["weights"]["feedforward"][stage, :5] += 1.0
+        self.state["training_steps"] += 100
+
+
+class BrainCheckpoint:
+    """The document's class in terms of `holdfast.formats`: a line for each call."""
+
+    @staticmethod
+    def save(
+        brain: Brain,
+        path: str,
+        metadata: dict[str, Any] | None = None,
+        *,
+        compression: Any = None,
+        compression_level: int | None = None,
+        precision_policy: Any = None,
+    ) -> None:
+        options = {"compression": compression or None, "level": compression_level}
+        given = {**options, "precision": precision_policy, "force": True}
+        thalia.save(path, brain.state, metadata, **given)
+
+    @staticmethod
+    def save_delta(
+        brain: Brain,
+        path: str,
+        base_checkpoint: str,
+        threshold: float = 1e-5,
+        precision_policy: Any = None,
+        compression: Any = None,
+        compression_level: int | None = None,
+    ) -> None:
+        options = {"compression": compression, "level": compression_level}
+        given = {**options, "precision": precision_policy, "force": True}
+        thalia.save_delta(path, brain.state, base_checkpoint, threshold=threshold, **given)
+
+    @staticmethod
+    def load(path: str, regions: list[str] | None = None, lazy: bool = False) -> Any:
+        del lazy  # of a checkpoint in a registry: `checkpoint.lazily("regions")`
+        return thalia.load(path, regions=regions).state
+
+    @staticmethod
+    def info(path: str) -> dict[str, Any]:
+        found = formats.inspect(path)
+        return {**(found.metadata or {}), **(found.header or {}), "metadata": found.metadata}
+
+    @staticmethod
+    def validate(path: str) -> tuple[bool, list[str]]:
+        problems = formats.validate(path)
+        return not problems, problems
+
+
+@pytest.fixture
+def thalias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The names that the document's examples use, in a folder of their own."""
+    module = types.ModuleType("thalia.io")
+    vars(module).update(
+        BrainCheckpoint=BrainCheckpoint,
+        PRECISION_POLICIES=thalia.POLICIES,
+        PrecisionPolicy=thalia.PrecisionPolicy,
+    )
+    monkeypatch.setitem(sys.modules, "thalia", types.ModuleType("thalia"))
+    monkeypatch.setitem(sys.modules, "thalia.io", module)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    brain = Brain()
+    return {
+        "brain": brain,
+        "BrainCheckpoint": BrainCheckpoint,
+        "train_stage": lambda brain, stage: brain.train(stage),
+    }
+
+
+def example(*words: str) -> str:
+    """Return the last example of Thalia's document that has some words."""
+    found = [one for one in code_of("thalia") if all(word in one for word in words)]
+    assert found, words
+    return found[-1]
+
+
+def run_code(code: str, given: dict[str, Any]) -> None:
+    exec(code, given)
+
+
+def test_examples_of_compression(thalias: dict[str, Any], tmp_path: Path) -> None:
+    run_code(example("archive.thalia.zst", "training_checkpoint.thalia.lz4"), thalias)
+    BrainCheckpoint.save(thalias["brain"], "plain.thalia")
+    for name in ("archive.thalia.zst", "training_checkpoint.thalia.lz4"):
+        assert BrainCheckpoint.validate(name) == (True, [])
+        assert_same(thalia.load(name).state["regions"], thalias["brain"].state["regions"])
+
+
+def test_examples_of_mixed_precision(thalias: dict[str, Any]) -> None:
+    run_code(example("efficient.thalia.zst", "conductances='fp16'"), thalias)
+    BrainCheckpoint.save(thalias["brain"], "plain.thalia")
+    assert Path("efficient.thalia").stat().st_size < 0.52 * Path("plain.thalia").stat().st_size
+    weights = thalias["state"]["regions"]["striatum"]["weights"]["feedforward"]
+    assert weights.dtype == torch.float32  # the example says: loads as FP32
+    kept = formats.read("custom.thalia").state["regions"]["striatum"]["neuron_state"]["membrane"]
+    assert kept.dtype == torch.float32
+
+
+def test_examples_of_deltas(thalias: dict[str, Any]) -> None:
+    run_code(example("stage3.delta.thalia.zst", "train_stage"), thalias)
+    whole = Path("checkpoints/stage0.thalia").stat().st_size
+    assert Path("checkpoints/stage3.delta.thalia.zst").stat().st_size < 0.05 * whole  # "95-99 %"
+    found = thalias["brain"]  # the example's last line has loaded it
+    assert found["training_steps"] == 300
+
+
+def test_examples_of_inspection(thalias: dict[str, Any], capsys: pytest.CaptureFixture) -> None:
+    brain = thalias["brain"]
+    event = {"step": 10_000, "region": "cortex_l4", "neurons_added": 100}
+    brain.state["metadata"]["growth_history"].append(event)
+    BrainCheckpoint.save(brain, "checkpoints/stage2.thalia")
+    run_code(example("BrainCheckpoint.info", "Growth events"), thalias)
+    assert capsys.readouterr().out.splitlines() == [
+        "Neurons: 600",
+        "Training steps: 100",
+        "Growth events: 1",
+        "  Step 10000: cortex_l4 +100",
+    ]
+
+
+def test_examples_of_single_regions(thalias: dict[str, Any]) -> None:
+    BrainCheckpoint.save(thalias["brain"], "checkpoints/large_brain.thalia")
+    code = example("regions=['cortex_l4', 'striatum']", "lazy=True").split("# cortex_l4 and")[0]
+    run_code(code, thalias)
+    assert list(thalias["brain"]["regions"]) == ["cortex_l4", "striatum"]
