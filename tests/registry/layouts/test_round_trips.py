@@ -107,6 +107,14 @@ def adr_tree(root: Path) -> Path:
     return root
 
 
+def test_files_of_a_checkout_are_read_by_torch(reg: Registry, tmp_path: Path) -> None:
+    hydra_run(reg).checkout(tmp_path)
+    files = [one for one in names(tmp_path) if one.endswith(".pt")]
+    assert len(files) > 8
+    for one in files:
+        assert torch.load(tmp_path / one, weights_only=True)
+
+
 def test_tree_of_adr004_comes_back_with_its_names_links_and_tensors(
     reg: Registry, tmp_path: Path
 ) -> None:
