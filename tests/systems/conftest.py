@@ -10,7 +10,7 @@ import torch
 import holdfast
 from holdfast import Registry, Run
 from tests.systems.hydra_life import CHAPTERS, Hydra, Reader
-from tests.systems.life import Life
+from tests.systems.life import Life, Story
 from tests.systems.places import Place
 
 
@@ -34,6 +34,20 @@ def fresh(
 
 
 @pytest.fixture
+def kind(request: pytest.FixtureRequest, fresh: Callable[[], str]) -> str:
+    """The kind of the stores."""
+    del fresh  # it has the parameter
+    return str(request.node.callspec.params["fresh"])
+
+
+@pytest.fixture
+def trained(story: Story) -> Iterator[Registry]:
+    """The registry of a story after its training, for reading; each story has a fixture `story`."""
+    with holdfast.open(story.place.url, read_only=True) as reg:
+        yield reg
+
+
+@pytest.fixture
 def place(fresh: Callable[[], str]) -> Place:
     """An empty registry."""
     return Place.new(fresh)
@@ -54,11 +68,10 @@ _HYDRAS: dict[str, Life[Hydra]] = {}
 @pytest.fixture
 def hydra(
     fresh: Callable[[], str],
-    request: pytest.FixtureRequest,
+    kind: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Life[Hydra]:
     """Hydra's life on one kind of store, as far as it was lived."""
-    kind = request.node.callspec.params["fresh"]
     # A run that was dropped shows nothing of its life: who still asks gets another one.
     if kind not in _HYDRAS or _HYDRAS[kind].is_over:
         mirror = str(tmp_path_factory.mktemp("mirror") / "registry")

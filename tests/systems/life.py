@@ -54,3 +54,22 @@ class Life(Generic[S]):
                 raise
             self._lived += 1
         return self.story
+
+
+class Lives(Generic[S]):
+    """The lives of one story: one on each kind of store.
+
+    Args:
+        story: Makes the story at an empty place.
+        chapters: In their order.
+    """
+
+    def __init__(self, story: Callable[[Place], S], chapters: Sequence[Chapter[S]]) -> None:
+        self._story, self._chapters = story, chapters
+        self._lives: dict[str, Life[S]] = {}
+
+    def on(self, kind: str, fresh: Callable[[], str]) -> Life[S]:
+        """Return the life on a kind of store, as far as it was lived."""
+        if kind not in self._lives:
+            self._lives[kind] = Life(self._story(Place.new(fresh)), self._chapters)
+        return self._lives[kind]

@@ -21,28 +21,18 @@ from holdfast.registry.registry import Registry
 from tests.support.sameness import assert_same
 from tests.systems import adr004 as acts
 from tests.systems.adr004 import ACCURACY, CARD, CHAPTERS, LOSS, MILESTONES, RUN, Story, Training
-from tests.systems.life import Life
+from tests.systems.life import Lives
 from tests.systems.places import Place
 
 pytestmark = pytest.mark.xdist_group("adr004")
 
-_LIVES: dict[str, Life[Story]] = {}
+LIVES = Lives(Story, CHAPTERS)
 
 
 @pytest.fixture
-def story(fresh: Callable[[], str], request: pytest.FixtureRequest) -> Story:
+def story(kind: str, fresh: Callable[[], str]) -> Story:
     """The training on one kind of store, to its last epoch."""
-    kind = request.node.callspec.params["fresh"]
-    if kind not in _LIVES:
-        _LIVES[kind] = Life(Story(Place.new(fresh)), CHAPTERS)
-    return _LIVES[kind].through(acts.training)
-
-
-@pytest.fixture
-def trained(story: Story) -> Iterator[Registry]:
-    """The registry after the training, for reading."""
-    with holdfast.open(story.place.url, read_only=True) as reg:
-        yield reg
+    return LIVES.on(kind, fresh).through(acts.training)
 
 
 @pytest.fixture

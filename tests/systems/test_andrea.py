@@ -12,35 +12,24 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-import holdfast
 from holdfast import Registry, Run
 from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
 from tests.support.sameness import assert_same
 from tests.systems import andrea as acts
 from tests.systems.andrea import CHAPTERS, PARAMETERS, PIVOTS, RUN, SOURCES, STEPS, Story, Training
-from tests.systems.life import Life
+from tests.systems.life import Lives
 from tests.systems.paced import Paced
 from tests.systems.places import Place, in_a_folder
 
 pytestmark = pytest.mark.xdist_group("andrea")
 
-_LIVES: dict[str, Life[Story]] = {}
+LIVES = Lives(Story, CHAPTERS)
 
 
 @pytest.fixture
-def story(fresh: Callable[[], str], request: pytest.FixtureRequest) -> Story:
+def story(kind: str, fresh: Callable[[], str]) -> Story:
     """The run on one kind of store, to its last step."""
-    kind = request.node.callspec.params["fresh"]
-    if kind not in _LIVES:
-        _LIVES[kind] = Life(Story(Place.new(fresh)), CHAPTERS)
-    return _LIVES[kind].through(acts.polish_again)
-
-
-@pytest.fixture
-def trained(story: Story) -> Iterator[Registry]:
-    """The registry after the training, for reading."""
-    with holdfast.open(story.place.url, read_only=True) as reg:
-        yield reg
+    return LIVES.on(kind, fresh).through(acts.polish_again)
 
 
 @pytest.fixture

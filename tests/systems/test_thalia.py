@@ -19,23 +19,20 @@ from holdfast.registry.errors import IncompatibleState, IntegrityError, InvalidI
 from holdfast.registry.formats import thalia as files
 from tests.support.sameness import assert_same
 from tests.systems import thalia as acts
-from tests.systems.life import Life
+from tests.systems.life import Lives
 from tests.systems.places import Place
 from tests.systems.thalia import CHAPTERS, RUN, STAGES, STEPS, Brain, CurriculumTrainer, Story
 
 pytestmark = pytest.mark.xdist_group("thalia")
 
-_LIVES: dict[str, Life[Story]] = {}
+LIVES = Lives(Story, CHAPTERS)
 FEEDFORWARD = "weights/feedforward"
 
 
 @pytest.fixture
-def story(fresh: Callable[[], str], request: pytest.FixtureRequest) -> Story:
+def story(kind: str, fresh: Callable[[], str]) -> Story:
     """The curriculum on one kind of store, to its last stage."""
-    kind = request.node.callspec.params["fresh"]
-    if kind not in _LIVES:
-        _LIVES[kind] = Life(Story(Place.new(fresh)), CHAPTERS)
-    return _LIVES[kind].through(acts.curriculum)
+    return LIVES.on(kind, fresh).through(acts.curriculum)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from holdfast.registry.formats.state_file import FileReport, FileState, TensorHe
 from holdfast.registry.formats.thalia.framing import Body
 from holdfast.registry.formats.thalia.header import Entry, Header, read_header, read_index
 from holdfast.registry.formats.thalia.regions import read_json
+from holdfast.registry.formats.thalia.tensors import has_repeated
 from holdfast.registry.pytree import TensorBytes
 from holdfast.registry.pytree.tensor_bytes import allocate
 from holdfast.registry.values.dtypes import item_size
@@ -192,7 +193,7 @@ def _csr(body: Body, at: int, end: int, where: str) -> tuple[_Tensor, int]:
     tensor, view = allocate("float32", (rows, columns))
     view[:] = bytes(len(view))
     flat = np.repeat(np.arange(rows), counts) * columns + indices
-    if len(np.unique(flat)) != nnz:
+    if has_repeated(flat):
         raise InvalidInput("a coordinate of a sparse matrix is repeated", where=place)
     np.frombuffer(view, "<u4")[flat] = np.frombuffer(raw, "<u4", nnz, 4 * (rows + 1 + nnz))
     return tensor, at + _CSR.size + nbytes

@@ -116,13 +116,18 @@ def _scatter(body: Body, head: TensorHead, data: memoryview, place: str) -> None
     flat = np.zeros(head.nnz, np.int64)
     for axis, length in enumerate(head.shape):
         flat = flat * length + indices[axis]
-    if len(np.unique(flat)) != head.nnz:
+    if has_repeated(flat):
         raise InvalidInput("a coordinate of a sparse tensor is repeated", where=place)
     size = item_size(head.dtype)
     values = bytearray(size * head.nnz)
     body.read_into(head.data + count, memoryview(values))
     elements = np.frombuffer(data, np.dtype(f"V{size}"))
     elements[flat] = np.frombuffer(values, np.dtype(f"V{size}"))
+
+
+def has_repeated(flat: NDArray[np.int64]) -> bool:
+    """Return whether a position of an element is there twice; ascending ones are not sorted."""
+    return bool(np.any(flat[1:] <= flat[:-1])) and len(np.unique(flat)) != len(flat)
 
 
 def encode(

@@ -1,0 +1,205 @@
+"""What each opcode of a pickle does to the machine; any other opcode is refused."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from holdfast.registry.formats.pickles.containers import check_key
+from holdfast.registry.formats.pickles.machine import MARK, Machine, damaged
+
+
+def _ignore(count: int) -> Callable[[Machine], None]:
+    def step(machine: Machine) -> None:
+        machine.take(count)
+
+    return step
+
+
+def _constant(value: Any) -> Callable[[Machine], None]:
+    def step(machine: Machine) -> None:
+        machine.push(value)
+
+    return step
+
+
+def _number(form: str) -> Callable[[Machine], None]:
+    def step(machine: Machine) -> None:
+        machine.push(machine.number(form))
+
+    return step
+
+
+def _long(form: str) -> Callable[[Machine], None]:
+    def step(machine: Machine) -> None:
+        length = machine.number(form)
+        machine.push(int.from_bytes(machine.take(length), "little", signed=True))
+
+    return step
+
+
+def _text(form: str, decode: Callable[[memoryview], Any]) -> Callable[[Machine], None]:
+    def step(machine: Machine) -> None:
+        machine.push(decode(machine.take(machine.number(form))))
+
+    return step
+
+
+def _unicode(data: memoryview) -> str:
+    return str(data, "utf-8", "surrogatepass")
+
+
+def _python2_text(data: memoryview) -> str:
+    return str(data, "utf-8")
+
+
+def _tuple_of(count: int) -> Callable[[Machine], None]:
+    def step(machine: Machine) -> None:
+        values = [machine.pop() for _ in range(count)]
+        machine.push(tuple(reversed(values)))
+
+    return step
+
+
+def _collected(kind: Callable[[list[Any]], Any]) -> Callable[[Machine], None]:
+    def step(machine: Machine) -> None:
+        machine.push(kind(machine.since_mark()))
+
+    return step
+
+
+def _pairs(values: list[Any]) -> dict[Any, Any]:
+    return dict(zip(map(check_key, values[::2]), values[1::2], strict=True))
+
+
+def _set_of(kind: type) -> Callable[[list[Any]], Any]:
+    return lambda values: kind(map(check_key, values))
+
+
+def _pop(machine: Machine) -> None:
+    machine.stack.pop()
+
+
+def _pop_mark(machine: Machine) -> None:
+    machine.since_mark()
+
+
+def _duplicate(machine: Machine) -> None:
+    machine.push(machine.stack[-1])
+
+
+def _append(machine: Machine) -> None:
+    value = machine.pop()
+    machine.top(list, deque).append(value)
+
+
+def _appends(machine: Machine) -> None:
+    values = machine.since_mark()
+    machine.top(list, deque).extend(values)
+
+
+def _set_item(machine: Machine) -> None:
+    value, key = machine.pop(), machine.pop()
+    machine.top(dict)[check_key(key)] = value
+
+
+def _set_items(machine: Machine) -> None:
+    pairs = _pairs(machine.since_mark())
+    machine.top(dict).update(pairs)
+
+
+def _add_items(machine: Machine) -> None:
+    values = machine.since_mark()
+    machine.top(set).update(map(check_key, values))
+
+
+def _memoize(machine: Machine) -> None:
+    machine.keep(len(machine.memo))
+
+
+def _put(form: str) -> Callable[[Machine], None]:
+    def step(machine: Machine) -> None:
+        machine.keep(machine.number(form))
+
+    return step
+
+
+def _get(form: str) -> Callable[[Machine], None]:
+    def step(machine: Machine) -> None:
+        machine.push(machine.memo[machine.number(form)])
+
+    return step
+
+
+def _global(machine: Machine) -> None:
+    module = machine.line()
+    machine.name(module, machine.line())
+
+
+def _stack_global(machine: Machine) -> None:
+    name, module = machine.pop(), machine.pop()
+    machine.name(module, name)
+
+
+def _persistent(machine: Machine) -> None:
+    key = machine.pop()
+    if machine.persistent is None:
+        raise damaged(machine, "a persistent id", type(key).__name__)
+    machine.push(machine.persistent(key))
+
+
+STOP: Final = 0x2E
+STEPS: Final[Mapping[int, Callable[[Machine], None]]] = {
+    0x80: _ignore(1),  # PROTO
+    0x95: _ignore(8),  # FRAME
+    0x28: _constant(MARK),
+    0x30: _pop,
+    0x31: _pop_mark,
+    0x32: _duplicate,
+    0x4E: _constant(None),
+    0x88: _constant(True),
+    0x89: _constant(False),
+    0x4A: _number("<i"),
+    0x4B: _number("<B"),
+    0x4D: _number("<H"),
+    0x8A: _long("<B"),
+    0x8B: _long("<I"),
+    0x47: _number(">d"),
+    0x58: _text("<I", _unicode),
+    0x8C: _text("<B", _unicode),
+    0x8D: _text("<Q", _unicode),
+    0x54: _text("<I", _python2_text),
+    0x55: _text("<B", _python2_text),
+    0x42: _text("<I", bytes),
+    0x43: _text("<B", bytes),
+    0x8E: _text("<Q", bytes),
+    0x96: _text("<Q", bytearray),
+    0x5D: lambda machine: machine.push([]),
+    0x7D: lambda machine: machine.push({}),
+    0x8F: lambda machine: machine.push(set()),
+    0x29: _constant(()),
+    0x74: _collected(tuple),
+    0x85: _tuple_of(1),
+    0x86: _tuple_of(2),
+    0x87: _tuple_of(3),
+    0x6C: _collected(list),
+    0x64: _collected(_pairs),
+    0x91: _collected(_set_of(frozenset)),
+    0x61: _append,
+    0x65: _appends,
+    0x73: _set_item,
+    0x75: _set_items,
+    0x90: _add_items,
+    0x94: _memoize,
+    0x71: _put("<B"),
+    0x72: _put("<I"),
+    0x68: _get("<B"),
+    0x6A: _get("<I"),
+    0x63: _global,
+    0x93: _stack_global,
+    0x52: lambda machine: machine.call(),
+    0x81: lambda machine: machine.call(),  # NEWOBJ: a class and its arguments
+    0x62: lambda machine: machine.build(),
+    0x51: _persistent,
+}

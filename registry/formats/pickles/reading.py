@@ -1,0 +1,68 @@
+"""Read one pickle, from bytes to a value."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.registry.errors import RegistryError
+from holdfast.registry.formats.pickles.machine import Machine, Name, Names, damaged
+from holdfast.registry.formats.pickles.opcodes import STEPS, STOP
+
+#: The most values on the interpreter's stack, and so in one list of the pickle.
+MAX_VALUES: Final = 20_000_000
+
+
+def read_pickle(
+    data: bytes | memoryview,
+    names: Names,
+    *,
+    where: Path | str,
+    persistent: Callable[[Any], Any] | None = None,
+) -> tuple[Any, int]:
+    """Read one pickle.
+
+    Args:
+        data: Bytes that begin with the pickle.
+        names: The closed list.
+        where: The file, for messages.
+        persistent: Returns the value for a persistent id; without it there may be none.
+
+    Returns:
+        The value, and the length of the pickle in bytes: more bytes may follow it.
+
+    Raises:
+        UnsupportedValue: It names something that is not on the list, or calls something that may
+            not be called. Nothing was run.
+        InvalidInput: It is damaged, or has an opcode that none of these files needs.
+    """
+    machine = Machine(memoryview(data), names, str(where), persistent)
+    try:
+        return _run(machine)
+    except RegistryError:
+        raise
+    except (IndexError, struct.error, UnicodeDecodeError) as error:
+        raise damaged(machine, "it ends or breaks off in a wrong place", error) from error
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+        raise damaged(machine, "its values do not fit each other", error) from error
+
+
+def _run(machine: Machine) -> tuple[Any, int]:
+    """Follow the opcodes to the end."""
+    if machine.data[0] != 0x80:
+        raise damaged(machine, "it is older than protocol 2, or no pickle", machine.data[0])
+    while True:
+        opcode = machine.data[machine.at]
+        machine.at += 1
+        if opcode == STOP:
+            break
+        step = STEPS.get(opcode)
+        if step is None:
+            raise damaged(machine, "an opcode that is not read", f"{opcode:#04x}")
+        step(machine)
+        if len(machine.stack) > MAX_VALUES:
+            raise damaged(machine, "too many values", len(machine.stack))
+    (value,) = machine.stack
+    return value.known.value if isinstance(value, Name) else value, machine.at
