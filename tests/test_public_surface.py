@@ -147,7 +147,11 @@ def test_the_module_of_errors_offers_all_of_them() -> None:
 def test_the_module_of_formats_offers_what_it_imports_and_is_light() -> None:
     formats = importlib.import_module("holdfast.formats")
     assert list(formats.__all__) == sorted(formats.__all__)
-    bound = {name for name in vars(formats) if not name.startswith("_")} - {"annotations"}
+    lazy = {"annotations", "TYPE_CHECKING", "at_first_use", "andrea", "thalia"}
+    bound = {name for name in vars(formats) if not name.startswith("_")} - lazy
     assert bound == set(formats.__all__)
+    for name in ("andrea", "thalia"):
+        program = f"import holdfast; holdfast.formats.{name}.load"
+        assert "torch" not in loaded_by(program)
     loaded = loaded_by("import holdfast.formats")
     assert {name.partition(".")[0] for name in loaded} & {*HEAVY, "numpy"} == set()

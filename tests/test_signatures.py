@@ -16,6 +16,7 @@ import pytest
 
 import holdfast
 from holdfast import formats
+from holdfast.formats import andrea, thalia
 from holdfast.registry import handles
 from holdfast.registry.names.releases import Release
 from holdfast.registry.pool.entries import PoolEntry
@@ -90,12 +91,18 @@ def returned(function: Callable[..., Any]) -> Iterator[type]:
     yield from classes_in(eval(hint, names) if isinstance(hint, str) else hint)
 
 
+#: The modules with functions of users.
+MODULES = (holdfast, formats, andrea, thalia)
+
+
 def face() -> dict[str, Any]:
     """Return the public functions, and the classes that they return, with their members."""
     found: dict[str, Any] = {}
-    todo = [getattr(module, name) for module in (holdfast, formats) for name in module.__all__]
+    todo = [getattr(module, name) for module in MODULES for name in module.__all__]
     while todo:
         one = todo.pop()
+        if not callable(one):
+            continue
         name = one.__qualname__
         if name in found:
             continue

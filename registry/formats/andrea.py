@@ -14,11 +14,13 @@ import os
 import re
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput
-from holdfast.registry.formats.content import Content
+from holdfast.registry.formats.content import Content, with_torch
+from holdfast.registry.formats.size_limit import check_path, limited
 from holdfast.registry.formats.source import read_exactly, stable
 from holdfast.registry.formats.state_file import (
     FileReport,
@@ -74,12 +76,42 @@ def read(path: Path, table: Table | None = None) -> FileState:
     return FileState({"step": step, **parts}, FORMAT, size)
 
 
-def read_table(path: Path) -> Table:
+def load(
+    path: str | os.PathLike[str],
+    table: Table | str | os.PathLike[str] | None = None,
+    *,
+    portable: bool = False,
+    max_bytes: int | None = None,
+) -> FileState:
+    """Read a step file, with the names and shapes of its parameters.
+
+    Args:
+        path: The file.
+        table: Shapes by name, in the order of the model's parameters, or a JSON file of them. With
+            it each of `weights`, `m` and `v` is a dict of tensors; without it, a flat tensor.
+        portable: As for `holdfast.formats.read`.
+        max_bytes: As for `holdfast.formats.read`.
+
+    Raises:
+        InvalidInput: The size of the file does not fit its header, or the table does not fit it.
+    """
+    shapes = read_table(Path(table)) if isinstance(table, str | os.PathLike) else table
+    with limited(max_bytes):
+        check_path(Path(path))
+        found = read(Path(path), shapes)
+    return found if portable else replace(found, state=with_torch(found.state))
+
+
+def read_table(path: str | os.PathLike[str]) -> Table:
     """Read a table of parameters: a JSON object of shapes by name, or a list of name and shape.
+
+    Args:
+        path: The file.
 
     Raises:
         InvalidInput: It is neither.
     """
+    path = Path(path)
     with stable(path) as file:
         data = file.read(_TABLE_BYTES + 1)
     if len(data) > _TABLE_BYTES:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from holdfast import formats as formats
     from holdfast import rng as rng
     from holdfast.registry.errors import RegistryError
     from holdfast.registry.factory import init, open  # noqa: A004
@@ -41,6 +42,7 @@ else:
             "Retention": "spec",
             "Run": "runs.run",
             "Stored": "loading.stored",
+            "formats": "",
             "init": "factory",
             "open": "factory",
             "register_adapter": "pytree",

@@ -19,6 +19,7 @@ NAMED = [name for page in PAGES for name in re.findall(r"^::: (\S+)$", page.read
 #: The modules that users import from.
 PUBLIC = [
     *("holdfast", "holdfast.errors", "holdfast.filesystem", "holdfast.formats"),
+    *("holdfast.formats.andrea", "holdfast.formats.thalia"),
     *("holdfast.lightning", "holdfast.rng", "holdfast.transformers", "holdfast.wandb"),
 ]
 #: Settings that pydantic and fsspec read from a class.
@@ -48,8 +49,10 @@ def test_the_reference_names_all_that_a_module_offers(module: str) -> None:
 
 def test_no_module_is_left_out() -> None:
     """Each module beside `__init__` in src/holdfast is one that users import from."""
-    files = {path.stem for path in (ROOT / "src" / "holdfast").glob("*.py")} - {"__init__"}
-    assert {f"holdfast.{name}" for name in files} == set(PUBLIC) - {"holdfast"}
+    root = ROOT / "src" / "holdfast"
+    files = [path.relative_to(root) for path in (*root.glob("*.py"), *root.glob("formats/*.py"))]
+    names = {".".join(path.with_suffix("").parts).removesuffix("__init__") for path in files}
+    assert {f"holdfast.{name}".rstrip(".") for name in names} == set(PUBLIC)
 
 
 def _members(name: str) -> Iterator[Any]:

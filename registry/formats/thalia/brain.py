@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from holdfast.registry.errors import InvalidInput, NotFound, UnsupportedFormat
 from holdfast.registry.formats.content import Content, MemoryContent, StoredContent, with_torch
+from holdfast.registry.formats.size_limit import limited
 from holdfast.registry.formats.source import sha256_of, stable
 from holdfast.registry.formats.state_file import FileState, WrittenFile
 from holdfast.registry.formats.target import check_target, new_file
@@ -72,6 +73,7 @@ def load(
     regions: Iterable[str] | None = None,
     widen: bool = True,
     portable: bool = False,
+    max_bytes: int | None = None,
 ) -> FileState:
     """Read a file as Thalia's own program does.
 
@@ -81,6 +83,7 @@ def load(
         widen: Whether floating-point tensors become float32 if a precision policy changed them.
             `holdfast.formats.read` keeps the types of the file.
         portable: As for `holdfast.formats.read`.
+        max_bytes: As for `holdfast.formats.read`; 10 GiB without it.
 
     Raises:
         NotFound: There is no such region.
@@ -88,7 +91,7 @@ def load(
     """
     path = Path(path)
     wanted = None if regions is None else list(regions)
-    with framing.opened(path) as body:
+    with limited(max_bytes), framing.opened(path) as body:
         if body.is_delta:
             found = delta.read(body, path)
         elif container.is_of_document(body) or wanted is None:

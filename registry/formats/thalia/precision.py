@@ -41,6 +41,15 @@ class PrecisionPolicy:
 
     `fp32` and `fp16` are the element types that are stored; `auto` is fp16 for a tensor of more
     than 1 MiB and fp32 for a smaller one. Integers and truth values are never changed.
+
+    Attributes:
+        weights: Whatever has `weight` or `w_` in its path: all that is below `weights`.
+        biases: `bias` or `b_`.
+        membrane: `membrane` or `v_mem`.
+        traces: `trace`, `eligibility` or `stdp`.
+        thresholds: `threshold`, `v_thresh` or `theta`.
+        conductances: `conductance` or `g_`.
+        default: All others.
     """
 
     weights: Width = "fp32"
@@ -76,12 +85,12 @@ class PrecisionPolicy:
         return "float16" if width == "fp16" else "float32"
 
 
-#: The policies that have names.
 POLICIES: Final = {
     "fp32": PrecisionPolicy(),
     "fp16": PrecisionPolicy(weights="fp16", traces="fp16", conductances="fp16"),
     "mixed": PrecisionPolicy(weights="auto", traces="fp16", conductances="fp16"),
 }
+"""The policies that have names, as `save(..., precision="mixed")` takes them."""
 
 
 def named(policy: str | PrecisionPolicy) -> PrecisionPolicy:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast import Run
-from holdfast.registry import formats
+from holdfast import Run, formats
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats import andrea
 from tests.support.foreign import foreign
@@ -35,7 +34,11 @@ def test_a_real_file(tmp_path: Path) -> None:
 def test_names_and_shapes_from_a_table(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "step_000300.bin"
     path.write_bytes(step_file(300, 9))
-    state: Any = andrea.read(path, TABLE).state
+    assert formats.andrea.load(path).state["m"].tolist() == list(range(9, 18))
+    (tmp_path / "table.json").write_text(json.dumps(TABLE))
+    named: Any = formats.andrea.load(path, tmp_path / "table.json").state
+    assert named["m"]["wte"].shape == TABLE["wte"]
+    state: Any = formats.andrea.load(path, TABLE, portable=True).state
     assert list(state["m"]) == list(TABLE)
     assert np.frombuffer(state["m"]["wte"].data, "<f4").tolist() == [9, 10, 11, 12, 13, 14]
     assert state["v"]["head"].shape == (1, 1)
