@@ -23,7 +23,7 @@ from torch import nn
 
 import holdfast
 from holdfast import formats
-from holdfast.registry.formats import thalia
+from holdfast.formats import thalia
 from holdfast.registry.layouts import import_spec
 from tests.support.sameness import assert_same
 
