@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,7 @@ def main() -> int:
         for url in (reg.url, far):
             verify(story, url)
         tell_story(story, reg.url, killed)
+        page = write_page(story, reg.url, folder, [killed, straight, f"{killed}-branch"])
     story.chapter("Done")
     if story.broken:
         story.say(f"{len(story.broken)} claims did not hold: {'; '.join(story.broken)}")
@@ -118,6 +120,9 @@ def main() -> int:
     story.say(f"  export HOLDFAST_REGISTRY={shown(folder / 'registry')}")
     for command in ("run ls", f"ls {killed}", f"log {killed}", f"diff {killed} {killed}/best"):
         story.say(f"  {holdfast} {command}")
+    if page is not None:
+        story.say(f"  {holdfast} ui")
+        story.say(f"the page of these runs: {page.resolve().as_uri()}")
     return 0
 
 
@@ -303,6 +308,26 @@ def tell_story(story: Story, url: str, run_id: str) -> None:
     )
     print(done.stdout)
     story.claim("the log shows it", done.returncode == 0 and "begin the run" in done.stdout)
+
+
+def write_page(story: Story, url: str, folder: Path, runs: list[str]) -> Path | None:
+    """Write the page of some runs; `None` where the libraries of the pages are missing."""
+    story.chapter("The same as a page: one file that opens offline")
+    if any(find_spec(name) is None for name in ("jinja2", "plotly")):
+        story.say("not written: install the extra, pip install 'holdfast[ui]'")
+        return None
+    page = folder / "report.html"
+    holdfast = Path(sys.executable).with_name("holdfast")
+    done = subprocess.run(
+        [str(holdfast), "page", *runs, "-r", url, "--to", str(page), "--force"], check=False
+    )
+    story.claim("the page has every run", done.returncode == 0 and _names_all(page, runs))
+    return page
+
+
+def _names_all(page: Path, runs: list[str]) -> bool:
+    text = page.read_text(encoding="utf-8")
+    return all(run in text for run in runs)
 
 
 @contextmanager

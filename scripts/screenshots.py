@@ -1,0 +1,91 @@
+"""Screenshots of every view of `holdfast ui` on one registry: the work of scripts/screenshots."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from holdfast.registry.storage.connecting import Address
+from holdfast.registry.ui import Server, Source
+from holdfast.registry.ui.server import link
+from holdfast.registry.ui.views import VIEWS
+
+ROOT = Path(__file__).parents[1]
+#: Width and colour scheme.
+WINDOWS = ((1280, "light"), (1280, "dark"), (390, "light"))
+#: The picture of the README.
+PICTURE = ROOT / "docs" / "images" / "run.png"
+
+
+def paths(source: Source) -> Iterator[tuple[str, str]]:
+    """Yield every view that can be shown, with a path of it."""
+    rows = [name for name in source.names() if source.run(name).latest() is not None]
+    for view in VIEWS:
+        for asked in list(view.parts(source, rows[:4]))[:1]:
+            yield view.name, link(view.name, **asked.path, **asked.query) or ""
+        if "{" not in view.path:
+            yield f"{view.name}-all", view.path
+
+
+def opened(page: Page, url: str) -> None:
+    """Open a view and let it draw everything."""
+    page.goto(url)
+    page.wait_for_selector("html[data-ready]")
+    page.wait_for_function("() => !document.body.dataset.following.includes('\"partial\": true')")
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.plot')].every(one => one.querySelector('.main-svg'))"
+    )
+
+
+def take(browser: Browser, server: Server, source: Source, folder: Path) -> None:
+    """Take all of them."""
+    base = f"http://{urlsplit(server.url).netloc}"
+    wanted = list(paths(source))
+    for width, scheme in WINDOWS:
+        size = {"width": width, "height": 860}
+        context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
+        page = context.new_page()
+        page.goto(server.url)
+        for name, path in wanted:
+            opened(page, base + path)
+            file = folder / f"{name}-{width}-{scheme}.png"
+            page.screenshot(path=file, full_page=True)
+            print(file)
+            if (name, width, scheme) == ("run", 1280, "light"):
+                PICTURE.parent.mkdir(exist_ok=True)
+                page.screenshot(path=PICTURE)
+        context.close()
+
+
+def main() -> None:
+    """Serve the registry, and take the screenshots."""
+    given = sys.argv[1:]
+    place = Path(given[0]) if given else ROOT / "holdfast-demo" / "registry"
+    folder = Path(given[1]) if given[1:] else ROOT / "holdfast-demo" / "screenshots"
+    program = shutil.which("chromium")
+    if program is None:
+        sys.exit("chromium is not installed (Debian package chromium)")
+    folder.mkdir(parents=True, exist_ok=True)
+    source = Source.open(Address(place))
+    server = Server(source)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        with sync_playwright() as started:
+            browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
+            take(browser, server, source, folder)
+    finally:
+        server.stop()
+        thread.join()
+        source.close()
+
+
+if __name__ == "__main__":
+    main()
