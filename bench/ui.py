@@ -1,13 +1,13 @@
 """Requests and milliseconds of each view of `holdfast ui`, on S3 with 20 ms of latency.
 
-    python bench/ui.py [--server radosgw|moto] [--runs N] [--checkpoints N] [--rounds N]
+    python bench/ui.py [--server radosgw|moto] [--total N] [--runs N] [--checkpoints N] [--rounds N]
 
-It fills a registry of a thousand runs, the newest `--runs` of them with `--checkpoints` checkpoints
+It fills a registry of `--total` runs, the newest `--runs` of them with `--checkpoints` checkpoints
 each. The other ones have their first commit alone: no view reads more of them, which
 tests/registry/ui/test_requests.py proves. A proxy delays every byte by 10 ms each way.
 
 `first` is the time to the first answer, `whole` to the one that has everything that was asked for:
-a table of runs shows what it has after 0.6 s, and the browser asks again. Each view is asked by a
+a table of runs shows what it has after 0.4 s, and the browser asks again. Each view is asked by a
 new process's worth of state: nothing is open. `again` is a second look. Medians of the rounds.
 """
 
@@ -44,7 +44,6 @@ from holdfast.registry.storage.connecting import Address
 from holdfast.registry.storage.store import create_config
 from holdfast.registry.ui import Server, Source
 
-TOTAL = 1000
 _FOLLOWING = re.compile(r'data-following="([^"]*)"')
 
 
@@ -52,9 +51,9 @@ def name_of(number: int) -> str:
     return f"20260101_{number // 3600:02d}{number // 60 % 60:02d}{number % 60:02d}_0000000a"
 
 
-def paths() -> dict[str, str]:
+def paths(total: int) -> dict[str, str]:
     """The views, by what the table calls them."""
-    newest, older, oldest = (name_of(TOTAL - 1 - number) for number in range(3))
+    newest, older, oldest = (name_of(total - 1 - number) for number in range(3))
     return {
         "runs": "/",
         "run": f"/runs/{newest}",
@@ -64,20 +63,20 @@ def paths() -> dict[str, str]:
     }
 
 
-def fill(url: str, runs: int, checkpoints: int) -> None:
+def fill(url: str, total: int, runs: int, checkpoints: int) -> None:
     """Make the registry in memory, and copy its objects."""
     made = MemoryBackend()
     create_config(made, "skipped")
     state = {"model": {"w": np.zeros(1000, np.float32)}}
     with open_on(made) as registry:
-        for number in range(TOTAL):
+        for number in range(total):
             run = registry.create_run(
                 name_of(number),
                 seed=1,
                 config={"lr": number},
                 monitor=Monitor(metric="loss", mode="min"),
             )
-            for step in range(1, checkpoints + 1 if number >= TOTAL - runs else 1):
+            for step in range(1, checkpoints + 1 if number >= total - runs else 1):
                 run.save(state, step=step, metrics={"loss": 1 / step, "accuracy": 1 - 1 / step})
     target = open_backend(url)
     with ThreadPoolExecutor(16) as threads:
@@ -151,6 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     real = "radosgw" if shutil.which("radosgw") else "moto"
     parser.add_argument("--server", default=real, choices=list(SERVERS))
+    parser.add_argument("--total", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=60)
     parser.add_argument("--checkpoints", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
@@ -161,12 +161,13 @@ def main() -> None:
         bucket = f"bench-{secrets.token_hex(4)}"
         boto3.session.Session().client("s3", endpoint_url=behind).create_bucket(Bucket=bucket)
         began = time.perf_counter()
-        fill(f"s3://{bucket}/reg?endpoint_url={behind}", options.runs, options.checkpoints)
+        filled = f"s3://{bucket}/reg?endpoint_url={behind}"
+        fill(filled, options.total, options.runs, options.checkpoints)
         print(f"{options.server}: filled in {time.perf_counter() - began:.0f} s", flush=True)
         with way("latency", behind, Path(folder)) as endpoint:
             url = f"s3://{bucket}/reg?endpoint_url={endpoint}"
             print(f"{'':24} requests      KiB  first ms  whole ms  again: requests  ms")
-            for label, path in paths().items():
+            for label, path in paths(options.total).items():
                 measure(label, path, url, options.rounds)
 
 

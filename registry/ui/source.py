@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -58,6 +59,7 @@ class Source:
         self.registry = registry
         self.meter = meter
         self._lock = threading.Lock()
+        self._listed: tuple[float, list[str]] = (-math.inf, [])
         self._runs: dict[str, Run] = {}
         self._chronicles: dict[str, Chronicle] = {}
         self._births: dict[str, Birth | None] = {}
@@ -91,9 +93,18 @@ class Source:
         with self.meter.measure() as usage:
             yield usage
 
-    def names(self) -> list[str]:
-        """Return the names of all runs, sorted: one request for a thousand runs."""
-        return self.registry.runs()
+    def names(self, *, max_age_s: float = 0) -> list[str]:
+        """Return the names of all runs, sorted: one request for a thousand runs.
+
+        Args:
+            max_age_s: Seconds for which an earlier answer is good enough; a bucket takes long to
+                list many runs.
+        """
+        at_s, names = self._listed
+        if time.monotonic() - at_s > max_age_s:
+            names = self.registry.runs()
+            self._listed = time.monotonic(), names
+        return list(names)
 
     def run(self, name: str) -> Run:
         """Return a run as of now: one request if it is open already and did not change.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.registry.history import actions
 from holdfast.registry.history.actions import Action, Commit
 from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.ui.queries.forks import Fork
 
 Lane = Literal["checkpoints", "names", "phases", "trainer", "retention", "pool", "streams"]
 
@@ -38,9 +39,16 @@ class Event:
     checkpoint: int | None = None
 
 
-def read_events(commits: Iterable[Commit]) -> Iterator[Event]:
-    """Yield the events of commits, oldest first."""
-    commits = list(commits)
+def read_events(commits: Iterable[Commit], forks: Iterable[Fork] = ()) -> list[Event]:
+    """Return the events of commits, and the forks of the run, oldest first."""
+    found = list(_of_commits(list(commits)))
+    found += [
+        Event(0, one.time_ms, "", "names", "fork to", one.run, f"from {one.ref}") for one in forks
+    ]
+    return sorted(found, key=lambda one: one.time_ms) if forks else found
+
+
+def _of_commits(commits: Sequence[Commit]) -> Iterator[Event]:
     refs = _refs(commits)
     trains = False
     for commit in commits:

@@ -92,6 +92,7 @@ class Lineage:
         lanes: How many lanes it has.
         runs: The runs in it.
         others: Runs of the registry that are not in it.
+        pending: Runs of it that are still being read.
         unread: Runs whose first commits were not read: a fork of a run in the graph may be among
             them.
         troubles: What could not be read.
@@ -101,12 +102,17 @@ class Lineage:
     lanes: int
     runs: tuple[str, ...]
     others: int
+    pending: int
     unread: int
     troubles: tuple[Trouble, ...]
 
 
 def read_lineage(
-    source: Source, wanted: Sequence[str] = (), *, reads_births: bool = False
+    source: Source,
+    wanted: Sequence[str] = (),
+    *,
+    reads_births: bool = False,
+    within_s: float | None = None,
 ) -> Lineage:
     """Return the graph of some runs with their ancestors and descendants.
 
@@ -117,6 +123,7 @@ def read_lineage(
         source: The registry.
         wanted: The runs. Default: the newest `MOST_RUNS`.
         reads_births: Read all first commits however many there are.
+        within_s: Seconds after which the graph has only the runs that were read by then.
 
     Raises:
         StoreUnavailable: The store does not answer.
@@ -134,7 +141,7 @@ def read_lineage(
     }
     chosen = list(wanted) or newest_first(source, names)[:MOST_RUNS]
     family = _family(source, chosen, parents, set(names))[:MOST_RUNS]
-    opened = source.runs(family)
+    opened = source.runs(family, within_s)
     runs = {name: run.manifest for name, run in opened.runs.items()}
     rows = sorted(
         (row for run in runs.values() for row in _rows(run)),
@@ -147,6 +154,7 @@ def read_lineage(
         lanes=lanes,
         runs=tuple(runs),
         others=len(names) - len(family),
+        pending=len(opened.pending),
         unread=len(unread),
         troubles=tuple(trouble_of(error) for error in opened.failed.values()),
     )

@@ -15,11 +15,18 @@ from holdfast.registry.ui.chronicle import Chronicle
 from holdfast.registry.ui.queries.checkpoint_rows import CheckpointRow, read_rows
 from holdfast.registry.ui.queries.encoded import plain
 from holdfast.registry.ui.queries.events import Event, read_events
+from holdfast.registry.ui.queries.forks import Fork, read_forks
 from holdfast.registry.ui.queries.runs import RunRow, row_of
 from holdfast.registry.ui.queries.streams import StreamShown, read_streams
 from holdfast.registry.ui.queries.timeline import timeline
 from holdfast.registry.ui.queries.trouble import Trouble, trouble_of
-from holdfast.registry.ui.queries.values import Saved, curves_of, metric_names, read_saved
+from holdfast.registry.ui.queries.values import (
+    MOST_CHARTS,
+    Saved,
+    curves_of,
+    metric_names,
+    read_saved,
+)
 from holdfast.registry.ui.source import Source
 
 
@@ -30,10 +37,12 @@ class RunShown:
     Attributes:
         row: Its summary; `None` if the run cannot be read.
         facts: Names and values of its settings, in the order in which they are shown.
+        forks: The runs that were forked from it, as far as they are known.
         events: What happened, the newest first.
         checkpoints: Its checkpoints, the newest first.
         timeline: The events by time; `None` without any.
-        charts: A chart for each metric, the monitored ones first.
+        charts: A chart for each metric, the monitored ones first; at most `MOST_CHARTS`.
+        metrics: How many metrics there are.
         streams: Its streams.
         config: Its configuration.
         environment: Where it began.
@@ -44,10 +53,12 @@ class RunShown:
 
     row: RunRow | None
     facts: tuple[tuple[str, str], ...]
+    forks: tuple[Fork, ...]
     events: tuple[Event, ...]
     checkpoints: tuple[CheckpointRow, ...]
     timeline: Chart | None
     charts: tuple[Chart, ...]
+    metrics: int
     streams: tuple[StreamShown, ...]
     config: object
     environment: Mapping[str, str]
@@ -56,13 +67,18 @@ class RunShown:
     troubles: tuple[Trouble, ...]
 
 
-def show_run(source: Source, name: str, *, streams: Sequence[str] = ()) -> RunShown:
+def show_run(
+    source: Source, name: str, *, streams: Sequence[str] = (), metric: str = ""
+) -> RunShown:
     """Return a run: the requests of opening it, and one for each slot of its log, once.
+
+    And one listing, with the first commits of runs that may be its forks.
 
     Args:
         source: The registry.
         name: The run.
         streams: Streams to read even if they have many segments.
+        metric: Only metrics that have this text in their names.
 
     Raises:
         NotFound: There is no such run.
@@ -73,17 +89,20 @@ def show_run(source: Source, name: str, *, streams: Sequence[str] = ()) -> RunSh
     chronicle = source.chronicle(name)
     troubles.extend(trouble_of(error) for error in chronicle.errors)
     saved = read_saved(chronicle.commits)
-    events = tuple(read_events(chronicle.commits))
+    forks = read_forks(source, name)
+    events = tuple(read_events(chronicle.commits, forks))
     manifest = None if run is None else run.manifest
     rows = tuple(read_rows(saved, events, manifest))
     shown = () if run is None else tuple(read_streams(run, streams))
     return RunShown(
         row=None if manifest is None else row_of(manifest),
         facts=() if manifest is None else tuple(_facts(manifest)),
+        forks=forks,
         events=events[::-1],
         checkpoints=rows[::-1],
         timeline=timeline(events, rows) if events else None,
-        charts=tuple(_charts(saved, rows, manifest)),
+        charts=tuple(_charts(saved, rows, manifest, metric)),
+        metrics=len(metric_names(saved)),
         streams=shown,
         config=_config(manifest),
         environment=_environment(manifest),
@@ -109,11 +128,11 @@ def _distinct(troubles: Iterable[Trouble], chronicle: Chronicle) -> tuple[Troubl
 
 
 def _charts(
-    saved: Sequence[Saved], rows: Sequence[CheckpointRow], run: RunManifest | None
+    saved: Sequence[Saved], rows: Sequence[CheckpointRow], run: RunManifest | None, wanted: str
 ) -> Iterable[Chart]:
     first = [need for monitor in run.monitors for need in monitor.needs] if run else []
     counter = "step" if run is None else run.spec.phase(run.phase or "").counter
-    for metric in metric_names(saved, first):
+    for metric in metric_names(saved, first, matching=wanted)[:MOST_CHARTS]:
         found = curves_of(saved, metric)
         if len(found) == 1:
             found = (Curve(metric, found[0].points, found[0].is_faint),)

@@ -13,7 +13,13 @@ from holdfast.registry.loading.checkpoint import phase_segment
 from holdfast.registry.ui.charts import Chart, curves
 from holdfast.registry.ui.queries.runs import RunRow, row_of
 from holdfast.registry.ui.queries.trouble import Trouble, trouble_of
-from holdfast.registry.ui.queries.values import Saved, curves_of, metric_names, read_saved
+from holdfast.registry.ui.queries.values import (
+    MOST_CHARTS,
+    Saved,
+    curves_of,
+    metric_names,
+    read_saved,
+)
 from holdfast.registry.ui.source import Source
 
 #: Runs that are compared at most.
@@ -43,7 +49,8 @@ class SideBySide:
 
     Attributes:
         rows: The runs, in the order in which they were chosen.
-        charts: A chart for each metric, with a curve for each run.
+        charts: A chart for each metric, with a curve for each run; at most `MOST_CHARTS`.
+        metrics: How many metrics there are.
         settings: Seed, preset, origin and the like.
         config: Values of the configurations that differ.
         same_config: How many values of the configurations are equal.
@@ -54,6 +61,7 @@ class SideBySide:
 
     rows: tuple[RunRow, ...]
     charts: tuple[Chart, ...]
+    metrics: int
     settings: tuple[ValueRow, ...]
     config: tuple[ValueRow, ...]
     same_config: int
@@ -67,8 +75,13 @@ class SideBySide:
         return tuple(row.name for row in self.rows)
 
 
-def compare_runs(source: Source, names: Sequence[str]) -> SideBySide:
+def compare_runs(source: Source, names: Sequence[str], *, metric: str = "") -> SideBySide:
     """Return some runs side by side: the requests of opening them, and one for each slot, once.
+
+    Args:
+        source: The registry.
+        names: The runs.
+        metric: Only metrics that have this text in their names.
 
     Raises:
         InvalidInput: Too many runs.
@@ -94,7 +107,8 @@ def compare_runs(source: Source, names: Sequence[str]) -> SideBySide:
     environment = list(_value_rows([_environment(run) for run in runs]))
     return SideBySide(
         rows=tuple(row_of(run) for run in runs),
-        charts=tuple(_charts(runs, saved)),
+        charts=tuple(_charts(runs, saved, metric)),
+        metrics=len(metric_names([one for found in saved.values() for one in found])),
         settings=tuple(_value_rows([_settings(run) for run in runs])),
         config=tuple(row for row in config if any(row.differs)),
         same_config=sum(not any(row.differs) for row in config),
@@ -104,9 +118,12 @@ def compare_runs(source: Source, names: Sequence[str]) -> SideBySide:
     )
 
 
-def _charts(runs: Sequence[RunManifest], saved: Mapping[str, tuple[Saved, ...]]) -> Iterator[Chart]:
+def _charts(
+    runs: Sequence[RunManifest], saved: Mapping[str, tuple[Saved, ...]], wanted: str
+) -> Iterator[Chart]:
     first = [need for run in runs for monitor in run.monitors for need in monitor.needs]
-    for metric in metric_names([one for found in saved.values() for one in found], first):
+    every = [one for found in saved.values() for one in found]
+    for metric in metric_names(every, first, matching=wanted)[:MOST_CHARTS]:
         found = [
             curve for name, ones in saved.items() for curve in curves_of(ones, metric, prefix=name)
         ]

@@ -16,7 +16,7 @@ _LANES: dict[Lane, str] = {
     "retention": "retention",
     "trainer": "trainer",
     "phases": "phases",
-    "names": "gates, releases",
+    "names": "gates, releases, forks",
     "checkpoints": "checkpoints",
 }
 #: Symbol, colour and fill of a checkpoint by its state.
@@ -34,6 +34,7 @@ _SYMBOLS = {
     "restore": ("arrow-left", "var(--warn)"),
     "take over": ("cross", "var(--warn)"),
     "fork": ("triangle-up", "var(--second)"),
+    "fork to": ("triangle-up", "var(--second)"),
     "evict": ("circle-open", "var(--muted)"),
     "drop": ("x", "var(--bad)"),
 }
@@ -113,7 +114,11 @@ def _others(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
             "size": 10,
         },
         "customdata": [
-            [f"{one.kind} {one.subject}", one.reason, f"commit {one.n}, {one.author}"]
+            [
+                f"{one.kind} {one.subject}",
+                one.reason,
+                f"commit {one.n}, {one.author}" if one.author else "",
+            ]
             for one in events
         ],
         "hovertemplate": _HOVER,

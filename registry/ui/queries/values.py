@@ -9,6 +9,9 @@ from holdfast.registry.history import actions
 from holdfast.registry.history.actions import Commit
 from holdfast.registry.ui.charts import Curve, Point
 
+#: Charts of metrics on one page.
+MOST_CHARTS = 24
+
 
 @dataclass(frozen=True, slots=True)
 class Saved:
@@ -60,9 +63,17 @@ def read_saved(commits: Iterable[Commit]) -> tuple[Saved, ...]:
     return tuple(found.values())
 
 
-def metric_names(saved: Sequence[Saved], first: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the metrics that any checkpoint has; `first` are put first, then by name."""
-    known = {name for one in saved for name in one.metrics}
+def metric_names(
+    saved: Sequence[Saved], first: Iterable[str] = (), *, matching: str = ""
+) -> tuple[str, ...]:
+    """Return the metrics that any checkpoint has.
+
+    Args:
+        saved: The checkpoints.
+        first: The metrics that are put first; the others come by name.
+        matching: Only those that have this text in their names.
+    """
+    known = {name for one in saved for name in one.metrics if matching.lower() in name.lower()}
     ahead = [name for name in first if name in known]
     return tuple(dict.fromkeys([*ahead, *sorted(known)]))
 

@@ -225,6 +225,15 @@
     for (const input of root.querySelectorAll("[data-filters]")) input.addEventListener("input", () => filter(input));
   }
 
+  // A link to more of the same keeps what the controls have set.
+  document.addEventListener("click", (event) => {
+    const more = event.target.closest("a[data-keeps]");
+    if (!more) return;
+    const url = new URL(more.href);
+    for (const [name, value] of stated()) if (!url.searchParams.has(name)) url.searchParams.append(name, value);
+    more.href = url;
+  });
+
   // Buttons that copy a snippet.
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-copy]");

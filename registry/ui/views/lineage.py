@@ -11,16 +11,22 @@ from holdfast.registry.ui.views.view import Asked, Shown, View
 
 
 def _ask(source: Source, asked: Asked) -> Shown:
-    found = read_lineage(source, asked.texts("run"), reads_births=asked.text("all") == "1")
-    return Shown("Lineage", found, troubles=found.troubles)
+    return _shown(source, asked, "Lineage", asked.texts("run"))
 
 
 def _of_run(source: Source, asked: Asked) -> Shown:
     name = asked.text("run")
     if name not in source.names():
         raise NotFound("no such run", where=name)
-    found = read_lineage(source, [name], reads_births=asked.text("all") == "1")
-    return Shown(name, found, troubles=found.troubles, run=name)
+    return _shown(source, asked, name, [name], run=name)
+
+
+def _shown(
+    source: Source, asked: Asked, title: str, runs: Sequence[str], run: str | None = None
+) -> Shown:
+    reads_births = asked.text("all") == "1"
+    found = read_lineage(source, runs, reads_births=reads_births, within_s=asked.within_s)
+    return Shown(title, found, troubles=found.troubles, is_partial=found.pending > 0, run=run)
 
 
 def _parts(source: Source, runs: Sequence[str]) -> Iterable[Asked]:  # noqa: ARG001

@@ -11,7 +11,7 @@ from holdfast.registry.ui.views.view import Asked, Shown, View
 
 def _ask(source: Source, asked: Asked) -> Shown:
     name = asked.text("run")
-    found = show_run(source, name, streams=asked.texts("stream"))
+    found = show_run(source, name, streams=asked.texts("stream"), metric=asked.text("metric"))
     row = found.row
     return Shown(
         title=name,

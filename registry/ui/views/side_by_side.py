@@ -10,7 +10,7 @@ from holdfast.registry.ui.views.view import Asked, Shown, View
 
 
 def _ask(source: Source, asked: Asked) -> Shown:
-    found = compare_runs(source, asked.texts("run"))
+    found = compare_runs(source, asked.texts("run"), metric=asked.text("metric"))
     return Shown(
         title="Runs side by side",
         body=found,

@@ -11,7 +11,7 @@ from holdfast.registry.ui.queries.trouble import Trouble
 from holdfast.registry.ui.source import Source
 
 #: Seconds that a view waits for runs; what is not read by then comes with a later poll.
-PATIENCE_S = 0.6
+PATIENCE_S = 0.4
 
 
 @dataclass(frozen=True, slots=True)

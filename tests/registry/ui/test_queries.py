@@ -64,6 +64,18 @@ def test_the_events_tell_what_happened_to_a_run(night: RunShown) -> None:
     assert restore.subject == "main/step00000070"
 
 
+def test_forks_are_on_the_time_line_of_the_run_that_they_came_from(night: RunShown) -> None:
+    (fork,) = [one for one in night.events if one.kind == "fork to"]
+    assert (fork.subject, fork.reason) == ("night-wide", "from main/step00000080")
+    assert [one.run for one in night.forks] == ["night-wide"]
+
+
+def test_metrics_are_chosen_by_their_names(source: Source) -> None:
+    shown = show_run(source, "night", metric="ACC")
+    assert [chart.title for chart in shown.charts] == ["accuracy"]
+    assert shown.metrics == 2
+
+
 def test_curves_have_evicted_values_and_superseded_ones_apart(night: RunShown) -> None:
     loss = next(chart for chart in night.charts if chart.title == "loss")
     line, behind = loss.payload["curves"]

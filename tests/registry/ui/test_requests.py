@@ -130,7 +130,9 @@ def test_too_many_undated_runs_are_not_read_unasked() -> None:
 def test_run_reads_its_log_once_and_then_its_next_slot(asking: Asking) -> None:
     shown = show_run(asking.source, "one")
     assert len(shown.checkpoints) == 4
-    assert asking.asked() == _OPENING["one"] + Counter({"get log": _SLOTS["one"]})
+    assert [fork.run for fork in shown.forks] == ["three"]
+    births = Counter({"list runs": 1, "get log": len(_SLOTS)})
+    assert asking.asked() == _OPENING["one"] + Counter({"get log": _SLOTS["one"]}) + births
     show_run(asking.source, "one")
     assert asking.asked() == Counter({"get log": 1})
 

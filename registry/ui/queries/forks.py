@@ -1,0 +1,44 @@
+"""The forks of a run, as far as they are known or cheap to find."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.ui.source import Source
+
+#: Seconds for which a list of the runs is good enough to find forks.
+_MAX_AGE_S = 60
+#: First commits of runs that are read to find forks, without being asked to.
+UNASKED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A run that was forked from another one.
+
+    Attributes:
+        run: Its name.
+        time_ms: When it was created.
+        ref: The checkpoint that it continues from, within the other run.
+    """
+
+    run: str
+    time_ms: int
+    ref: str
+
+
+def read_forks(source: Source, name: str) -> tuple[Fork, ...]:
+    """Return the forks of a run, oldest first.
+
+    The runs are listed once a minute, and the first commit of each is read once. If more than `UNASKED` runs are unread, only forks among the others are found.
+    """
+    names = source.names(max_age_s=_MAX_AGE_S)
+    unread = source.unread_births(names)
+    known = names if len(unread) <= UNASKED else sorted({*names} - {*unread})
+    found = [
+        Fork(child, birth.created_ms, f"{phase_segment(parent.phase)}/step{parent.step:08d}")
+        for child, birth in source.births(known).items()
+        if birth is not None and (parent := birth.parent) is not None and parent.run == name
+    ]
+    return tuple(sorted(found, key=lambda one: one.time_ms))
