@@ -31,7 +31,8 @@ class Fork:
 def read_forks(source: Source, name: str) -> tuple[Fork, ...]:
     """Return the forks of a run, oldest first.
 
-    The runs are listed once a minute, and the first commit of each is read once. If more than `UNASKED` runs are unread, only forks among the others are found.
+    The runs are listed once a minute, and the first commit of each is read once. If more than
+    `UNASKED` runs are unread, only forks among the others are found.
     """
     names = source.names(max_age_s=_MAX_AGE_S)
     unread = source.unread_births(names)
