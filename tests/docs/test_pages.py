@@ -84,6 +84,12 @@ def test_links_and_anchors_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in _anchors(found), f"{_name(page)}: {target}"
 
 
+def test_the_list_of_all_pages_is_whole() -> None:
+    listing = ROOT / "docs" / "README.md"
+    linked = {(listing.parent / target).resolve() for target in _LINK.findall(listing.read_text())}
+    assert [_name(page) for page in PAGES if page not in linked | {listing}] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_every_command_that_a_page_shows_exists_with_its_options(
     page: Path, monkeypatch: pytest.MonkeyPatch
