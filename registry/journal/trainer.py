@@ -218,8 +218,7 @@ class JournaledTrainer(Trainer):
             while self._expected is None:
                 carried = self.folder.carried_to()
                 if carried > self._read_to:  # into slots that this handle has not read
-                    self._log.refresh()
-                    self._read_to = carried
+                    self._read()
                 expected = expect(self.folder, self._log, self._committer.store)
                 if self.folder.carried_to() == carried:  # nothing was carried meanwhile
                     self._expected = expected
@@ -269,9 +268,14 @@ class JournaledTrainer(Trainer):
 
     def refresh(self) -> RunManifest:
         """Read the log; return the run with the saves that are only in the journal."""
-        self._log.refresh()
-        self._expected = None
+        self._read()
         return self._expect().run
+
+    def _read(self) -> None:
+        """Read the log; the expected run is made again when it is needed."""
+        carried = self.folder.carried_to()
+        self._log.refresh()
+        self._read_to, self._expected = carried, None
 
     def waiting_entry(self, checkpoint: Checkpoint, stream: str) -> Mapping[str, Any] | None:
         """Return the last entry of a stream at a checkpoint, if it is only in the journal."""
@@ -394,7 +398,8 @@ class JournaledTrainer(Trainer):
         """Wait before a commit for the saves that come first, and read them."""
         if self.folder.exists:
             self._await_entries()
-            self._log.refresh()  # the carrier has a log of its own
+            with self._lock:
+                self._read()  # the carrier has a log of its own
 
     def _await_entries(self, timeout_s: float | None = None) -> None:
         """Wait until the registry has the saves of this machine; raise what became of them."""

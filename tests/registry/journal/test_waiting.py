@@ -17,7 +17,7 @@ from holdfast.registry.journal.carrier import Carrier
 from holdfast.registry.journal.folder import RunFolder
 from holdfast.registry.registry import Registry
 from holdfast.registry.spec import Retention, RunSpec
-from tests.registry.journal.machines import RUN, Machine, actions_of
+from tests.registry.journal.machines import RUN, Machine, Outage, actions_of
 from tests.support.faults import Hooked
 from tests.support.inline import without_threads
 from tests.support.sameness import assert_same
@@ -226,6 +226,23 @@ def test_entries_of_a_stream_keep_their_order(carried: Training) -> None:
 def test_a_commit_knows_the_saves_that_were_carried_meanwhile(training: Training) -> None:
     training.machine.carry()
     training.run.evict(training.first, "not needed")  # by the log that this handle read it is best
+
+
+def test_a_save_is_refused_at_once_after_what_this_handle_did(carried: Training) -> None:
+    carried.run.drop("a mistake")
+    with pytest.raises(Conflict, match="a mistake"):
+        save(carried.run, 4)
+    assert carried.machine.folder.waiting() == []
+
+
+def test_a_save_after_another_commit_needs_no_registry(
+    carried: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carried.run.tag("keeper", carried.first)
+    monkeypatch.setattr(BackgroundCarrier, "wake", lambda self: None)
+    outage = Outage()
+    outage.is_down, carried.bucket.before = True, outage
+    assert save(carried.run, 4).durable_in == "journal"
 
 
 def test_a_wait_does_not_include_saves_that_come_after_it(
