@@ -9,8 +9,8 @@ from typing import Any
 import torch.distributed
 
 from holdfast.backends.escape import quoted
-from holdfast.registry import rng
 from holdfast.registry.errors import InvalidInput
+from holdfast.registry.exact_resume import rng
 from holdfast.registry.history.writer_token import check_not_completed
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loop.checkpointer import Checkpointer

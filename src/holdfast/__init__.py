@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from holdfast import formats as formats
     from holdfast import rng as rng
     from holdfast.registry.errors import RegistryError
+    from holdfast.registry.exact_resume.resume_check import verify_resume
     from holdfast.registry.factory import init, open  # noqa: A004
     from holdfast.registry.loading.checkpoint import Checkpoint
     from holdfast.registry.loading.stored import Stored
     from holdfast.registry.pytree import register_adapter
     from holdfast.registry.registry import Registry
-    from holdfast.registry.resume_check import verify_resume
     from holdfast.registry.runs.run import Run
     from holdfast.registry.spec import Retention
     from holdfast.registry.spec.migrations import register_migration
@@ -50,7 +50,7 @@ else:
             "rng": "",
             "sync": "sync",
             "trust": "storage.connecting",
-            "verify_resume": "resume_check",
+            "verify_resume": "exact_resume.resume_check",
         },
     )
 

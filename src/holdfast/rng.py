@@ -9,6 +9,6 @@ holdfast.rng.restore(restored.state["rng"])
 
 from __future__ import annotations
 
-from holdfast.registry.rng import capture, restore
+from holdfast.registry.exact_resume.rng import capture, restore
 
 __all__ = ["capture", "restore"]

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from holdfast.registry import rng
 from holdfast.registry.comparing.diff import Diff, diff
 from holdfast.registry.errors import InvalidInput
+from holdfast.registry.exact_resume import rng
 from holdfast.registry.factory import init, open  # noqa: A004
 from holdfast.registry.history.log_values import check_step
 from holdfast.registry.history.plain_values import plain_values
@@ -57,8 +57,9 @@ _PARTS = (
     ),
 )
 _ELSEWHERE = (
-    "something outside the state changes the training: dropout or augmentation in workers, a "
-    "gradient scaler, accumulated gradients, an average of weights, a cache"
+    "something outside the state changes the training: a generator that capture() was not given, "
+    "dropout or augmentation in workers, a gradient scaler, accumulated gradients, an average of "
+    "weights, a cache"
 )
 
 
