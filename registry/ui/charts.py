@@ -45,11 +45,14 @@ class Curve:
         name: Its name in the legend.
         points: Its points, in the order of training.
         is_faint: Whether it is in the background, as superseded values are.
+        group: What it has its colour and its place in the legend with, such as its run. Default:
+            its own.
     """
 
     name: str
     points: tuple[Point, ...]
     is_faint: bool = False
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,7 @@ def curves(
         "curves": [
             {
                 "name": escape(curve.name),
+                "group": escape(curve.group or curve.name),
                 "faint": curve.is_faint,
                 **_columns(thinned(curve.points)),
             }

@@ -200,7 +200,8 @@ def row_of(run: RunManifest) -> RunRow:
         metric=None if monitor is None else monitor.label,
         best=_value(monitor, best),
         latest=_value(monitor, latest),
-        spark=_spark(live, monitor),
+        # Values of different declared phases are not compared.
+        spark=_spark(run.live(run.phase if run.spec.phases else None), monitor),
         commits=run.commits,
         parent=run.created.parent.run if run.created and run.created.parent else None,
     )

@@ -93,7 +93,9 @@ def curves_of(saved: Sequence[Saved], metric: str, *, prefix: str = "") -> tuple
             found.setdefault((one.phase, one.is_superseded), []).append(point)
     phases = {phase for phase, _ in found}
     return tuple(
-        Curve(_name(prefix, phase, len(phases), is_superseded=behind), tuple(points), behind)
+        Curve(
+            _name(prefix, phase, len(phases), is_superseded=behind), tuple(points), behind, prefix
+        )
         for (phase, behind), points in found.items()
     )
 

@@ -35,6 +35,7 @@
       automargin: true, gridcolor: variable("--line"), zerolinecolor: variable("--line"),
       linecolor: variable("--line"), tickcolor: variable("--line"), fixedrange: narrow(),
     };
+    if (narrow() && given?.type === "date") Object.assign(own, { nticks: 4, tickangle: 0 });
     return { ...own, ...given };
   }
   function layoutOf(given, height) {
@@ -71,15 +72,23 @@
     const along = (one) => (byTime ? one.times : one.steps);
     const colours = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"].map(variable);
     const data = [];
-    payload.curves.forEach((curve, index) => {
+    const groups = [...new Set(payload.curves.filter((curve) => !curve.faint).map((curve) => curve.group))];
+    const told = new Set();
+    // Over several curves one box has all values, with the step or time as its heading.
+    const isUnified = payload.curves.length > 1;
+    payload.curves.forEach((curve) => {
+      const index = groups.indexOf(curve.group);
       const colour = curve.faint ? variable("--faint") : colours[index % colours.length];
+      const key = curve.faint ? curve.name : curve.group;
       const few = curve.values.length <= 40;
       const line = {
-        type: "scatter", x: along(curve), y: curve.values, name: curve.name, legendgroup: String(index),
+        type: "scatter", x: along(curve), y: curve.values, name: told.has(key) || curve.faint ? curve.name : curve.group,
+        legendgroup: key, showlegend: !told.has(key),
         mode: few ? "lines+markers" : "lines", line: { color: colour, width: 1.8, dash: curve.faint ? "dot" : "solid" },
         marker: { size: 5, color: colour },
-        hovertemplate: "%{x}: %{y:.6g}<extra>%{fullData.name}</extra>",
+        text: curve.values.map(() => curve.name), hovertemplate: (isUnified ? "" : "%{x}: ") + "%{y:.6g}<extra>%{text}</extra>",
       };
+      told.add(key);
       if (by > 0 && !curve.faint) {
         data.push({ ...line, opacity: 0.3, showlegend: false, hoverinfo: "skip", hovertemplate: undefined });
         data.push({ ...line, mode: "lines", y: smoothed(curve.values, by) });
@@ -89,14 +98,14 @@
       data.push({
         type: "scatter", mode: "markers", x: along(mark), y: mark.values, name: mark.label, showlegend: false,
         marker: { symbol: SYMBOLS[mark.kind], size: mark.kind === "best" ? 13 : 10, color: variable("--good") },
-        hovertemplate: "%{fullData.name}<br>%{x}: %{y:.6g}<extra></extra>",
+        hovertemplate: "%{y:.6g}<extra>%{fullData.name}</extra>",
       });
     }
     const layout = {
       xaxis: byTime ? { type: "date" } : { title: { text: payload.counter, standoff: 4 }, rangemode: "normal" },
       yaxis: { type: asked.get("log") === "1" ? "log" : "linear" },
-      showlegend: payload.curves.length > 1,
-      hovermode: payload.curves.length > 1 ? "x unified" : "closest",
+      showlegend: isUnified,
+      hovermode: isUnified ? "x unified" : "closest",
     };
     return { data, layout };
   }
@@ -117,7 +126,7 @@
     await library();
     const payload = JSON.parse(document.getElementById(plot.dataset.chart).textContent);
     const figure = payload.kind === "curves" ? curves(payload) : { data: themed(payload.data), layout: themed(payload.layout) };
-    const named = figure.layout.showlegend ? figure.data.length : 0;
+    const named = figure.layout.showlegend ? figure.data.filter((one) => one.showlegend !== false).length : 0;
     const height = Number(plot.dataset.height) + 20 * Math.ceil(named / (narrow() ? 2 : 4));
     plot.style.height = height + "px";
     if (window.Plotly) {  // without it the tables beneath the charts remain
