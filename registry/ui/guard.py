@@ -65,8 +65,6 @@ class Guard(BaseHTTPMiddleware):
     def _refusal(self, request: Request) -> Response | None:
         if request.headers.get("host", "") not in self._hosts:
             return PlainTextResponse("not a name of this server\n", 421)
-        if request.method not in ("GET", "HEAD"):
-            return PlainTextResponse("pages are read-only\n", 405)
         given = request.query_params.get(_TOKEN)
         if given is not None:
             return self._admitted(request) if self._is_right(given) else _strange()
