@@ -2,7 +2,8 @@
 
 - `diff`: `diff`, two checkpoints compared by their manifests; `distances`: element by element.
 - `branches`: two runs side by side: their fork, settings, steps and first difference.
-- `stats`: extremes, means and norms of the tensors of a stored state.
+- `stats`: extremes, means and norms of the tensors of a stored state; `histograms`: how the
+  elements of one tensor are distributed.
 - `chunkwise`, `elements`: chunks read one after another, and their bytes as numbers.
 - `bisecting`: binary search for the first bad checkpoint.
 

@@ -81,6 +81,24 @@ def distances(before: Stored, after: Stored, paths: Iterable[str]) -> dict[str, 
     return {path: _distance(new[path], change(path)) for path in pieces}
 
 
+def differing_bytes(before: Stored, after: Stored, paths: Iterable[str]) -> dict[str, int]:
+    """Return by path how many bytes of chunks `distances` reads, of both states together.
+
+    Args:
+        before: A state.
+        after: Another one.
+        paths: Paths of tensors that have the same dtype and shape in both.
+
+    Raises:
+        IntegrityError: A list of digests is damaged or gone.
+    """
+    old, new = (tensors_by_path(one.manifest.components) for one in (before, after))
+    return {
+        path: sum(2 * piece.nbytes for piece in _pieces(before, old[path], after, new[path]))
+        for path in paths
+    }
+
+
 def _pieces(before: Stored, old: TensorEntry, after: Stored, new: TensorEntry) -> list[Piece]:
     if new.inline is not None:
         return []

@@ -8,7 +8,7 @@ Imports numpy, so others import this module where they first need it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -110,6 +110,46 @@ def join(parts: Iterable[Summary]) -> Summary:
         sum((part.imaginary for part in parts), Fraction(0)),
         math.hypot(*(part.norm for part in parts)),
     )
+
+
+def histogram(
+    parts: Sequence[memoryview], dtype: str, bins: int
+) -> tuple[Summary, tuple[float, ...], tuple[int, ...]]:
+    """Count the finite elements in bins of equal width; of complex ones both parts.
+
+    Returns:
+        The statistics of the elements, the `bins + 1` edges of the bins, and the counts. Without a
+        finite element there are no bins.
+    """
+    found = join(summarise(part, dtype) for part in parts)
+    real = PARTS.get(dtype, dtype)
+    within = found if real == dtype else join(summarise(part, real) for part in parts)
+    if within.low is None or within.high is None:
+        return found, (), ()
+    low, high, shift = _bounds(float(within.low), float(within.high), bins)
+    edges = np.linspace(low, high, bins + 1)
+    counts = np.zeros(bins, np.int64)
+    with np.errstate(all="ignore"):
+        for part in parts:
+            for (block,) in blocks(real, part):
+                numbers = np.ldexp(_numbers(block, real).astype("f8"), -shift)
+                counts += np.histogram(numbers[np.isfinite(numbers)], bins, (low, high))[0]
+    return found, tuple(np.ldexp(edges, shift).tolist()), tuple(counts.tolist())
+
+
+def _bounds(low: float, high: float, bins: int) -> tuple[float, float, int]:
+    """Return the ends of a histogram, divided by a power of two, and that power.
+
+    The width of a bin must be finite, and greater than the distance of neighbouring numbers.
+    """
+    shift = 0 if math.isfinite(high - low) else 2
+    low, high = math.ldexp(low, -shift), math.ldexp(high, -shift)
+    middle, least = low / 2 + high / 2, 4 * bins * math.ulp(max(-low, high))
+    if low == high:
+        least = max(least, abs(middle) or 1.0)
+    if high - low < least:
+        low, high = middle - least / 2, middle + least / 2
+    return low, high, shift
 
 
 def compare(before: memoryview, after: memoryview, dtype: str) -> Change:

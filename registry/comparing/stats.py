@@ -8,7 +8,7 @@ the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -133,9 +133,26 @@ def stats(stored: Stored, patterns: Sequence[str] = ()) -> StateStats:
         NotFound: A pattern matches no tensor.
         IntegrityError: A chunk is damaged or gone.
     """
+    return _stats(stored, _wanted(stored, patterns))
+
+
+def stats_of(stored: Stored, paths: Iterable[str]) -> StateStats:
+    """Read these tensors of a state and return their statistics, as `stats` does.
+
+    Args:
+        stored: The state.
+        paths: Paths of its tensors, in the order of the result.
+
+    Raises:
+        IntegrityError: A chunk is damaged or gone.
+    """
+    entries = tensors_by_path(stored.manifest.components)
+    return _stats(stored, {path: entries[path] for path in paths})
+
+
+def _stats(stored: Stored, entries: Mapping[str, TensorEntry]) -> StateStats:
     from holdfast.registry.comparing import elements
 
-    entries = _wanted(stored, patterns)
     pieces = {path: _pieces(stored, entry) for path, entry in entries.items()}
     found = reduce_pieces(
         [reader_of(stored)],

@@ -418,6 +418,11 @@ def reader_of(stored: Stored) -> StateReader:
     return stored._reader
 
 
+def log_of(stored: Stored) -> RunLog:
+    """Return the log of the run that keeps a stored state, as it was read to find the state."""
+    return stored._log
+
+
 def load_portable(stored: Stored, only: Iterable[str]) -> Any:
     """Return a state whose tensors are `pytree.TensorBytes`, to be passed on without torch.
 
