@@ -1,0 +1,39 @@
+"""Find the stored state that a ref names, in a run that is open already."""
+
+from __future__ import annotations
+
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.refs import find_in_run, is_digest
+from holdfast.registry.ui.source import Source
+
+
+def find(source: Source, ref: str) -> Stored:
+    """Return exactly the stored state that a ref names; an id alone is searched in all runs.
+
+    Raises:
+        NotFound: It names nothing.
+        AmbiguousRef: It names several.
+        IntegrityError: The log of the run is damaged.
+    """
+    name, _, path = ref.partition("/")
+    if not path and is_digest(name):
+        return source.registry.stored(ref)
+    return find_in_run(source.run(name), path)
+
+
+def find_checkpoint(source: Source, ref: str) -> Checkpoint:
+    """Return the checkpoint that a ref names, as `find` does.
+
+    Raises:
+        InvalidInput: It names a state that is no checkpoint.
+    """
+    found = find(source, ref)
+    if not isinstance(found, Checkpoint):
+        raise InvalidInput(
+            "this is a stored state and no checkpoint",
+            where=found.ref,
+            expected="a checkpoint, such as RUN/latest",
+        )
+    return found
