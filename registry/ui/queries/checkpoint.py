@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from holdfast.registry.comparing.histograms import Histogram, histogram
 from holdfast.registry.comparing.stats import TensorStats, stats_of
@@ -26,11 +25,10 @@ from holdfast.registry.names.releases import Release
 from holdfast.registry.pytree import leaf_kinds
 from holdfast.registry.storage.manifest import TensorEntry
 from holdfast.registry.ui.queries.states import find
+from holdfast.registry.ui.queries.trouble import Trouble, tried
 from holdfast.registry.ui.source import Source
 from holdfast.registry.values.canonical import Json
 from holdfast.registry.values.digest import Digest
-
-_T = TypeVar("_T")
 
 #: The largest tensors that are shown one by one; the others of a component are shown together.
 TENSORS_SHOWN = 1000
@@ -122,6 +120,9 @@ class StateView:
         id: Its id.
         record: Its record in the log; `None` if it is no checkpoint.
         names: The names that point at it: `latest`, `best`, `gates/NAME`, ...
+        metrics: Its metrics.
+        made_from: Ref of the checkpoint that it was made from, if it is none and the run keeps it.
+        previous: Ref of the kept checkpoint before it; `None` if there is none.
         contents: Its components and tensors; `None` if its manifest is damaged.
         companions: The states that were saved with it.
         files: The files of a folder that was pushed; the first `FILES_SHOWN`.
@@ -131,7 +132,7 @@ class StateView:
         provenance: The origin of the run.
         pull: A command that writes it to a file.
         load: Lines of Python that load it.
-        damage: What could not be read.
+        troubles: What could not be read.
     """
 
     ref: str
@@ -140,6 +141,9 @@ class StateView:
     id: Digest
     record: CheckpointRecord | None
     names: tuple[str, ...]
+    metrics: Mapping[str, float]
+    made_from: str | None
+    previous: str | None
     contents: Contents | None
     companions: tuple[Companion, ...]
     files: tuple[tuple[str, FileInfo], ...]
@@ -149,7 +153,7 @@ class StateView:
     provenance: Provenance | None
     pull: str
     load: str
-    damage: tuple[str, ...]
+    troubles: tuple[Trouble, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +225,11 @@ def state_view(source: Source, ref: str) -> StateView:
     """
     stored = find(source, ref)
     run = log_of(stored).run
-    damage: list[str] = []
+    troubles: list[Trouble] = []
     record = stored.record if isinstance(stored, Checkpoint) else None
-    contents = _tried(lambda: _contents(stored), damage)
-    files = None if contents is None else _tried(stored.files, damage)
-    card = _tried(stored.card_yaml, damage) if isinstance(stored, Release) else None
+    contents = tried(lambda: _contents(stored), troubles)
+    files = None if contents is None else tried(stored.files, troubles)
+    card = tried(stored.card_yaml, troubles) if isinstance(stored, Release) else None
     return StateView(
         ref=stored.ref,
         run=stored.run_id,
@@ -233,6 +237,9 @@ def state_view(source: Source, ref: str) -> StateView:
         id=stored.digest,
         record=record,
         names=() if record is None else tuple(_names(run, record)),
+        metrics=stored.metrics if isinstance(stored, Checkpoint | Release) else {},
+        made_from=None if record is not None else _made_from(source, stored),
+        previous=None if record is None else _previous(source, stored, record),
         contents=contents,
         companions=_companions(stored),
         files=tuple((files or {}).items())[:FILES_SHOWN],
@@ -242,7 +249,7 @@ def state_view(source: Source, ref: str) -> StateView:
         provenance=_provenance(run),
         pull=_pull(source.registry.url, stored, contents),
         load=_load(source.registry.url, stored),
-        damage=tuple(dict.fromkeys(damage)),
+        troubles=tuple(dict.fromkeys(troubles)),
     )
 
 
@@ -372,6 +379,18 @@ def _names(run: RunManifest, record: CheckpointRecord) -> Iterator[str]:
     yield from sorted(pin.ref for pin in run.pins if pin.checkpoint == record.n)
 
 
+def _previous(source: Source, stored: Stored, record: CheckpointRecord) -> str | None:
+    log = log_of(stored)
+    before = [one for one in log.run.live() if one.n < record.n]
+    return Checkpoint(source.registry.store, log, before[-1]).ref if before else None
+
+
+def _made_from(source: Source, stored: Stored) -> str | None:
+    log, n = log_of(stored), _source_of(stored)
+    record = None if n is None else log.run.by_n.get(n)
+    return None if record is None else Checkpoint(source.registry.store, log, record).ref
+
+
 def _source_of(stored: Stored) -> int | None:
     found = getattr(stored, "checkpoint", None)
     return found if isinstance(found, int) else None
@@ -412,7 +431,8 @@ def _provenance(run: RunManifest) -> Provenance | None:
 def _pull(url: str, stored: Stored, contents: Contents | None) -> str:
     """Return a command that writes a file which can hold the state."""
     target = stored.ref.replace("/", "-") + ("" if contents is None else _extension(stored))
-    return shlex.join(["holdfast", "pull", stored.ref, "--to", target, "-r", url])
+    lines = ["holdfast", "pull", stored.ref], ["--to", target], ["-r", url]
+    return " \\\n  ".join(map(shlex.join, lines))
 
 
 def _extension(stored: Stored) -> str:
@@ -427,14 +447,3 @@ def _load(url: str, stored: Stored) -> str:
     call = "checkpoint" if isinstance(stored, Checkpoint) else "stored"
     opened = f"reg = holdfast.open({url!a})"
     return f"import holdfast\n\n{opened}\nstate = reg.{call}({stored.ref!a}).load()"
-
-
-def _tried(read: Callable[[], _T], damage: list[str]) -> _T | None:
-    """Return what is read; if it is damaged, note that and return `None`."""
-    try:
-        return read()
-    except StoreUnavailable:
-        raise
-    except RegistryError as error:
-        damage.append(error.summary)
-        return None

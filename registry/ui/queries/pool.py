@@ -127,6 +127,8 @@ class PoolView:
         matches: Who played whom.
         gone: The newest entries that left, newest first.
         gone_count: How many left in the part of the log that was read.
+        is_live: Whether the run is running.
+        commits: Number of its commits.
         slots: Number of slots of the log.
         slots_read: How many of them, the newest, were read.
     """
@@ -138,6 +140,8 @@ class PoolView:
     matches: Matches
     gone: tuple[Gone, ...]
     gone_count: int
+    is_live: bool
+    commits: int
     slots: int
     slots_read: int
 
@@ -170,6 +174,8 @@ def pool_view(source: Source, run_id: str, *, everything: bool = False) -> PoolV
         log.matches(),
         tuple(reversed(log.gone[-EVICTIONS:])),
         len(log.gone),
+        run.status == "running",
+        run.commits,
         run.next_slot,
         run.next_slot - first if run.next_version > 1 else 0,
     )

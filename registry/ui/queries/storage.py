@@ -19,6 +19,7 @@ from holdfast.registry.maintenance.usage import RunUsage, Usage
 from holdfast.registry.spec import Retention
 from holdfast.registry.storage.keys import KINDS
 from holdfast.registry.ui.source import Source, now_ms
+from holdfast.registry.values.digest import Digest
 
 #: Objects of each kind that are listed: ten requests on S3.
 LISTED = 10_000
@@ -119,6 +120,7 @@ class PrunePlan:
         kept_count: How many stay.
         evicted: Those that would go, newest first; at most `SHOWN`.
         evicted_count: How many would go.
+        evicted_ids: Their ids.
         evicted_bytes: Bytes of the tensors of those that would go; what they share with others
             stays on the store.
     """
@@ -129,6 +131,7 @@ class PrunePlan:
     kept_count: int
     evicted: tuple[Verdict, ...]
     evicted_count: int
+    evicted_ids: frozenset[Digest]
     evicted_bytes: int
 
 
@@ -204,6 +207,7 @@ def plan_prune(source: Source, run_id: str, policy: Retention | None = None) -> 
         len(plan.kept),
         plan.evicted[::-1][:SHOWN],
         len(plan.evicted),
+        frozenset(one.checkpoint.manifest for one in plan.evicted),
         sum(one.checkpoint.size_bytes for one in plan.evicted),
     )
 

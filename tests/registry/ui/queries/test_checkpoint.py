@@ -48,13 +48,14 @@ def test_a_checkpoint_is_described_without_reading_a_tensor(saved, backend: Memo
         with source.measured() as used:
             found = state_view(source, "r/main/step3")
         assert used.calls == {"get": 2}  # a look whether the run has grown, and the manifest
-    assert (found.kind, found.record.step, found.damage) == ("checkpoint", 3, ())
+    assert (found.kind, found.record.step, found.troubles) == ("checkpoint", 3, ())
     assert found.names == ("latest", "best", "gates/done")
     assert [(part.name, part.tensors, part.nbytes) for part in found.contents.components] == [
         ("model", 2, 8000),
         ("optimizer", 1, 4000),
     ]
     assert [one.path for one in found.contents.tensors] == ["model/a", "model/b", "optimizer/m"]
+    assert found.previous == "r/main/step00000002"
     assert found.meta == '{\n  "note": "<b>"\n}'
     assert found.provenance.config == '{\n  "lr": 0.1\n}'
     assert found.provenance.seed == "7"
@@ -106,7 +107,7 @@ def test_damage_of_the_manifest_hides_nothing_else(saved, backend) -> None:
         found = state_view(source, "r/latest")
         assert found.contents is None
         assert found.names == ("latest", "best", "gates/done")
-        assert key in found.damage[0]
+        assert key in found.troubles[0].what
         with pytest.raises(Damaged):
             statistics(source, "r/latest")
         # A neighbour that is damaged does not hide the others.
@@ -120,6 +121,8 @@ def test_other_states_are_shown_too(saved, reg, backend) -> None:
     with source_of(backend) as source:
         release = state_view(source, "r/releases/1.0.0")
         assert (release.kind, release.record) == ("release", None)
+        assert release.made_from == "r/main/step00000003"
+        assert release.metrics == saved.releases.get("1.0.0").metrics
         assert release.card == "about: <script>\n"
         assert sharing(source, "r/releases/1.0.0").others[0].step == 1
         whole = state_view(source, "r/main/step4")
@@ -139,7 +142,7 @@ def test_the_snippets_run_as_they_are(tmp_path: Path, monkeypatch, tensor) -> No
     names: dict[str, Any] = {}
     exec(found.load, names)
     assert names["state"]["w"].sum() == 190
-    command, *rest = shlex.split(found.pull)
+    command, *rest = shlex.split(found.pull.replace("\\\n", ""))
     assert command == "holdfast"
     done = CliRunner().invoke(app, rest)
     assert done.exit_code == 0, done.output

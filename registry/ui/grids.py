@@ -1,0 +1,61 @@
+"""Grids of coloured cells: a table whose cells say their numbers, and whose colours compare them.
+
+Plotly's heat map sets styles that the Content-Security-Policy refuses; a table needs no script, and
+a screen reader reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Steps of a scale of colours; the stylesheet has a class for each.
+STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a grid.
+
+    Attributes:
+        text: Its number, short.
+        about: The same in words, for hovering and for screen readers.
+        tone: Class of its colour: `hi-1` to `hi-8`, `lo-1` to `lo-8`, or none.
+    """
+
+    text: str
+    about: str
+    tone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table with coloured cells.
+
+    Attributes:
+        title: Its heading.
+        about: What it shows, in a sentence.
+        columns: Names of the columns.
+        rows: The name of each row, with its cells; `None` for an empty one.
+        scale: The ends of the scale of colours, in words: lowest and highest.
+        is_diverging: Whether the scale has a middle without colour.
+    """
+
+    title: str
+    about: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
+    scale: tuple[str, str]
+    is_diverging: bool = False
+
+
+def tone(share: float) -> str:
+    """Return the colour of a value on a scale from 0 to 1."""
+    step = round(min(max(share, 0.0), 1.0) * STEPS)
+    return f"hi-{step}" if step else ""
+
+
+def diverging_tone(share: float) -> str:
+    """Return the colour of a value on a scale from 0 to 1 whose middle has none."""
+    away = 2 * min(max(share, 0.0), 1.0) - 1
+    step = round(abs(away) * STEPS)
+    return f"{'hi' if away > 0 else 'lo'}-{step}" if step else ""

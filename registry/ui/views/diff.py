@@ -1,0 +1,52 @@
+"""Two checkpoints side by side. Tensors are read where the URL asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.registry.ui.grids import Grid
+from holdfast.registry.ui.queries.compare import Comparison, HeatMap, comparison, heat_map
+from holdfast.registry.ui.queries.tensor_charts import heat_grid
+from holdfast.registry.ui.queries.trouble import Trouble, tried
+from holdfast.registry.ui.source import Source
+from holdfast.registry.ui.views.checkpoint import BUDGET_MIB, MOST_MIB
+from holdfast.registry.ui.views.view import Asked, Shown, View
+
+
+@dataclass(frozen=True, slots=True)
+class DiffPage:
+    """What the page of two checkpoints shows.
+
+    Attributes:
+        before: The ref of the first, as it was asked for.
+        after: That of the second.
+        found: The comparison; `None` until both are named.
+        heat: How far tensors moved, where that was asked for.
+        grid: The same by layer; `None` if nothing was read.
+        budget_mib: The budget for reading tensors.
+    """
+
+    before: str
+    after: str
+    found: Comparison | None
+    heat: HeatMap | None
+    grid: Grid | None
+    budget_mib: int
+
+
+def _ask(source: Source, asked: Asked) -> Shown:
+    before, after = asked.text("before").strip(), asked.text("after").strip()
+    budget_mib = asked.number("budget", BUDGET_MIB, least=4, most=MOST_MIB)
+    troubles: list[Trouble] = []
+    found = heat = None
+    if before and after:
+        found = tried(lambda: comparison(source, before, after), troubles)
+    if found is not None and asked.text("values"):
+        budget_bytes = budget_mib * 2**20
+        heat = tried(lambda: heat_map(source, before, after, budget_bytes=budget_bytes), troubles)
+    grid = heat_grid(heat) if heat is not None and heat.cells else None
+    page = DiffPage(before, after, found, heat, grid, budget_mib)
+    return Shown("Compare two checkpoints", page, tuple(troubles))
+
+
+VIEW = View("diff", "Compare", "/compare", "diff.html", _ask, place="registry")

@@ -1,0 +1,55 @@
+"""The health of a registry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.registry.journal.settings import choose_journal
+from holdfast.registry.maintenance.findings import Finding, VerifyReport
+from holdfast.registry.ui.queries.health import (
+    HealthView,
+    JournalView,
+    check,
+    health_view,
+    journal_view,
+    shown_findings,
+)
+from holdfast.registry.ui.queries.trouble import Trouble, tried
+from holdfast.registry.ui.source import Source
+from holdfast.registry.ui.views.view import Asked, Shown, View
+
+
+@dataclass(frozen=True, slots=True)
+class HealthPage:
+    """What the page of the health shows.
+
+    Attributes:
+        health: The epoch, the writers and what is damaged.
+        journal: The journal of this machine; `None` if none is named.
+        report: The verification that was asked for.
+        findings: Its findings, errors first.
+    """
+
+    health: HealthView
+    journal: JournalView | None
+    report: VerifyReport | None
+    findings: tuple[Finding, ...]
+
+
+def _ask(source: Source, asked: Asked) -> Shown:
+    troubles: list[Trouble] = []
+    health = health_view(source)
+    if health.epoch.trouble is not None:
+        troubles.append(health.epoch.trouble)
+    journal = choose_journal(None)
+    report = tried(lambda: check(source), troubles) if asked.text("verify") else None
+    page = HealthPage(
+        health,
+        None if journal is None else journal_view(source, journal),
+        report,
+        () if report is None else shown_findings(report),
+    )
+    return Shown("Health", page, tuple(troubles))
+
+
+VIEW = View("health", "Health", "/health", "health.html", _ask, place="registry")
