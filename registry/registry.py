@@ -321,7 +321,7 @@ class Registry:
                 a file of heads cannot be read or written.
             StorageError: The store did not answer; with `resume` the next call continues there.
         """
-        return rooms.verify(
+        report = rooms.verify(
             self._store,
             deep=deep,
             sample=sample,
@@ -331,6 +331,8 @@ class Registry:
             write_heads=write_heads,
             progress=progress,
         )
+        rooms.note_verify(self._store, report)
+        return report
 
     def repair(
         self,

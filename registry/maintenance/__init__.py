@@ -5,6 +5,7 @@
   has the result.
 - `verify`: `verify` checks structure, and with `deep` every byte. `histories`, `file_names`,
   `placement_checks`, `object_checks`, `data_pass`, `decoding` and `head_check` are its parts.
+  `last_verify` remembers its last result on this machine.
 - `repair`: `repair` brings missing and damaged objects back from a mirror.
 - `repacking`: packs rewritten without the bytes that nobody needs.
 - `usage`: `measure` counts the bytes of runs and checkpoints.

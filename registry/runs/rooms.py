@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.registry.maintenance.findings import VerifyReport
     from holdfast.registry.maintenance.gc import collect
     from holdfast.registry.maintenance.gc_report import GcReport
+    from holdfast.registry.maintenance.last_verify import note_verify
     from holdfast.registry.maintenance.repacking.repack import RepackReport, repack
     from holdfast.registry.maintenance.repair import RepairReport, repair
     from holdfast.registry.maintenance.usage import Usage, measure
@@ -101,6 +102,7 @@ else:
             "inheritance": "names.forking",
             "measure": "maintenance.usage",
             "merge": "merging.merge",
+            "note_verify": "maintenance.last_verify",
             "pivot": "transitions",
             "pivoted": "transitions",
             "repack": "maintenance.repacking.repack",
@@ -152,6 +154,7 @@ __all__ = [
     "inheritance",
     "measure",
     "merge",
+    "note_verify",
     "pivot",
     "pivoted",
     "repack",

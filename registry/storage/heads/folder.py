@@ -1,4 +1,4 @@
-"""The folder in which a user's heads are kept: one file for each registry.
+"""The folder in which a user's heads are kept: one file for each registry, and some beside it.
 
 Nothing depends on it: a file that cannot be read is ignored. Links are not followed, and foreign
 files are left alone. Any number of processes can share the folder.
@@ -24,6 +24,8 @@ from holdfast.registry.values.process import host_name
 #: The most registries with heads; beyond that the files written longest ago are removed.
 MAX_FILES = 1000
 _SUFFIX = ".heads"
+#: Endings of the files beside it.
+BESIDE = (".verified",)
 _STAGED = ".new-"
 _ABANDONED_S = 3600.0
 
@@ -54,6 +56,11 @@ def file_name(location: Location) -> str:
         of = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     place = f"{of} {location.url}"
     return hashlib.sha256(os.fsencode(place)).hexdigest()[:40] + _SUFFIX
+
+
+def beside(name: str, suffix: str) -> str:
+    """Return the name of another file of the same registry."""
+    return name.removesuffix(_SUFFIX) + suffix
 
 
 def read(path: str, name: str) -> bytes | None:
@@ -149,3 +156,5 @@ def _tidy(folder: int) -> None:
                     remove(folder, entry.name)
     for _, name in sorted(files)[:-MAX_FILES]:
         remove(folder, name)
+        for suffix in BESIDE:
+            remove(folder, beside(name, suffix))

@@ -164,6 +164,27 @@ class Heads:
             except OSError as error:
                 _say(self.url, error)
 
+    def keep(self, suffix: str, data: bytes) -> None:
+        """Keep a file beside the heads, in place of an earlier one; a failure is no error.
+
+        Args:
+            suffix: Its ending: one of `folder.BESIDE`.
+            data: Its bytes.
+        """
+        try:
+            with folder.locked(self._path) as opened:
+                folder.replace(opened, folder.beside(self._name, suffix), data)
+        except OSError as error:
+            _say(self.url, error)
+
+    def kept(self, suffix: str) -> bytes | None:
+        """Return the bytes of a file beside the heads; `None` if there is none that can be read."""
+        try:
+            return folder.read(self._path, folder.beside(self._name, suffix))
+        except OSError as error:
+            _say(self.url, error)
+            return None
+
     def _merged(self, kept: HeadsFile | None, noted: Iterable[Head]) -> HeadsFile:
         heads = HeadLines(kept.heads.lines if kept is not None else None)
         for head in noted:
@@ -224,6 +245,8 @@ def forget(location: Location) -> bool:
 def _forget(path: str, name: str) -> bool:
     try:
         with folder.locked(path) as opened:
+            for suffix in folder.BESIDE:
+                folder.remove(opened, folder.beside(name, suffix))
             return folder.remove(opened, name)
     except OSError as error:
         raise InvalidInput(
