@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import webbrowser
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import typer
@@ -25,6 +25,9 @@ def ui(
     url: str | None = argument("URL", "The registry; by default that of -r.", default=None),
     registry: options.OptionalRegistry = None,
     storage_option: options.StorageOptions = None,
+    mirror: list[str] | None = option(
+        "--mirror", "URL", "A copy, which Health compares with it; repeatable."
+    ),
     port: int = option(
         "--port", "N", "Port on this machine; any free one by default.", default=0, min=0, max=65535
     ),
@@ -40,7 +43,13 @@ def ui(
         raise typer.BadParameter("no URL: give one here, by -r or in HOLDFAST_REGISTRY")
     with _installed():
         serve = pages.Server
-    with closing(pages.Source.open(address_of(place, storage_option))) as source:
+    with ExitStack() as stack:
+
+        def opened(address: Address) -> pages.Source:
+            return stack.enter_context(closing(pages.Source.open(address)))
+
+        source = opened(address_of(place, storage_option))
+        source.mirrors = tuple(opened(Address(one)) for one in mirror or ())
         server = serve(source, port)
         output.line(server.url)
         if not no_browser:

@@ -9,6 +9,8 @@ Plotly's JavaScript); only `server`, `rendering` and `page` import these librari
 | `queries/` | one module for each question: returns frozen dataclasses, without HTML |
 | `views/` | one module for each view: its path, its template, and the query that it asks |
 | `charts` | charts as data, with the table that says the same |
+| `grids` | tables whose cells are coloured by their numbers, in place of heat maps |
+| `units` | bytes for people, and axes of charts in the same units |
 | `rendering` | templates and how values are written |
 | `server`, `guard` | the local web server, and who may ask it |
 | `page` | the same views as one file |

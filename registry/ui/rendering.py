@@ -16,9 +16,9 @@ from markupsafe import Markup
 from holdfast.backends.escape import printable
 from holdfast.registry.history.log_values import format_time, is_dated, json_ready, moment
 from holdfast.registry.ui.charts import Moment
+from holdfast.registry.ui.units import size
 
 FOLDER = Path(__file__).parent
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 #: Box of a sparkline.
 _WIDTH, _HEIGHT = 96, 22
@@ -61,16 +61,6 @@ def _shown(value: Any) -> Any:
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return printable(value, spare="\n\t")
     return value
-
-
-def size(nbytes: int) -> str:
-    """Return a number of bytes in its largest binary unit."""
-    amount = float(nbytes)
-    for unit in _UNITS:
-        if amount < 1024 or unit == _UNITS[-1]:
-            break
-        amount /= 1024
-    return f"{nbytes} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
 def number(value: float) -> str:

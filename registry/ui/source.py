@@ -53,11 +53,13 @@ class Source:
     Attributes:
         registry: The registry.
         meter: The counts.
+        mirrors: Copies of the registry that it is compared with.
     """
 
     def __init__(self, registry: Registry, meter: Metered) -> None:
         self.registry = registry
         self.meter = meter
+        self.mirrors: tuple[Source, ...] = ()
         self._lock = threading.Lock()
         self._listed: tuple[float, list[str]] = (-math.inf, [])
         self._runs: dict[str, Run] = {}

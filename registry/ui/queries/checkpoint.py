@@ -21,6 +21,7 @@ from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.files import FileInfo, is_tree
 from holdfast.registry.loading.fit import tensors_by_path
 from holdfast.registry.loading.stored import Stored, TensorInfo, log_of, reader_of
+from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.names.releases import Release
 from holdfast.registry.pytree import leaf_kinds
 from holdfast.registry.storage.manifest import TensorEntry
@@ -37,6 +38,8 @@ TEXT_SHOWN = 20_000
 FILES_SHOWN = 500
 #: The checkpoints before and after one that its chunks are compared with, together.
 NEIGHBOURS = 8
+#: Marks that are no names; the page says them in words.
+_STATES = ("superseded", "evicted", "held back")
 #: Bytes of tensors that one request may read.
 BUDGET_BYTES = 64 * 2**20
 
@@ -369,14 +372,12 @@ def _shared_bytes(stored: Stored, mine: Mapping[str, TensorEntry], other: Stored
 
 
 def _names(run: RunManifest, record: CheckpointRecord) -> Iterator[str]:
-    latest = run.latest()
-    if latest is not None and latest.n == record.n:
-        yield "latest"
-    for index, monitor in enumerate(run.monitors):
-        best = run.best(monitor)
-        if best is not None and best.n == record.n:
-            yield f"best/{monitor.metric}" if index else "best"
-    yield from sorted(pin.ref for pin in run.pins if pin.checkpoint == record.n)
+    """Yield the names that point at a checkpoint, or at a state that was made from it."""
+    marks = checkpoint_marks(run).get(record.n, [])
+    yield from (mark for mark in marks if mark not in _STATES)
+    yield from sorted(
+        pin.ref for pin in run.pins if pin.checkpoint == record.n and pin.ref not in marks
+    )
 
 
 def _previous(source: Source, stored: Stored, record: CheckpointRecord) -> str | None:

@@ -20,6 +20,7 @@ from holdfast.registry.journal.folder import RunFolder, run_folders
 from holdfast.registry.journal.settings import Journal
 from holdfast.registry.loop.last_heard import last_heard
 from holdfast.registry.maintenance.findings import Finding, VerifyReport
+from holdfast.registry.maintenance.last_verify import LastVerify, last_verify
 from holdfast.registry.storage.keys import epoch_key
 from holdfast.registry.storage.store import WRITER_VERSION, Store
 from holdfast.registry.ui.queries.runs import PAGE, list_runs
@@ -163,6 +164,7 @@ class HealthView:
         writer_version: The version that this program writes.
         remembers_heads: Whether this machine would see that a log went back.
         epoch: The newest epoch.
+        verified: The last verification on this machine; `None` if there is none.
         writers: The trainers of the newest runs that are running or were interrupted, the one that
             was heard of last first.
         damaged: Runs among the newest that cannot be read, with the reasons.
@@ -178,6 +180,7 @@ class HealthView:
     writer_version: int
     remembers_heads: bool
     epoch: Epoch
+    verified: LastVerify | None
     writers: tuple[Writer, ...]
     damaged: tuple[tuple[str, Trouble], ...]
     runs_read: int
@@ -207,6 +210,7 @@ def health_view(source: Source, *, count: int = PAGE) -> HealthView:
         WRITER_VERSION,
         store.heads is not None,
         _epoch(store),
+        last_verify(store),
         tuple(sorted(writers, key=lambda one: -one.heard_ms)),
         tuple((row.name, row.trouble) for row in page.rows if row.trouble is not None),
         len(page.rows),

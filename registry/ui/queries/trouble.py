@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from holdfast.registry.errors import RegistryError
+from holdfast.registry.errors import RegistryError, StoreUnavailable
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +27,18 @@ class Trouble:
 def trouble_of(error: RegistryError) -> Trouble:
     """Return an error for a page."""
     return Trouble(error.summary, error.hint)
+
+
+def tried(read: Callable[[], _T], troubles: list[Trouble]) -> _T | None:
+    """Return what a function reads; if it cannot be read, note that and return `None`.
+
+    Raises:
+        StoreUnavailable: The store does not answer: nothing else would be read either.
+    """
+    try:
+        return read()
+    except StoreUnavailable:
+        raise
+    except RegistryError as error:
+        troubles.append(trouble_of(error))
+        return None

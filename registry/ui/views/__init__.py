@@ -9,7 +9,17 @@ docs/spec.md, section 42.
 
 from __future__ import annotations
 
-from holdfast.registry.ui.views import lineage, run, runs, side_by_side
+from holdfast.registry.ui.views import (
+    checkpoint,
+    diff,
+    health,
+    lineage,
+    pool,
+    run,
+    runs,
+    side_by_side,
+    storage,
+)
 from holdfast.registry.ui.views.view import View
 
 VIEWS: tuple[View, ...] = (
@@ -17,5 +27,10 @@ VIEWS: tuple[View, ...] = (
     lineage.VIEW,
     run.VIEW,
     lineage.OF_RUN,
+    pool.VIEW,
     side_by_side.VIEW,
+    checkpoint.VIEW,
+    diff.VIEW,
+    storage.VIEW,
+    health.VIEW,
 )

@@ -9,9 +9,11 @@ from holdfast.registry.maintenance.findings import Finding, VerifyReport
 from holdfast.registry.ui.queries.health import (
     HealthView,
     JournalView,
+    Mirror,
     check,
     health_view,
     journal_view,
+    mirror_view,
     shown_findings,
 )
 from holdfast.registry.ui.queries.trouble import Trouble, tried
@@ -28,12 +30,16 @@ class HealthPage:
         journal: The journal of this machine; `None` if none is named.
         report: The verification that was asked for.
         findings: Its findings, errors first.
+        mirrors: The mirrors, compared by the newest runs, where that was asked for.
+        mirror_urls: Where the mirrors are.
     """
 
     health: HealthView
     journal: JournalView | None
     report: VerifyReport | None
     findings: tuple[Finding, ...]
+    mirrors: tuple[Mirror, ...]
+    mirror_urls: tuple[str, ...]
 
 
 def _ask(source: Source, asked: Asked) -> Shown:
@@ -48,6 +54,8 @@ def _ask(source: Source, asked: Asked) -> Shown:
         None if journal is None else journal_view(source, journal),
         report,
         () if report is None else shown_findings(report),
+        tuple(mirror_view(source, one) for one in source.mirrors) if asked.text("mirrors") else (),
+        tuple(one.registry.url for one in source.mirrors),
     )
     return Shown("Health", page, tuple(troubles))
 
