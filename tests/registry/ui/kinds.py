@@ -75,7 +75,11 @@ def hostile(reg: Registry) -> None:
 
 
 def damage(folder: Path) -> None:
-    """Damage a registry: a slot in the middle of `night`, the first one of `torn`."""
+    """Damage a slot in the middle of `night`, the first one of `torn`, the manifest of `soup`."""
+    with holdfast.open(folder) as reg:
+        name = reg.checkpoint("soup/latest").digest.hex()
+    (manifest,) = (folder / "manifests" / name[:2]).glob(f"{name}.*")
+    manifest.write_bytes(manifest.read_bytes()[:-1])
     for name, number in (("night", 4), ("torn", 0)):
         slots = sorted((folder / "runs" / name / "log").iterdir())
         slots[number].write_bytes(b"not a slot\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -22,8 +23,16 @@ PATHS = {
     "run": ["/runs/night", "/runs/night-wide"],
     "run_lineage": ["/runs/night-wide/lineage"],
     "side_by_side": ["/compare-runs?run=night&run=night-wide&log=1&smooth=0.5&x=time"],
+    "pool": ["/runs/night-wide/pool"],
+    "checkpoint": [
+        "/checkpoints/night-wide/latest",
+        "/checkpoints/night-wide/latest?stats=1&shared=1",
+    ],
+    "diff": ["/compare?before=night-wide/gates/trained&after=night-wide/latest&values=1"],
+    "storage": ["/storage", "/storage?gc=1&bytes=1&prune=night-wide&last=1"],
+    "health": ["/health", "/health?verify=1"],
 }
-_NEEDS_RUN = ("/runs/", "/compare")
+_NEEDS_RUN = ("/runs/", "/compare-runs", "/checkpoints/")
 
 
 def test_every_view_is_opened_here() -> None:
@@ -35,7 +44,8 @@ def test_every_view_is_sound_and_fits_its_window(site: Sites, watched: Opened, k
     found = site(kind)
     watch = watched(found.base)
     watch.page.goto(found.url)
-    for path in (path for paths in PATHS.values() for path in paths):
+    most = None if kind in ("ordinary", "hostile") else 1
+    for path in (path for paths in PATHS.values() for path in paths[:most]):
         if kind == "empty" and path.startswith(_NEEDS_RUN):
             continue
         answer = watch.page.goto(found.base + path)
@@ -60,6 +70,23 @@ def test_markup_of_a_registry_is_text(site: Sites, watched: Opened) -> None:
     page = watch.ready()
     assert page.get_by_text(EVIL, exact=True).count() >= 2  # titles and labels of its charts
     assert page.locator("main img, main b, main a[href^=javascript]").count() == 0
+    # What the URL says is shown, too.
+    evil = quote(EVIL, safe="")
+    for path, least in (
+        (f"/checkpoints/night/latest?tensor=model/{evil}", 4),
+        ("/checkpoints/night/releases/1.0.0", 1),
+        (f"/compare?before={evil}&after=night/{evil}", 1),
+        ("/compare?before=night/latest&after=night-wide/latest", 1),
+        (f"/storage?prune={evil}&gc=1", 1),
+        (f"/health?verify={evil}", 0),
+    ):
+        answer = page.goto(found.base + path)
+        assert answer is not None
+        assert answer.status == 200, path
+        watch.ready()
+        assert page.get_by_text("onerror=hacked=1>").count() >= least, path
+        assert page.locator("main img, main b, main a[href^=javascript]").count() == 0, path
+        assert page.evaluate("() => typeof hacked") == "undefined", path
     watch.check()
 
 
@@ -74,6 +101,44 @@ def test_damage_is_said_and_the_rest_is_shown(site: Sites, watched: Opened) -> N
     assert "00000004" in page.locator(".trouble").first.inner_text()
     # The events of the sound slots are there all the same.
     assert page.locator("#checkpoints tbody tr").count() >= 5
+    page.goto(f"{found.base}/checkpoints/soup/latest")
+    assert "manifests/" in page.locator(".trouble").inner_text()
+    assert page.locator("pre").first.inner_text().startswith("holdfast pull soup/")
+    page.goto(f"{found.base}/storage?bytes=1&gc=1")
+    said = " ".join(page.locator(".trouble").all_inner_texts())
+    assert "runs/night/log" in said
+    assert "runs/torn/log" in said
+    assert page.locator("#run-bytes tbody tr").all_inner_texts()[0].startswith("night-wide")
+    page.goto(f"{found.base}/health?verify=1")
+    assert page.get_by_text("torn", exact=True).count() >= 1
+    assert page.locator("[aria-label=Findings] tbody tr").count() >= 3
+
+
+def test_from_a_run_to_the_values_of_a_tensor_and_what_moved(site: Sites, watched: Opened) -> None:
+    found = site("ordinary")
+    watch = watched(found.base)
+    page = watch.page
+    page.goto(found.url)
+    page.get_by_role("link", name="night-wide", exact=True).click()
+    page.locator("#checkpoints").get_by_role("link").first.click()
+    watch.ready()
+    page.get_by_role("link", name="model/layer1/w", exact=True).click()
+    watch.ready()
+    assert "tensor=model/layer1/w" in unquote(page.url)
+    assert page.locator("#histogram .main-svg").count() >= 1
+    assert "256 B of 256 B" in page.locator("main").inner_text()
+    page.get_by_role("link", name="Read statistics").click()
+    assert page.locator("#tensor-list tbody tr").first.inner_text().split()[-1] == "0"
+    assert page.locator("#histogram").count() == 1  # what was asked for before stays
+    page.get_by_role("button", name="Compare", exact=True).press("Enter")
+    page.get_by_role("link", name="Read the chunks that differ").press("Enter")
+    watch.ready()
+    assert page.locator("table.grid tbody td[class^=hi]").count() >= 1
+    address = page.url
+    page.reload()
+    assert page.url == address
+    assert page.locator("table.grid").count() == 1
+    watch.check()
 
 
 def test_sorting_and_filtering_stay_in_the_url(site: Sites, watched: Opened) -> None:
