@@ -14,7 +14,8 @@ from holdfast.registry.ui.queries.checkpoint import Contents
 from holdfast.registry.ui.queries.compare import HeatMap
 from holdfast.registry.ui.units import size
 
-_SEPARATORS = re.compile(r"[/.]")
+#: A part of a path: a name in quotes, or what is between slashes and dots.
+_PART = re.compile(r'"(?:[^"\\]|\\.)*"|[^/.]+')
 #: Exponents of ten that a heat map shows below its greatest value.
 _DECADES = 4
 
@@ -161,13 +162,12 @@ def _tree(contents: Contents) -> _Node:
     for one in contents.tensors:
         about = f"{one.dtype} {shape_text(one.shape)}"
         about += f", was {one.original}" if one.original else ""
-        names = [name for name in _SEPARATORS.split(one.path) if name] or [one.path]
+        names = _PART.findall(one.path) or [one.path]
         _add(root, names, one.nbytes, about, is_lossy=one.original is not None)
     for part in contents.components:
         if part.others:
             name = f"{part.others:,} smaller tensors"
-            names = [name for name in _SEPARATORS.split(part.name) if name] or [part.name]
-            _add(root, [*names, name], part.other_bytes, f"of {part.name}")
+            _add(root, [*_PART.findall(part.name), name], part.other_bytes, f"of {part.name}")
     return root
 
 

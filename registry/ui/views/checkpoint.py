@@ -79,8 +79,7 @@ def _ask(source: Source, asked: Asked) -> Shown:
 
 
 def _parts(source: Source, runs: Sequence[str]) -> Iterable[Asked]:
-    for name in runs:
-        run = source.run(name)
+    for run in source.runs(runs).runs.values():
         latest = run.manifest.latest()
         best = run.manifest.best(run.manifest.monitors[0]) if run.manifest.monitors else None
         for record in {one.n: one for one in (best, latest) if one is not None}.values():

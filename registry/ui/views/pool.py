@@ -43,8 +43,8 @@ def _ask(source: Source, asked: Asked) -> Shown:
 
 
 def _parts(source: Source, runs: Sequence[str]) -> Iterable[Asked]:
-    for name in runs:
-        if source.run(name).manifest.next_version > 1:
+    for name, run in source.runs(runs).runs.items():
+        if run.manifest.next_version > 1:
             yield Asked(path={"run": name})
 
 

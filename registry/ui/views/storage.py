@@ -80,7 +80,8 @@ def _ask(source: Source, asked: Asked) -> Shown:
         prune,
         _freed(counted, prune),
     )
-    return Shown("Storage", page, tuple(troubles))
+    told = {one.what: one for one in reversed(troubles)}  # a damaged run stops each of the three
+    return Shown("Storage", page, tuple(reversed(told.values())))
 
 
 def _policy(asked: Asked) -> Retention | None:
