@@ -10,6 +10,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from heapq import nlargest
 
 from holdfast.registry.comparing.histograms import Histogram, histogram
 from holdfast.registry.comparing.stats import TensorStats, stats_of
@@ -20,7 +21,7 @@ from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.files import FileInfo, is_tree
 from holdfast.registry.loading.fit import tensors_by_path
-from holdfast.registry.loading.stored import Stored, TensorInfo, log_of, reader_of
+from holdfast.registry.loading.stored import Stored, log_of, reader_of
 from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.names.releases import Release
 from holdfast.registry.pytree import leaf_kinds
@@ -42,6 +43,25 @@ NEIGHBOURS = 8
 _STATES = ("superseded", "evicted", "held back")
 #: Bytes of tensors that one request may read.
 BUDGET_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """A tensor.
+
+    Attributes:
+        path: Component and keys joined with `/`.
+        dtype: Name of its element type.
+        shape: Axis lengths.
+        nbytes: Size in bytes.
+        original: Its wider element type before it lost precision; `None` if it lost none.
+    """
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    original: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +96,7 @@ class Contents:
     """
 
     components: tuple[ComponentRow, ...]
-    tensors: tuple[TensorInfo, ...]
+    tensors: tuple[TensorRow, ...]
     nbytes: int
 
 
@@ -337,17 +357,22 @@ def as_text(encoded: Json) -> str:
 
 
 def _contents(stored: Stored) -> Contents:
-    manifest, tensors = stored.manifest, stored.tensors()
-    largest = sorted(tensors.values(), key=lambda one: -one.nbytes)[:TENSORS_SHOWN]
-    shown = {one.path for one in largest}
+    parts = stored.manifest.components
+    found = {name: tensors_by_path({name: part}) for name, part in parts.items()}
+    every = [one for paths in found.values() for one in paths.items()]
+    largest = nlargest(TENSORS_SHOWN, every, key=lambda one: one[1].nbytes)
+    shown = {path for path, _ in largest}
     rows = []
-    for name, part in manifest.components.items():
-        paths = tensors_by_path({name: part})
-        others = [entry.nbytes for path, entry in paths.items() if path not in shown]
-        sizes = len(paths), part.nbytes, len(others), sum(others)
-        rows.append(ComponentRow(name, part.digest, *sizes))
-    listed = tuple(one for path, one in tensors.items() if path in shown)
-    return Contents(tuple(rows), listed, manifest.nbytes)
+    for name, part in parts.items():
+        others = [entry.nbytes for path, entry in found[name].items() if path not in shown]
+        counts = len(found[name]), part.nbytes, len(others), sum(others)
+        rows.append(ComponentRow(name, part.digest, *counts))
+    tensors = tuple(
+        TensorRow(path, entry.dtype, entry.shape, entry.nbytes, entry.original)
+        for path, entry in every
+        if path in shown
+    )
+    return Contents(tuple(rows), tensors, stored.manifest.nbytes)
 
 
 def _shared_bytes(stored: Stored, mine: Mapping[str, TensorEntry], other: Stored) -> int:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from holdfast.registry.comparing.diff import ComponentDiff, Diff, TensorDiff, diff
 from holdfast.registry.comparing.distances import Distance, differing_bytes, distances
 from holdfast.registry.history.plain_values import ValueDiff, compare_configs
-from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
 from holdfast.registry.loading.stored import log_of
 from holdfast.registry.ui.queries.states import find_checkpoint
 from holdfast.registry.ui.source import Source
@@ -27,6 +28,10 @@ SHOWN = 500
 LAYERS, PARAMETERS = 200, 60
 
 _NUMBER = re.compile(r"(?:^|[/.])\d+(?=[/.]|$)")
+
+
+#: Names that are offered for each side.
+OFFERED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +198,24 @@ def heat_map(
         same,
         HeatMap(moved, (), (), (), 0, spent, len(changed) - len(chosen), left, budget_bytes),
     )
+
+
+def offered(source: Source, refs: Iterable[str]) -> tuple[str, ...]:
+    """Return refs that may be compared: of the runs in `refs`, or else the latest of any run.
+
+    Runs that are open already cost a look each; without one the names are listed.
+    """
+    names = dict.fromkeys(ref.partition("/")[0] for ref in refs if "/" in ref)
+    found = source.runs(list(names)).runs.values()
+    if not found:
+        return tuple(f"{name}/latest" for name in source.names()[-OFFERED:])
+    known = []
+    for run in found:
+        known += [f"{run.id}/latest", *([f"{run.id}/best"] if run.manifest.monitors else [])]
+        known += [f"{run.id}/{pin.ref}" for pin in run.manifest.pins if pin.kind in ("gate", "tag")]
+        newest = islice(run.manifest.newest_first(), OFFERED)
+        known += [f"{run.id}/{phase_segment(one.phase)}/step{one.step:08d}" for one in newest]
+    return tuple(known)
 
 
 def split_path(path: str) -> tuple[str, str]:

@@ -13,12 +13,12 @@ from itertools import islice
 from holdfast.backends import ObjectInfo
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history.epochs import DAY_S
-from holdfast.registry.history.retention import Verdict, has_policies, plan_retention
+from holdfast.registry.history.retention import Verdict, has_policies
 from holdfast.registry.maintenance.gc_report import GcReport
 from holdfast.registry.maintenance.usage import RunUsage, Usage
 from holdfast.registry.spec import Retention
 from holdfast.registry.storage.keys import KINDS
-from holdfast.registry.ui.source import Source, now_ms
+from holdfast.registry.ui.source import Source
 from holdfast.registry.values.digest import Digest
 
 #: Objects of each kind that are listed: ten requests on S3.
@@ -189,17 +189,18 @@ def plan_prune(source: Source, run_id: str, policy: Retention | None = None) -> 
 
     Raises:
         NotFound: There is no such run.
-        InvalidInput: The run has no policy, and none is given.
+        InvalidInput: The run has no policy, and none is given; or it has no monitor, and the best
+            are to be kept.
         IntegrityError: Its log is damaged.
     """
-    run = source.run(run_id).manifest
+    run = source.run(run_id)
     if policy is None and not has_policies(run.spec):
         raise InvalidInput(
             "the run has no retention policy: it keeps everything",
             where=run_id,
             hint="Say how many of the last or best checkpoints to keep.",
         )
-    plan = plan_retention(run, now_ms(), policy)
+    plan = run.prune(policy, dry_run=True)
     return PrunePlan(
         run_id,
         policy,

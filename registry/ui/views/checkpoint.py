@@ -23,7 +23,7 @@ from holdfast.registry.ui.source import Source
 from holdfast.registry.ui.views.view import Asked, Shown, View
 
 #: MiB of tensors that a page reads at most, where it reads any, and what a URL may ask for.
-BUDGET_MIB, MOST_MIB = 64, 4096
+BUDGET_MIB, MOST_MIB = 64, 1024
 
 
 @dataclass(frozen=True, slots=True)

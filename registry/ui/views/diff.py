@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.registry.ui.grids import Grid
-from holdfast.registry.ui.queries.compare import Comparison, HeatMap, comparison, heat_map
+from holdfast.registry.ui.queries.compare import (
+    Comparison,
+    HeatMap,
+    comparison,
+    heat_map,
+    offered,
+)
 from holdfast.registry.ui.queries.tensor_charts import heat_grid
 from holdfast.registry.ui.queries.trouble import Trouble, tried
 from holdfast.registry.ui.source import Source
@@ -24,6 +30,7 @@ class DiffPage:
         heat: How far tensors moved, where that was asked for.
         grid: The same by layer; `None` if nothing was read.
         budget_mib: The budget for reading tensors.
+        offered: Refs that the form offers.
     """
 
     before: str
@@ -32,6 +39,7 @@ class DiffPage:
     heat: HeatMap | None
     grid: Grid | None
     budget_mib: int
+    offered: tuple[str, ...]
 
 
 def _ask(source: Source, asked: Asked) -> Shown:
@@ -45,7 +53,7 @@ def _ask(source: Source, asked: Asked) -> Shown:
         budget_bytes = budget_mib * 2**20
         heat = tried(lambda: heat_map(source, before, after, budget_bytes=budget_bytes), troubles)
     grid = heat_grid(heat) if heat is not None and heat.cells else None
-    page = DiffPage(before, after, found, heat, grid, budget_mib)
+    page = DiffPage(before, after, found, heat, grid, budget_mib, offered(source, (before, after)))
     return Shown("Compare two checkpoints", page, tuple(troubles))
 
 

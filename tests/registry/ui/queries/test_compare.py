@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from holdfast import Registry
-from holdfast.registry.ui.queries.compare import comparison, heat_map, split_path
+from holdfast.registry.ui.queries.compare import comparison, heat_map, offered, split_path
 from tests.registry.ui.sources import source_of
 
 
@@ -38,6 +38,15 @@ def test_a_comparison_reads_manifests_alone(saved, backend) -> None:
     assert [(one.path, one.before, one.after) for one in found.values] == [("step", 1, 3)]
     assert [(one.name, one.change) for one in found.metrics] == [("loss", -0.5), ("old", None)]
     assert found.configs == ()
+
+
+def test_the_runs_that_are_named_offer_their_checkpoints(saved, backend) -> None:
+    with source_of(backend) as source:
+        with source.measured() as used:
+            assert offered(source, ()) == ("a/latest", "b/latest")
+        assert used.calls == {"list": 1}
+        found = offered(source, ("a/main/step1", "gone/latest"))
+    assert found == ("a/latest", "a/main/step00000002", "a/main/step00000001")
 
 
 def test_configurations_of_two_runs_are_compared(saved, backend) -> None:

@@ -14,6 +14,8 @@ from holdfast.registry.journal.carrier import Carrier
 from holdfast.registry.journal.folder import RunFolder
 from holdfast.registry.journal.settings import Journal
 from holdfast.registry.ui.queries.health import check, health_view, journal_view, mirror_view
+from holdfast.registry.ui.views.health import VIEW
+from holdfast.registry.ui.views.view import Asked
 from tests.registry.ui.sources import source_of
 from tests.support.faults import flip
 from tests.support.stores import contents, new_backend
@@ -70,6 +72,10 @@ def test_mirrors_are_behind_ahead_absent_or_diverged(reg, backend) -> None:
         reg.run("apart").save({"a": 4}, step=4)  # now the two logs differ in length too
     with source_of(backend) as source, source_of(other) as mirror:
         found = mirror_view(source, mirror)
+        source.mirrors = (mirror,)
+        page = VIEW.ask(source, Asked(query={"mirrors": ["1"]})).body
+        assert [one.runs for one in page.mirrors] == [found.runs]
+        assert VIEW.ask(source, Asked()).body.mirrors == ()  # read where it is asked for
     states = {one.run: one.state for one in found.runs}
     assert states == {
         "same": "same",

@@ -54,12 +54,15 @@ def test_bytes_are_counted_by_run_as_du_counts_them(saved, backend) -> None:
 
 def test_plans_write_nothing(saved, backend) -> None:
     saved.run("large").prune(Retention(last=1))
+    saved.create_run("plain").save({"a": 1}, step=1)
     before = contents(backend)
     with source_of(backend) as source:
         report = plan_gc(source, grace_s=0)
         plan = plan_prune(source, "small", Retention(last=1, best=1))
         with pytest.raises(InvalidInput, match="no retention policy"):
             plan_prune(source, "small")
+        with pytest.raises(InvalidInput, match="monitor"):
+            plan_prune(source, "plain", Retention(best=1))
     assert report.condemned.size_bytes > 300_000  # step 2 of the large run
     assert [one.checkpoint.step for one in plan.kept] == [3, 1]
     assert [one.checkpoint.step for one in plan.evicted] == [2]
