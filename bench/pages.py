@@ -28,11 +28,17 @@ from transports import radosgw, way
 
 import holdfast
 from holdfast import Monitor
+from holdfast.registry.spec import Phase, Pool, RunSpec
 from holdfast.registry.storage.connecting import Address
 from holdfast.registry.ui.server import Server
 from holdfast.registry.ui.source import Source
 
 LOSS = Monitor(metric="loss", mode="min")
+LEAGUE = RunSpec(
+    phases=(Phase(name="play"),),
+    inference=("model",),
+    pool=Pool(phase="play", size=8, seed_child=0, cache=1),
+)
 #: What is opened: the view, and its address.
 PAGES = {
     "Runs": "/",
@@ -60,10 +66,12 @@ def fill(url: str, runs: int) -> None:
             run = reg.create_run(f"20260101_{number:06d}_0000000a", monitor=LOSS)
             for step in (1, 2):
                 run.save({"w": np.full(100, step)}, step=step, metrics={"loss": 1 / step})
-        league = reg.create_run("league", preset="hydra")
+        league = reg.create_run("league", preset=LEAGUE)
         for step in range(1, 9):
             state = {"model": {"w": rng.normal(size=1000)}, "optimizer": {"m": np.zeros(9)}}
-            league.pool.promote(league.save(state, step=step, phase=3))
+            league.pool.promote(league.save(state, step=step, phase="play"))
+            if step > 1:
+                league.pool.record_match([step - 1, step], [2, 1])
         long = reg.create_run("long", monitor=LOSS)
         layers = {f"layers.{n}.w": rng.normal(size=16384).astype("f4") for n in range(32)}
         for step in range(1, 61):

@@ -228,11 +228,10 @@ def split_path(path: str) -> tuple[str, str]:
 
 
 def _grid(moved: Iterable[Moved], same: Iterable[str], found: HeatMap) -> HeatMap:
-    values: dict[tuple[str, str], float] = {split_path(path): 0.0 for path in same}
     changed = {(one.layer, one.parameter): one.distance.relative for one in moved}
-    # Layers in which nothing changed tell nothing; others show what stayed.
+    values = {split_path(path): 0.0 for path in same} | changed
+    # Layers in which nothing changed tell nothing; the others show what stayed, too.
     within = {layer for layer, _ in changed}
-    values = {key: value for key, value in values.items() if key[0] in within} | changed
     layers = sorted(within, key=_natural)[:LAYERS]
     names = dict.fromkeys(parameter for layer, parameter in values if layer in within)
     parameters = list(names)[:PARAMETERS]

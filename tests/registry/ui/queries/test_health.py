@@ -61,13 +61,13 @@ def test_damage_is_named_and_hides_nothing(reg, backend) -> None:
 def test_mirrors_are_behind_ahead_absent_or_diverged(reg, backend) -> None:
     other = new_backend()
     with open_on(other) as copy:
-        for name in ("same", "behind", "ahead", "apart", "absent"):
+        for name in ("same", "behind", "ahead", "apart", "twin", "absent"):
             reg.create_run(name, seed=1).save({"a": 1}, step=1)
             if name != "absent":
                 sync(reg, copy, [name])
-        for of, step in (("behind", 2), ("apart", 2)):
+        for of, step in (("behind", 2), ("apart", 2), ("twin", 2)):
             reg.run(of).save({"a": 2}, step=step)
-        for of, step in (("ahead", 2), ("apart", 3)):
+        for of, step in (("ahead", 2), ("apart", 3), ("twin", 2)):
             copy.run(of).save({"a": 3}, step=step)
         reg.run("apart").save({"a": 4}, step=4)  # now the two logs differ in length too
     with source_of(backend) as source, source_of(other) as mirror:
@@ -82,6 +82,7 @@ def test_mirrors_are_behind_ahead_absent_or_diverged(reg, backend) -> None:
         "behind": "behind",
         "ahead": "ahead",
         "apart": "diverged",
+        "twin": "diverged",
         "absent": "absent",
     }
     behind = next(one for one in found.runs if one.run == "behind")

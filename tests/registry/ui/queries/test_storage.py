@@ -43,6 +43,8 @@ def test_a_large_listing_is_a_sample(saved, backend, monkeypatch) -> None:
         found = storage_view(source)
     assert not found.is_all
     assert [kind.objects for kind in found.kinds] == [2, 2, 2]
+    first = [data for _, data in sorted(contents(backend, "packs/").items())][:2]
+    assert found.kinds[0].nbytes == sum(map(len, first))
 
 
 def test_bytes_are_counted_by_run_as_du_counts_them(saved, backend) -> None:
