@@ -65,7 +65,7 @@ def ladder_chart(ladder: Iterable[Rung]) -> Chart:
         "Skill by version",
         f"Estimated skill of {len(rungs)} entries with its uncertainty",
         [*bands, marks],
-        {"xaxis": {"type": "category"}, "yaxis": {"title": {"text": "skill"}}},
+        {"xaxis": {"type": "category"}, "yaxis": {"title": {"text": "skill"}}, "showlegend": True},
         table(("place", "version", "mu", "sigma", "mu - 3 sigma"), rows),
     )
 
@@ -100,7 +100,7 @@ def ratings_chart(ratings: Iterable[RatingPoint]) -> Chart:
         "Ratings over time",
         about + (f"; {others} with lower ratings are only in the table" if others else ""),
         traces,
-        {"xaxis": {"type": "date"}, "yaxis": {"title": {"text": "mu"}}},
+        {"xaxis": {"type": "date"}, "yaxis": {"title": {"text": "mu"}}, "showlegend": True},
         table(("time", "version", "mu", "sigma"), rows),
     )
 

@@ -12,7 +12,7 @@ from holdfast.registry.ui.units import byte_axis, size
 
 #: Runs that have a bar.
 _BARS = 25
-_LEGEND = {"orientation": "h", "traceorder": "normal", "y": -0.25, "yanchor": "top", "x": 0}
+_LEGEND = {"orientation": "h", "traceorder": "normal", "y": 1.02, "yanchor": "bottom", "x": 0}
 
 
 def growth_chart(view: StorageView) -> Chart:
@@ -92,6 +92,7 @@ def parts_chart(usage: Usage) -> Chart:
             "xaxis": byte_axis(usage.total_bytes),
             "yaxis": {"visible": False},
             "legend": _LEGEND,
+            "showlegend": True,
         },
         table(("bytes of", "bytes"), [(name, nbytes) for name, (nbytes, _) in parts.items()]),
         height_px=190,
@@ -118,6 +119,7 @@ def runs_chart(runs: Sequence[RunUsage]) -> Chart:
             "xaxis": byte_axis(max((one.own_bytes + one.shared_bytes for one in shown), default=0)),
             "yaxis": {"type": "category"},
             "legend": _LEGEND,
+            "showlegend": True,
         },
         table(("run", "states", "own", "shared", "log"), rows),
         height_px=110 + 22 * len(shown),

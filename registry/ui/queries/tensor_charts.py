@@ -57,9 +57,16 @@ def treemap(contents: Contents) -> Chart:
         "texttemplate": "%{label}",
         "hovertemplate": "%{label}<br>%{customdata}, %{percentRoot:.1%}<extra></extra>",
         "marker": {
-            "pattern": {"shape": ["/" if one.is_lossy else "" for one in parts]},
-            "line": {"width": 1},
+            "pattern": {
+                "shape": ["/" if one.is_lossy else "" for one in parts],
+                "fillmode": "overlay",
+                "fgcolor": "var(--paper)",
+                "fgopacity": 0.5,
+            },
+            "line": {"width": 1.5, "color": "var(--paper)"},
+            "depthfade": False,
         },
+        "textfont": {"color": "var(--paper)"},
         "pathbar": {"visible": False},
         "maxdepth": 4,
     }
