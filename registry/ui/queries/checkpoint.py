@@ -6,17 +6,16 @@ The first view reads the run's log and the manifest. Data is read only by `stati
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import nlargest
+from typing import Any
 
 from holdfast.registry.comparing.histograms import Histogram, histogram
 from holdfast.registry.comparing.stats import TensorStats, stats_of
-from holdfast.registry.errors import IncompatibleState, RegistryError, StoreUnavailable
+from holdfast.registry.errors import RegistryError, StoreUnavailable
 from holdfast.registry.formats.content import OPAQUE
-from holdfast.registry.history.log_values import decode_plain, json_ready
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.files import FileInfo, is_tree
@@ -26,16 +25,16 @@ from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.names.releases import Release
 from holdfast.registry.pytree import leaf_kinds
 from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.ui.queries.encoded import plain
 from holdfast.registry.ui.queries.states import find
 from holdfast.registry.ui.queries.trouble import Trouble, tried
 from holdfast.registry.ui.source import Source
-from holdfast.registry.values.canonical import Json
 from holdfast.registry.values.digest import Digest
 
 #: The largest tensors that are shown one by one; the others of a component are shown together.
 TENSORS_SHOWN = 1000
-#: The most characters of a configuration, meta or card that are shown.
-TEXT_SHOWN = 20_000
+#: The most characters of a card that are shown.
+CARD_SHOWN = 20_000
 FILES_SHOWN = 500
 #: The checkpoints before and after one that its chunks are compared with, together.
 NEIGHBOURS = 8
@@ -120,7 +119,7 @@ class Provenance:
         input_hash: What identifies the input data.
         parent: Ref of the checkpoint that the run was forked from, as `RUN/ID`.
         environment: Git commit, versions, device and host.
-        config: The configuration as JSON.
+        config: The configuration; `None` without one.
     """
 
     created_ms: int
@@ -129,7 +128,7 @@ class Provenance:
     input_hash: str | None
     parent: str | None
     environment: tuple[tuple[str, str], ...]
-    config: str
+    config: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +149,7 @@ class StateView:
         companions: The states that were saved with it.
         files: The files of a folder that was pushed; the first `FILES_SHOWN`.
         file_count: Number of these files.
-        meta: The plain values that were saved with it, as JSON; empty without any.
+        meta: The plain values that were saved with it; `None` without any.
         card: The model card of a release, as YAML; empty without one.
         provenance: The origin of the run.
         pull: A command that writes it to a file.
@@ -171,7 +170,7 @@ class StateView:
     companions: tuple[Companion, ...]
     files: tuple[tuple[str, FileInfo], ...]
     file_count: int
-    meta: str
+    meta: Any
     card: str
     provenance: Provenance | None
     pull: str
@@ -267,8 +266,8 @@ def state_view(source: Source, ref: str) -> StateView:
         companions=_companions(stored),
         files=tuple((files or {}).items())[:FILES_SHOWN],
         file_count=len(files or {}),
-        meta="" if record is None or record.meta is None else as_text(record.meta),
-        card=(card or "")[:TEXT_SHOWN],
+        meta=None if record is None else plain(record.meta),
+        card=(card or "")[:CARD_SHOWN],
         provenance=_provenance(run),
         pull=_pull(source.registry.url, stored, contents),
         load=_load(source.registry.url, stored),
@@ -344,16 +343,6 @@ def sharing(source: Source, ref: str, *, neighbours: int = NEIGHBOURS) -> Sharin
 
     found = tuple(source.registry.store.pools.small.map(compare, chosen))
     return Sharing(found, stored.manifest.nbytes, len(others) - len(chosen))
-
-
-def as_text(encoded: Json) -> str:
-    """Return a plain value of the log as JSON for people, cut where it is very long."""
-    try:
-        value = json_ready(decode_plain(encoded))
-    except IncompatibleState:
-        value = encoded  # only another program can rebuild it
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    return text if len(text) <= TEXT_SHOWN else f"{text[:TEXT_SHOWN]}\n... cut here"
 
 
 def _contents(stored: Stored) -> Contents:
@@ -450,7 +439,7 @@ def _provenance(run: RunManifest) -> Provenance | None:
         created.input_hash,
         None if parent is None else f"{parent.run}/{parent.checkpoint.short}",
         tuple(sorted(created.environment.items())),
-        "" if created.config is None else as_text(created.config),
+        plain(created.config),
     )
 
 

@@ -56,8 +56,8 @@ def test_a_checkpoint_is_described_without_reading_a_tensor(saved, backend: Memo
     ]
     assert [one.path for one in found.contents.tensors] == ["model/a", "model/b", "optimizer/m"]
     assert found.previous == "r/main/step00000002"
-    assert found.meta == '{\n  "note": "<b>"\n}'
-    assert found.provenance.config == '{\n  "lr": 0.1\n}'
+    assert found.meta == {"note": "<b>"}
+    assert found.provenance.config == {"lr": 0.1}
     assert found.provenance.seed == "7"
 
 
