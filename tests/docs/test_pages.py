@@ -84,6 +84,16 @@ def test_links_and_anchors_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in _anchors(found), f"{_name(page)}: {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_the_site_reads_a_page_as_it_is_meant(page: Path) -> None:
+    """Its Markdown wants four spaces before a list in a list, and keeps backslashes in code."""
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    assert re.findall(r"^ {1,3}(?:[-*]|\d+\.) .*", text, re.M) == []
+    assert re.findall(r"`[^`\n]*\\\|[^`\n]*`", text) == []
+    assert re.findall(r"^\| .*\n\n(?=\| (?!.*\n\|[-:| ]+\n))", text, re.M) == []  # a torn table
+    assert re.findall(r"^(?![-\s|#>\d]).+\n- .*", text, re.M) == []  # a list that is a paragraph
+
+
 def test_the_list_of_all_pages_is_whole() -> None:
     listing = ROOT / "docs" / "README.md"
     linked = {(listing.parent / target).resolve() for target in _LINK.findall(listing.read_text())}
