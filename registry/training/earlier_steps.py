@@ -8,7 +8,7 @@ looked into.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from holdfast.backends.escape import printable
@@ -23,7 +23,7 @@ _LOGGER = logging.getLogger("holdfast")
 _SAVES, _DIGESTS = 64, 4096
 #: Tag of a dict -> the position of its pairs in the payload; `None` if they are the payload.
 _PAIRS = {"d": None, "od": None, "sd": 0, "dd": 1}
-#: Where the state of an optimizer, or of several in a dict, begins.
+#: Where the state of an optimizer, or of several in a dict or a list, begins.
 _DEPTH = 3
 #: Length of torch's state of a generator on the CPU, in bytes, and of Python's, in numbers.
 _TORCH_RNG_BYTES, _PYTHON_RNG_NUMBERS = 5056, 625
@@ -117,34 +117,35 @@ def _refusal(name: str, earlier: int, digest: Digest, where: str) -> Incompatibl
 
 def _suspicious(components: Components, equal: Mapping[str, int]) -> list[str]:
     """Return the components, among those that are equal to earlier ones, that had to change."""
-    rest = []
-    found = []
-    for name in equal:
-        part = components[name]
-        if _has_generator(part) or any("step" in kept for kept in _kept(_optimizers(part))):
-            found.append(name)
-        elif _floating(part) and not list(_optimizers(part)):
-            rest.append(name)
-    return found + (_unchanged_weights(components, rest) if rest else [])
-
-
-def _unchanged_weights(components: Components, equal: Iterable[str]) -> list[str]:
-    """Return the components that fit the optimizers' parameters, if none of them has changed."""
-    groups = [
-        group
-        for part in components.values()
-        for optimizer in _optimizers(part)
-        for group in _groups(optimizer)
-    ]
-    if not any(_is_learning(group) for group in groups):
+    if not equal:
         return []
-    count = sum(len(params) for group in groups if isinstance(params := group.get("params"), list))
-    fitting = [
+    optimizers = [one for part in components.values() for one in _optimizers(part)]
+    counting = {name for name, part in components.items() if _counts(part)}
+    weights = _weights(components, optimizers)
+    found = [name for name in equal if name in counting]
+    if weights <= equal.keys() and any(_is_learning(group) for group in _groups(optimizers)):
+        found += sorted(weights)
+    # A training that draws nothing between two steps has the same generators: no dropout, and the
+    # order of the data is drawn once an epoch. Then the rest tells that the step is a new one.
+    if not (counting | weights) - equal.keys():
+        found += [name for name in equal if _has_generator(components[name])]
+    return list(dict.fromkeys(found))
+
+
+def _counts(part: Component) -> bool:
+    """Return whether a component has an optimizer's counters of steps."""
+    return any("step" in kept for kept in _kept(_optimizers(part)))
+
+
+def _weights(components: Components, optimizers: Sequence[Mapping[str, Json]]) -> set[str]:
+    """Return the components that have a floating tensor for each parameter of the optimizers."""
+    params = [group.get("params") for group in _groups(optimizers)]
+    count = sum(len(one) for one in params if isinstance(one, list))
+    return {
         name
         for name, part in components.items()
-        if _floating(part) >= max(count, 1) and not list(_optimizers(part))
-    ]
-    return fitting if set(fitting) <= set(equal) else []
+        if optimizers and _floating(part) >= max(count, 1) and not list(_optimizers(part))
+    }
 
 
 def _floating(part: Component) -> int:
@@ -181,7 +182,9 @@ def _optimizers(part: Component) -> Iterator[dict[str, Json]]:
     for _ in range(_DEPTH):
         dicts = [pairs for node in level if (pairs := _pairs(node))]
         yield from (one for one in dicts if {"state", "param_groups"} <= one.keys())
+        lists = [node for node in level if isinstance(node, list)]
         level = [child for one in dicts for child in one.values()]
+        level += [child for one in lists for child in one if isinstance(child, list | dict)]
 
 
 def _kept(optimizers: Iterable[dict[str, Json]]) -> Iterator[dict[str, Json]]:
@@ -190,9 +193,10 @@ def _kept(optimizers: Iterable[dict[str, Json]]) -> Iterator[dict[str, Json]]:
         yield from (_pairs(kept) for kept in _pairs(optimizer["state"]).values())
 
 
-def _groups(optimizer: Mapping[str, Json]) -> list[dict[str, Json]]:
-    groups = optimizer["param_groups"]
-    return [_pairs(group) for group in groups] if isinstance(groups, list) else []
+def _groups(optimizers: Iterable[Mapping[str, Json]]) -> list[dict[str, Json]]:
+    """Return the groups of parameters of optimizers."""
+    lists = [one["param_groups"] for one in optimizers]
+    return [_pairs(group) for groups in lists if isinstance(groups, list) for group in groups]
 
 
 def _pairs(node: Json) -> dict[str, Json]:

@@ -80,6 +80,30 @@ def test_a_generator_that_does_not_move_is_told(run, caplog, generator, is_warne
     assert len(said(caplog)) == int(is_warned)
 
 
+def test_optimizers_in_a_list_are_known(run, caplog):
+    training = Training()
+    for step in (1, 2):
+        state = training.step().state()
+        run.save(
+            {**state, "optimizer": [state["optimizer"]], "rng": random.Random(1).getstate()},
+            step=step,
+        )
+    assert said(caplog) == []
+    run.save({"model": step, "optimizer": [state["optimizer"]]}, step=3)
+    assert ["optimizer has the bytes of step 2" in text for text in said(caplog)] == [True]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_generator_may_stay_in_a_training_that_draws_nothing(run, caplog, kind):
+    training = Training(kind=kind)
+    still = {"random": np.random.default_rng(1).bit_generator.state}
+    for step in (1, 2):
+        run.save(training.step().state(**still), step=step)
+    assert said(caplog) == []
+    run.save(training.state(**still), step=3)  # nothing moves
+    assert any("random has the bytes of step 2" in text for text in said(caplog))
+
+
 @pytest.mark.parametrize(("lr", "is_warned"), [(0.1, True), (0.0, False)])
 def test_weights_may_stay_while_the_learning_rate_is_zero(run, caplog, lr, is_warned):
     # SGD without momentum has no counters: only the weights can tell.
