@@ -87,7 +87,7 @@ def fit(url: str, name: str, stateful: bool, strike: int | None, cadence: dict[s
         saver = HoldfastCheckpoint(run, on_save=told.append, **cadence)
         loaders = data(StatefulDataLoader if stateful else DataLoader)
         trainer(saver).fit(Net(strike), *loaders, ckpt_path=saver.resume())
-        assert run.checkpoints()[-len(told) :] == told
+        assert run.checkpoints()[len(run.checkpoints()) - len(told) :] == told
 
 
 def fit_until_sigterm(url: str, name: str) -> None:

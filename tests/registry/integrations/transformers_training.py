@@ -96,7 +96,7 @@ def train(
         training.strike = strike
         training.train(resume_from_checkpoint=saver.resume(training))
         assert not list(Path(folder).glob("*"))
-        assert run.checkpoints()[-len(told) :] == told
+        assert run.checkpoints()[len(run.checkpoints()) - len(told) :] == told
 
 
 def train_with_checkpointer(
@@ -118,7 +118,7 @@ def train_with_checkpointer(
             # Before the block ends, which saves the last step; only the straight training does it.
             torch.rand(3 if name == "straight" else 0)
         finally:
-            assert run.checkpoints()[-len(told) :] == told
+            assert run.checkpoints()[len(run.checkpoints()) - len(told) :] == told
 
 
 def refuse(url: str, folder: str) -> None:
