@@ -3,8 +3,9 @@
     python bench/ui.py [--server radosgw|moto] [--total N] [--runs N] [--checkpoints N] [--rounds N]
 
 It fills a registry of `--total` runs, the newest `--runs` of them with `--checkpoints` checkpoints
-each. The other ones have their first commit alone: no view reads more of them, which
-tests/registry/ui/test_requests.py proves. A proxy delays every byte by 10 ms each way.
+each, a run with a pool, and one of 60 checkpoints of 2 MiB. The other runs have their first commit
+alone: no view reads more of them, which tests/registry/ui/test_requests.py proves. A proxy delays
+every byte by 10 ms each way.
 
 `first` is the time to the first answer, `whole` to the one that has everything that was asked for:
 a table of runs shows what it has after 0.4 s, and the browser asks again. Each view is asked by a
@@ -36,14 +37,22 @@ import boto3
 import numpy as np
 from transports import SERVERS, way
 
-from holdfast import Monitor
+from holdfast import Monitor, Registry
 from holdfast.backends import open_backend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.factory import open_on
+from holdfast.registry.spec import Phase, Pool, RunSpec
 from holdfast.registry.storage.connecting import Address
 from holdfast.registry.storage.store import create_config
 from holdfast.registry.ui import Server, Source
 
+LEAGUE = RunSpec(
+    name="league",
+    phases=(Phase(name="3"),),
+    inference=("model",),
+    pool=Pool(phase="3", size=20),
+)
+LOSS = Monitor(metric="loss", mode="min")
 _FOLLOWING = re.compile(r'data-following="([^"]*)"')
 
 
@@ -60,6 +69,14 @@ def paths(total: int) -> dict[str, str]:
         "side by side, 3 runs": f"/compare-runs?run={newest}&run={older}&run={oldest}",
         "lineage": "/lineage",
         "lineage of a run": f"/runs/{newest}/lineage",
+        "pool": "/runs/league/pool",
+        "checkpoint": "/checkpoints/long/latest",
+        "... statistics, 2 MiB": "/checkpoints/long/latest?stats=1",
+        "... shared": "/checkpoints/long/latest?shared=1",
+        "compare": "/compare?before=long/main/step30&after=long/latest",
+        "... chunks that differ": "/compare?before=long/main/step30&after=long/latest&values=1",
+        "storage": "/storage",
+        "health": "/health",
     }
 
 
@@ -69,12 +86,13 @@ def fill(url: str, total: int, runs: int, checkpoints: int) -> None:
     create_config(made, "skipped")
     state = {"model": {"w": np.zeros(1000, np.float32)}}
     with open_on(made) as registry:
+        fill_with_states(registry)
         for number in range(total):
             run = registry.create_run(
                 name_of(number),
                 seed=1,
                 config={"lr": number},
-                monitor=Monitor(metric="loss", mode="min"),
+                monitor=LOSS,
             )
             for step in range(1, checkpoints + 1 if number >= total - runs else 1):
                 run.save(state, step=step, metrics={"loss": 1 / step, "accuracy": 1 - 1 / step})
@@ -82,6 +100,20 @@ def fill(url: str, total: int, runs: int, checkpoints: int) -> None:
     with ThreadPoolExecutor(16) as threads:
         list(threads.map(lambda info: target.put(info.key, made.get(info.key)), made.list()))
     target.close()
+
+
+def fill_with_states(registry: Registry) -> None:
+    """Save a pool, and a run whose states are worth looking into."""
+    rng = np.random.default_rng(1)
+    league = registry.create_run("league", preset=LEAGUE)
+    for step in range(1, 9):
+        state = {"model": {"w": rng.normal(size=1000)}, "optimizer": {"m": np.zeros(9)}}
+        league.pool.promote(league.save(state, step=step, phase=3))
+    long = registry.create_run("long", monitor=LOSS)
+    layers = {f"layers.{n}.w": rng.normal(size=16384).astype("f4") for n in range(32)}
+    for step in range(1, 61):
+        layers[f"layers.{step % 32}.w"] = rng.normal(size=16384).astype("f4")
+        long.save({"model": dict(layers)}, step=step, metrics={"loss": 1 / step})
 
 
 @dataclass
