@@ -25,12 +25,15 @@ PICTURE = ROOT / "docs" / "images" / "run.png"
 
 def paths(source: Source) -> Iterator[tuple[str, str]]:
     """Yield every view that can be shown, with a path of it."""
-    rows = [name for name in source.names() if source.run(name).latest() is not None]
+    runs = [name for name in source.names() if source.run(name).latest() is not None]
+    refs = [one.ref for one in source.run(runs[0]).checkpoints()[-2:]]
+    yield "diff", link("diff", before=refs[0], after=refs[-1], values="1") or ""
     for view in VIEWS:
-        for asked in list(view.parts(source, rows[:4]))[:1]:
-            yield view.name, link(view.name, **asked.path, **asked.query) or ""
-        if "{" not in view.path:
-            yield f"{view.name}-all", view.path
+        parts = list(view.parts(source, runs[:4]))
+        if parts:
+            yield view.name, link(view.name, **parts[0].path, **parts[0].query) or ""
+        elif "{" not in view.path and view.name != "diff":
+            yield view.name, view.path
 
 
 def opened(page: Page, url: str) -> None:

@@ -41,7 +41,7 @@ def read_rows(
     """Yield the checkpoints in log order; `run` is `None` if it cannot be read."""
     went = {one.checkpoint: one for one in events if one.lane == "retention"}
     stays = {} if run is None else _reasons(run)
-    marks = {} if run is None else checkpoint_marks(run)
+    marks = {} if run is None else _marks(run)
     monitor = run.monitors[0] if run is not None and run.monitors else None
     for one in saved:
         last = went.get(one.n)
@@ -56,6 +56,15 @@ def read_rows(
             marks=tuple(mark for mark in marks.get(one.n, ()) if mark not in (state, "evicted")),
             value=None if monitor is None else monitor.value(one.metrics),
         )
+
+
+def _marks(run: RunManifest) -> dict[int, list[str]]:
+    """Return the names that point at each checkpoint, and the releases that were made from it."""
+    found = checkpoint_marks(run)
+    for pin in run.pins_of("release"):
+        if pin.checkpoint is not None:
+            found.setdefault(pin.checkpoint, []).append(pin.ref)
+    return found
 
 
 def _reasons(run: RunManifest) -> dict[int, str]:

@@ -147,8 +147,8 @@ def _marks(rows: Iterable[CheckpointRow], metric: str) -> Iterable[Mark]:
         for name in row.marks:
             if name == "best":
                 yield Mark("best", "best", point)
-            elif name.startswith("gates/"):
-                yield Mark("gate", name, point)
+            elif name.startswith(("gates/", "releases/")):
+                yield Mark("gate" if name.startswith("gates/") else "release", name, point)
 
 
 def _facts(run: RunManifest) -> Iterable[tuple[str, str]]:

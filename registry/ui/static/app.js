@@ -35,7 +35,7 @@
       automargin: true, gridcolor: variable("--line"), zerolinecolor: variable("--line"),
       linecolor: variable("--line"), tickcolor: variable("--line"), fixedrange: narrow(),
     };
-    if (narrow() && given?.type === "date") Object.assign(own, { nticks: 4, tickangle: 0 });
+    if (narrow() && given?.type === "date") Object.assign(own, { nticks: 3, tickangle: 0 });
     return { ...own, ...given };
   }
   function layoutOf(given, height) {
@@ -84,7 +84,8 @@
       const line = {
         type: "scatter", x: along(curve), y: curve.values, name: told.has(key) || curve.faint ? curve.name : curve.group,
         legendgroup: key, showlegend: !told.has(key),
-        mode: few ? "lines+markers" : "lines", line: { color: colour, width: 1.8, dash: curve.faint ? "dot" : "solid" },
+        // Equal curves of several runs are seen beneath one another.
+        mode: few ? "lines+markers" : "lines", line: { color: colour, width: 1.8 + (groups.length > 1 ? Math.max(0, 3 - index) : 0), dash: curve.faint ? "dot" : "solid" },
         marker: { size: 5, color: colour },
         text: curve.values.map(() => curve.name), hovertemplate: (isUnified ? "" : "%{x}: ") + "%{y:.6g}<extra>%{text}</extra>",
       };
