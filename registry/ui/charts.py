@@ -105,9 +105,22 @@ class Chart:
 
 
 def curves(
-    title: str, found: Sequence[Curve], marks: Sequence[Mark] = (), *, counter: str = "step"
+    title: str,
+    found: Sequence[Curve],
+    marks: Sequence[Mark] = (),
+    *,
+    counter: str = "step",
+    overlays: bool = False,
 ) -> Chart:
-    """Return the chart of some curves. The browser offers step or time, log scale, smoothing."""
+    """Return the chart of some curves. The browser offers step or time, log scale, smoothing.
+
+    Args:
+        title: Its heading.
+        found: The curves.
+        marks: Points with names.
+        counter: The unit of the steps.
+        overlays: Whether curves may be equal: the first ones are drawn wider.
+    """
     rows = [
         (curve.name, point.step, _moment(point.time_ms), point.value)
         for curve in found
@@ -117,6 +130,7 @@ def curves(
     payload = {
         "kind": "curves",
         "counter": escape(counter),
+        "overlays": overlays,
         "curves": [
             {
                 "name": escape(curve.name),

@@ -127,7 +127,7 @@ def _charts(
         found = [
             curve for name, ones in saved.items() for curve in curves_of(ones, metric, prefix=name)
         ]
-        yield curves(metric, found)
+        yield curves(metric, found, overlays=True)
 
 
 def _value_rows(columns: Sequence[Mapping[str, Any]]) -> Iterator[ValueRow]:

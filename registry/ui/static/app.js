@@ -85,7 +85,7 @@
         type: "scatter", x: along(curve), y: curve.values, name: told.has(key) || curve.faint ? curve.name : curve.group,
         legendgroup: key, showlegend: !told.has(key),
         // Equal curves of several runs are seen beneath one another.
-        mode: few ? "lines+markers" : "lines", line: { color: colour, width: 1.8 + (groups.length > 1 ? Math.max(0, 3 - index) : 0), dash: curve.faint ? "dot" : "solid" },
+        mode: few ? "lines+markers" : "lines", line: { color: colour, width: 1.8 + (payload.overlays ? Math.max(0, Math.min(groups.length, 4) - 1 - index) : 0), dash: curve.faint ? "dot" : "solid" },
         marker: { size: 5, color: colour },
         text: curve.values.map(() => curve.name), hovertemplate: (isUnified ? "" : "%{x}: ") + "%{y:.6g}<extra>%{text}</extra>",
       };
