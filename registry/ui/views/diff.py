@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from holdfast.registry.ui.grids import Grid
@@ -17,6 +18,9 @@ from holdfast.registry.ui.queries.trouble import Trouble, tried
 from holdfast.registry.ui.source import Source
 from holdfast.registry.ui.views.checkpoint import BUDGET_MIB, MOST_MIB
 from holdfast.registry.ui.views.view import Asked, Shown, View
+
+#: MiB of tensors that a written page reads for each run.
+_WRITTEN_MIB = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,19 @@ def _ask(source: Source, asked: Asked) -> Shown:
         heat = tried(lambda: heat_map(source, before, after, budget_bytes=budget_bytes), troubles)
     grid = heat_grid(heat) if heat is not None and heat.cells else None
     page = DiffPage(before, after, found, heat, grid, budget_mib, offered(source, (before, after)))
-    return Shown("Compare two checkpoints", page, tuple(troubles))
+    title = "Compare two checkpoints"
+    if found is not None:
+        title = f"{found.before.ref} and {found.after.ref}"
+    return Shown(title, page, tuple(troubles))
 
 
-VIEW = View("diff", "Compare", "/compare", "diff.html", _ask, place="registry")
+def _parts(source: Source, runs: Sequence[str]) -> Iterable[Asked]:
+    """Yield for each run its first kept checkpoint and its latest, with what moved in between."""
+    for run in source.runs(runs).runs.values():
+        first, latest = next(iter(run.manifest.live()), None), run.manifest.latest()
+        if first is not None and latest is not None and first.n != latest.n:
+            refs = {"before": [run.find(first.n).ref], "after": [run.find(latest.n).ref]}
+            yield Asked(query={**refs, "values": ["1"], "budget": [str(_WRITTEN_MIB)]})
+
+
+VIEW = View("diff", "Compare", "/compare", "diff.html", _ask, place="registry", parts=_parts)
