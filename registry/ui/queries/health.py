@@ -23,7 +23,7 @@ from holdfast.registry.maintenance.findings import Finding, VerifyReport
 from holdfast.registry.maintenance.last_verify import LastVerify, last_verify
 from holdfast.registry.storage.keys import epoch_key
 from holdfast.registry.storage.store import WRITER_VERSION, Store
-from holdfast.registry.ui.queries.runs import PAGE, list_runs
+from holdfast.registry.ui.queries.runs import PAGE, newest_first
 from holdfast.registry.ui.queries.trouble import Trouble, trouble_of
 from holdfast.registry.ui.source import Source, now_ms
 
@@ -31,6 +31,8 @@ from holdfast.registry.ui.source import Source, now_ms
 SHOWN = 500
 #: Slots that are read back to find out whether two logs of different length are one history.
 SLOTS_BACK = 64
+#: The statuses of runs that a writer may still continue.
+_ALIVE = ("running", "interrupted")
 
 MirrorState = Literal["same", "behind", "ahead", "absent", "diverged", "unknown", "unreadable"]
 
@@ -169,6 +171,7 @@ class HealthView:
             was heard of last first.
         damaged: Runs among the newest that cannot be read, with the reasons.
         runs_read: How many runs were looked at.
+        pending: How many more are still being read.
         runs: How many there are.
     """
 
@@ -184,23 +187,31 @@ class HealthView:
     writers: tuple[Writer, ...]
     damaged: tuple[tuple[str, Trouble], ...]
     runs_read: int
+    pending: int
     runs: int
 
 
-def health_view(source: Source, *, count: int = PAGE) -> HealthView:
+def health_view(source: Source, *, count: int = PAGE, within_s: float | None = None) -> HealthView:
     """Return the health of a registry, by its epochs and its newest runs.
 
     Args:
         source: The registry.
         count: How many of the newest runs to look at.
+        within_s: Seconds after which runs that were not read yet are left out as pending.
 
     Raises:
         StoreUnavailable: The store does not answer.
     """
     store = source.registry.store
-    page = list_runs(source, count=count)
-    live = [row.name for row in page.rows if row.status in ("running", "interrupted")]
-    writers = [_writer(run.manifest) for run in source.runs(live).runs.values()]
+    names = source.names()
+    opened = source.runs(newest_first(source, names)[:count], within_s)
+    manifests = [run.manifest for run in opened.runs.values()]
+    live = [one for one in manifests if one.status in _ALIVE and one.dropped is None]
+    damaged = {
+        name: trouble_of(error)
+        for name, error in opened.failed.items()
+        if not isinstance(error, NotFound)  # a stray folder is no run
+    }
     return HealthView(
         source.registry.url,
         source.registry.id,
@@ -211,10 +222,11 @@ def health_view(source: Source, *, count: int = PAGE) -> HealthView:
         store.heads is not None,
         _epoch(store),
         last_verify(store),
-        tuple(sorted(writers, key=lambda one: -one.heard_ms)),
-        tuple((row.name, row.trouble) for row in page.rows if row.trouble is not None),
-        len(page.rows),
-        page.total,
+        tuple(sorted(map(_writer, live), key=lambda one: -one.heard_ms)),
+        tuple(damaged.items()),
+        len(manifests) + len(damaged),
+        len(opened.pending),
+        len(names),
     )
 
 
@@ -243,7 +255,7 @@ def mirror_view(source: Source, mirror: Source, *, count: int = PAGE) -> Mirror:
     Raises:
         StoreUnavailable: The registry does not answer; a silent mirror is said in the result.
     """
-    names = [row.name for row in list_runs(source, count=count).rows]
+    names = newest_first(source, source.names())[:count]
     here = source.runs(names).runs
     try:
         there = mirror.runs(list(here))

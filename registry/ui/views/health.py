@@ -44,7 +44,9 @@ class HealthPage:
 
 def _ask(source: Source, asked: Asked) -> Shown:
     troubles: list[Trouble] = []
-    health = health_view(source)
+    # An answer in part is asked for again at once, and a verification should not be.
+    is_long = asked.text("verify") or asked.text("mirrors")
+    health = health_view(source, within_s=None if is_long else asked.within_s)
     if health.epoch.trouble is not None:
         troubles.append(health.epoch.trouble)
     journal = choose_journal(None)
@@ -57,7 +59,7 @@ def _ask(source: Source, asked: Asked) -> Shown:
         tuple(mirror_view(source, one) for one in source.mirrors) if asked.text("mirrors") else (),
         tuple(one.registry.url for one in source.mirrors),
     )
-    return Shown("Health", page, tuple(troubles))
+    return Shown("Health", page, tuple(troubles), is_partial=health.pending > 0)
 
 
 VIEW = View("health", "Health", "/health", "health.html", _ask, place="registry")

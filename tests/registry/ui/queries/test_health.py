@@ -33,15 +33,23 @@ def test_the_epoch_and_the_writers_are_those_of_the_store(reg, backend) -> None:
         found = health_view(source)
         with source.measured() as used:
             again = health_view(source)
-    # The runs, the epochs and the newest one's time; whether two runs have grown, and the live
-    # one again.
-    assert used.calls == {"list": 2, "stat": 1, "get": 3}
+    # The runs, the epochs and the newest one's time; whether two runs have grown.
+    assert used.calls == {"list": 2, "stat": 1, "get": 2}
     assert (found.epoch.number, found.epoch.kind, found.epoch.trouble) == (1, "sweep", None)
     assert abs(found.epoch.time_ms - found.writers[0].heard_ms) < 600_000
     assert [one.run for one in found.writers] == ["r"]
     assert found.writers[0].host
     assert found.id == again.id == reg.id
     assert (found.runs_read, found.runs, found.damaged) == (2, 2, ())
+
+
+def test_a_verification_is_not_asked_for_again(reg, backend) -> None:
+    for number in range(20):
+        reg.create_run(f"r{number}").save({"a": 1}, step=1)
+    with source_of(backend) as source:
+        shown = VIEW.ask(source, Asked(query={"verify": ["1"]}, within_s=0.0))
+    assert not shown.is_partial
+    assert shown.body.report.runs == shown.body.health.runs_read == 20
 
 
 def test_damage_is_named_and_hides_nothing(reg, backend) -> None:
