@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,16 @@ def _name(page: Path) -> str:
 def test_every_snippet_runs(
     page: Path,
     newcomer: Path,
-    s3_url: Callable[[], str],
+    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import boto3
-
-    client = boto3.session.Session().client("s3")
     if page.name == "cluster.md":
+        request.getfixturevalue("s3_url")
+        import boto3
+
+        client = boto3.session.Session().client("s3")
         client.create_bucket(Bucket="my-bucket")
-    client.close()
+        client.close()
     names = readers_own()
     ran = run_page(page, names, monkeypatch)
     assert set(ran) == {block.language for block in blocks(page) if _runs(block.mark)} - {"json"}
