@@ -151,20 +151,21 @@ def encode(
         sparse: Whether it may become sparse.
     """
     values = np.frombuffer(data, _NUMPY[dtype])
-    is_sparse = sparse and _is_sparse(values, dtype)
-    head = struct.pack(
-        f"<III{len(shape)}I", int(is_sparse), DTYPES.index(dtype), len(shape), *shape
-    )
+    where = _nonzero(values) if sparse and dtype != "float16" else None
+    encoding = _DENSE if where is None else _SPARSE
+    head = struct.pack(f"<III{len(shape)}I", encoding, DTYPES.index(dtype), len(shape), *shape)
     put(head)
-    if not is_sparse:
+    if where is None:
         put(data)
         return len(head) + data.nbytes
-    (where,) = np.nonzero(values)
-    indices = np.stack(np.unravel_index(where, shape)).astype("<i8")
+    indices = np.empty((len(shape), len(where)), "<i8")
+    for axis, one in enumerate(np.unravel_index(where, shape)):
+        indices[axis] = one
+    chosen = values[where]
     put(struct.pack("<Q", len(where)))
-    put(indices.tobytes())
-    put(values[where].tobytes())
-    return len(head) + 8 + indices.nbytes + values[where].nbytes
+    for part in (indices, chosen):
+        put(memoryview(part.reshape(-1).view(np.uint8)))  # type: ignore[arg-type]
+    return len(head) + 8 + indices.nbytes + chosen.nbytes
 
 
 _NUMPY: Final = {
@@ -190,10 +191,13 @@ def as_array(tensor: TensorBytes) -> NDArray[Any]:
     return np.frombuffer(tensor.data, _NUMPY[tensor.dtype]).reshape(tensor.shape)
 
 
-def _is_sparse(values: NDArray[Any], dtype: str) -> bool:
-    if len(values) <= _SPARSE_ELEMENTS or dtype == "float16":
-        return False
-    is_zero = values == 0
-    if np.float32(np.count_nonzero(is_zero)) / np.float32(len(values)) <= _SPARSE_SHARE:
-        return False
-    return not (values.dtype.kind == "f" and np.any(np.signbit(values[is_zero])))
+def _nonzero(values: NDArray[Any]) -> NDArray[np.intp] | None:
+    """Return the positions of the elements that are not zero, if the tensor is to be sparse."""
+    if len(values) <= _SPARSE_ELEMENTS:
+        return None
+    bits = values.view(f"u{values.itemsize}")  # a negative zero is none by its bits
+    zeros = len(values) - np.count_nonzero(bits)
+    if np.float32(zeros) / np.float32(len(values)) <= _SPARSE_SHARE:
+        return None
+    where = np.flatnonzero(bits)
+    return None if np.any(values[where] == 0) else where
