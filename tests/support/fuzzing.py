@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import io
 import os
 import random
 import resource
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,6 +61,7 @@ def samples(name: str, folder: Path) -> list[Path]:
                 "n": [np.arange(3), np.float32(1), b"x", {1}, torch.Size([2])],
             }
             torch.save(state, folder / "old.pt", _use_new_zipfile_serialization=False)
+            torch.save(state, folder / "pickled.pt")
             torch.serialization.set_crc32_options(False)  # so that a changed pickle is read
             try:
                 torch.save(state, folder / "a.pt")
@@ -98,6 +101,23 @@ def samples(name: str, folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
+def repacked(archive: Path, pickle: bytes) -> bytes:
+    """Return an archive of torch with another pickle, so that a changed one is always reached."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(archive) as old, zipfile.ZipFile(made, "w") as new:
+        for entry in old.infolist():
+            is_pickle = entry.filename.endswith("/data.pkl")
+            new.writestr(entry, pickle if is_pickle else old.read(entry))
+    return made.getvalue()
+
+
+def pickle_of(archive: Path) -> bytes:
+    """Return the pickle of an archive of torch."""
+    with zipfile.ZipFile(archive) as found:
+        (name,) = (name for name in found.namelist() if name.endswith("/data.pkl"))
+        return found.read(name)
+
+
 class Target:
     """The reader of one format, and sound files to change.
 
@@ -116,6 +136,11 @@ class Target:
             for file in (sorted(root.rglob("*")) if root.is_dir() else [root])
             if file.is_file()
         ]
+        #: A file of which only the pickle is changed.
+        self.pickled = folder / "pickled.pt"
+        if name == "torch":
+            others = [one for one in self.files if one[1] != self.pickled]
+            self.files = [*others, (self.pickled, self.pickled, pickle_of(self.pickled))]
 
     def mutated(self, chance: random.Random) -> bytes:
         """Return an input: the number of a file, and its changed content."""
@@ -145,6 +170,8 @@ class Target:
             return
         root, file, sound = self.files[data[0] % len(self.files)]
         content = data[1:]
+        if file == self.pickled:
+            content, sound = repacked(file, content), file.read_bytes()
         if self.name == "thalia" and not content.startswith(DELTA_MAGIC):  # deltas have no checksum
             content = content[:-32] + hashlib.sha256(content[:-32]).digest()
         file.write_bytes(content)
