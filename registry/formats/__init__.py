@@ -229,7 +229,7 @@ def _target_format(path: Path, state: Content, name: str | None) -> Format:
     if is_tree(state.parts):
         return table.TREE
     found = table.by_extension(path)
-    table.check_scope(path.suffix)
+    table.check_scope(path)
     if found is None:
         raise IncompatibleState(
             f"a state cannot be written as {path.suffix or 'a file without extension'}",

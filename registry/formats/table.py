@@ -95,7 +95,8 @@ def named(name: str) -> Format:
         InvalidInput: There is no such format.
         UnsupportedFormat: It is out of scope.
     """
-    check_scope(name)
+    if name.lower() == "onnx":
+        raise _out_of_scope(name)
     for one in FORMATS:
         if one.name == name:
             return one
@@ -104,22 +105,26 @@ def named(name: str) -> Format:
     )
 
 
-def check_scope(name: str) -> None:
-    """Refuse a format that holds no states, by its name or extension.
+def check_scope(path: Path) -> None:
+    """Refuse a file of a format that holds no states, by its extension.
 
     Raises:
         UnsupportedFormat: It is ONNX.
     """
-    if name.lower().removeprefix(".") == "onnx":
-        raise UnsupportedFormat(
-            "ONNX is out of scope: it is a format of graphs of computations, and a checkpoint has "
-            "no graph",
-            where=name,
-            expected=NAMES,
-            hint="To make such a file, load the checkpoint into its model and call "
-            "torch.onnx.export. To keep one beside a run, store its bytes: format 'opaque'. To "
-            "take weights out of one, use the package onnx, and save its arrays.",
-        )
+    if path.suffix.lower() == ".onnx":
+        raise _out_of_scope(path)
+
+
+def _out_of_scope(where: object) -> UnsupportedFormat:
+    return UnsupportedFormat(
+        "ONNX is out of scope: it is a format of graphs of computations, and a checkpoint has no "
+        "graph",
+        where=where,
+        expected=NAMES,
+        hint="To make such a file, load the checkpoint into its model and call torch.onnx.export. "
+        "To keep one beside a run, store its bytes: format 'opaque'. To take weights out of one, "
+        "use the package onnx, and save its arrays.",
+    )
 
 
 def by_extension(path: Path) -> Format | None:
@@ -141,7 +146,7 @@ def of_file(path: Path) -> Format:
     Raises:
         UnsupportedFormat: The extension is that of a format that is out of scope.
     """
-    check_scope(path.suffix)
+    check_scope(path)
     found, is_folder = by_extension(path), path.is_dir()
     if found is not None and found.is_folder <= is_folder:
         return found if found.is_folder == is_folder else TREE

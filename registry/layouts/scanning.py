@@ -86,7 +86,7 @@ def check_folder(root: Path) -> None:
     """
     if root.is_dir():
         return
-    check_scope(root.suffix)
+    check_scope(root)
     raise InvalidInput(
         "not a folder",
         where=root,
