@@ -107,7 +107,7 @@ class _Checkout:
         if entry.sidecar and entry.path in self._made.files:
             line = f"{self._made.files[entry.path].sha256}  {Path(entry.path).name}\n"
             self._text(f"{entry.path}.sha256", line.encode())
-        if entry.path in self._made.files and entry.path not in self._report.left:
+        if entry.path in self._made.files:
             self._copies.setdefault(entry.key, entry.path)
 
     def _known(self, entry: StateFile) -> list[str]:

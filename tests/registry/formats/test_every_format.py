@@ -20,7 +20,6 @@ import torch
 from holdfast.registry import formats
 from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedFormat
 from holdfast.registry.formats import size_limit, source, table, thalia
-from holdfast.registry.formats.cobre import wire
 from tests.registry.formats import test_burn, test_cobre, test_hf, test_thalia
 
 SIZE = 600_000
@@ -142,7 +141,7 @@ class Meter(io.FileIO):
 @pytest.fixture
 def meter(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Counts every byte that formats read from files."""
-    opened, pread = source._open, os.pread
+    opened, pread, preadv = source._open, os.pread, os.preadv
     monkeypatch.setattr(Meter, "taken", 0)
 
     def metered(path: Path) -> Meter:
@@ -155,7 +154,13 @@ def meter(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
         Meter.taken += size
         return pread(fd, size, at)
 
-    monkeypatch.setattr(wire.os, "pread", counted)
+    def counted_into(fd: int, into: Any, at: int) -> int:
+        count = preadv(fd, into, at)
+        Meter.taken += count
+        return count
+
+    monkeypatch.setattr(os, "pread", counted)
+    monkeypatch.setattr(os, "preadv", counted_into)
     return lambda: Meter.taken
 
 
