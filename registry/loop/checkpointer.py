@@ -64,7 +64,7 @@ class Checkpointer:
     def __init__(self, trainer: Trainer, options: LoopOptions) -> None:
         self._trainer, self._options = trainer, options
         self.stopped = False
-        self._is_open = False
+        self._is_open = self._is_noticed = False
         self._overhead = Overhead()
         self._signals = SignalHandlers(_nothing)
         self._last: _Boundary | None = None
@@ -226,6 +226,7 @@ class Checkpointer:
 
     def _request(self, why: Why | None) -> int:
         if self._signals.stop is None and self._notice.has_come():
+            self._is_noticed = True
             self._signals.stop = signal.SIGTERM
             self._deadline.begin(signal.SIGTERM)
         if self._stop_step is not None and self._last and self._last.step >= self._stop_step:
@@ -350,7 +351,7 @@ class Checkpointer:
         _LOGGER.warning(
             "%s: asked to stop (%s); saving after this step, at most %g s from now%s",
             self._trainer.run.run_id,
-            signal.Signals(signum).name,
+            "a notice of preemption" if self._is_noticed else signal.Signals(signum).name,
             self._reaction.deadline_s,
             "; a second Ctrl-C ends at once" if signum == signal.SIGINT else "",
         )

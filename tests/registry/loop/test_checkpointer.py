@@ -380,7 +380,7 @@ def test_a_completed_run_is_refused_at_the_first_step(run, caplog):
 
 
 @pytest.mark.parametrize("kind", ["file", "callable"])
-def test_a_notice_counts_as_sigterm(run, tmp_path, kind, monkeypatch):
+def test_a_notice_counts_as_sigterm(run, tmp_path, kind, monkeypatch, caplog):
     monkeypatch.setattr(notice, "_EVERY_S", 0.0)
     path = tmp_path / "preempted"
     source = path if kind == "file" else path.exists
@@ -390,6 +390,9 @@ def test_a_notice_counts_as_sigterm(run, tmp_path, kind, monkeypatch):
                 path.touch()
             checkpointer.step(step, state(step))
     assert (left.value.code, steps(run), run.refresh().status) == (143, [3], "interrupted")
+    asked, left_with = caplog.messages
+    assert "asked to stop (a notice of preemption); saving after this step" in asked
+    assert left_with == f"{run.id}: step 3 is durable; leaving"
 
 
 def test_a_notice_is_asked_once_a_second_and_may_fail(run, monkeypatch, caplog):
