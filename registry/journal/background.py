@@ -79,7 +79,7 @@ class BackgroundCarrier:
         self.wake()
 
     def await_all(self, timeout_s: float | None) -> None:
-        """Wait until every entry of now has an outcome; say so if it takes a while.
+        """Wait until each entry that waits now has an outcome; say so if it takes a while.
 
         Raises:
             TimeoutError: Some still wait.
