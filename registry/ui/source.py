@@ -25,7 +25,7 @@ from holdfast.registry.storage.heads import open_heads
 from holdfast.registry.ui.chronicle import Chronicle, read_on
 
 #: Runs that are opened at once; each waits for a few small requests of its own.
-_OPENERS = 16
+_OPENERS = 8
 
 
 @dataclass(frozen=True, slots=True)
