@@ -161,6 +161,26 @@ def test_sorting_and_filtering_stay_in_the_url(site: Sites, watched: Opened) -> 
     watch.check()
 
 
+def test_the_keyboard_reaches_the_content_and_sorts(site: Sites, watched: Opened) -> None:
+    found = site("ordinary")
+    watch = watched(found.base)
+    page = watch.page
+    page.goto(found.url)
+    watch.ready()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.get_by_role("button", name="best").focus()
+    page.keyboard.press("Enter")
+    head = page.get_by_role("columnheader", name="best")
+    assert head.get_attribute("aria-sort") == "descending"
+    page.keyboard.press("Enter")
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert "sort=best" in page.url
+    watch.check()
+
+
 def test_a_page_follows_a_run_that_grows(site: Sites, watched: Opened, tmp_path) -> None:
     import holdfast
     from tests.registry.ui.conftest import served
