@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import webbrowser
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -51,10 +52,11 @@ def ui(
         source = opened(address_of(place, storage_option))
         source.mirrors = tuple(opened(Address(one)) for one in mirror or ())
         server = serve(source, port)
-        output.line(server.url)
-        if not no_browser:
-            webbrowser.open(server.url)
         with suppress(KeyboardInterrupt):
+            output.line(server.url)
+            sys.stdout.flush()  # a program that started it waits for this line
+            if not no_browser:
+                webbrowser.open(server.url)
             server.serve()
     return "stopped"
 

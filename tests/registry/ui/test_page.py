@@ -90,9 +90,11 @@ def test_ui_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     make("empty", tmp_path / "reg")
     command = [sys.executable, "-m", "holdfast.registry.cli", "ui", str(tmp_path / "reg")]
     with subprocess.Popen(
-        [*command, "--no-browser"], stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    ) as process:  # fmt: skip
+        [*command, "--no-browser"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+    ) as process:
         assert process.stdout is not None
         try:
             url = process.stdout.readline().strip()
