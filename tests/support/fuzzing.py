@@ -17,6 +17,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -47,6 +48,8 @@ FORMATS = ("torch", "safetensors", "zarr", "npz", "thalia", "burn", "hf", "cobre
 #: The most memory of the process beyond what it has at its start, and time for one input.
 MEMORY_BYTES = 6 * 2**30
 INPUT_S = 20
+#: Seconds of one process with atheris, which keeps the result of each comparison of arrays.
+PART_S = 300
 
 
 def samples(name: str, folder: Path) -> list[Path]:
@@ -230,10 +233,9 @@ def _own(target: Target, seconds: float) -> None:
     _report(target, time.monotonic() - start, "own mutations")
 
 
-def _with_atheris(target: Target, folder: Path, seconds: float) -> None:
+def _with_atheris(target: Target, folder: Path, seconds: float, corpus: Path) -> None:
     assert atheris is not None
-    corpus = folder / "corpus"
-    corpus.mkdir()
+    corpus.mkdir(exist_ok=True)
     for number, (_, _, data) in enumerate(target.files):
         (corpus / str(number)).write_bytes(bytes([number]) + data)
     start = time.monotonic()
@@ -262,8 +264,27 @@ def _instrument() -> None:
             atheris.instrument_func(value)
 
 
-def main(name: str, seconds: str) -> None:
-    """Run one target for some time."""
+def _in_parts(name: str, seconds: float) -> None:
+    """Run one target in several processes, one after another, that share what they have found."""
+    with tempfile.TemporaryDirectory() as corpus:
+        while seconds > 0:
+            part = str(min(seconds, PART_S))
+            command = [sys.executable, "-m", "tests.support.fuzzing", name, part, corpus]
+            if status := subprocess.run(command, check=False).returncode:
+                sys.exit(status)
+            seconds -= PART_S
+
+
+def main(name: str, seconds: str, corpus: str | None = None) -> None:
+    """Run one target for some time.
+
+    Args:
+        name: The format.
+        seconds: How long.
+        corpus: A folder for inputs that reach something new; with atheris alone.
+    """
+    if atheris is not None and name in FORMATS and float(seconds) > PART_S:
+        return _in_parts(name, float(seconds))
     warnings.simplefilter("ignore")
     if name not in FORMATS:
         sys.exit(f"no such format: {name}; one of {', '.join(FORMATS)}")
@@ -279,12 +300,13 @@ def main(name: str, seconds: str) -> None:
         if atheris is None:
             _own(target, float(seconds))
         else:
-            _with_atheris(target, folder, float(seconds))
+            found = folder / "corpus" if corpus is None else Path(corpus)
+            _with_atheris(target, folder, float(seconds), found)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    if atheris is not None:
+    if atheris is not None and float(sys.argv[2]) <= PART_S:
         _instrument()
     main(*sys.argv[1:])
