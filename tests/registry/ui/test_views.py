@@ -1,0 +1,169 @@
+"""Parts of views that only some registries have: each is rendered once, without a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast import Monitor, Registry
+from holdfast.registry import formats
+from holdfast.registry.journal.background import BackgroundCarrier
+from holdfast.registry.storage.connecting import Address
+from holdfast.registry.ui.queries import pool as pool_query
+from holdfast.registry.ui.server import application
+from holdfast.registry.ui.source import Source
+from tests.registry.pool.league import LEAGUE, player
+
+_HEADERS = [(b"host", b"127.0.0.1:1"), (b"cookie", b"holdfast_1=secret")]
+
+
+def shown(source: Source, path: str, *, status: int = 200) -> str:
+    """Return the text of a page, without its markup."""
+    app = application(source, token="secret", port=1)
+    place, _, query = path.partition("?")
+    scope = {
+        "type": "http", "method": "GET", "path": place, "raw_path": place.encode(), "root_path": "",
+        "query_string": query.encode(), "headers": _HEADERS, "scheme": "http",
+    }  # fmt: skip
+    said: list[dict] = []
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict) -> None:
+        said.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    text = b"".join(one.get("body", b"") for one in said).decode()
+    assert said[0]["status"] == status, text
+    body = re.sub(r"<script.*?</script>", " ", text, flags=re.DOTALL)
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "reg"
+
+
+@pytest.fixture
+def reg(place: Path) -> Iterator[Registry]:
+    with holdfast.init(place, skip_race_probe=True) as made:
+        yield made
+
+
+@pytest.fixture
+def source(reg: Registry, place: Path) -> Iterator[Source]:
+    with ExitStack() as stack:
+        found = Source.open(Address(place))
+        stack.callback(found.close)
+        yield found
+
+
+def test_health_with_mirrors_a_journal_and_findings(
+    reg: Registry, source: Source, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = reg.create_run("r")
+    run.save({"w": np.arange(1000.0)}, step=1)
+    (pack,) = (place / "packs").rglob("*.0")
+    pack.write_bytes(b"")
+    reg.verify()
+    monkeypatch.setattr(BackgroundCarrier, "wake", lambda self: None)
+    monkeypatch.setenv("HOLDFAST_JOURNAL", str(tmp_path / "journal"))
+    holdfast.open(place).run("journaled", create=True).save({"a": 1}, step=7)
+    with holdfast.init(tmp_path / "copy", skip_race_probe=True):
+        mirror = Source.open(Address(tmp_path / "copy"))
+    source.mirrors = (mirror,)
+    text = shown(source, "/health")
+    assert "1 error when this machine verified it last" in text
+    assert "the structure of 1 checkpoint in 1 run" in text
+    assert "phase main, step 7 waiting" in text
+    assert "Compare the newest runs" in text
+    text = shown(source, "/health?mirrors=1&verify=1")
+    assert "r without it 2 0" in text
+    found = text.partition("Verification")[2]
+    assert "Errors in 2 runs" in found
+    assert "Affects r/" in found
+    mirror.close()
+
+
+def test_a_checkpoint_with_everything(reg: Registry, source: Source, tmp_path: Path) -> None:
+    run = reg.create_run("r", monitor=Monitor(metric="loss", mode="min"))
+    run.save(
+        {
+            "model": {"c": np.full(64, 1 + 2j), "nan": np.full(99, np.nan), "one": np.float32(3)},
+            "big": np.zeros(2**20 * 3, np.float32),
+        },
+        step=1,
+        companions={"frozen": {"w": np.ones(3)}},
+    )
+    text = shown(source, "/checkpoints/r/latest?stats=1&tensor=big&shared=1&budget=4")
+    assert "Read 4.0 MiB of 12.0 MiB: chunks evenly spread over the tensor, within 4 MiB" in text
+    assert "1 tensor of 12.0 MiB did not fit into 4 MiB" in text
+    assert "model/nan" in text
+    assert "99, 0" in text
+    assert "(1+2j)" in text
+    assert "Companions frozen" in text
+    assert "The run keeps no other checkpoint." in text
+    assert "No element is finite." in shown(source, "/checkpoints/r/latest?tensor=model/nan")
+    assert "companion" in shown(source, "/checkpoints/r/main/step1/companions/frozen")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("hello")
+    run.save(formats.read(folder).state, step=2)
+    text = shown(source, "/checkpoints/r/latest")
+    assert "notes.txt 5 B opaque" in text
+    run.evict(run.checkpoints()[0], "too old")
+    assert "evicted (too old)" in shown(source, "/checkpoints/r/main/step1", status=404)
+
+
+def test_two_checkpoints_that_hardly_fit_the_budget(reg: Registry, source: Source) -> None:
+    run = reg.create_run("r")
+    large, small = np.zeros(2**20 * 3, np.float32), np.ones(100)
+    run.save({"large": large, "small": small, "old": small * 3, "note": "a"}, step=1)
+    run.save({"large": large + 1, "small": small * 2, "new": small * 3, "note": None}, step=2)
+    both = "before=r/main/step1&after=r/main/step2"
+    text = shown(source, f"/compare?{both}&values=1&budget=4")
+    assert "1 tensor not read: 24.0 MiB beyond 4 MiB" in text
+    assert "new moved" in text
+    assert '"a" null' in text
+    assert "Both are the same state" in shown(source, "/compare?before=r/latest&after=r/latest")
+    assert "no checkpoint at this step" in shown(source, "/compare?before=r/main/step9&after=r")
+
+
+def test_a_pool_of_which_a_part_was_read(
+    reg: Registry, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openskill")
+    run = reg.create_run("r", preset=LEAGUE)
+    for step in range(1, 6):
+        run.pool.promote(run.save(player(step), step=step, phase=3))
+    run.pool.record_match([4, 5], [1, 2])
+    monkeypatch.setattr(pool_query, "SLOTS_READ", 2)
+    text = shown(source, "/runs/r/pool")
+    assert "from the newest 2 of" in text
+    assert "v1 " not in text.partition("Left the pool")[2].partition("Read-only")[0]
+    whole = shown(source, "/runs/r/pool?slots=all")
+    assert "v1 " in whole.partition("Left the pool")[2]
+    assert "v4 100%" in whole
+
+
+def test_what_a_prune_by_the_own_policy_would_free(reg: Registry, source: Source) -> None:
+    run = reg.create_run("r", preset="adr004")
+    assert "the run has no checkpoints" not in shown(source, "/storage?prune=r")
+    del run
+    plain = reg.create_run("plain")
+    for step in (1, 2, 3):
+        plain.save({"w": np.full(5000, step)}, step=step)
+    text = shown(source, "/storage?prune=plain&last=1&bytes=1&gc=1&grace=0")
+    assert "2 checkpoints would go, 1 stay" in text
+    assert "KiB on the store would be freed by gc and repack" in text
+    assert "keeps everything" in shown(source, "/storage?prune=plain")
+    assert "not a number for this page" in shown(source, "/storage?prune=plain&last=x", status=400)
