@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -71,6 +72,7 @@ def test_links_of_a_page_lead_to_its_own_parts(tmp_path: Path) -> None:
     assert len(parts.ids) == len(set(parts.ids))
     assert {link for link in parts.links if link != "#"} <= {f"#{one}" for one in parts.ids}
     assert parts.scripts == 2  # Plotly's once, and ours
+    assert not re.search(r">\d+ (s|min|h|d)</time>", file.read_text())  # an age would soon be wrong
 
 
 def test_a_file_is_replaced_only_by_force_and_a_missing_run_writes_none(tmp_path: Path) -> None:
