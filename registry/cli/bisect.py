@@ -43,15 +43,15 @@ _CONDITION = re.compile(r"\s*(?P<metric>[^<>=!\s]+)\s*(?P<sign>[<>]=?|==|!=)\s*(
 _SKIP = 125
 _CHANGED = (
     Column("is", "kind"),
-    Column("tensor", "path", folds=True),
-    *numbers("size=nbytes", text=output.size),
+    Column("tensor", "path"),
+    *numbers("size=size_bytes", text=output.size),
 )
 
 #: Whether a checkpoint is bad, `None` if that is undecided, and why.
 _Answer = tuple[bool | None, str]
 
 
-@as_command(reads)
+@as_command(reads, table=True)
 def bisect(
     opened: Registry,
     *,
@@ -261,7 +261,8 @@ def _text(found: Bisected[Checkpoint], changed: list[TensorDiff] | None) -> Iter
     }
     if changed:
         yield ""
-        yield Table(_CHANGED, changed[:SHOWN])
+        rows = [{**tensor_diff_json(one), "size_bytes": one.nbytes} for one in changed[:SHOWN]]
+        yield Table(_CHANGED, rows)
         yield from output.more(len(changed), SHOWN)
 
 

@@ -14,15 +14,17 @@ from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import address_of
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
-from holdfast.registry.cli.progress import Progress
+from holdfast.registry.cli.progress import Bar
 from holdfast.registry.factory import init as make_registry
 from holdfast.registry.storage.connecting import Address
 from holdfast.registry.storage.connecting import trust as trust_registry
 from holdfast.registry.sync import sync as sync_registries
 
 _SYNCED = (
-    Column("run", "run_id", folds=True),
-    *numbers("commits", "checkpoints", "packs sent=packs_copied", "present=packs_present"),
+    Column("run"),
+    *numbers("commits", drop=2),
+    *numbers("checkpoints", drop=1),
+    *numbers("packs sent=packs_copied", "present=packs_present", drop=3),
     *numbers("bytes sent=bytes_copied", text=output.size),
 )
 _URL = argument("URL", "The registry; by default that of -r.", default=None)
@@ -105,10 +107,10 @@ def trust(
     return answer_of({"url": shown, "forgotten": forgotten}, trusted if forgotten else none)
 
 
-@command(bar="copying")
+@command(bar="copying", table=True)
 def sync(
     *,
-    advance: Progress,
+    advance: Bar,
     source: str = argument("SRC", "Registry to read."),
     destination: str = argument("DST", "Registry to write."),
     run: list[str] | None = argument("RUN", "Only these runs.", default=None),
@@ -137,12 +139,10 @@ def sync(
     packless = [done for done in report.runs if not done.packs_copied + done.packs_present]
     small = any(done.checkpoints for done in packless) and not report.bytes_copied
     names = "run=run_id commits checkpoints packs_copied packs_present bytes_copied"
+    runs = [picked(done, names) for done in report.runs]
     return answer_of(
-        {
-            "runs": [picked(done, names) for done in report.runs],
-            "bytes_copied": report.bytes_copied,
-        },
-        Table(_SYNCED, report.runs),
+        {"runs": runs, "bytes_copied": report.bytes_copied},
+        Table(_SYNCED, runs),
         f"{output.counted(copied, 'run')} copied, {len(report.runs) - copied} up to date before; "
         f"{output.size(report.bytes_copied)} of packs sent"
         f"{' (small states travel in manifests)' * small}",

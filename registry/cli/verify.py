@@ -12,7 +12,7 @@ from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import address_of, opened_at, reads, writes
 from holdfast.registry.cli.options import flag, option
 from holdfast.registry.cli.output import Part
-from holdfast.registry.cli.progress import Progress
+from holdfast.registry.cli.progress import Bar
 from holdfast.registry.errors import IntegrityError
 from holdfast.registry.maintenance.findings import Finding, VerifyReport
 from holdfast.registry.maintenance.repair import Left, RepairReport
@@ -23,7 +23,7 @@ from holdfast.registry.registry import Registry
 def verify(
     opened: Registry,
     *,
-    advance: Progress,
+    advance: Bar,
     deep: bool = flag("--deep", "Read and hash every byte."),
     sample: float | None = option(
         "--sample",
@@ -119,7 +119,7 @@ def _fault(kind: str, fault: Finding | Left, *more: str) -> Iterator[Part]:
 def repair(
     opened: Registry,
     *,
-    advance: Progress,
+    advance: Bar,
     mirror: str = option("--from", "URL", "A registry that holds the same states.", default=...),
     mirror_storage_option: list[str] | None = option(
         "--from-storage-option", "KEY=VALUE", "An option of the mirror's store; repeatable."
