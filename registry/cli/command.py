@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from holdfast.registry.cli import failures, options, output, progress, tables
+from holdfast.registry.cli import failures, options, output, progress
 from holdfast.registry.cli.columns import Column, Table
 from holdfast.registry.cli.opening import address_of
 from holdfast.registry.cli.output import Note, Part
@@ -161,8 +161,7 @@ def _print(answer: Answer, made: Any, view: View, *, json: bool) -> None:
 def _print_parts(parts: Iterable[Part], view: View) -> None:
     for part in parts:
         if isinstance(part, Table) and part.is_main:
-            table = view.of(part)
-            (tables.print_csv if view.is_csv else output.show)(table)
+            output.show(view.of(part), as_csv=view.is_csv)
         elif not view.is_csv or isinstance(part, Note):
             output.show(part)
 

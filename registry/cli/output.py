@@ -41,15 +41,15 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def show(part: Part) -> None:
-    """Print a part of an answer."""
+def show(part: Part, *, as_csv: bool = False) -> None:
+    """Print a part of an answer; a table as CSV if that is wanted."""
     match part:
         case Note():
             note(part)
         case str():
             line(part)
         case Table():
-            table(part)
+            table(part, as_csv=as_csv)
         case _:
             fields(part)
 
@@ -82,10 +82,14 @@ def json_line(value: object) -> None:
     print(json.dumps(json_ready(value), allow_nan=False), flush=True)
 
 
-def table(shown: Table) -> None:
-    """Print a table, or the note that it has for no rows."""
+def table(shown: Table, *, as_csv: bool = False) -> None:
+    """Print a table; if it has no rows, the note that it has for this."""
     if shown.none and not shown.rows:
         note(shown.none)
+    if as_csv:
+        tables.print_csv(shown)
+    elif shown.none and not shown.rows:
+        return
     elif is_terminal():
         from holdfast.registry.cli import terminal
 

@@ -46,9 +46,9 @@ class View:
         rows = table.rows
         if self.sort:
             (by, *_) = _named(self.sort.removeprefix("-"), table, "--sort")
-            is_down = self.sort.startswith("-")
-            rows = sorted(rows, key=lambda row: _order(by.value(row)), reverse=is_down)
-            rows.sort(key=lambda row: _is_nothing(by.value(row)))
+            some = [row for row in rows if not _is_nothing(by.value(row))]
+            some.sort(key=lambda row: _order(by.value(row)), reverse=self.sort.startswith("-"))
+            rows = some + [row for row in rows if _is_nothing(by.value(row))]
         return Table(chosen or table.columns, rows, none=table.none)
 
 
