@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import typer
+
+from holdfast.backends.wrappers import Watched
 from holdfast.registry.cli.options import STORAGE_OPTION
-from holdfast.registry.cli.progress import Bar, Watched
+from holdfast.registry.cli.progress import Bar
 from holdfast.registry.factory import open, open_on  # noqa: A004
 from holdfast.registry.registry import Registry
 from holdfast.registry.storage.connecting import Address
@@ -27,6 +30,18 @@ def address_of(url: str, given: Sequence[str] | None, *, side: str = "") -> Addr
     options = from_pairs(given or (), STORAGE_OPTION.replace("--", prefix))
     own = [VARIABLE.replace("_", f"_{side.upper()}_", 1)] if side else []
     return Address.of_environment(url, options, [*own, VARIABLE])
+
+
+def address_given(url: str | None, registry: str | None, given: Sequence[str] | None) -> Address:
+    """Return the address of a registry that an argument names, or else `-r`.
+
+    Raises:
+        BadParameter: Neither does.
+    """
+    place = url or registry
+    if place is None:
+        raise typer.BadParameter("no URL: give one here, by -r or in HOLDFAST_REGISTRY")
+    return address_of(place, given)
 
 
 def opened_at(address: Address, *, read_only: bool) -> Registry:

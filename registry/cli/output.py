@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time as clock
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from io import StringIO
@@ -20,7 +19,11 @@ from holdfast.backends.escape import printable
 from holdfast.registry.cli import tables
 from holdfast.registry.cli.columns import Table
 from holdfast.registry.history.log_values import format_time, json_ready
+from holdfast.registry.values.amounts import age as age
+from holdfast.registry.values.amounts import counted as counted
+from holdfast.registry.values.amounts import duration as duration
 from holdfast.registry.values.amounts import number as number
+from holdfast.registry.values.amounts import share as share
 from holdfast.registry.values.amounts import size as size
 
 
@@ -32,8 +35,6 @@ class Note(str):
 
 #: What `show` prints: a line, a note, a table, or names with their values.
 Part = str | Note | Table | Mapping[str, object]
-
-_AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def is_terminal() -> bool:
@@ -125,36 +126,9 @@ def hanging(head: str, text: str) -> None:
 # Values
 
 
-def age(time_ms: int) -> str:
-    """Return how long ago a time of the log was, in its largest unit."""
-    seconds = int(clock.time() - time_ms / 1000)
-    for length, unit in _AGES:
-        if abs(seconds) >= length:
-            return f"{seconds // length} {unit}" if seconds > 0 else "in the future"
-    return "now"
-
-
-def duration(seconds: float) -> str:
-    """Return a time span in its largest unit."""
-    for length, unit in _AGES:
-        if seconds >= length:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds:.2g} s"
-
-
 def metrics(values: Mapping[str, float]) -> str:
     """Return metrics on one line."""
     return " ".join(f"{name}={number(value)}" for name, value in values.items())
-
-
-def share(part: float) -> str:
-    """Return a share in per cent, three digits; `100%` is all of it and `0%` nothing."""
-    return "100%" if part == 1 else f"{min(100 * part, 99.9):.3g}%"
-
-
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a count with its noun, in the plural unless there is one."""
-    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def more(count: int, shown: int) -> list[str]:

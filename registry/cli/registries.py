@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import typer
-
 from holdfast.backends import parse
 from holdfast.registry.cli import options, output
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
-from holdfast.registry.cli.opening import address_of
+from holdfast.registry.cli.opening import address_given, address_of
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.cli.progress import Bar
 from holdfast.registry.factory import init as make_registry
-from holdfast.registry.storage.connecting import Address
 from holdfast.registry.storage.connecting import trust as trust_registry
 from holdfast.registry.sync import sync as sync_registries
 
@@ -28,13 +23,6 @@ _SYNCED = (
     *numbers("bytes sent=bytes_copied", text=output.size),
 )
 _URL = argument("URL", "The registry; by default that of -r.", default=None)
-
-
-def _address(url: str | None, registry: str | None, given: Sequence[str] | None) -> Address:
-    place = url or registry
-    if place is None:
-        raise typer.BadParameter("no URL: give one here, by -r or in HOLDFAST_REGISTRY")
-    return address_of(place, given)
 
 
 @command(bar="racing the store")
@@ -59,7 +47,7 @@ def init(
 
     The store's exclusive create is raced first; a store that lets two writers win is refused.
     """
-    address = _address(url, registry, storage_option)
+    address = address_given(url, registry, storage_option)
     with make_registry(
         address.url,
         storage_options=address.storage_options,
@@ -99,7 +87,7 @@ def trust(
 
     This machine forgets the heads of its runs.
     """
-    address = _address(url, registry, storage_option)
+    address = address_given(url, registry, storage_option)
     shown = parse(address.url).url
     forgotten = trust_registry(address.url, storage_options=address.storage_options)
     trusted = f"trusted: {shown}; this machine has forgotten its old heads"
