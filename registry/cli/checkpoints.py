@@ -132,7 +132,8 @@ def _trends(
     if rows:
         yield ""
         yield Table(_TRENDS[is_one:], rows[:_MOST_TRENDS], is_main=False)
-        yield from output.more(len(rows), _MOST_TRENDS)
+        if len(rows) > _MOST_TRENDS:
+            yield f"... and {len(rows) - _MOST_TRENDS:,} more"
 
 
 @command(reads, table=True)

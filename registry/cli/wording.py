@@ -39,6 +39,7 @@ _WORDS = {
     "Pass allow_lossy_optimizer=True (`--allow-lossy-optimizer`)": "Give `--allow-lossy-optimizer`",
     "Use str(key); in YAML, quote it.": "Quote it.",
     "Convert it: float(x), str(x), x.tolist().": "Write it as text, a number or a list.",
+    "can be read by `load_into`": "can be read by a program",
     "boolean, None, date": "boolean, null, date",
     "Save the model with safe_serialization=True.": "Save the model as safetensors.",
     ", or load it in Python: holdfast.open(URL).checkpoint(REF).load().": ".",
