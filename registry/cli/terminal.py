@@ -46,7 +46,6 @@ def print_table(table: Table) -> None:
         shown.add_column(
             Text(printable(column.name)),
             justify="right" if column.is_number else "left",
-            no_wrap=not column.folds,
             min_width=least[i],
         )
     for row in texts:

@@ -108,6 +108,8 @@ def test_columns_are_left_out_by_their_rank_and_named(
     assert "loss" in shown(printed.stdout)  # it decides best
     assert "metric_0_of_eight" not in shown(printed.stdout)
     assert "metric_0_of_eight" in printed.stderr.partition("not shown: ")[2]
+    monkeypatch.setenv("COLUMNS", "31")
+    assert shown(call("ls", "demo").stdout) == ["phase", "step", "loss", "marks"]
     monkeypatch.setenv("COLUMNS", "250")
     printed = call("ls", "full")
     assert set(METRICS) < set(shown(printed.stdout))
