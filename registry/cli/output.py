@@ -33,8 +33,14 @@ class Note(str):
     __slots__ = ()
 
 
-#: What `show` prints: a line, a note, a table, or names with their values.
-Part = str | Note | Table | Mapping[str, object]
+class Sentence(str):
+    """A line whose words a terminal may wrap; other lines are left whole, to be copied."""
+
+    __slots__ = ()
+
+
+#: What `show` prints: a line, a sentence, a note, a table, or names with their values.
+Part = str | Sentence | Note | Table | Mapping[str, object]
 
 
 def is_terminal() -> bool:
@@ -47,6 +53,8 @@ def show(part: Part, *, as_csv: bool = False) -> None:
     match part:
         case Note():
             note(part)
+        case Sentence():
+            hanging("", part)
         case str():
             line(part)
         case Table():

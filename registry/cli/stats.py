@@ -11,7 +11,7 @@ from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import argument
-from holdfast.registry.cli.output import Part
+from holdfast.registry.cli.output import Part, Sentence
 from holdfast.registry.comparing.stats import StateStats, TensorStats
 from holdfast.registry.comparing.stats import stats as sum_up
 from holdfast.registry.loading.stored import Stored
@@ -55,7 +55,7 @@ def _text(found: StateStats) -> Iterator[Part]:
     ]
     if rows:
         yield Table(_STATS, rows)
-    yield _total(found)
+    yield Sentence(_total(found))
 
 
 def _number(value: float | list[float]) -> str:

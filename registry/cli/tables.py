@@ -93,7 +93,7 @@ def _plain(value: Any) -> object:
         case [*_]:
             return ", ".join(map(printable, value))
         case {}:
-            return json.dumps(json_ready(value))
+            return json.dumps(json_ready(value), ensure_ascii=False)
     return value
 
 

@@ -83,7 +83,12 @@ def test_a_long_value_hangs_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> No
     lines = screen.getvalue().splitlines()
     assert lines[0] == "a     x"
     assert lines[2].startswith("      word")
+    output.show(output.Sentence("1.23456 of 7.891 " * 5))
+    lines = screen.getvalue().splitlines()
+    assert {word for line in lines[-3:] for word in line.split()} == {"1.23456", "of", "7.891"}
     assert max(map(len, lines)) <= 40
+    output.fields({"name": "f" * 64})  # a digest is left whole
+    assert "f" * 64 in screen.getvalue()
 
 
 def test_sizes_ages_numbers() -> None:
