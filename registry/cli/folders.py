@@ -134,8 +134,6 @@ def import_folder(
         )
     taken = into.import_tree(folder, layout=layout, table=table, dry_run=dry_run)
     refused = any(one.outcome == "refused" for one in taken)
-    if watch and json:
-        raise typer.Exit(InvalidInput.exit_code if refused else 0)
     return Answer(
         lambda: [_json(one) for one in taken],
         lambda: [_line(one, dry_run=dry_run) for one in taken],

@@ -16,7 +16,12 @@ PYTHON = re.compile(
     r"\w\(|\b(None|True|False)\b|\b\w+=(\.\.\.|[\[{(']|[A-Z]\w*\()|`[a-z_]+\.[a-z_]+`|`\w+_\w+`"
 )
 #: Rooms whose errors no command raises.
-PROGRAMS = ("registry/integrations", "registry/filesystem", "registry/loop", "registry/rng.py")
+PROGRAMS = (
+    "registry/integrations",
+    "registry/filesystem",
+    "registry/loop",
+    "registry/exact_resume/rng.py",
+)
 #: Messages for programs alone, about arguments that no command passes.
 FOR_PROGRAMS = {
     "Open it without `input_hash`, or create another run.",
