@@ -91,7 +91,7 @@ def run_to_end(arguments: Sequence[str], environment: Mapping[str, str], stdout:
     try:
         return child.wait()
     except BaseException:
-        _end(child)
+        end(child)
         raise
 
 
@@ -127,7 +127,7 @@ def _values(checkpoint: Checkpoint) -> dict[str, str]:
     }
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def end(child: subprocess.Popen[bytes]) -> None:
     """End a command and its process group: by SIGTERM, then by SIGKILL."""
     try:
         _signal(child, signal.SIGTERM)
