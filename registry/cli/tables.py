@@ -24,7 +24,7 @@ GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What `--columns`, `--sort` and `--csv` ask of a table.
+    """The choices of `--columns`, `--sort` and `--csv`.
 
     Attributes:
         columns: Headings or fields, in the order of the columns; empty for the usual ones.
@@ -63,7 +63,7 @@ def _named(name: str, table: Table, option: str) -> list[Column]:
     if found:
         return found
     values = [field_of(row, name) for row in table.rows if _has(row, name)]
-    if not values and table.rows:
+    if table.rows and not values:
         known = list(dict.fromkeys(one.name for one in table.columns))
         raise NotFound(
             "no such column",
@@ -71,15 +71,16 @@ def _named(name: str, table: Table, option: str) -> list[Column]:
             expected=f"{', '.join(known)}, or a field of --json",
             hint=near(name, {*known, *table.rows[0]}),
         )
-    is_number = all(isinstance(one, int | float) for one in values)
+    is_number = all(isinstance(one, int | float | None) for one in values)
     return [Column(name, text=_sized if name.endswith("_bytes") else _plain, is_number=is_number)]
 
 
 def _has(row: Row, name: str) -> bool:
     try:
-        return field_of(row, name) is not None
+        field_of(row, name)
     except KeyError:
         return False
+    return True
 
 
 def _sized(value: Any) -> object:

@@ -165,6 +165,8 @@ def test_columns_are_chosen_by_heading_or_field(call: Call, screen: None) -> Non
     assert first[:6] == ["10", "2.3", "KiB", "hi", "0.5", "nan"]
     wide = ",".join(["id", *METRICS])  # the user wants them, however wide they are
     assert set(METRICS) < set(shown(call("ls", "full", "--columns", wide).stdout))
+    empty = call("run", "ls", "--columns", "run,dropped").stdout.splitlines()
+    assert empty[0].split() == ["run", "dropped"]  # a field that no run has a value of
     refused = call("ls", "demo", "--columns", "lss", status=4).stderr
     assert "--columns lss: no such column; expected phase, step, id" in refused
     assert "'loss'" in refused
