@@ -2,8 +2,10 @@
 
 - `app`: every command by name; the module of a command is imported when the command is called.
 - `command`, `options`, `opening`: the parts of a command that all commands share.
-- `output`, `terminal`, `progress`, `columns`, `describe`: text, tables, bars and JSON.
-- `failures`: the one place where errors become messages and exit statuses.
+- `columns`, `tables`: the columns of a list as data; which are shown, in which order, and CSV.
+- `output`, `terminal`, `progress`, `trends`, `describe`: text, bars, sparklines and JSON.
+- `failures`, `wording`: the one place where errors become messages and exit statuses, and where
+  calls that the messages name become options and commands.
 
 Each other module has the commands of one noun, such as `runs` or `releases`. A command decides
 nothing: it calls the public methods of the library. Nothing imports this room. docs/cli.md

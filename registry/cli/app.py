@@ -56,7 +56,7 @@ _GROUPS = {
         {
             "create": "runs.create: Create a run and print its name.",
             "ls": "runs.ls: List the runs by name.",
-            "show": "runs.show: Show a run: its settings, and its state now.",
+            "show": "showing.show: Show a run: its settings, and its state now.",
             "pivot": "runs.pivot: Change the policy of a run within its phase.",
             "diff": "diffs.run_diff: Compare two runs side by side, such as two forks.",
             "fork": "runs.fork: Create a run that continues from a checkpoint, and print its name.",
@@ -138,7 +138,8 @@ class _Later(TyperCommand):
 
     def __init__(self, name: str, entry: str) -> None:
         where, _, about = entry.partition(": ")
-        super().__init__(name, help=about)
+        # As the short help it is wrapped in a list of commands; the first part of a help is cut.
+        super().__init__(name, help=about, short_help=about)
         self._module, _, self._function = where.partition(".")
 
     def make_context(self, *given: Any, **options: Any) -> Any:
@@ -164,6 +165,7 @@ class _Commands(TyperGroup):
                 TyperGroup(
                     name=name,
                     help=about,
+                    short_help=about,
                     commands=_later(commands),
                     rich_markup_mode=None,
                     no_args_is_help=True,

@@ -43,15 +43,15 @@ _CONDITION = re.compile(r"\s*(?P<metric>[^<>=!\s]+)\s*(?P<sign>[<>]=?|==|!=)\s*(
 _SKIP = 125
 _CHANGED = (
     Column("is", "kind"),
-    Column("tensor", "path", folds=True),
-    *numbers("size=nbytes", text=output.size),
+    Column("tensor", "path"),
+    *numbers("size=size_bytes", text=output.size),
 )
 
 #: Whether a checkpoint is bad, `None` if that is undecided, and why.
 _Answer = tuple[bool | None, str]
 
 
-@as_command(reads)
+@as_command(reads, table=True)
 def bisect(
     opened: Registry,
     *,
@@ -99,7 +99,10 @@ def bisect(
         output.line(f"{output.counted(left, 'checkpoint')} between them, about {about}")
     found = search(line, is_bad)
     changed = _changed(found)
-    return Answer(lambda: _json(run, found, whys, changed), lambda: _text(found, changed))
+    return Answer(
+        lambda: _json(run, found, whys, changed),
+        lambda: _text(found, changed, None if json else SHOWN),
+    )
 
 
 def _test(
@@ -249,7 +252,9 @@ def _changed(found: Bisected[Checkpoint]) -> list[TensorDiff] | None:
     return [tensor for tensor in tensors if tensor.kind != "same"]
 
 
-def _text(found: Bisected[Checkpoint], changed: list[TensorDiff] | None) -> Iterator[Part]:
+def _text(
+    found: Bisected[Checkpoint], changed: list[TensorDiff] | None, most: int | None
+) -> Iterator[Part]:
     yield ""
     if found.undecided:
         count = output.counted(len(found.undecided), "checkpoint")
@@ -261,8 +266,9 @@ def _text(found: Bisected[Checkpoint], changed: list[TensorDiff] | None) -> Iter
     }
     if changed:
         yield ""
-        yield Table(_CHANGED, changed[:SHOWN])
-        yield from output.more(len(changed), SHOWN)
+        rows = [{**tensor_diff_json(one), "size_bytes": one.nbytes} for one in changed[:most]]
+        yield Table(_CHANGED, rows)
+        yield from output.more(len(changed), most or len(changed))
 
 
 def _json(

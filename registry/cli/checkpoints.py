@@ -8,14 +8,15 @@ from typing import Any
 from holdfast.backends.escape import shown
 from holdfast.registry import formats
 from holdfast.registry.cli import describe, options, output
-from holdfast.registry.cli.columns import Column, Table, numbers, row
+from holdfast.registry.cli.columns import Column, Table, metrics, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.failures import mark
 from holdfast.registry.cli.listing import Listing
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag
 from holdfast.registry.cli.output import Note, Part
-from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.cli.trends import finite, sparkline
+from holdfast.registry.errors import RegistryError
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.merging.merge import MERGE
@@ -24,31 +25,37 @@ from holdfast.registry.registry import Registry
 from holdfast.registry.runs.run import Run
 
 _LS = (
-    Column("phase", "record.phase"),
-    *numbers("step=record.step"),
-    Column("id", "record.manifest.short"),
-    *numbers("size=record.size_bytes", text=output.size),
-    Column("metrics", "record.metrics", output.metrics, folds=True),
-    *numbers("age=record.time_ms", text=output.age),
+    Column("phase", none="-"),
+    *numbers("step", none="-"),
+    Column("id", text=describe.short, none="-", drop=6),
+    *numbers("size=size_bytes", text=output.size, none="-", drop=7),
+    metrics(drop=8),
+    *numbers("age=created", text=describe.age, none="-", drop=5),
     Column("marks", text=", ".join, folds=True),
 )
-#: The row of a run that cannot be read.
-_DAMAGED_ROW = ("-", "-", "-", "-", "", "-")
 _COMPONENTS = (
-    Column("component", "name", folds=True),
-    Column("digest", "digest.short"),
-    *numbers("tensors"),
+    Column("component", "name"),
+    Column("digest", text=describe.short, drop=1),
+    *numbers("tensors", drop=2),
     *numbers("size=size_bytes", text=output.size),
 )
 _TENSORS = (
-    Column("tensor", "path", folds=True),
-    Column("dtype", lambda info: _dtype(info)),
-    Column("shape"),
-    *numbers("size=size_bytes", text=output.size),
+    Column("tensor", "path"),
+    Column("dtype", "stored_as", drop=2),
+    Column("shape", drop=3),
+    *numbers("size=size_bytes", text=output.size, drop=1),
 )
+_TRENDS = (
+    Column("run"),
+    Column("metric"),
+    Column("trend", text=sparkline, is_picture=True),
+    *numbers("first", "last", text=output.number, drop=1),
+)
+#: The most trends below a list of checkpoints.
+_MOST_TRENDS = 12
 
 
-@command(reads)
+@command(reads, table=True)
 def ls(
     opened: Registry,
     *,
@@ -59,84 +66,77 @@ def ls(
 ) -> Answer:
     """List checkpoints, newest last."""
     if run is not None:
-        found = opened.run(run)
+        one = opened.run(run)
         return Answer(
-            lambda: _records(found, evicted=evicted), lambda: _list_one(found, evicted=evicted)
+            lambda: _records(one, evicted=evicted),
+            lambda: _text([one], {run: _records(one, evicted=evicted)}, {}, _LS),
         )
     listing = Listing(opened)
     runs = listing.runs()
 
-    def document() -> list[dict[str, Any]]:
-        described = listing.described(runs, lambda run: _records(run, evicted=evicted))
-        return [shape for shapes in described.values() for shape in shapes]
+    def described() -> dict[str, list[dict[str, Any]]]:
+        return listing.described(runs, lambda run: _records(run, evicted=evicted))
 
     return Answer(
-        document, lambda: _list_all(listing, runs, evicted=evicted), damaged=listing.damaged
+        lambda: [record for records in described().values() for record in records],
+        lambda: _text(runs, described(), listing.damaged, (Column("run"), *_LS)),
+        damaged=listing.damaged,
     )
 
 
-def _list_one(run: Run, *, evicted: bool) -> Iterator[Part]:
-    rows = _rows(run, evicted=evicted)
-    if rows:
-        yield Table(_LS, rows)
-    yield from _note_evicted([run], len(rows))
-
-
-def _list_all(listing: Listing, runs: Sequence[Run], *, evicted: bool) -> Iterator[Part]:
-    rows = listing.described(runs, lambda run: _rows(run, evicted=evicted))
-    shown = sum(map(len, rows.values()))
-    damaged = {name: [(*_DAMAGED_ROW, mark(error))] for name, error in listing.damaged.items()}
-    yield from _tables({**rows, **damaged})
-    yield from _note_evicted([run for run in runs if run.id in rows], shown, none=not damaged)
-
-
-def _note_evicted(runs: Sequence[Run], shown: int, *, none: bool = True) -> Iterator[Part]:
-    """Say that there are no checkpoints, and how many are not shown."""
-    evicted = sum(run.manifest.count for run in runs) - shown
-    if not shown and none:
-        yield Note("no checkpoints" if evicted else "no checkpoints yet")
-    if evicted:
-        count = output.counted(evicted, "evicted checkpoint")
-        yield Note(f"{count} not shown; --evicted shows them")
-
-
-def _tables(rows: Mapping[str, Sequence[tuple[object, ...]]]) -> Iterator[Part]:
-    """Return the checkpoints of several runs; a terminal is too narrow for one more column."""
-    listed = [(name, rows[name]) for name in sorted(rows) if rows[name]]
-    if not output.is_terminal():
-        if listed:
-            of_all = [(name, *row) for name, of_run in listed for row in of_run]
-            yield Table((Column("run"), *_LS), of_all)
-        return
-    for index, (name, of_run) in enumerate(listed):
-        yield f"\n{name}" if index else name
-        yield Table(_LS, of_run)
-
-
-def _listed(
-    run: Run, *, evicted: bool
-) -> tuple[RunManifest, list[tuple[CheckpointRecord, list[str]]]]:
-    """Return the manifest of a run, and the records to list with their marks."""
+def _records(run: Run, *, evicted: bool) -> list[dict[str, Any]]:
     manifest = run.full_manifest() if evicted else run.manifest
     marks, is_dropped = checkpoint_marks(manifest), manifest.dropped is not None
-    return manifest, [
-        (record, marks.get(record.n, []))
+    return [
+        describe.record_json(manifest.run_id, record, marks.get(record.n, []))
         for record in manifest.checkpoints
         if evicted or not (is_dropped or record.evicted is not None)
     ]
 
 
-def _records(run: Run, *, evicted: bool) -> list[dict[str, Any]]:
-    manifest, records = _listed(run, evicted=evicted)
-    return [describe.record_json(manifest.run_id, *record) for record in records]
+def _text(
+    runs: Sequence[Run],
+    described: Mapping[str, list[dict[str, Any]]],
+    damaged: Mapping[str, RegistryError],
+    columns: Sequence[Column],
+) -> Iterator[Part]:
+    """Return the checkpoints of runs, their trends, and how many are not shown."""
+    unreadable = {name: [{"run": name, "marks": [mark(error)]}] for name, error in damaged.items()}
+    rows = [row for _, some in sorted({**described, **unreadable}.items()) for row in some]
+    runs = [run for run in runs if run.id in described]
+    monitored = {run.id: describe.monitored(run) for run in runs}
+    hidden = sum(run.manifest.count for run in runs) - sum(map(len, described.values()))
+    first = list(dict.fromkeys(name for names in monitored.values() for name in names))
+    none = "no checkpoints" if hidden else "no checkpoints yet"
+    yield Table(columns, rows, none=none, first=first)
+    if output.is_terminal():
+        yield from _trends(described, monitored)
+    if hidden:
+        count = output.counted(hidden, "evicted checkpoint")
+        yield Note(f"{count} not shown; --evicted shows them")
 
 
-def _rows(run: Run, *, evicted: bool) -> list[tuple[object, ...]]:
-    records = _listed(run, evicted=evicted)[1]
-    return [row(_LS, {"record": record, "marks": marks}) for record, marks in records]
+def _trends(
+    described: Mapping[str, list[dict[str, Any]]], monitored: Mapping[str, list[str]]
+) -> Iterator[Part]:
+    """Return how each metric of one run changed, or of several each metric that decides best."""
+    is_one = len(described) == 1
+    rows = []
+    for run, records in described.items():
+        names = dict.fromkeys(name for one in records for name in one["metrics"])
+        for name in names if is_one else monitored[run]:
+            values = finite(one["metrics"].get(name) for one in records)
+            if len(values) > 1:
+                ends = {"first": values[0], "last": values[-1]}
+                rows.append({"run": run, "metric": name, "trend": values, **ends})
+    if rows:
+        yield ""
+        yield Table(_TRENDS[is_one:], rows[:_MOST_TRENDS], is_main=False)
+        if len(rows) > _MOST_TRENDS:
+            yield f"... and {len(rows) - _MOST_TRENDS:,} more"
 
 
-@command(reads)
+@command(reads, table=True)
 def show(
     opened: Registry, *, ref: options.Ref, tensors: bool = flag("--tensors", "List every tensor.")
 ) -> Answer:
@@ -196,21 +196,21 @@ def _print_stored(stored: Stored, shape: dict[str, Any]) -> Iterator[Part]:
     created = shape["created"] and output.date(describe.time_ms_of(shape["created"]))
     size = output.size(shape["size_bytes"])
     head: dict[str, object] = {"ref": shape["ref"], "id": shape["id"].hex()}
-    metrics = {"metrics": output.metrics(shape["metrics"])}
+    values = {"metrics": output.metrics(shape["metrics"])}
     file = {"file": shape["file"] and f"{shape['file']} (opaque: stored byte for byte, not read)"}
     lossy = {"size": size, "lossy": describe.lossy_text(shape["lossy"])}
     if isinstance(stored, Checkpoint):
         head["created"] = output.date(stored.record.time_ms)
         marks = {name: ", ".join(shape[name]) for name in ("marks", "nonfinite")}
-        yield {**head, **lossy, **marks, **metrics, **file, **_meta(shape["meta"])}
+        yield {**head, **lossy, **marks, **values, **file, **_meta(shape["meta"])}
     else:
         head |= {"kind": shape["kind"], "created": created, "source": shape["source"]}
-        yield {**head, **lossy, **metrics, **file}
+        yield {**head, **lossy, **values, **file}
     yield ""
-    yield Table(_COMPONENTS, shape["components"])
+    yield Table(_COMPONENTS, shape["components"], is_main="tensors" not in shape)
     if "tensors" in shape:
         yield ""
-        yield Table(_TENSORS, shape["tensors"])
+        yield Table(_TENSORS, [{**one, "stored_as": _dtype(one)} for one in shape["tensors"]])
 
 
 def _meta(meta: object) -> dict[str, object]:
@@ -250,7 +250,7 @@ def add_metric(
     metric: list[str] = argument("NAME=NUMBER", "The metrics."),
 ) -> str:
     """Add metrics, or replace their values."""
-    metrics = options.numbers(metric)
+    values = options.numbers(metric)
     checkpoint = opened.checkpoint(ref)
-    checkpoint.report(metrics)
+    checkpoint.report(values)
     return f"{checkpoint.ref}: {output.metrics(checkpoint.metrics)}"

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
-import typer
-
-from holdfast.registry.cli import output
+from holdfast.registry.cli import options, output
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import writes
 from holdfast.registry.cli.options import flag, option
 from holdfast.registry.cli.output import Part
-from holdfast.registry.cli.progress import Progress
+from holdfast.registry.cli.progress import Bar
 from holdfast.registry.maintenance.gc_report import GcReport, Tally
 from holdfast.registry.registry import Registry
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
-_UNIT_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-
-
-def _seconds(text: str) -> float:
-    """Read a duration such as `90`, `30m`, `12h` or `7d`."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is not a duration such as 0, 30m, 12h or 7d")
-    return float(match[1]) * _UNIT_S[match[2]]
 
 
 @command(writes, bar="deleting")
 def gc(
     opened: Registry,
     *,
-    advance: Progress,
+    advance: Bar,
     grace: float = option(
         "--grace",
         "TIME",
         "Keep objects that were stored or evicted within this time: 0, 30m, 12h, 7d.",
-        parser=_seconds,
+        parser=options.seconds,
         default="1d",
     ),
     dry_run: bool = flag("--dry-run", "Only show what would be deleted."),

@@ -1,14 +1,18 @@
-"""Tables: each row shows a thing, and each column has a value of it and the text of that value.
+"""Tables: rows as `--json` prints them, and columns that each show one field of a row.
 
-The value is for programs and the text for people, so whatever sorts, chooses or exports a list has
-its place here, for all commands at once.
+A column knows the value of a row, for sorting and CSV, and its text, for people. `tables` chooses,
+sorts and lays out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from holdfast.registry.values.amounts import number
+
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,32 +21,43 @@ class Column:
 
     Attributes:
         name: Its heading.
-        value: The value of a thing: attributes and keys such as `record.step`, by default the
-            heading; or a function of the thing.
+        field: The field of a row that it shows, as in `--json`; dots lead into fields. By default
+            the heading.
         text: Returns the cell of a value; by default the cell is the value.
         is_number: Whether it is aligned to the right.
-        folds: Whether it may take several lines on a narrow terminal.
+        folds: Whether its words may take several lines on a terminal.
         none: The cell where the value is None.
+        drop: On a terminal that is too narrow the columns with the highest number are left out
+            first, those with 0 never.
+        is_picture: Whether it is shown on a terminal only, unless the user names it.
+        spreads: Whether the field holds numbers by name, and each name gets a column.
     """
 
     name: str
-    value: str | Callable[[Any], object] = ""
+    field: str = ""
     text: Callable[[Any], object] = lambda value: value
     is_number: bool = False
     folds: bool = False
     none: str = ""
+    drop: int = 0
+    is_picture: bool = False
+    spreads: bool = False
 
-    def of(self, thing: object) -> object:
-        """Return the value of a thing."""
-        if callable(self.value):
-            return self.value(thing)
-        for step in (self.value or self.name).split("."):
-            thing = thing[step] if isinstance(thing, Mapping) else getattr(thing, step)
-        return thing
+    @property
+    def key(self) -> str:
+        """The name of its field."""
+        return self.field or self.name
 
-    def show(self, thing: object) -> object:
-        """Return the cell of a thing."""
-        value = self.of(thing)
+    def value(self, row: Row) -> Any:
+        """Return the value of a row; None if the row does not have it."""
+        try:
+            return field_of(row, self.key)
+        except KeyError:
+            return None
+
+    def cell(self, row: Row) -> object:
+        """Return the cell of a row."""
+        value = self.value(row)
         return self.none if value is None else self.text(value)
 
 
@@ -51,22 +66,69 @@ class Table:
 
     Args:
         columns: The columns.
-        things: One for each row; a tuple is a row as it is.
+        rows: The rows; fields without a column are shown if the user names them.
+        none: A note that is printed in place of an empty table.
+        first: Names whose columns come first where a column spreads; they are left out last.
+        is_main: Whether `--columns`, `--sort` and `--csv` are about this table.
     """
 
-    def __init__(self, columns: Sequence[Column], things: Iterable[object]) -> None:
-        self.columns = columns
-        self.rows = [row(columns, thing) for thing in things]
+    def __init__(
+        self,
+        columns: Iterable[Column],
+        rows: Iterable[Row],
+        *,
+        none: str = "",
+        first: Sequence[str] = (),
+        is_main: bool = True,
+    ) -> None:
+        self.rows = list(rows)
+        self.columns = [one for column in columns for one in _spread(column, self.rows, first)]
+        self.none = none
+        self.is_main = is_main
 
 
-def row(columns: Iterable[Column], thing: object) -> tuple[object, ...]:
-    """Return the cells of a thing; a tuple is a row already."""
-    return thing if isinstance(thing, tuple) else tuple(one.show(thing) for one in columns)
+def field_of(row: Any, path: str) -> Any:
+    """Return a field of a row; a name in it may itself have dots.
+
+    Raises:
+        KeyError: The row does not have it.
+    """
+    if not isinstance(row, Mapping):
+        raise KeyError(path)
+    if path in row:
+        return row[path]
+    name, _, rest = path.partition(".")
+    return field_of(row[name], rest)
 
 
-def numbers(*names: str, text: Callable[[Any], object] = lambda value: value) -> tuple[Column, ...]:
-    """Return columns of numbers; `name=value` is one whose heading is not its value."""
+def numbers(
+    *names: str, text: Callable[[Any], object] = lambda value: value, drop: int = 0, none: str = ""
+) -> tuple[Column, ...]:
+    """Return columns of numbers; `name=field` is one whose heading is not its field."""
     pairs = (name.rpartition("=") for name in names)
     return tuple(
-        Column(heading or value, value, text, is_number=True) for heading, _, value in pairs
+        Column(heading or field, field, text, is_number=True, drop=drop, none=none)
+        for heading, _, field in pairs
     )
+
+
+def metrics(*, drop: int) -> Column:
+    """Return the column that becomes one for each metric."""
+    return Column("metrics", text=number, is_number=True, drop=drop, spreads=True)
+
+
+def _spread(column: Column, rows: Iterable[Row], first: Sequence[str]) -> Iterable[Column]:
+    if not column.spreads:
+        return [column]
+    found = dict.fromkeys(name for row in rows for name in column.value(row) or ())
+    names = [*(name for name in first if name in found), *(n for n in found if n not in first)]
+    return [
+        replace(
+            column,
+            name=name,
+            field=f"{column.key}.{name}",
+            drop=min(column.drop, 1) if name in first else column.drop,
+            spreads=False,
+        )
+        for name in names
+    ]

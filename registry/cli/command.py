@@ -14,10 +14,14 @@ from holdfast.registry.cli import failures, options, output, progress
 from holdfast.registry.cli.columns import Column, Table
 from holdfast.registry.cli.opening import address_of
 from holdfast.registry.cli.output import Note, Part
+from holdfast.registry.cli.progress import Bar
+from holdfast.registry.cli.tables import View
 from holdfast.registry.errors import RegistryError
 
 #: Opens the registry at an address; `dry_run` says whether the command must not write.
 Opener = Callable[..., AbstractContextManager[object]]
+#: Parameters of a function that no user gives.
+_GIVEN = ("opened", "address", "advance", "json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class Answer:
         notes: Lines for stderr, printed first in both forms.
         status: The exit status.
         damaged: The errors of runs that could not be read, by name, known once a form is made.
+        is_live: Whether it is printed while it is made: each part of the text, or each value of the
+            document as a line of JSON.
     """
 
     document: Callable[[], object]
@@ -37,6 +43,7 @@ class Answer:
     notes: Sequence[str] = ()
     status: int = 0
     damaged: Mapping[str, RegistryError] = field(default_factory=dict)
+    is_live: bool = False
 
 
 def answer_of(document: object, *text: Part) -> Answer:
@@ -45,35 +52,51 @@ def answer_of(document: object, *text: Part) -> Answer:
 
 
 def listed(
-    columns: Sequence[Column], things: Sequence[Any], to_json: Callable[[Any], object], *, none: str
+    columns: Sequence[Column],
+    things: Iterable[Any],
+    to_json: Callable[[Any], Mapping[str, Any]],
+    *,
+    none: str = "",
+    more: Callable[[Any], Mapping[str, Any]] = lambda thing: {},  # noqa: ARG005
+    first: Sequence[str] = (),
 ) -> Answer:
-    """Return a list as an answer: a row and a JSON value for each thing, or a note for none.
+    """Return a list as an answer: a JSON value for each thing, and a row of it in a table.
 
     Args:
         columns: The columns of the table.
         things: The things to list.
         to_json: Returns the JSON value of a thing.
         none: The note for an empty list.
+        more: Returns fields of a row that its JSON value does not have, or has in another form.
+        first: Metrics whose columns come first.
     """
     return Answer(
         lambda: [to_json(thing) for thing in things],
-        lambda: [Table(columns, things) if things else Note(none)],
+        lambda: [
+            Table(
+                columns,
+                [{**to_json(one), **more(one)} for one in things],
+                none=none,
+                first=first,
+            )
+        ],
     )
 
 
 def command(
-    opens: Opener | None = None, *, bar: str = ""
+    opens: Opener | None = None, *, bar: str = "", table: bool = False
 ) -> Callable[[Callable[..., Answer | str]], Callable[..., None]]:
     """Make a command of a function that returns an answer, or a line of text.
 
-    The parameters of the function are those of the command line. Three are not: `opened` is the
-    registry that `--registry` and `--storage-option` name, `address` is where that is, and
-    `advance` moves the bar. The command has `--json` if the
-    function returns an `Answer`; the function has a parameter `json` only if it needs to know.
+    The parameters of the function are those of the command line. Four are not: `opened` is the
+    registry that `--registry` and `--storage-option` name, `address` is where that is, `advance`
+    moves the bar, and `json` says whether a program reads the output. The command has `--json` if
+    the function returns an `Answer`.
 
     Args:
         opens: Opens the registry, for a function that has `opened`.
-        bar: Label of a bar on a terminal, which the function moves.
+        bar: Label of a bar on a terminal, which the function or the registry moves.
+        table: Whether the answer has a table, for `--columns`, `--sort` and `--csv`.
     """
 
     def decorate(ask: Callable[..., Answer | str]) -> Callable[..., None]:
@@ -81,22 +104,26 @@ def command(
         asked = asking.parameters
 
         def run(**given: Any) -> None:
-            json = given.setdefault("json", False)
+            json, view = given.get("json", False), _view(given) if table else View()
+            given["json"] = json or view.is_csv
             if _has_registry(asked):
                 given["address"] = address_of(given["registry"], given.get("storage_option"))
             with ExitStack() as stack:
+                given["advance"] = advance = stack.enter_context(progress.bar(bar))
                 if opens:
-                    opening = opens(given["address"], dry_run=given.get("dry_run", False))
-                    given["opened"] = stack.enter_context(opening)
-                if bar:
-                    given["advance"] = stack.enter_context(progress.bar(bar))
+                    given["opened"] = stack.enter_context(_opened(opens, given, advance))
                 found = ask(**{name: given[name] for name in asked})
                 answer = answer_of(None, found) if isinstance(found, str) else found
-                made = answer.document() if json else list(answer.text())
-            _print(answer, made, json=json)
+                made: Any = answer.document() if json else answer.text()
+                if answer.is_live:
+                    _print(answer, made, view, json=json)
+                    return
+                made = made if json else list(made)
+            _print(answer, made, view, json=json)
 
         run.__doc__ = ask.__doc__
-        parameters = list(_parameters(asked, has_json=asking.return_annotation is Answer))
+        has_json = asking.return_annotation is Answer
+        parameters = list(_parameters(asked, has_json=has_json, has_table=table))
         run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in parameters}
         return run
@@ -104,33 +131,62 @@ def command(
     return decorate
 
 
-def _print(answer: Answer, made: Any, *, json: bool) -> None:
+def _opened(opens: Opener, given: Mapping[str, Any], bar: Bar) -> AbstractContextManager[object]:
+    return opens(given["address"], bar, dry_run=given.get("dry_run", False))
+
+
+def _view(given: Mapping[str, Any]) -> View:
+    names = [name.strip() for name in (given["columns"] or "").split(",") if name.strip()]
+    view = View(names, given["sort"] or "", given["csv"])
+    if given.get("json") and view != View([]):
+        raise typer.BadParameter("--columns, --sort and --csv are about the table, not --json")
+    return view
+
+
+def _print(answer: Answer, made: Any, view: View, *, json: bool) -> None:
     for text in answer.notes:
         output.note(text)
-    if json:
-        output.document(made)
+    if not json:
+        _print_parts(made, view)
+    elif answer.is_live:
+        for value in made:
+            output.json_line(value)
     else:
-        for part in made:
-            output.show(part)
+        output.document(made)
     failures.end_damaged(answer.damaged)
     if answer.status:
         raise typer.Exit(answer.status)
+
+
+def _print_parts(parts: Iterable[Part], view: View) -> None:
+    for part in parts:
+        if isinstance(part, Table) and part.is_main:
+            output.show(view.of(part), as_csv=view.is_csv)
+        elif not view.is_csv or isinstance(part, Note):
+            output.show(part)
 
 
 def _has_registry(asked: Mapping[str, Parameter]) -> bool:
     return "opened" in asked or "address" in asked
 
 
-def _parameters(asked: Mapping[str, Parameter], *, has_json: bool) -> Iterator[Parameter]:
+def _parameters(
+    asked: Mapping[str, Parameter], *, has_json: bool, has_table: bool
+) -> Iterator[Parameter]:
     """Yield the parameters of the command line."""
+
+    def shared(name: str, annotation: object, default: object = Parameter.empty) -> Parameter:
+        return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
     if _has_registry(asked):
-        for name, annotation, default in (
-            ("registry", options.Registry, Parameter.empty),
-            ("storage_option", options.StorageOptions, None),
-        ):
-            yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        yield shared("registry", options.Registry)
+        yield shared("storage_option", options.StorageOptions, None)
     for name, parameter in asked.items():
-        if name not in ("opened", "address", "advance", "json"):
+        if name not in _GIVEN:
             yield parameter.replace(kind=Parameter.KEYWORD_ONLY)
+    if has_table:
+        yield shared("columns", options.Columns, None)
+        yield shared("sort", options.Sort, None)
+        yield shared("csv", options.Csv, False)
     if has_json:
-        yield Parameter("json", Parameter.KEYWORD_ONLY, default=False, annotation=options.Json)
+        yield shared("json", options.Json, False)

@@ -14,6 +14,7 @@ from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo, phase_s
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.runs.run import Run
+from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import ITEM_SIZES
 
 
@@ -35,6 +36,16 @@ def time_ms_of(time: str | int) -> int:
     return time if isinstance(time, int) else int(datetime.fromisoformat(time).timestamp() * 1000)
 
 
+def age(time: str | int) -> str:
+    """Return how long ago a time of `iso` was."""
+    return output.age(time_ms_of(time))
+
+
+def short(digest: Digest) -> str:
+    """Return the beginning of an id."""
+    return digest.short
+
+
 def plain(encoded: Any) -> Any:
     """Return a value of the log; in its encoded form if only another program can rebuild it."""
     try:
@@ -51,6 +62,11 @@ def ref(run_id: str, record: CheckpointRecord | AddCheckpoint) -> str:
 def named(stored: Stored) -> str:
     """Return ref, id and size of a stored state on one line."""
     return f"{stored.ref}  {stored.digest.short}  {output.size(stored.size_bytes)}"
+
+
+def monitored(run: Run) -> list[str]:
+    """Return the metrics that decide which checkpoint is best."""
+    return [monitor.metric for monitor in run.manifest.monitors]
 
 
 def record_json(run_id: str, record: CheckpointRecord, pointed: list[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from holdfast.registry.cli.lineage import parent_ref
 from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import argument, flag
 from holdfast.registry.cli.output import Part
-from holdfast.registry.comparing.branches import Branches, pair_ref
+from holdfast.registry.comparing.branches import Branches, StepPair, pair_ref
 from holdfast.registry.comparing.diff import KINDS, Diff, TensorDiff
 from holdfast.registry.comparing.diff import diff as compare
 from holdfast.registry.comparing.distances import Distance
@@ -24,23 +24,22 @@ from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo, phase_v
 from holdfast.registry.registry import Registry
 
 _DIFF = (
-    Column("component", folds=True),
-    Column("is"),
-    *numbers(*KINDS, "values"),
+    Column("component", "name"),
+    Column("is", "kind"),
+    *numbers(*(f"{kind}=tensors.{kind}" for kind in KINDS), "values", drop=1),
 )
 #: How many differences a person is shown; `--json` has all.
 SHOWN = 40
-_SAME = {True: "same", False: "differs", None: "-"}
 _BRANCHES = (
-    Column("step", lambda pair: pair_ref(pair)),
-    Column("first", lambda pair: _metrics(pair.first)),
-    Column("second", lambda pair: _metrics(pair.second)),
-    Column("state", lambda pair: _SAME[pair.is_same]),
+    Column("step", "at"),
+    Column("first", text=lambda side: _metrics(side), none="-", folds=True),
+    Column("second", text=lambda side: _metrics(side), none="-", folds=True),
+    Column("state", "same", {True: "same", False: "differs"}.get, none="-"),
 )
 _SIGNS = {"changed": "~", "reshaped": "~", "moved": ">", "added": "+", "removed": "-"}
 
 
-@command(reads)
+@command(reads, table=True)
 def diff(
     opened: Registry,
     *,
@@ -57,7 +56,7 @@ def diff(
     )
 
 
-@command(reads)
+@command(reads, table=True)
 def run_diff(
     opened: Registry,
     *,
@@ -77,17 +76,17 @@ def _print_branches(found: Branches) -> Iterator[Part]:
     yield f"fork: {'none in common' if fork is None else parent_ref(fork)}"
     yield from (str(one) for one in (*found.settings, *found.config))
     yield ""
-    yield Table(_BRANCHES, found.steps)
+    yield Table(_BRANCHES, [{**_pair_json(pair), "at": pair_ref(pair)} for pair in found.steps])
     yield ""
     if found.difference is None or found.differs_at is None:
         yield "no common step differs"
         return
     yield f"first difference, at {pair_ref(found.differs_at)}:"
-    yield from _print_diff(found.difference)
+    yield from _print_diff(found.difference, is_main=False)
 
 
-def _metrics(record: CheckpointRecord | None) -> str:
-    return "-" if record is None else output.metrics(record.metrics) or record.manifest.short
+def _metrics(side: dict[str, Any]) -> str:
+    return output.metrics(side["metrics"]) or side["id"].short
 
 
 def _branches_json(found: Branches) -> dict[str, Any]:
@@ -98,16 +97,7 @@ def _branches_json(found: Branches) -> dict[str, Any]:
         "fork": fork and {"ref": parent_ref(fork), "id": fork.checkpoint, "commit": fork.commit},
         "settings": [_value_json(one) for one in found.settings],
         "config": [_value_json(one) for one in found.config],
-        "steps": [
-            {
-                "phase": phase_value(pair.phase),
-                "step": pair.step,
-                "same": pair.is_same,
-                "first": _record_json(pair.first),
-                "second": _record_json(pair.second),
-            }
-            for pair in found.steps
-        ],
+        "steps": [_pair_json(pair) for pair in found.steps],
         "differs_at": at and {"phase": phase_value(at.phase), "step": at.step},
         "tensors": [
             tensor_diff_json(one)
@@ -117,6 +107,16 @@ def _branches_json(found: Branches) -> dict[str, Any]:
         "values": [
             _value_json(one) for one in (found.difference.values if found.difference else ())
         ],
+    }
+
+
+def _pair_json(pair: StepPair) -> dict[str, Any]:
+    return {
+        "phase": phase_value(pair.phase),
+        "step": pair.step,
+        "same": pair.is_same,
+        "first": _record_json(pair.first),
+        "second": _record_json(pair.second),
     }
 
 
@@ -132,14 +132,8 @@ def _value_json(value: ValueDiff) -> dict[str, Any]:
     }
 
 
-def _print_diff(found: Diff) -> Iterator[Part]:
-    yield Table(
-        _DIFF,
-        [
-            (part.name, part.kind, *(part.tensors.get(kind, 0) for kind in KINDS), part.values)
-            for part in found.components
-        ],
-    )
+def _print_diff(found: Diff, *, is_main: bool = True) -> Iterator[Part]:
+    yield Table(_DIFF, _components_json(found), is_main=is_main)
     lines = [_tensor_line(tensor) for tensor in found.tensors if tensor.kind != "same"]
     lines += [str(value) for value in found.values]
     if lines:
@@ -181,15 +175,7 @@ def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff, *, values: bool) -
         "before": {"ref": old.ref, "id": old.digest},
         "after": {"ref": new.ref, "id": new.digest},
         "same": found.is_same,
-        "components": [
-            {
-                **picked(part, "name kind"),
-                "tensors": {kind: part.tensors.get(kind, 0) for kind in KINDS},
-                "size_bytes": {kind: part.nbytes.get(kind, 0) for kind in KINDS},
-                "values": part.values,
-            }
-            for part in found.components
-        ],
+        "components": _components_json(found),
         "tensors": [
             tensor_diff_json(tensor) | (_distance_json(tensor.distance) if values else {})
             for tensor in found.tensors
@@ -197,6 +183,18 @@ def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff, *, values: bool) -
         ],
         "values": [_value_json(value) for value in found.values],
     }
+
+
+def _components_json(found: Diff) -> list[dict[str, Any]]:
+    return [
+        {
+            **picked(part, "name kind"),
+            "tensors": {kind: part.tensors.get(kind, 0) for kind in KINDS},
+            "size_bytes": {kind: part.nbytes.get(kind, 0) for kind in KINDS},
+            "values": part.values,
+        }
+        for part in found.components
+    ]
 
 
 def tensor_diff_json(found: TensorDiff) -> dict[str, Any]:

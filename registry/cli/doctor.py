@@ -31,6 +31,7 @@ from holdfast.backends.patience import LEAST_RATE, TIMEOUT
 from holdfast.backends.probe import probe_put_if_absent
 from holdfast.registry.cli import output
 from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.wording import in_commands
 from holdfast.registry.errors import AccessDenied, InvalidInput, RegistryError, StoreUnsuitable
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.storage.chunk_cache import BYTES_VARIABLE, FOLDER_VARIABLE, ChunkCache
@@ -82,7 +83,7 @@ def doctor(*, address: Address, json: bool) -> Answer:
     for check in checks(address):
         found.append(check)
         if not json:
-            output.hanging(f"{check.status:4}  {check.name:12}  ", check.message)
+            output.hanging(f"{check.status:4}  {check.name:12}  ", in_commands(check.message))
     ok = all(check.status != "fail" for check in found)
     return Answer(
         lambda: {"ok": ok, "checks": [asdict(check) for check in found]},

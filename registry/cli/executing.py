@@ -59,19 +59,10 @@ class Command:
         arguments = [_filled(word, values) for word in self._words]
         named = {f"HOLDFAST_{name.upper()}": value for name, value in values.items()}
         environment = {**os.environ, **named, **address.environment()}
-        sys.stdout.flush()  # our lines come before those of the command
         try:
-            # A process group of its own, so that the children of the command end with it.
-            child = subprocess.Popen(
-                arguments, env=environment, stdin=subprocess.DEVNULL, stdout=stdout, process_group=0
-            )
+            return run_to_end(arguments, environment, stdout)
         except (OSError, ValueError) as error:
             raise self._not_startable(arguments[0], str(error)) from error
-        try:
-            return child.wait()
-        except BaseException:
-            end(child)
-            raise
 
     def _not_startable(self, name: str, why: str) -> InvalidInput:
         return InvalidInput(
@@ -80,6 +71,28 @@ class Command:
             found=why,
             hint=f"It is run without a shell: write {self._as_shell} for one.",
         )
+
+
+def run_to_end(arguments: Sequence[str], environment: Mapping[str, str], stdout: int | None) -> int:
+    """Run a program to its end; if this process ends first, so does the program.
+
+    Returns:
+        Its exit status, or the negative number of the signal that ended it.
+
+    Raises:
+        OSError: It cannot be started.
+        ValueError: An argument has a null character.
+    """
+    sys.stdout.flush()  # our lines come before those of the program
+    # A process group of its own, so that the children of the program end with it.
+    child = subprocess.Popen(
+        arguments, env=environment, stdin=subprocess.DEVNULL, stdout=stdout, process_group=0
+    )
+    try:
+        return child.wait()
+    except BaseException:
+        end(child)
+        raise
 
 
 def status_text(status: int) -> str:

@@ -27,6 +27,7 @@ import typer
 
 from holdfast.backends.escape import printable
 from holdfast.registry.cli.signals import INTERRUPTED, Terminated
+from holdfast.registry.cli.wording import in_commands
 from holdfast.registry.errors import IntegrityError, RegistryError, StorageError
 
 DEBUG = "HOLDFAST_DEBUG"
@@ -113,4 +114,4 @@ def _trace(error: Exception) -> None:
 
 
 def _print(text: str) -> None:
-    print(printable(text), file=sys.stderr)
+    print(printable(in_commands(text)), file=sys.stderr)

@@ -13,11 +13,13 @@ from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import moves, reads
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
+from holdfast.registry.cli.progress import Bar
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats.table import EXTENSIONS, MAIN_EXTENSIONS, NAMES
+from holdfast.registry.loading.stored import reader_of
 from holdfast.registry.registry import Registry
 
-_TENSORS = (Column("tensor", "path", folds=True), Column("dtype"), Column("shape"))
+_TENSORS = (Column("tensor", "path"), Column("dtype", drop=1), Column("shape"))
 _FORMAT = option("--format", "NAME", f"Its format: {NAMES}. By default name or content tell it.")
 #: The option of the commands that store a file.
 READ_AS = option(
@@ -29,7 +31,7 @@ READ_AS = option(
 OPAQUE = "stored as an opaque file; nothing in it was read"
 
 
-@command(moves("pushing"))
+@command(moves, bar="pushing")
 def push(
     opened: Registry,
     *,
@@ -90,10 +92,11 @@ def push(
     return Answer(lambda: {**shape, "format": found.format, "new": is_new}, lambda: text)
 
 
-@command(moves("pulling"))
+@command(moves, bar="pulling")
 def pull(
     opened: Registry,
     *,
+    advance: Bar,
     ref: options.Ref,
     to: Path = option("--to", "PATH", f"The file to write: {MAIN_EXTENSIONS}.", default=...),
     only: list[str] | None = option("--only", "COMPONENT", "Only this component; repeatable."),
@@ -114,6 +117,14 @@ def pull(
             expected="the path of a file",
         )
     stored = opened.stored(ref)
+    advance.expect(
+        lambda: reader_of(stored).stored_bytes(
+            tensor
+            for name, part in stored.manifest.components.items()
+            if not only or name in only
+            for tensor in part.tensors
+        )
+    )
     written = formats.write(to, stored, format=format_name, only=only or None, force=force)
     lossy = describe.lossy_text(describe.lossy_json(stored))
     return Answer(
@@ -155,7 +166,7 @@ def files(opened: Registry, *, ref: options.Ref) -> Answer:
     )
 
 
-@command()
+@command(table=True)
 def inspect(
     *,
     file: Path = argument("FILE", "The file."),

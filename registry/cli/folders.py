@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import typer
 
-from holdfast.registry.cli import options, output
+from holdfast.registry.cli import options
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import reads, writes
@@ -39,7 +40,6 @@ def checkout(
     folder: Path = argument("DIR", "The folder; made if it does not exist."),
     layout: str | None = _LAYOUT,
     watch: bool = flag("--watch", "Follow the run until it is over."),
-    json: bool = False,
 ) -> Answer:
     """Write a run as the folder of another system.
 
@@ -48,26 +48,41 @@ def checkout(
     """
     found = opened.run(run)
     if watch:
-        report = CheckoutReport()
-        for report in keep_checked_out(committer_of(found), folder, layout):
-            if json:
-                output.record(_report(report))
-                continue
-            for line in _lines(report):
-                output.show(line)
-        if json:
-            raise typer.Exit(Conflict.exit_code if report.left else 0)
-    else:
-        report = found.checkout(folder, layout=layout)
+        reports = keep_checked_out(committer_of(found), folder, layout)
+        return Answer(
+            lambda: _until_over(reports, lambda report: [_report_json(report)]),
+            lambda: _until_over(reports, lambda report: [*_left(report), *_lines(report)]),
+            is_live=True,
+        )
+    report = found.checkout(folder, layout=layout)
     return Answer(
-        lambda: _report(report),
-        lambda: [] if watch else list(_lines(report)),
-        notes=[f"left alone: {path}: {why}" for path, why in report.left.items()],
-        status=Conflict.exit_code if report.left else 0,
+        lambda: _report_json(report),
+        lambda: _lines(report),
+        notes=_left(report),
+        status=_status(report),
     )
 
 
-def _report(report: CheckoutReport) -> dict[str, object]:
+def _until_over(
+    reports: Iterable[CheckoutReport], shown: Callable[[CheckoutReport], Iterable[Any]]
+) -> Iterator[Any]:
+    """Yield what is shown of each report; end the command with the status of the last."""
+    report = CheckoutReport()
+    for report in reports:
+        yield from shown(report)
+    if report.left:
+        raise typer.Exit(_status(report))
+
+
+def _status(report: CheckoutReport) -> int:
+    return Conflict.exit_code if report.left else 0
+
+
+def _left(report: CheckoutReport) -> list[Note]:
+    return [Note(f"left alone: {path}: {why}") for path, why in report.left.items()]
+
+
+def _report_json(report: CheckoutReport) -> dict[str, Any]:
     return picked(report, "written kept removed left")
 
 
@@ -94,11 +109,11 @@ def import_folder(
     watch: bool = flag("--watch", "Follow the folder, and take each file in once it is complete."),
     quiet: float = option(
         "--quiet",
-        "SECONDS",
+        "TIME",
         "With --watch: how long a file that cannot tell whether it is complete must not change.",
-        default=10.0,
+        parser=options.seconds,
+        default="10s",
     ),
-    json: bool = False,
 ) -> Answer:
     """Take the folder of another system into a run.
 
@@ -111,24 +126,36 @@ def import_folder(
     check_folder(folder)
     into = _run(opened, run or folder.resolve().name, layout, dry_run=dry_run)
     if watch:
-        taken = []
-        for one in into.watch_folder(folder, layout=layout, table=table, quiet_s=quiet):
-            if json:
-                output.record(_json(one))
-            else:
-                output.show(_line(one, dry_run=False))
-            taken.append(one)
-    else:
-        taken = into.import_tree(folder, layout=layout, table=table, dry_run=dry_run)
+        files = into.watch_folder(folder, layout=layout, table=table, quiet_s=quiet)
+        return Answer(
+            lambda: _as_they_come(files, lambda one: [_json(one)]),
+            lambda: _as_they_come(files, lambda one: [*_warnings(one), _line(one)]),
+            is_live=True,
+        )
+    taken = into.import_tree(folder, layout=layout, table=table, dry_run=dry_run)
     refused = any(one.outcome == "refused" for one in taken)
-    if watch and json:
-        raise typer.Exit(InvalidInput.exit_code if refused else 0)
     return Answer(
         lambda: [_json(one) for one in taken],
-        lambda: [] if watch else [_line(one, dry_run=dry_run) for one in taken],
-        notes=[f"{one.path}: {text}" for one in taken for text in one.warnings],
+        lambda: [_line(one, dry_run=dry_run) for one in taken],
+        notes=[note for one in taken for note in _warnings(one)],
         status=InvalidInput.exit_code if refused else 0,
     )
+
+
+def _as_they_come(
+    files: Iterable[ImportedFile], shown: Callable[[ImportedFile], Iterable[Any]]
+) -> Iterator[Any]:
+    """Yield what is shown of each file; end the command with the status of all."""
+    refused = False
+    for one in files:
+        yield from shown(one)
+        refused |= one.outcome == "refused"
+    if refused:
+        raise typer.Exit(InvalidInput.exit_code)
+
+
+def _warnings(one: ImportedFile) -> list[Note]:
+    return [Note(f"{one.path}: {text}") for text in one.warnings]
 
 
 def _run(opened: Registry, name: str, layout: str, *, dry_run: bool) -> Run:
@@ -140,7 +167,7 @@ def _run(opened: Registry, name: str, layout: str, *, dry_run: bool) -> Run:
         return into.create_run(name, preset=import_spec(layout))
 
 
-def _line(one: ImportedFile, *, dry_run: bool) -> str:
+def _line(one: ImportedFile, *, dry_run: bool = False) -> str:
     outcome = "would import" if dry_run and one.outcome == "imported" else one.outcome
     more = f" as {one.ref}" if one.ref else f": {one.why}" if one.why else ""
     return f"{outcome}: {one.path}{more}"

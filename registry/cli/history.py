@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from holdfast.registry.cli import describe, lineage, options, output
-from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import flag, option
@@ -21,12 +21,12 @@ from holdfast.registry.registry import Registry
 from holdfast.registry.runs.run import Run
 
 _LOG = (
-    Column("n", is_number=True),
-    Column("time"),
-    Column("author", folds=True),
+    *numbers("n"),
+    Column("time", text=lambda time: output.time(describe.time_ms_of(time)), drop=2),
+    Column("author", drop=1),
     Column("what", folds=True),
 )
-_GRAPH = (Column(""), *_LOG)
+_GRAPH = (Column("", "line"), *_LOG)
 #: Fields of actions that hold encoded plain values.
 _ENCODED = ("config", "meta")
 
@@ -48,7 +48,7 @@ class _Chapter:
     heading: str = ""
 
 
-@command(reads)
+@command(reads, table=True)
 def log(
     opened: Registry,
     *,
@@ -60,16 +60,16 @@ def log(
     descent = _descent(opened, opened.run(run))
     chapters = list(descent if graph else islice(descent, 1))
     shapes = (shape for chapter in chapters for shape in _shapes(chapter, named=graph))
-    columns, rows = (_GRAPH, _graph_rows) if graph else (_LOG, _rows)
     return Answer(
-        lambda: list(islice(shapes, limit)), lambda: [Table(columns, rows(chapters, limit))]
+        lambda: list(islice(shapes, limit)),
+        lambda: [Table(_GRAPH if graph else _LOG, _rows(chapters, limit))],
     )
 
 
 def _descent(opened: Registry, run: Run) -> Iterator[_Chapter]:
     """Yield the history of a run, then that of each ancestor up to where it was forked."""
     commits = list(run.history())
-    yield _Chapter(run.id, commits[::-1], _refs(commits))
+    yield _Chapter(run.id, commits[::-1], refs_of(commits))
     seen = {run.id}
     while (parent := lineage.parent_of(run)) is not None:
         at = f"forked from {parent.run} at commit {parent.commit}"
@@ -88,10 +88,10 @@ def _descent(opened: Registry, run: Run) -> Iterator[_Chapter]:
             return
         seen.add(run.id)
         commits = [commit for _, commit in shared]
-        yield _Chapter(run.id, commits[::-1], _refs(commits), at)
+        yield _Chapter(run.id, commits[::-1], refs_of(commits), at)
 
 
-def _refs(commits: Iterable[Commit]) -> dict[int, str]:
+def refs_of(commits: Iterable[Commit]) -> dict[int, str]:
     """Return the names of checkpoints within their run, by the numbers of their commits."""
     added = ((commit.n, action) for commit in commits for action in commit.actions)
     return {
@@ -119,23 +119,21 @@ def _action(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, **encoded}
 
 
-def _rows(chapters: Sequence[_Chapter], limit: int | None) -> Iterator[tuple[object, ...]]:
-    return (_row(one, chapters[0].refs) for one in chapters[0].commits[:limit])
-
-
-def _graph_rows(chapters: Sequence[_Chapter], limit: int | None) -> Iterator[tuple[object, ...]]:
+def _rows(chapters: Sequence[_Chapter], limit: int | None) -> Iterator[dict[str, Any]]:
+    """Yield the commits as rows, below the heading of their chapter."""
     left = sys.maxsize if limit is None else limit
     for chapter in chapters:
         if chapter.heading and left > 0:
-            yield ("|", "", "", "", chapter.heading)
+            yield {"line": "|", "what": chapter.heading}
         for commit in chapter.commits[:left]:
-            yield ("*", *_row(commit, chapter.refs))
+            yield {"line": "*", **_row(commit, chapter.refs)}
         left -= len(chapter.commits[:left])
 
 
-def _row(commit: Commit, refs: Mapping[int, str]) -> tuple[object, ...]:
+def _row(commit: Commit, refs: Mapping[int, str]) -> dict[str, Any]:
     what = "; ".join(in_words(action, refs, commit.n) for action in commit.actions)
-    return (commit.n, output.time(commit.time_ms), commit.author, what)
+    time = describe.iso(commit.time_ms)
+    return {"n": commit.n, "time": time, "author": commit.author, "what": what}
 
 
 def in_words(action: Action, refs: Mapping[int, str], n: int) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from holdfast.registry.cli import options, output
-from holdfast.registry.cli.columns import Column
+from holdfast.registry.cli import describe, options, output
+from holdfast.registry.cli.columns import Column, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command, listed
 from holdfast.registry.cli.describe import iso
 from holdfast.registry.cli.opening import writes
@@ -27,42 +26,35 @@ from holdfast.registry.runs.view import committer_of
 _JOURNAL = option("--journal", "DIR", "Folder of the journal.", envvar=FOLDER_VARIABLE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """An entry with its run."""
-
-    registry: str
-    run: str
-    one: Listed
-
-
 _LS = (
     Column("run"),
-    Column("entry", lambda row: row.one.number, is_number=True),
-    Column("save", lambda row: row.one.entry.title if row.one.entry else "-", folds=True),
-    Column("outcome", lambda row: row.one.outcome),
-    Column("size", lambda row: output.size(row.one.size_bytes), is_number=True),
-    Column(
-        "age",
-        lambda row: output.age(row.one.entry.time_ms) if row.one.entry else "-",
-        is_number=True,
-    ),
+    *numbers("entry"),
+    Column("save", none="-"),
+    Column("outcome"),
+    *numbers("size=size_bytes", text=output.size, drop=1),
+    *numbers("age=saved", text=describe.age, none="-", drop=2),
 )
 
 
-@command()
+@command(table=True)
 def ls(*, journal: str | None = _JOURNAL) -> Answer:
     """List the saves that are not in the registry.
 
     Waiting saves are carried by the next program with this journal, or by `journal carry`. For
     the others --json gives the reason.
     """
-    rows = [
-        _Row(registry_id, folder.run_id, one)
+    saves = [
+        (registry_id, folder.run_id, one)
         for registry_id, folder in run_folders(_journal(journal))
         for one in pushing.listed(folder)
     ]
-    return listed(_LS, rows, _json, none="the registries have everything")
+    return listed(
+        _LS,
+        saves,
+        lambda save: _json(*save),
+        more=lambda save: {"save": save[2].entry and save[2].entry.title},
+        none="the registries have everything",
+    )
 
 
 @command(writes)
@@ -174,12 +166,12 @@ def _folder(opened: Registry, run: str, path: str | None) -> RunFolder:
     return found
 
 
-def _json(row: _Row) -> dict[str, Any]:
-    one, entry = row.one, row.one.entry
+def _json(registry_id: str, run: str, one: Listed) -> dict[str, Any]:
+    entry = one.entry
     save = entry.save if entry else None
     return {
-        "registry": row.registry,
-        "run": row.run,
+        "registry": registry_id,
+        "run": run,
         "entry": one.number,
         "outcome": one.outcome,
         "reason": one.reason,

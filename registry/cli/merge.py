@@ -13,7 +13,7 @@ from holdfast.registry.cli.options import argument, option
 from holdfast.registry.registry import Registry
 
 
-@command(moves("merging"))
+@command(moves, bar="merging")
 def merge(
     opened: Registry,
     *,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from holdfast.registry.cli import progress
+import typer
+
+from holdfast.backends.wrappers import Watched
 from holdfast.registry.cli.options import STORAGE_OPTION
+from holdfast.registry.cli.progress import Bar
 from holdfast.registry.factory import open, open_on  # noqa: A004
 from holdfast.registry.registry import Registry
 from holdfast.registry.storage.connecting import Address
@@ -29,30 +32,37 @@ def address_of(url: str, given: Sequence[str] | None, *, side: str = "") -> Addr
     return Address.of_environment(url, options, [*own, VARIABLE])
 
 
+def address_given(url: str | None, registry: str | None, given: Sequence[str] | None) -> Address:
+    """Return the address of a registry that an argument names, or else `-r`.
+
+    Raises:
+        BadParameter: Neither does.
+    """
+    place = url or registry
+    if place is None:
+        raise typer.BadParameter("no URL: give one here, by -r or in HOLDFAST_REGISTRY")
+    return address_of(place, given)
+
+
 def opened_at(address: Address, *, read_only: bool) -> Registry:
     """Open the registry at an address."""
     return open(address.url, storage_options=address.storage_options, read_only=read_only)
 
 
-def reads(address: Address, *, dry_run: bool) -> Registry:  # noqa: ARG001 - it reads in any case
+def reads(address: Address, bar: Bar, *, dry_run: bool) -> Registry:  # noqa: ARG001
     """Open a registry for reading."""
     return opened_at(address, read_only=True)
 
 
-def writes(address: Address, *, dry_run: bool) -> Registry:
+def writes(address: Address, bar: Bar, *, dry_run: bool) -> Registry:  # noqa: ARG001
     """Open a registry for writing; a dry run only reads."""
     return opened_at(address, read_only=dry_run)
 
 
-def moves(label: str) -> Callable[..., AbstractContextManager[Registry]]:
-    """Return a way to open a registry for writing that shows the bytes to and from the store."""
-
-    @contextmanager
-    def opened(address: Address, *, dry_run: bool) -> Iterator[Registry]:  # noqa: ARG001
-        with progress.bar(label) as advance:
-            store = address.open()
-            heads = open_heads(address.location(store))
-            with open_on(progress.Watched(store, advance), heads=heads) as registry:
-                yield registry
-
-    return opened
+@contextmanager
+def moves(address: Address, bar: Bar, *, dry_run: bool) -> Iterator[Registry]:  # noqa: ARG001
+    """Open a registry for writing; the bar shows the bytes to and from its store."""
+    store = address.open()
+    heads = open_heads(address.location(store))
+    with open_on(Watched(store, bar), heads=heads) as registry:
+        yield registry

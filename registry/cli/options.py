@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.registry.spec import Retention
+
 
 def argument(metavar: str, about: str, *, default: Any = ..., **more: Any) -> Any:
     """Return an argument by its name in the usage line and its help."""
@@ -22,6 +24,11 @@ def option(name: str, metavar: str | None, about: str, *, default: Any = None, *
 def flag(name: str, about: str, *, default: bool = False) -> Any:
     """Return an option that takes no value."""
     return typer.Option(default, name, help=about)
+
+
+def former_flag(name: str) -> Any:
+    """Return a flag under its old name, which scripts may still use."""
+    return typer.Option(False, name, hidden=True)
 
 
 _REGISTRY = typer.Option(
@@ -42,6 +49,15 @@ _STORAGE_OPTIONS = typer.Option(
 )
 StorageOptions = Annotated[list[str] | None, _STORAGE_OPTIONS]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Columns = Annotated[
+    str | None,
+    typer.Option("--columns", metavar="NAME,...", help="Columns, or fields of --json, to show."),
+]
+Sort = Annotated[
+    str | None,
+    typer.Option("--sort", metavar="NAME", help="Sort by this column; by -NAME: greatest first."),
+]
+Csv = Annotated[bool, typer.Option("--csv", help="Print the table as CSV, with exact values.")]
 #: `HOLDFAST_RUN` may name the first; the second is followed by arguments, so it cannot be left out.
 Run = Annotated[str, typer.Argument(envvar="HOLDFAST_RUN", metavar="RUN", help="Name of a run.")]
 NamedRun = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")]
@@ -60,6 +76,59 @@ MAX_BYTES = option(
     min=1,
 )
 CREATE = flag("--create", "Create the run if it does not exist.")
+
+
+LAST = option("--last", "N", "Keep the newest N.", min=1)
+BEST = option("--best", "N", "Keep the best N.", min=1)
+EVERY = option("--every", "N", "Keep every N steps.", min=1)
+DAYS = option("--days", "N", "Keep those of the last N days.", min=1)
+
+
+def retention(
+    last: int | None,
+    best: int | None,
+    every: int | None,
+    days: int | None,
+    rules: Iterable[str] = (),
+) -> Retention | None:
+    """Return the policy that options give; None without any.
+
+    Args:
+        last: That of `LAST`.
+        best: That of `BEST`.
+        every: That of `EVERY`.
+        days: That of `DAYS`.
+        rules: The same as texts, such as `last=3`, which `run create --keep` takes.
+
+    Raises:
+        BadParameter: A text is not a rule.
+    """
+    given: dict[str, Any] = {"last": last, "best": best, "every": every, "days": days}
+    for name, value in pairs(rules).items():
+        if name not in given or not value.isdecimal() or int(value) < 1:
+            raise typer.BadParameter(
+                f"{name}={value!r} is none of last=N, best=N, every=N, days=N, N from 1"
+            )
+        given[name] = int(value)
+    if all(number is None for number in given.values()):
+        return None
+    return Retention(for_days=given.pop("days"), **given)
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
+_UNIT_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def seconds(text: str) -> float:
+    """Read a time such as `90`, `30m`, `12h` or `7d`.
+
+    Raises:
+        BadParameter: It is none.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a duration such as 0, 30m, 12h or 7d")
+    return float(match[1]) * _UNIT_S[match[2]]
 
 
 def pairs(texts: Iterable[str]) -> dict[str, str]:

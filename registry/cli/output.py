@@ -7,16 +7,24 @@ string passes through `printable`, since names and metrics come from whoever wro
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
-import textwrap
-import time as clock
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from io import StringIO
+
+from rich.cells import cell_len
 
 from holdfast.backends.escape import printable
-from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli import tables
+from holdfast.registry.cli.columns import Table
 from holdfast.registry.history.log_values import format_time, json_ready
+from holdfast.registry.values.amounts import age as age
+from holdfast.registry.values.amounts import counted as counted
+from holdfast.registry.values.amounts import duration as duration
+from holdfast.registry.values.amounts import number as number
+from holdfast.registry.values.amounts import share as share
+from holdfast.registry.values.amounts import size as size
 
 
 class Note(str):
@@ -25,11 +33,14 @@ class Note(str):
     __slots__ = ()
 
 
-#: What `show` prints: a line, a note, a table, or names with their values.
-Part = str | Note | Table | Mapping[str, object]
+class Sentence(str):
+    """A line whose words a terminal may wrap; other lines are left whole, to be copied."""
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+    __slots__ = ()
+
+
+#: What `show` prints: a line, a sentence, a note, a table, or names with their values.
+Part = str | Sentence | Note | Table | Mapping[str, object]
 
 
 def is_terminal() -> bool:
@@ -37,17 +48,27 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def show(part: Part) -> None:
-    """Print a part of an answer."""
+def show(part: Part, *, as_csv: bool = False) -> None:
+    """Print a part of an answer; a table as CSV if that is wanted."""
     match part:
         case Note():
             note(part)
+        case Sentence():
+            hanging("", part)
         case str():
             line(part)
         case Table():
-            table(part.columns, part.rows)
+            table(part, as_csv=as_csv)
         case _:
             fields(part)
+
+
+def lines(part: Part) -> list[str]:
+    """Return the lines of a part as they would be printed in a pipe."""
+    printed = StringIO()
+    with redirect_stdout(printed):
+        show(part)
+    return printed.getvalue().splitlines()
 
 
 def line(text: str = "") -> None:
@@ -65,35 +86,26 @@ def document(value: object) -> None:
     print(json.dumps(json_ready(value), indent=2, allow_nan=False))
 
 
-def record(value: object) -> None:
-    """Print a value as one line of JSON, at once: for commands that follow something."""
+def json_line(value: object) -> None:
+    """Print a value as one line of JSON, at once."""
     print(json.dumps(json_ready(value), allow_nan=False), flush=True)
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table."""
-    cells = [[printable(cell) for cell in row] for row in rows]
-    if is_terminal():
+def table(shown: Table, *, as_csv: bool = False) -> None:
+    """Print a table; if it has no rows, the note that it has for this."""
+    if shown.none and not shown.rows:
+        note(shown.none)
+    if as_csv:
+        tables.print_csv(shown)
+    elif shown.none and not shown.rows:
+        return
+    elif is_terminal():
         from holdfast.registry.cli import terminal
 
-        terminal.print_table(columns, cells)
-        return
-    for text in plain_table(columns, cells):
-        print(text)
-
-
-def plain_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, columns aligned and two spaces apart."""
-    lines = [[column.name for column in columns], *cells]
-    widths = [max(len(row[i]) for row in lines) for i in range(len(columns))]
-    return ["  ".join(_pad(row, columns, widths)).rstrip() for row in lines]
-
-
-def _pad(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
-    return [
-        text.rjust(width) if column.is_number else text.ljust(width)
-        for text, column, width in zip(row, columns, widths, strict=True)
-    ]
+        terminal.print_table(shown)
+    else:
+        for text in tables.plain(shown):
+            print(text)
 
 
 def fields(values: Mapping[str, object]) -> None:
@@ -103,68 +115,28 @@ def fields(values: Mapping[str, object]) -> None:
         for name, value in values.items()
         if value not in (None, "")
     }
-    width = max(map(len, shown), default=0)
+    width = max(map(cell_len, shown), default=0)
     for name, value in shown.items():
-        hanging(f"{name.ljust(width)}  ", value)
+        hanging(f"{tables.pad(name, width)}  ", value)
 
 
 def hanging(head: str, text: str) -> None:
     """Print a text after its head; on a terminal further lines are indented below the text."""
-    text = printable(text)
-    room = shutil.get_terminal_size().columns - len(head)
-    if is_terminal() and len(text) > room:
-        text = f"\n{' ' * len(head)}".join(textwrap.wrap(text, max(room, 20)))
+    text, indent = printable(text), cell_len(head)
+    room = shutil.get_terminal_size().columns - indent
+    if is_terminal() and cell_len(text) > room:
+        from holdfast.registry.cli import terminal
+
+        text = f"\n{' ' * indent}".join(terminal.wrapped(text, max(room, 20)))
     print(f"{head}{text}")
 
 
 # Values
 
 
-def size(nbytes: int) -> str:
-    """Return a size for people: three digits and a binary unit."""
-    amount = float(nbytes)
-    for unit in _UNITS:
-        if amount < 1024 or unit == _UNITS[-1]:
-            break
-        amount /= 1024
-    return f"{nbytes} B" if unit == "B" else f"{amount:.1f} {unit}"
-
-
-def age(time_ms: int) -> str:
-    """Return how long ago a time of the log was, in its largest unit."""
-    seconds = int(clock.time() - time_ms / 1000)
-    for length, unit in _AGES:
-        if abs(seconds) >= length:
-            return f"{seconds // length} {unit}" if seconds > 0 else "in the future"
-    return "now"
-
-
-def duration(seconds: float) -> str:
-    """Return a time span in its largest unit."""
-    for length, unit in _AGES:
-        if seconds >= length:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds:.2g} s"
-
-
 def metrics(values: Mapping[str, float]) -> str:
     """Return metrics on one line."""
     return " ".join(f"{name}={number(value)}" for name, value in values.items())
-
-
-def number(value: float) -> str:
-    """Return a number with at most six digits."""
-    return f"{value:.6g}" if math.isfinite(value) else str(value)
-
-
-def share(part: float) -> str:
-    """Return a share in per cent, three digits; `100%` is all of it and `0%` nothing."""
-    return "100%" if part == 1 else f"{min(100 * part, 99.9):.3g}%"
-
-
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a count with its noun, in the plural unless there is one."""
-    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def more(count: int, shown: int) -> list[str]:

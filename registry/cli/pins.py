@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.registry import formats
-from holdfast.registry.cli import describe, options, output
-from holdfast.registry.cli.columns import Column, numbers
+from holdfast.registry.cli import describe, options
+from holdfast.registry.cli.columns import Column, metrics, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command, listed
 from holdfast.registry.cli.files import OPAQUE, READ_AS
 from holdfast.registry.cli.opening import moves, reads, writes
@@ -17,16 +17,16 @@ from holdfast.registry.runs.run import Run
 
 _GATES = (
     Column("gate", "name"),
-    Column("phase"),
-    Column("checkpoint", lambda gate: gate["source"] if gate["id"] else "-", folds=True),
-    Column("id", text=lambda digest: digest.short),
-    Column("metrics when set", "metrics", output.metrics, folds=True),
-    *numbers("age=set", text=lambda time: output.age(describe.time_ms_of(time))),
+    Column("phase", drop=3),
+    Column("checkpoint", "source", none="-"),
+    Column("id", text=describe.short, drop=2),
+    metrics(drop=4),
+    *numbers("age=set", text=describe.age, drop=1),
 )
 _ARTIFACTS = (
     Column("artifact", "name"),
-    Column("id", "manifest.short"),
-    *numbers("age=time_ms", text=output.age),
+    Column("id", text=describe.short),
+    *numbers("age=set", text=describe.age),
 )
 
 
@@ -56,7 +56,7 @@ def set_gate(
     return answer_of(shape, f"{shape['ref']} -> {shape['source']}")
 
 
-@command(reads)
+@command(reads, table=True)
 def list_gates(opened: Registry, *, run: options.Run) -> Answer:
     """List the gates of a run: first those that are set.
 
@@ -72,16 +72,17 @@ def list_gates(opened: Registry, *, run: options.Run) -> Answer:
         for name in phases
         if name in due
     ]
-    rows = [{**gate, "phase": phases.get(gate["name"], "")} for gate in gates]
     return listed(
         _GATES,
-        rows,
-        lambda row: {name: row[name] for name in row if name != "phase"},
+        gates,
+        dict,
+        more=lambda gate: {"phase": phases.get(gate["name"], "")},
+        first=describe.monitored(of),
         none="no gates yet",
     )
 
 
-@command(moves("adding"))
+@command(moves, bar="adding")
 def add_artifact(
     opened: Registry,
     *,
@@ -105,7 +106,7 @@ def add_artifact(
     )
 
 
-@command(reads)
+@command(reads, table=True)
 def list_artifacts(opened: Registry, *, run: options.Run) -> Answer:
     """List the artifacts of a run, oldest first."""
     of = opened.run(run)

@@ -7,30 +7,26 @@ from typing import Any
 
 import typer
 
-from holdfast.registry.cli import options, output
+from holdfast.registry.cli import describe, options, output
 from holdfast.registry.cli.columns import Column, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command, listed
 from holdfast.registry.cli.describe import iso, picked
 from holdfast.registry.cli.opening import reads, writes
-from holdfast.registry.cli.options import argument, flag, option
+from holdfast.registry.cli.options import argument, flag, former_flag, option
 from holdfast.registry.pool.entries import PoolEntry
 from holdfast.registry.registry import Registry
 
 _LS = (
     Column("version", text="v{:04d}".format),
-    Column("phase"),
-    *numbers("step"),
+    Column("phase", drop=3),
+    *numbers("step", drop=2),
     *numbers("mu", "sigma", text="{:.2f}".format),
-    *numbers("games"),
-    *numbers("won=win_rate", text="{:.0%}".format),
-    *numbers("age=record.time_ms", text=output.age),
-    Column("marks", lambda one: _marks(one), ", ".join, folds=True),
+    *numbers("games", drop=4),
+    *numbers("won=win_rate", text="{:.0%}".format, drop=1),
+    *numbers("age=promoted", text=describe.age, drop=5),
+    Column("marks", text=", ".join, folds=True),
 )
-_MATCHUPS = (
-    *numbers("game"),
-    Column("opponent", "kind"),
-    Column("version"),
-)
+_MATCHUPS = (*numbers("game"), Column("opponent", "kind"), Column("version"))
 #: Name of the model in training, in place of a version.
 _SELF = "self"
 
@@ -87,7 +83,7 @@ def rate(
     )
 
 
-@command(reads)
+@command(reads, table=True)
 def sample(
     opened: Registry,
     *,
@@ -100,20 +96,27 @@ def sample(
     The same seed and pool always give the same opponents.
     """
     drawn = list(opened.run(run).pool.draws(start, count))
-    return listed(_MATCHUPS, drawn, lambda one: picked(one, "game kind version"), none="")
+    return listed(_MATCHUPS, drawn, lambda one: picked(one, "game kind version"))
 
 
-@command(reads)
+@command(reads, table=True)
 def ls(
     opened: Registry,
     *,
     run: options.Run,
-    everything: bool = flag("--all", "Also entries that left the pool."),
+    evicted: bool = flag("--evicted", "Also entries that left the pool."),
+    everything: bool = former_flag("--all"),
 ) -> Answer:
     """List the entries of a pool, newest last."""
     pool = opened.run(run).pool
-    entries = pool.entries() if everything else pool.roster()
-    return listed(_LS, entries, _json, none="no entries yet")
+    entries = pool.entries() if evicted or everything else pool.roster()
+    return listed(
+        _LS,
+        entries,
+        _json,
+        more=lambda entry: {"marks": list(_marks(entry))},
+        none="no entries yet",
+    )
 
 
 def _seat(text: str) -> tuple[int | None, float]:

@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from holdfast.registry.cli import output
-from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command, listed
 from holdfast.registry.cli.options import argument
 from holdfast.registry.cli.output import Note
@@ -22,18 +22,18 @@ _PRESETS = (
 )
 _PHASES = (
     Column("phase", "name"),
-    Column("counter"),
-    Column("save_every", is_number=True, none="-"),
+    Column("counter", drop=1),
+    *numbers("save_every", none="-", drop=2),
     Column("monitors", text=", ".join, folds=True),
     Column("keeps", text=lambda keeps: "; ".join(_tiers(keeps)), folds=True),
 )
 
 
-@command()
+@command(table=True)
 def ls() -> Answer:
     """List the presets that come with Holdfast."""
     presets = [{"name": name, "about": load_preset(name).about} for name in preset_names()]
-    return listed(_PRESETS, presets, dict, none="")
+    return listed(_PRESETS, presets, dict)
 
 
 @command()
@@ -53,7 +53,7 @@ def show(*, name: str = argument("NAME", "Name of a preset.")) -> Answer:
     )
 
 
-@command()
+@command(table=True)
 def check(*, file: str = argument("FILE", "A preset, TOML.")) -> Answer:
     """Check a preset of your own, and show its phases.
 

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import typer
-
 from holdfast.backends import parse
 from holdfast.registry.cli import options, output
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
-from holdfast.registry.cli.opening import address_of
+from holdfast.registry.cli.opening import address_given, address_of
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
-from holdfast.registry.cli.progress import Progress
+from holdfast.registry.cli.progress import Bar
 from holdfast.registry.factory import init as make_registry
-from holdfast.registry.storage.connecting import Address
 from holdfast.registry.storage.connecting import trust as trust_registry
 from holdfast.registry.sync import sync as sync_registries
 
 _SYNCED = (
-    Column("run", "run_id", folds=True),
-    *numbers("commits", "checkpoints", "packs sent=packs_copied", "present=packs_present"),
+    Column("run"),
+    *numbers("commits", drop=2),
+    *numbers("checkpoints", drop=1),
+    *numbers("packs sent=packs_copied", "present=packs_present", drop=3),
     *numbers("bytes sent=bytes_copied", text=output.size),
 )
 _URL = argument("URL", "The registry; by default that of -r.", default=None)
-
-
-def _address(url: str | None, registry: str | None, given: Sequence[str] | None) -> Address:
-    place = url or registry
-    if place is None:
-        raise typer.BadParameter("no URL: give one here, by -r or in HOLDFAST_REGISTRY")
-    return address_of(place, given)
 
 
 @command(bar="racing the store")
@@ -57,7 +47,7 @@ def init(
 
     The store's exclusive create is raced first; a store that lets two writers win is refused.
     """
-    address = _address(url, registry, storage_option)
+    address = address_given(url, registry, storage_option)
     with make_registry(
         address.url,
         storage_options=address.storage_options,
@@ -97,7 +87,7 @@ def trust(
 
     This machine forgets the heads of its runs.
     """
-    address = _address(url, registry, storage_option)
+    address = address_given(url, registry, storage_option)
     shown = parse(address.url).url
     forgotten = trust_registry(address.url, storage_options=address.storage_options)
     trusted = f"trusted: {shown}; this machine has forgotten its old heads"
@@ -105,10 +95,10 @@ def trust(
     return answer_of({"url": shown, "forgotten": forgotten}, trusted if forgotten else none)
 
 
-@command(bar="copying")
+@command(bar="copying", table=True)
 def sync(
     *,
-    advance: Progress,
+    advance: Bar,
     source: str = argument("SRC", "Registry to read."),
     destination: str = argument("DST", "Registry to write."),
     run: list[str] | None = argument("RUN", "Only these runs.", default=None),
@@ -137,12 +127,10 @@ def sync(
     packless = [done for done in report.runs if not done.packs_copied + done.packs_present]
     small = any(done.checkpoints for done in packless) and not report.bytes_copied
     names = "run=run_id commits checkpoints packs_copied packs_present bytes_copied"
+    runs = [picked(done, names) for done in report.runs]
     return answer_of(
-        {
-            "runs": [picked(done, names) for done in report.runs],
-            "bytes_copied": report.bytes_copied,
-        },
-        Table(_SYNCED, report.runs),
+        {"runs": runs, "bytes_copied": report.bytes_copied},
+        Table(_SYNCED, runs),
         f"{output.counted(copied, 'run')} copied, {len(report.runs) - copied} up to date before; "
         f"{output.size(report.bytes_copied)} of packs sent"
         f"{' (small states travel in manifests)' * small}",

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.registry.cli import describe, options, output
-from holdfast.registry.cli.columns import Column, numbers
-from holdfast.registry.cli.command import Answer, answer_of, command, listed
+from holdfast.registry.cli.columns import Column, Table, metrics, numbers
+from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, option
 from holdfast.registry.cli.output import Part
@@ -17,21 +17,25 @@ from holdfast.registry.registry import Registry
 
 _LS = (
     Column("version"),
-    Column("id", "digest.short"),
-    Column("source", folds=True),
-    Column("metrics", text=output.metrics, folds=True),
-    *numbers("age=record.time_ms", text=output.age),
-    Column("marks", lambda one: "latest" if one.is_latest else None),
+    Column("id", text=describe.short, drop=3),
+    Column("source", none="-", drop=2),
+    metrics(drop=4),
+    *numbers("age=published", text=describe.age, drop=1),
+    Column("marks", "latest", lambda is_latest: "latest" if is_latest else ""),
 )
 _VERSION = argument("VERSION", "The release, such as 1.4.0.")
 
 
 def _json(release: Release) -> dict[str, Any]:
     """Return a release; its card is read for it."""
+    return {**_row(release), "card": release.card}
+
+
+def _row(release: Release) -> dict[str, Any]:
     return {
         **describe.picked(release, "ref id=digest version"),
         "published": describe.iso(release.record.time_ms),
-        **describe.picked(release, "latest=is_latest source metrics card"),
+        **describe.picked(release, "latest=is_latest source metrics"),
     }
 
 
@@ -63,10 +67,15 @@ def publish(
     return Answer(lambda: _json(release), lambda: [f"published: {describe.named(release)}"])
 
 
-@command(reads)
+@command(reads, table=True)
 def ls(opened: Registry, *, run: options.Run) -> Answer:
     """List the releases of a run in the order of publication."""
-    return listed(_LS, opened.run(run).releases.list(), _json, none="no releases yet")
+    of = opened.run(run)
+    releases, first = of.releases.list(), describe.monitored(of)
+    return Answer(
+        lambda: list(map(_json, releases)),
+        lambda: [Table(_LS, map(_row, releases), none="no releases yet", first=first)],
+    )
 
 
 @command(reads)

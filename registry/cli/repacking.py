@@ -11,7 +11,7 @@ from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Part
-from holdfast.registry.cli.progress import Progress
+from holdfast.registry.cli.progress import Bar
 from holdfast.registry.maintenance.repacking.repack import RepackReport
 from holdfast.registry.maintenance.repacking.repack_plan import RewrittenPack
 from holdfast.registry.registry import Registry
@@ -28,7 +28,7 @@ _COUNTS = (
 def repack(
     opened: Registry,
     *,
-    advance: Progress,
+    advance: Bar,
     run: list[str] | None = argument("RUN", "Only packs that these runs need.", default=None),
     min_dead: float = option(
         "--min-dead",

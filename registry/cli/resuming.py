@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from holdfast.registry.cli import output
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.diffs import tensor_diff_json
-from holdfast.registry.cli.executing import end, status_text
+from holdfast.registry.cli.executing import run_to_end, status_text
 from holdfast.registry.cli.options import argument, option
 from holdfast.registry.cli.output import Part
 from holdfast.registry.errors import InvalidInput
@@ -53,23 +52,11 @@ def _train(words: list[str], place: Path, stop: int) -> None:
     for name in ("HOLDFAST_STORAGE_OPTIONS", "HOLDFAST_JOURNAL"):  # of the real registry
         environment.pop(name, None)
     output.note(f"training to step {stop} ...")
-    sys.stdout.flush()
+    filled = [_filled(word, given) for word in words]
     try:
-        # Its output is not ours. A process group of its own, so that its children end with it.
-        child = subprocess.Popen(
-            [_filled(word, given) for word in words],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),
-            process_group=0,
-        )
+        status = run_to_end(filled, environment, sys.stderr.fileno())  # its output is not ours
     except (OSError, ValueError) as error:
         raise InvalidInput("the command cannot be started", where=words[0], found=error) from error
-    try:
-        status = child.wait()
-    except BaseException:
-        end(child)
-        raise
     if status:
         output.note(f"the command ended with {status_text(status)}")
 

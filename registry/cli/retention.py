@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from holdfast.registry.cli import describe, options, output
@@ -19,29 +19,28 @@ from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.refs import is_digest
 from holdfast.registry.registry import Registry
 from holdfast.registry.runs.run import Run
-from holdfast.registry.spec import Retention
 from holdfast.registry.values.suggest import near
 
 _STEP = re.compile(r"\d{1,16}$")
 _PLAN = (
     Column("phase"),
     *numbers("step"),
-    Column("id"),
-    Column("tier"),
+    Column("id", text=describe.short, drop=1),
+    Column("tier", none="-", drop=2),
     Column("is"),
-    Column("why", folds=True),
+    Column("why", "reasons", ", ".join, folds=True),
 )
 
 
-@command(writes)
+@command(writes, table=True)
 def prune(
     opened: Registry,
     *,
     run: options.Run,
-    last: int | None = option("--last", "N", "Keep the newest N.", min=1),
-    best: int | None = option("--best", "N", "Keep the best N.", min=1),
-    every: int | None = option("--every", "N", "Keep every N steps.", min=1),
-    days: int | None = option("--days", "N", "Keep those of the last N days.", min=1),
+    last: int | None = options.LAST,
+    best: int | None = options.BEST,
+    every: int | None = options.EVERY,
+    days: int | None = options.DAYS,
     dry_run: bool = flag("--dry-run", "Only show which would be kept and evicted."),
 ) -> Answer:
     """Evict the checkpoints that retention does not keep.
@@ -50,9 +49,7 @@ def prune(
     gates, tags and checkpoints that a follower holds are always kept. `undo` brings evicted
     checkpoints back.
     """
-    own = None
-    if any(number is not None for number in (last, best, every, days)):
-        own = Retention(last=last, best=best, every=every, for_days=days)
+    own = options.retention(last, best, every, days)
     pruned = opened.run(run)
     if best is not None:
         for phase in dict.fromkeys(record.phase for record in pruned.manifest.live()):
@@ -65,7 +62,7 @@ def prune(
             "kept": _verdicts(run, plan.kept),
             "evicted": _verdicts(run, plan.evicted),
         },
-        lambda: _text(plan, dry_run=dry_run),
+        lambda: _text(run, plan, dry_run=dry_run),
     )
 
 
@@ -76,20 +73,16 @@ def _verdicts(run: str, verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
     ]
 
 
-def _text(plan: RetentionPlan, *, dry_run: bool) -> list[Part]:
-    fates = [("kept", one) for one in plan.kept] + [("goes", one) for one in plan.evicted]
-    fates.sort(key=lambda pair: pair[1].checkpoint.n)
+def _text(run: str, plan: RetentionPlan, *, dry_run: bool) -> Iterator[Part]:
+    fates = [(one, "kept") for one in plan.kept] + [(one, "goes") for one in plan.evicted]
+    fates.sort(key=lambda pair: pair[0].checkpoint.n)
+    rows = _verdicts(run, [one for one, _ in fates])
+    more = ({"tier": one.checkpoint.tier, "is": fate} for one, fate in fates)
+    if rows:
+        yield Table(_PLAN, [row | also for row, also in zip(rows, more, strict=True)])
     went = "would go" if dry_run else "evicted"
     kept = output.counted(len(plan.kept), "checkpoint")
-    table: list[Part] = [Table(_PLAN, map(_row, fates))] if fates else []
-    return [*table, f"{kept} kept, {len(plan.evicted)} {went}"]
-
-
-def _row(fated: tuple[str, Verdict]) -> tuple[object, ...]:
-    fate, verdict = fated
-    one = verdict.checkpoint
-    why = ", ".join(verdict.reasons)
-    return one.phase, one.step, one.manifest.short, one.tier or "-", fate, why
+    yield f"{kept} kept, {len(plan.evicted)} {went}"
 
 
 @command(writes)

@@ -1,4 +1,4 @@
-"""`run create`, `ls`, `show`, `fork` and `drop`."""
+"""`run create`, `ls`, `pivot`, `fork` and `drop`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import json as json_module
 import sys
 import time as clock
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from holdfast.backends.escape import shown
-from holdfast.registry.cli import lineage, options, output
-from holdfast.registry.cli.columns import Column, Table, numbers, row
+from holdfast.registry.cli import describe, lineage, options, output
+from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import iso, plain, ref, source
 from holdfast.registry.cli.failures import mark
 from holdfast.registry.cli.listing import Listing
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag, option
-from holdfast.registry.cli.output import Note, Part
+from holdfast.registry.cli.trends import sparkline
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history.log_values import decode_plain
 from holdfast.registry.loop.last_heard import LastHeard, last_heard
@@ -32,22 +31,17 @@ from holdfast.registry.runs.run import Run
 from holdfast.registry.spec import Retention
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.spec.presets import load_preset
-from holdfast.registry.values.digest import Digest
 
 _LS = (
-    Column("run", "id"),
-    Column("status", lambda run: _status(run)),
-    Column("phase", none="-"),
-    Column("checkpoints", lambda run: len(run.manifest.live()), is_number=True),
-    Column("latest", lambda run: _latest(run), none="-"),
-    Column("heard", lambda run: _heard(run).time_ms, output.age, is_number=True),
-    *numbers("age=manifest.created_ms", text=output.age),
+    Column("run"),
+    Column("status"),
+    Column("phase", none="-", drop=2),
+    *numbers("checkpoints", none="-", drop=4),
+    Column("latest", text=lambda ref: ref.partition("/")[2], none="-", drop=3),
+    Column("trend", text=sparkline, is_picture=True, drop=1),
+    *numbers("heard=last_heard.time", text=describe.age, none="-", drop=5),
+    *numbers("age=created", text=describe.age, none="-", drop=6),
 )
-#: Fields of a retention policy, by the rules of `--keep`.
-_KEEP = {"last": "last", "best": "best", "every": "every", "days": "for_days"}
-#: Parts of a run that are shown below a heading of their own.
-_APART = ("config", "environment", "tags")
-
 _NAME = argument("NAME", "Its name; by default made of date, time and seed.", default=None)
 
 
@@ -62,58 +56,71 @@ def create(
         "--monitor", "METRIC:MODE", "Decides best; mode min or max."
     ),
     preset: str | None = option("--preset", "NAME|FILE", "The preset of the run."),
-    keep: list[str] | None = option(
-        "--keep", "RULE", "last=N, best=N, every=N or days=N; repeatable."
-    ),
+    last: int | None = options.LAST,
+    best: int | None = options.BEST,
+    every: int | None = options.EVERY,
+    days: int | None = options.DAYS,
+    keep: list[str] | None = option("--keep", "RULE", "The former form: last=N.", hidden=True),
 ) -> Answer:
     """Create a run and print its name.
 
-    Without --preset and --keep it keeps every checkpoint. A checkpoint stays if any --keep keeps
-    it.
+    Without --preset, --last, --best, --every and --days it keeps every checkpoint. A checkpoint
+    stays if any of them keeps it.
     """
     given = _options(seed, config, preset)
     if monitor:
         given["monitor"] = [_monitor(text) for text in monitor]
-    if keep:
-        given["retention"] = kept = _retention(keep)
-        _check_best(kept, preset, monitor)
+    retention = options.retention(last, best, every, days, keep or ())
+    if retention is not None:
+        given["retention"] = retention
+        _check_best(retention, preset, monitor)
     run = opened.create_run(name, **given)
-    return Answer(lambda: _json(run, []), lambda: [run.id])
+    return Answer(lambda: run_json(run, []), lambda: [run.id])
 
 
-@command(reads)
+@command(reads, table=True)
 def ls(opened: Registry) -> Answer:
     """List the runs by name."""
     listing = Listing(opened)
     runs = listing.runs()
+    forks = lineage.forks_among(runs)
 
-    def document() -> list[dict[str, Any]]:
-        forks = lineage.forks_among(runs)
-        shapes = listing.described(runs, lambda run: _json(run, forks.get(run.id, [])))
+    def rows(more: Callable[[Run], dict[str, Any]]) -> list[dict[str, Any]]:
+        described = listing.described(
+            runs, lambda run: {**run_json(run, forks.get(run.id, [])), **more(run)}
+        )
         return listing.by_name(
-            shapes, lambda name, error: {"run": name, "status": mark(error), "error": error.summary}
+            described,
+            lambda name, error: {"run": name, "status": mark(error), "error": error.summary},
         )
 
-    def text() -> list[Part]:
-        described = listing.described(runs, lambda run: row(_LS, run))
-        rows = listing.by_name(described, lambda name, error: (name, mark(error), *"-----"))
-        return [Table(_LS, rows) if rows else Note("no runs yet")]
+    return Answer(
+        lambda: rows(lambda run: {}),  # noqa: ARG005
+        lambda: [Table(_LS, rows(_for_people), none="no runs yet")],
+        damaged=listing.damaged,
+    )
 
-    return Answer(document, text, damaged=listing.damaged)
+
+def _for_people(run: Run) -> dict[str, Any]:
+    """Return the fields of a row that `--json` has in another form, or does not have."""
+    records = run.manifest.live() if run.manifest.monitors else []
+    values = [one.metrics.get(describe.monitored(run)[0]) for one in records]
+    return {"status": _status(run), "trend": values}
 
 
-def _heard(run: Run) -> LastHeard:
+def heard_of(run: Run) -> LastHeard:
+    """Return when a run was last heard of."""
     return last_heard(run.manifest, int(clock.time() * 1000))
 
 
 def _status(run: Run) -> str:
     if run.manifest.dropped is not None:
         return "dropped"
-    return f"{run.status}, overdue" if _heard(run).is_overdue else run.status
+    return f"{run.status}, overdue" if heard_of(run).is_overdue else run.status
 
 
 def _heard_json(run: Run) -> dict[str, Any]:
-    heard = _heard(run)
+    heard = heard_of(run)
     every_s = None if heard.interval_ms is None else heard.interval_ms / 1000
     return {"time": iso(heard.time_ms), "interval_s": every_s, "overdue": heard.is_overdue}
 
@@ -124,82 +131,7 @@ def _waited_json(run: Run) -> float | None:
     return None if latest is None else waited_share(decode_plain(latest.meta))
 
 
-def _latest(run: Run) -> str | None:
-    latest = run.latest()
-    return latest.ref.removeprefix(f"{run.id}/") if latest else None
-
-
-@command(reads)
-def show(opened: Registry, *, run: options.Run) -> Answer:
-    """Show a run: its settings, and its state now."""
-    found = opened.run(run)
-    shape = _json(found, lineage.forks_of(opened.store, run))
-    shown_here = {
-        "created": output.time(found.manifest.created_ms),
-        "last_heard": _heard_text(_heard(found)),
-        "waited_share": _waited_text(shape["waited_share"]),
-    }
-    return Answer(lambda: shape, lambda: _text({**shape, **shown_here}))
-
-
-def _heard_text(heard: LastHeard) -> str:
-    when = output.time(heard.time_ms)
-    if not heard.is_overdue or heard.interval_ms is None:
-        return when
-    every = output.duration(heard.interval_ms / 1000)
-    return f"{when}, {output.age(heard.time_ms)} ago; overdue: it saved about every {every}"
-
-
-def _waited_text(share: float | None) -> str | None:
-    return None if share is None else f"{output.share(share)} of the time, for saves"
-
-
-def _text(shape: dict[str, Any]) -> Iterator[Part]:
-    yield {name: _value_text(shape[name]) for name in shape if name not in _APART}
-    for name in _APART:
-        if shape[name]:
-            yield f"\n{name}"
-            yield {f"  {key}": _value_text(value) for key, value in _items(shape[name])}
-
-
-def _items(value: object) -> list[tuple[str, object]]:
-    if isinstance(value, dict):
-        return [(shown(key), item) for key, item in value.items()]
-    return [("value", value)]
-
-
-def _value_text(value: Any) -> object:
-    match value:
-        case Digest():
-            return value.hex()
-        case {"host": host, "since": since}:
-            return f"{host} since {since}"
-        case {"run": _, "commit": n, "ref": ref}:
-            return f"{ref}, commit {n}"
-        case [{"phase": _, "from": _}, *_]:
-            return ", ".join(_phase_text(phase) for phase in value)
-        case [{"metric": _, "mode": _}, *_]:
-            return ", ".join(f"{monitor['metric']}:{monitor['mode']}" for monitor in value)
-        case [str(), *_]:
-            return ", ".join(map(shown, value))
-        case dict():
-            return ", ".join(
-                f"{shown(key)}: {shown(_value_text(item))}" for key, item in value.items()
-            )
-        case [] | None:
-            return None
-    return value
-
-
-def _phase_text(phase: dict[str, Any]) -> str:
-    if phase["pivot"] is not None:
-        return f"pivot {phase['pivot']}{' (superseded)' * phase['superseded']}"
-    if phase["from"] == phase["phase"]:
-        return f"warm start from {phase['source']}"
-    return f"{phase['from']} to {phase['phase']}{' (superseded)' * phase['superseded']}"
-
-
-def _json(run: Run, forks: list[str]) -> dict[str, Any]:
+def run_json(run: Run, forks: list[str]) -> dict[str, Any]:
     """Return a run; `forks` are the names of the runs that were forked from it."""
     manifest = run.manifest
     created, latest, writer = manifest.created, manifest.latest(), manifest.writer
@@ -287,7 +219,7 @@ def fork(
     No data is copied. By default the run has the preset, seed and configuration of its parent.
     """
     run = opened.fork(ref, name, **_options(seed, config, preset))
-    return Answer(lambda: _json(run, []), lambda: [run.id])
+    return Answer(lambda: run_json(run, []), lambda: [run.id])
 
 
 @command(writes)
@@ -308,7 +240,7 @@ def drop(
         _confirm(dropped)
     dropped.drop(reason)
     return Answer(
-        lambda: _json(dropped, lineage.forks_of(opened.store, run)), lambda: [f"dropped: {run}"]
+        lambda: run_json(dropped, lineage.forks_of(opened.store, run)), lambda: [f"dropped: {run}"]
     )
 
 
@@ -343,17 +275,6 @@ def _options(seed: str | None, config: Path | None, preset: str | None) -> dict[
     return given
 
 
-def _retention(texts: Sequence[str]) -> Retention:
-    given = options.pairs(texts)
-    for name, value in given.items():
-        if name not in _KEEP or not value.isdecimal() or int(value) < 1:
-            raise typer.BadParameter(
-                f"{name}={value!r} is none of last=N, best=N, every=N, days=N, N from 1"
-            )
-    counts: dict[str, Any] = {_KEEP[name]: int(value) for name, value in given.items()}
-    return Retention(**counts)
-
-
 def _check_best(retention: Retention, preset: str | None, monitor: list[str] | None) -> None:
     """Refuse to keep the best if nothing says which they are.
 
@@ -364,7 +285,7 @@ def _check_best(retention: Retention, preset: str | None, monitor: list[str] | N
     if retention.best and not monitor and not (spec and (spec.monitors or spec.phases)):
         raise InvalidInput(
             "the best are to be kept, and no metric says which they are",
-            where=f"--keep best={retention.best}",
+            where=f"--best {retention.best}",
             hint="Add --monitor loss:min, or another METRIC:min or METRIC:max.",
         )
 

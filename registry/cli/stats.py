@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from holdfast.registry.cli import options, output
@@ -10,27 +11,26 @@ from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import argument
-from holdfast.registry.cli.output import Part
+from holdfast.registry.cli.output import Part, Sentence
 from holdfast.registry.comparing.stats import StateStats, TensorStats
 from holdfast.registry.comparing.stats import stats as sum_up
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.registry import Registry
 
 _STATS = (
-    Column("tensor", "path", folds=True),
-    Column("dtype"),
-    Column("shape", text=list),
-    *(
-        Column(name, text=lambda value: _number(value), is_number=True, none="-")
-        for name in ("min", "max", "mean", "norm")
-    ),
-    *numbers("zeros=zeros_share", text=output.share),
-    *numbers("nan", "inf", text="{:,}".format),
-    Column("", lambda one: None if one.is_finite else "not finite"),
+    Column("tensor", "path"),
+    Column("dtype", drop=5),
+    Column("shape", drop=6),
+    *numbers("min", "max", text=lambda value: _number(value), none="-", drop=1),
+    *numbers("mean", text=lambda value: _number(value), none="-", drop=2),
+    *numbers("norm", text=output.number, none="-"),
+    *numbers("zeros=zeros_share", text=output.share, drop=3),
+    *numbers("nan", "inf", text="{:,}".format, drop=4),
+    Column("", "fault"),
 )
 
 
-@command(reads)
+@command(reads, table=True)
 def stats(
     opened: Registry,
     *,
@@ -45,14 +45,25 @@ def stats(
     """
     stored = opened.stored(ref)
     found = sum_up(stored, patterns or ())
-    table: list[Part] = [Table(_STATS, found.tensors)] if found.tensors else []
-    return Answer(lambda: _stats_json(stored, found), lambda: [*table, _total(found)])
+    return Answer(lambda: _stats_json(stored, found), lambda: _text(found))
 
 
-def _number(value: complex) -> str:
+def _text(found: StateStats) -> Iterator[Part]:
+    rows = [
+        {**_tensor_json(one), "fault": None if one.is_finite else "not finite"}
+        for one in found.tensors
+    ]
+    if rows:
+        yield Table(_STATS, rows)
+    yield Sentence(_total(found))
+
+
+def _number(value: float | list[float]) -> str:
+    """Return a number in words; a complex one is a list in JSON."""
     if isinstance(value, int | float):
         return output.number(value)
-    return f"{value.real:.6g}{value.imag:+.6g}j"
+    real, imaginary = value
+    return f"{real:.6g}{imaginary:+.6g}j"
 
 
 def _total(found: StateStats) -> str:

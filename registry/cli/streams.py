@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,15 +17,15 @@ from holdfast.registry.cli.options import argument, option
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history.actions import Lifetime
 from holdfast.registry.history.log_values import json_ready
-from holdfast.registry.history.replay import Archive, StreamRecord
+from holdfast.registry.history.replay import StreamRecord
 from holdfast.registry.registry import Registry
 
 _LS = (
     Column("stream", "name"),
-    Column("lifetime"),
-    *numbers("entries=count", text="{:,}".format),
-    *numbers("segments", text=len),
-    Column("archives", text=lambda archives: " ".join(map(_archive_text, archives)), folds=True),
+    Column("lifetime", drop=2),
+    *numbers("entries", text="{:,}".format),
+    *numbers("segments", drop=3),
+    Column("archives", text=lambda one: " ".join(_archives(one)), folds=True, drop=1),
 )
 _NAME = argument("NAME", "The stream.")
 
@@ -92,7 +92,7 @@ def archive(
     )
 
 
-@command(reads)
+@command(reads, table=True)
 def ls(opened: Registry, *, run: options.Run) -> Answer:
     """List the streams of a run.
 
@@ -114,8 +114,8 @@ def _json(stream: StreamRecord) -> dict[str, Any]:
     }
 
 
-def _archive_text(archive: Archive) -> str:
-    return f"{archive.label} ({archive.count:,})"
+def _archives(counts: dict[str, int]) -> Iterator[str]:
+    return (f"{label} ({count:,})" for label, count in counts.items())
 
 
 # Lines of JSON

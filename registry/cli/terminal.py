@@ -1,73 +1,98 @@
-"""Tables and bars on a terminal. The one module that imports rich."""
+"""Tables, bars and live views on a terminal. The one module that imports all of rich."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    FileSizeColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TransferSpeedColumn,
-)
-from rich.table import Table
+from rich.live import Live
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from holdfast.registry.cli.columns import Column
-
-_GAP = 2
-_LEAST_FOLDED = 12
-
-
-def print_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
-    """Print a table that fits the terminal; only columns that fold are ever broken."""
-    console = Console(highlight=False, markup=False, emoji=False)
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    whole = _fits(columns, cells, console.width)
-    for index, column in enumerate(columns):
-        keep = whole and not column.folds
-        table.add_column(
-            Text(column.name),
-            justify="right" if column.is_number else "left",
-            no_wrap=keep,
-            overflow="fold",
-            min_width=_width(column, cells, index) if keep else None,
-        )
-    for row in cells:
-        table.add_row(*[Text(cell) for cell in row])
-    console.print(table)
+from holdfast.backends.escape import printable
+from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli.tables import GAP, cells, fitting
+from holdfast.registry.values.amounts import size
 
 
-def _fits(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> bool:
-    """Return whether the columns that do not fold leave enough room for those that do."""
-    needed = sum(
-        _GAP + (min(_LEAST_FOLDED, size) if column.folds else size)
-        for index, column in enumerate(columns)
-        for size in [_width(column, cells, index)]
+def console(*, stderr: bool = False) -> Console:
+    """Return the terminal; with NO_COLOR it gets neither colours nor bold."""
+    return Console(
+        stderr=stderr,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+        highlight=False,
+        markup=False,
+        emoji=False,
     )
-    return needed <= width + _GAP
 
 
-def _width(column: Column, cells: Sequence[Sequence[str]], index: int) -> int:
-    return max([len(column.name), *(len(row[index]) for row in cells)])
+def print_table(table: Table) -> None:
+    """Print a table that fits the terminal, and on stderr the columns that do not fit.
+
+    Columns that fold are broken between words, and no other ones. A word that is wider than the
+    terminal is left to the terminal, so that it can be copied as one.
+    """
+    screen, columns = console(), table.columns
+    texts = cells(columns, table.rows)
+    least = [_least(column, [row[i] for row in texts]) for i, column in enumerate(columns)]
+    kept = fitting(columns, least, screen.width)
+    shown = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for i in kept:
+        column = columns[i]
+        shown.add_column(
+            Text(printable(column.name)),
+            justify="right" if column.is_number else "left",
+            min_width=least[i],
+        )
+    for row in texts:
+        shown.add_row(*[Text(row[i]) for i in kept])
+    screen.width = max(screen.width, sum(least[i] + GAP for i in kept) - GAP)
+    screen.print(shown)
+    hidden = [printable(column.name) for i, column in enumerate(columns) if i not in kept]
+    if hidden:
+        named = f"not shown: {', '.join(hidden)}; --columns chooses, --csv has all"
+        console(stderr=True).print(Text(named))
+
+
+def _least(column: Column, texts: Sequence[str]) -> int:
+    """Return the least width of a column: its widest cell, or its widest word if it folds."""
+    words = [word for text in texts for word in text.split()] if column.folds else texts
+    return max(map(cell_len, [printable(column.name), *words]))
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a text, broken between words only."""
+    widest = max(map(cell_len, text.split()), default=0)
+    return [line.plain.rstrip() for line in Text(text).wrap(console(), max(width, widest))]
+
+
+class _Moved(ProgressColumn):
+    """The bytes so far, of how many, and how many a second."""
+
+    def render(self, task: Task) -> Text:
+        """Return them in the units of all other output."""
+        total = "" if task.total is None else f" of {size(int(task.total))}"
+        speed = f", {size(int(task.speed))}/s" if task.speed else ""
+        return Text(f"{size(int(task.completed))}{total}{speed}")
 
 
 @contextmanager
-def progress_bar(label: str, total: int | None) -> Iterator[Progress]:
-    """Show a bar on stderr until the block ends."""
-    console = Console(stderr=True)
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        FileSizeColumn(),
-        TransferSpeedColumn(),
-        console=console,
-        transient=True,
-    ) as progress:
-        progress.add_task(label, total=total)
-        yield progress
+def progress_bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Show a bar on stderr until the block ends; yield what sets its bytes and their total."""
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(24)
+    with Progress(*columns, _Moved(), console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def live() -> Iterator[Callable[[Sequence[str]], None]]:
+    """Show lines that change until the block ends; yield the function that sets them."""
+    with Live(console=console(), auto_refresh=False) as view:
+        yield lambda lines: view.update(
+            Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True
+        )

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
-import typer
-
 from holdfast.registry import ui as pages
 from holdfast.registry.cli import options, output
 from holdfast.registry.cli.command import command
-from holdfast.registry.cli.opening import address_of
+from holdfast.registry.cli.opening import address_given
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats.target import check_target, new_file
@@ -39,17 +37,15 @@ def ui(
     The pages are for this machine alone: the URL that is printed has a token, and no other address
     is listened on. From another machine, forward the port with ssh.
     """
-    place = url or registry
-    if place is None:
-        raise typer.BadParameter("no URL: give one here, by -r or in HOLDFAST_REGISTRY")
+    address = address_given(url, registry, storage_option)
     with _installed():
         serve = pages.Server
     with ExitStack() as stack:
 
-        def opened(address: Address) -> pages.Source:
-            return stack.enter_context(closing(pages.Source.open(address)))
+        def opened(place: Address) -> pages.Source:
+            return stack.enter_context(closing(pages.Source.open(place)))
 
-        source = opened(address_of(place, storage_option))
+        source = opened(address)
         source.mirrors = tuple(opened(Address(one)) for one in mirror or ())
         server = serve(source, port)
         with suppress(KeyboardInterrupt):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from holdfast.registry.cli import output
-from holdfast.registry.cli.columns import Column, Table, numbers, row
+from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.failures import mark
@@ -19,18 +19,15 @@ from holdfast.registry.registry import Registry
 from holdfast.registry.values.suggest import near
 
 _SIZES = (
-    *numbers("own=own_bytes", "shared=shared_bytes", text=output.size),
-    Column("freed", "freed_bytes", output.size, is_number=True, none="-"),
+    *numbers("own=own_bytes", text=output.size, none="-", drop=1),
+    *numbers("shared=shared_bytes", text=output.size, none="-", drop=2),
+    *numbers("freed=freed_bytes", text=output.size, none="-"),
 )
-_RUNS = (
-    Column("run", folds=True),
-    *numbers("states", text=len),
-    *_SIZES,
-)
-_STATES = (Column("state", "ref", folds=True), *_SIZES)
+_RUNS = (Column("run"), *numbers("states", drop=3), *_SIZES)
+_STATES = (Column("state", "ref"), *_SIZES)
 
 
-@command(reads)
+@command(reads, table=True)
 def du(
     opened: Registry,
     *,
@@ -67,10 +64,10 @@ def _text(
     usage: Usage, chosen: list[RunUsage], damaged: Mapping[str, RegistryError], *, by_state: bool
 ) -> Iterator[Part]:
     if by_state:
-        yield Table(_STATES, [state for one in chosen for state in one.states])
+        yield Table(_STATES, [state for one in chosen for state in _run_json(one)["states"]])
     elif chosen or damaged:
-        rows = {one.run: row(_RUNS, one) for one in chosen}
-        rows |= {name: (name, mark(error), "-", "-", "-") for name, error in damaged.items()}
+        rows = {one.run: {**_run_json(one), "states": len(one.states)} for one in chosen}
+        rows |= {name: {"run": name, "states": mark(error)} for name, error in damaged.items()}
         yield Table(_RUNS, [rows[name] for name in sorted(rows)])
     if chosen or damaged:
         yield ""

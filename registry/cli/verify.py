@@ -12,7 +12,8 @@ from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import address_of, opened_at, reads, writes
 from holdfast.registry.cli.options import flag, option
 from holdfast.registry.cli.output import Part
-from holdfast.registry.cli.progress import Progress
+from holdfast.registry.cli.progress import Bar
+from holdfast.registry.cli.wording import in_commands
 from holdfast.registry.errors import IntegrityError
 from holdfast.registry.maintenance.findings import Finding, VerifyReport
 from holdfast.registry.maintenance.repair import Left, RepairReport
@@ -23,7 +24,7 @@ from holdfast.registry.registry import Registry
 def verify(
     opened: Registry,
     *,
-    advance: Progress,
+    advance: Bar,
     deep: bool = flag("--deep", "Read and hash every byte."),
     sample: float | None = option(
         "--sample",
@@ -110,16 +111,16 @@ def _fault(kind: str, fault: Finding | Left, *more: str) -> Iterator[Part]:
     """Yield a fault, the states that it affects, and what else there is to say."""
     # Messages of errors begin with the place already.
     place = "" if fault.message.startswith(fault.where) else f"{fault.where}: "
-    yield f"{kind}: {place}{fault.message}"
+    yield in_commands(f"{kind}: {place}{fault.message}")
     yield from (f"  affects {ref}" for ref in fault.affects)
-    yield from (f"  {line}" for line in (*more, fault.advice) if line)
+    yield from (f"  {in_commands(line)}" for line in (*more, fault.advice) if line)
 
 
 @command(writes, bar="verifying and mending")
 def repair(
     opened: Registry,
     *,
-    advance: Progress,
+    advance: Bar,
     mirror: str = option("--from", "URL", "A registry that holds the same states.", default=...),
     mirror_storage_option: list[str] | None = option(
         "--from-storage-option", "KEY=VALUE", "An option of the mirror's store; repeatable."

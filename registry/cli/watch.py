@@ -37,7 +37,11 @@ def watch(
         "--follower", "NAME", "Continue with what it held; random by default."
     ),
     hold: float = option(
-        "--hold", "SECONDS", "How long nobody else takes a checkpoint.", default=3600
+        "--hold",
+        "TIME",
+        "How long nobody else takes a checkpoint: 90, 30m, 12h.",
+        parser=options.seconds,
+        default="1h",
     ),
     attempts: int = option("--attempts", "N", "Tries for each checkpoint.", min=1, default=3),
     once: bool = flag("--once", "Only checkpoints that exist now; do not wait for more."),

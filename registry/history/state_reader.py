@@ -7,7 +7,7 @@ which reads through this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord
 from holdfast.registry.storage.manifest import Manifest, TensorEntry
-from holdfast.registry.storage.placement import ChunkIndex, Placement
+from holdfast.registry.storage.placement import NO_BASE, ChunkIndex, Placement
 from holdfast.registry.storage.reading import (
     Target,
     check_lists,
@@ -143,6 +143,18 @@ class StateReader:
             return entry.chunks
         _, lists = self._relocated(self._index)
         return entry.chunk_digests(lists)
+
+    def stored_bytes(self, entries: Iterable[TensorEntry]) -> int:
+        """Return the bytes of packs that reading some tensors takes, bases of deltas included."""
+        index, _ = self._relocated(self._index)
+        rows, found = self.placement.rows, set[int]()
+        for entry in entries:
+            for digest in () if entry.inline is not None else self.chunk_digests(entry):
+                row = index.row(digest)
+                while row != NO_BASE and row not in found:
+                    found.add(row)
+                    row = rows.bases[row]
+        return sum(rows[row].stored_bytes for row in found)
 
     def check_lists(self, manifest: Manifest) -> None:
         """Check the lengths of digest lists against the packs, before memory is allocated."""

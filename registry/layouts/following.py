@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.following import watching
 from holdfast.registry.following.watching import OVER, Patience
-from holdfast.registry.layouts.checkout import CheckoutReport
 from holdfast.registry.layouts.importing import ImportedFile, Importer
 from holdfast.registry.layouts.scanning import check_folder, identity
 from holdfast.registry.layouts.tree import Found, Layout
 from holdfast.registry.writing.committer import Committer
 
+_T = TypeVar("_T")
 
-def follow_run(
-    committer: Committer, check_out: Callable[[], CheckoutReport], patience: Patience
-) -> Iterator[CheckoutReport]:
-    """Check a run out, and again whenever its log has grown, until the run is over."""
+
+def follow_run(committer: Committer, look: Callable[[], _T], patience: Patience) -> Iterator[_T]:
+    """Look at a run, and again whenever its log has grown, until the run is over."""
     seen = -1
     while True:
         run = committer.log.refresh()
         if run.next_slot > seen:
             seen = run.next_slot
-            yield check_out()
+            yield look()
             patience.begin()
         elif patience.is_over:
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,10 +15,9 @@ from markupsafe import Markup
 from holdfast.backends.escape import printable
 from holdfast.registry.history.log_values import format_time, is_dated, json_ready, moment
 from holdfast.registry.ui.charts import Moment
-from holdfast.registry.ui.units import size
+from holdfast.registry.values import amounts
 
 FOLDER = Path(__file__).parent
-_AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 #: Box of a sparkline.
 _WIDTH, _HEIGHT = 96, 22
 
@@ -47,8 +45,8 @@ def _environment() -> Environment:
         "count": counted,
         "number": number,
         "pretty": pretty,
-        "share": share,
-        "size": size,
+        "share": amounts.share,
+        "size": amounts.size,
         "spark_points": spark_points,
         "when": when,
     }
@@ -65,32 +63,19 @@ def _shown(value: Any) -> Any:
 
 def number(value: float) -> str:
     """Return a number: whole ones with separators, others with at most six digits."""
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.6g}" if math.isfinite(value) else str(value)
+    return f"{value:,}" if isinstance(value, int) else amounts.number(value)
 
 
 def counted(things: Any, noun: str, plural: str = "") -> str:
     """Return a count, or the length of a collection, with its noun."""
     count = things if isinstance(things, int) else len(things)
-    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
-
-
-def share(part: float) -> str:
-    """Return a share in per cent."""
-    return f"{100 * part:.3g}%"
+    return amounts.counted(count, noun, plural)
 
 
 def age(time_ms: int) -> Markup:
     """Return how long ago a time of the log was, with the time itself for hovering."""
-    seconds = int(time.time() - time_ms / 1000)
-    text = "now" if seconds >= 0 else "in the future"
-    for length, unit in _AGES:
-        if seconds >= length:
-            text = f"{seconds // length} {unit}"
-            break
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
-        _iso(time_ms), format_time(time_ms), text
+        _iso(time_ms), format_time(time_ms), amounts.age(time_ms)
     )
 
 

@@ -1,23 +1,14 @@
-"""Bytes for people, and axes of charts in the same units."""
+"""Axes of charts in units of bytes."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+from holdfast.registry.values.amounts import size
+
 #: About as many steps has an axis.
 _STEPS = 5
-
-
-def size(nbytes: int) -> str:
-    """Return a number of bytes in its largest binary unit."""
-    amount = float(nbytes)
-    for unit in _UNITS:
-        if amount < 1024 or unit == _UNITS[-1]:
-            break
-        amount /= 1024
-    return f"{nbytes} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
 def byte_axis(most: int) -> dict[str, Any]:

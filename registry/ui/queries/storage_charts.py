@@ -8,7 +8,8 @@ from typing import Any
 from holdfast.registry.maintenance.usage import RunUsage, Usage
 from holdfast.registry.ui.charts import Chart, figure, moment, table
 from holdfast.registry.ui.queries.storage import StorageView
-from holdfast.registry.ui.units import byte_axis, size
+from holdfast.registry.ui.units import byte_axis
+from holdfast.registry.values.amounts import size
 
 #: Runs that have a bar.
 _BARS = 25

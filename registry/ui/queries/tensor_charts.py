@@ -12,7 +12,7 @@ from holdfast.registry.ui.charts import Chart, figure, table
 from holdfast.registry.ui.grids import Cell, Grid, tone
 from holdfast.registry.ui.queries.checkpoint import Contents
 from holdfast.registry.ui.queries.compare import HeatMap
-from holdfast.registry.ui.units import size
+from holdfast.registry.values.amounts import size
 
 #: A part of a path: a name in quotes, or what is between slashes and dots.
 _PART = re.compile(r'"(?:[^"\\]|\\.)*"|[^/.]+')

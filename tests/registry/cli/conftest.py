@@ -25,7 +25,12 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     """A registry with a run `demo` of two checkpoints, the second one best and tagged."""
-    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as opened:
+    return make_registry(tmp_path)
+
+
+def make_registry(folder: Path) -> str:
+    """Make the registry of the fixture `url` in a folder; return its path."""
+    with holdfast.init(folder / "reg", skip_race_probe=True) as opened:
         run = opened.create_run(
             "demo",
             seed=42,
@@ -37,7 +42,7 @@ def url(tmp_path: Path) -> str:
         run.save(first, step=10, metrics={"loss": 0.5, "nan": float("nan")}, meta={"note": "hi"})
         second = {"model": {"w": weights + 1}, "epoch": 2}
         run.tag("keeper", run.save(second, step=20, phase=2, metrics={"loss": 0.25}))
-    return str(tmp_path / "reg")
+    return str(folder / "reg")
 
 
 @pytest.fixture

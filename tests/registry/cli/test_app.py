@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.registry.cli import app, opening
 from holdfast.registry.factory import open as open_registry
-from tests.registry.cli.calling import Call
+from tests.registry.cli.calling import Call, walk
 
 
 def entries() -> Iterator[str]:
@@ -43,3 +43,41 @@ def test_a_dry_run_opens_the_registry_for_reading(
     call(*command.split(), "--dry-run")
     call(*command.split())
     assert found == [True, False]
+
+
+def test_no_help_is_cut_or_wider_than_a_terminal(call: Call) -> None:
+    paths = [(), *((group,) for group in app._GROUPS), *(path for path, _ in walk())]
+    helps = {path: call(*path, "--help").stdout for path in paths}
+    for path, text in helps.items():
+        assert max(map(len, text.splitlines())) <= 80, path
+    commands = dict(walk())
+    for path, text in helps.items():
+        words = " ".join(text.split())
+        below = {**app._COMMANDS} if not path else app._GROUPS.get(path[0], ("", {}))[1]
+        for entry in below.values() if path not in commands else ():
+            assert entry.partition(": ")[2] in words, path
+        for one in commands[path].params if path in commands else ():
+            assert one.hidden or " ".join((one.help or "").split()) in words, (path, one.name)
+        if path in commands:
+            assert " ".join((commands[path].help or "").split()) in words, path
+    for about, _ in app._GROUPS.values():
+        assert about in " ".join(helps[()].split())
+
+
+#: Options that mean one thing in one command and another thing in another.
+OF_THE_COMMAND = {"--metric", "--from", "--to", "--precision"}
+
+
+def test_one_thing_has_one_name() -> None:
+    metavars: dict[str, set[str | None]] = {}
+    helps: dict[str, set[str]] = {}
+    for _, command in walk():
+        for one in command.params:
+            for flag in one.opts if one.param_type_name == "option" and not one.hidden else ():
+                metavars.setdefault(flag, set()).add(one.metavar)
+                helps.setdefault(one.help, set()).add(flag)
+    several = {flag for flag, found in metavars.items() if len(found) > 1}
+    assert several <= OF_THE_COMMAND
+    assert {about: flags - {"-r", "-h"} for about, flags in helps.items() if len(flags) > 1} == {
+        about: {"--registry"} for about in helps if "--registry" in helps[about]
+    } | {about: {"--help"} for about in helps if "--help" in helps[about]}

@@ -121,11 +121,11 @@ def test_run_create_refuses_a_bad_configuration(call: Call, tmp_path: Path) -> N
 
 
 def test_run_create_keeps_no_best_without_a_monitor(call: Call) -> None:
-    refused = call("run", "create", "new", "--keep", "best=1", status=3).stderr
-    assert "--keep best=1: the best are to be kept, and no metric says which" in refused
+    refused = call("run", "create", "new", "--best", 1, status=3).stderr
+    assert "--best 1: the best are to be kept, and no metric says which" in refused
     assert "hint: Add --monitor loss:min" in refused
-    call("run", "create", "new", "--keep", "best=1", "--monitor", "loss:min")
-    call("run", "create", "other", "--keep", "best=1", "--preset", "default")
+    call("run", "create", "new", "--best", 1, "--monitor", "loss:min")
+    call("run", "create", "other", "--best", 1, "--preset", "default")
 
 
 def test_run_ls_and_show(call: Call) -> None:
@@ -157,8 +157,8 @@ def test_run_ls_and_show_tell_what_is_overdue(
 
 def test_ls(call: Call) -> None:
     header, first, second = call("ls", "demo").stdout.splitlines()
-    assert header.split() == ["phase", "step", "id", "size", "metrics", "age", "marks"]
-    assert "loss=0.5 nan=nan" in first
+    assert header.split() == ["phase", "step", "id", "size", "loss", "nan", "age", "marks"]
+    assert first.split()[5:7] == ["0.5", "nan"]
     assert second.endswith("latest, best, tags/keeper")
     assert call("ls").stdout.splitlines()[1].startswith("demo  main")
 

@@ -136,6 +136,6 @@ def test_every_command_is_documented(call: Call) -> None:
     documented = set(re.findall(r"^### (.+)$", DOCS.read_text(), re.MULTILINE))
     found = set()
     for group in ("", *GROUPS):
-        lines = call(*group.split(), "--help").stdout.partition("Commands:\n")[2].splitlines()
-        found |= {f"{group} {line.split()[0]}".strip() for line in lines if line.strip()}
+        listed = call(*group.split(), "--help").stdout.partition("Commands:\n")[2]
+        found |= {f"{group} {name}".strip() for name in re.findall(r"(?m)^  (\S+)", listed)}
     assert documented == found - GROUPS

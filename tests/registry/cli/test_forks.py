@@ -40,11 +40,13 @@ def test_run_create_with_a_preset(call: Call, call_json: CallJson, tmp_path, url
 
 def test_run_create_with_a_policy(call: Call, url: str) -> None:
     rules = ["last=3", "best=1", "every=1000", "days=7"]
-    keep = [word for rule in rules for word in ("--keep", rule)]
-    call("run", "create", "new", "--monitor", "loss:min", *keep)
+    former = [word for rule in rules for word in ("--keep", rule)]
+    options = ["--last", 3, "--best", 1, "--every", 1000, "--days", 7]
+    call("run", "create", "new", "--monitor", "loss:min", *options)
+    call("run", "create", "former", "--monitor", "loss:min", *former)
     with holdfast.open(url) as opened:
-        policy = opened.run("new").spec.retention
-    assert policy == Retention(last=3, best=1, every=1000, for_days=7)
+        policies = [opened.run(name).spec.retention for name in ("new", "former")]
+    assert policies == [Retention(last=3, best=1, every=1000, for_days=7)] * 2
 
 
 @pytest.mark.parametrize("rule", ["last", "last=0", "last=-1", "last=x", "first=3", "last=1.5"])

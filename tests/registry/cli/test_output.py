@@ -8,8 +8,8 @@ import pytest
 
 import holdfast
 from holdfast.backends.escape import printable
-from holdfast.registry.cli import output
-from holdfast.registry.cli.columns import Column
+from holdfast.registry.cli import output, tables
+from holdfast.registry.cli.columns import Column, Table
 from tests.registry.cli.calling import Call, Terminal
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\r\n[red]markup[/red]\x9b31m"
@@ -68,7 +68,7 @@ def test_a_terminal_gets_no_markup_of_the_store_and_no_cut_names(
     ]
     name, digest = "20261121_043705_a1b2c3d4_2", "0123456789ab"
     metrics = "[bold]loss[/bold]=0.5 " * 8
-    output.table(columns, [(name, digest, metrics, 7)])
+    output.table(Table(columns, [{"run": name, "id": digest, "metrics": metrics, "n": 7}]))
     lines = screen.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert f"{name}  {digest}  [bold]loss" in lines[1]
@@ -83,7 +83,12 @@ def test_a_long_value_hangs_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> No
     lines = screen.getvalue().splitlines()
     assert lines[0] == "a     x"
     assert lines[2].startswith("      word")
+    output.show(output.Sentence("1.23456 of 7.891 " * 5))
+    lines = screen.getvalue().splitlines()
+    assert {word for line in lines[-3:] for word in line.split()} == {"1.23456", "of", "7.891"}
     assert max(map(len, lines)) <= 40
+    output.fields({"name": "f" * 64})  # a digest is left whole
+    assert "f" * 64 in screen.getvalue()
 
 
 def test_sizes_ages_numbers() -> None:
@@ -103,13 +108,16 @@ def test_the_bar_is_on_stderr_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    with progress.bar("[b]x[/b]", 10) as advance:
-        advance(5)
+    with progress.bar("[b]x[/b]") as advance:
+        advance.expect(lambda: 2048)
+        advance(1024)
     assert "[b]x[/b]" in screen.getvalue()
+    assert "1.0 KiB of 2.0 KiB" in screen.getvalue()
 
 
 def test_plain_table_is_aligned() -> None:
     columns = [Column("a"), Column("n", is_number=True)]
-    assert output.plain_table(columns, [["long name", "1"], ["x", "100"]]) == [
-        *("a            n", "long name    1", "x          100")
+    rows = [{"a": "long name", "n": 1}, {"a": "長い", "n": 100}]
+    assert tables.plain(Table(columns, rows)) == [
+        *("a            n", "long name    1", "長い       100")
     ]

@@ -17,7 +17,7 @@ import signal, time, holdfast.registry.cli.files as files
 # A job in the background of a script, as CI may be, inherits that Ctrl-C is ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 class Slow:
-    def read(self, path, *, portable, format=None):
+    def read(self, path, *, portable, format=None, max_bytes=None):
         print("ready", flush=True)
         time.sleep(60)
 files.formats = Slow()

@@ -45,9 +45,9 @@ def test_ls(call: Call, card: Path, call_json: Callable[..., Any]) -> None:
     call("release", "publish", "demo", "1.1.0")
     call("release", "publish", "demo/main/step10", "1.0.1", "--card", card, "--metric", "a=1")
     header, first, second = call("release", "ls", "demo").stdout.splitlines()
-    assert header.split() == ["version", "id", "source", "metrics", "age", "marks"]
+    assert header.split() == ["version", "id", "source", "loss", "a", "age", "marks"]
     assert first.split()[0] == "1.1.0"
-    assert "demo/phase2/step00000020  loss=0.25" in first
+    assert first.split()[2:4] == ["demo/phase2/step00000020", "0.25"]
     assert second.split()[0] == "1.0.1"
     assert (first.endswith("latest"), second.endswith("latest")) == (False, True)
     one, other = call_json("release", "ls", "demo")

@@ -1,0 +1,185 @@
+"""`run show`: a run once, or while a training writes to it until it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from shutil import get_terminal_size
+from typing import Any
+
+from holdfast.backends.escape import shown
+from holdfast.registry.cli import lineage, options, output
+from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.history import in_words, refs_of
+from holdfast.registry.cli.opening import reads
+from holdfast.registry.cli.options import flag
+from holdfast.registry.cli.output import Part
+from holdfast.registry.cli.runs import heard_of, run_json
+from holdfast.registry.cli.trends import finite, sparkline
+from holdfast.registry.following.watching import Patience
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.layouts.following import follow_run
+from holdfast.registry.loop.last_heard import LastHeard
+from holdfast.registry.registry import Registry
+from holdfast.registry.runs.run import Run
+from holdfast.registry.runs.view import committer_of
+from holdfast.registry.values.digest import Digest
+
+#: Parts of a run that are shown below a heading of their own.
+_APART = ("config", "environment", "tags")
+#: Seconds between looks at the log: at first, and at most.
+_POLL_S, _LONGEST_POLL_S = 1.0, 30.0
+#: Fields on a screen, which has room for trends and commits below them, and the least commits.
+_WATCHED = ("run", "status", "phase", "checkpoints", "latest", "best", "last_heard", "waited_share")
+_LEAST = 3
+
+
+@command(reads)
+def show(
+    opened: Registry,
+    *,
+    run: options.Run,
+    follow: bool = flag("--follow", "Show it again whenever it changes, until it is over."),
+) -> Answer:
+    """Show a run: its settings, and its state now."""
+    found = opened.run(run)
+    forks = lineage.forks_of(opened.store, run)
+    if follow:
+        return _followed(opened, found, forks)
+    return Answer(lambda: run_json(found, forks), lambda: _text(_for_people(found, forks)))
+
+
+def _heard_text(heard: LastHeard) -> str:
+    when = output.time(heard.time_ms)
+    if not heard.is_overdue or heard.interval_ms is None:
+        return when
+    every = output.duration(heard.interval_ms / 1000)
+    return f"{when}, {output.age(heard.time_ms)} ago; overdue: it saved about every {every}"
+
+
+def _waited_text(share: float | None) -> str | None:
+    return None if share is None else f"{output.share(share)} of the time, for saves"
+
+
+def _for_people(run: Run, forks: list[str]) -> dict[str, Any]:
+    shape = run_json(run, forks)
+    return {
+        **shape,
+        "created": output.time(run.manifest.created_ms),
+        "last_heard": _heard_text(heard_of(run)),
+        "waited_share": _waited_text(shape["waited_share"]),
+    }
+
+
+def _text(shape: dict[str, Any]) -> Iterator[Part]:
+    yield {name: _value_text(shape[name]) for name in shape if name not in _APART}
+    for name in _APART:
+        if shape[name]:
+            yield f"\n{name}"
+            yield {f"  {key}": _value_text(value) for key, value in _items(shape[name])}
+
+
+def _items(value: object) -> list[tuple[str, object]]:
+    if isinstance(value, dict):
+        return [(shown(key), item) for key, item in value.items()]
+    return [("value", value)]
+
+
+def _value_text(value: Any) -> object:
+    match value:
+        case Digest():
+            return value.hex()
+        case {"host": host, "since": since}:
+            return f"{host} since {since}"
+        case {"run": _, "commit": n, "ref": ref}:
+            return f"{ref}, commit {n}"
+        case [{"phase": _, "from": _}, *_]:
+            return ", ".join(_phase_text(phase) for phase in value)
+        case [{"metric": _, "mode": _}, *_]:
+            return ", ".join(f"{monitor['metric']}:{monitor['mode']}" for monitor in value)
+        case [str(), *_]:
+            return ", ".join(map(shown, value))
+        case dict():
+            return ", ".join(
+                f"{shown(key)}: {shown(_value_text(item))}" for key, item in value.items()
+            )
+        case [] | None:
+            return None
+    return value
+
+
+def _phase_text(phase: dict[str, Any]) -> str:
+    if phase["pivot"] is not None:
+        return f"pivot {phase['pivot']}{' (superseded)' * phase['superseded']}"
+    if phase["from"] == phase["phase"]:
+        return f"warm start from {phase['source']}"
+    return f"{phase['from']} to {phase['phase']}{' (superseded)' * phase['superseded']}"
+
+
+def _followed(opened: Registry, run: Run, forks: list[str]) -> Answer:
+    """Return a run as an answer that is printed again whenever its log has grown."""
+    log = _Log(opened, run)
+
+    def text() -> Iterator[Part]:
+        if output.is_terminal():
+            _on_screen(run, forks, log)
+            return
+        log.added()  # from here on, each commit is printed
+        yield from _text(_for_people(run, forks))
+        for added in _looks(run, log.added):
+            yield from added
+
+    return Answer(lambda: _looks(run, lambda: run_json(run, forks)), text, is_live=True)
+
+
+def _looks(run: Run, look: Callable[[], Any]) -> Iterator[Any]:
+    return follow_run(committer_of(run), look, Patience(_POLL_S, _LONGEST_POLL_S, None))
+
+
+def _on_screen(run: Run, forks: list[str], log: _Log) -> None:
+    """Show the run at the same place of the terminal, with its trends and its newest commits."""
+    from holdfast.registry.cli import terminal
+
+    newest: list[str] = []
+
+    def screen() -> list[str]:
+        newest.extend(log.added())
+        shape = _for_people(run, forks)
+        head = {name: _value_text(shape[name]) for name in _WATCHED}
+        above = [line for part in (head, "", _trends(run), "") for line in output.lines(part)]
+        room = max(get_terminal_size().lines - len(above) - 1, _LEAST)
+        return above + [line for text in newest[-room:] for line in output.lines(text)]
+
+    with terminal.live() as show:
+        for shown in _looks(run, screen):
+            show(shown)
+
+
+def _trends(run: Run) -> dict[str, object]:
+    records = run.manifest.live()
+    names = dict.fromkeys(name for one in records for name in one.metrics)
+    series = {name: [one.metrics.get(name) for one in records] for name in names}
+    return {
+        name: f"{sparkline(values)}  {output.number(finite(values)[-1])}"
+        for name, values in series.items()
+        if finite(values)
+    }
+
+
+class _Log:
+    """The commits of a run in words, each once."""
+
+    def __init__(self, opened: Registry, run: Run) -> None:
+        self._log = RunLog(opened.store, run.id)
+        self._start = 0
+        self._refs: dict[int, str] = {}
+
+    def added(self) -> list[str]:
+        """Return the commits since the last call."""
+        found = []
+        for slot in self._log.slots(self._start):
+            self._start = slot.number + 1
+            for _, commit in slot.commits:
+                self._refs |= refs_of([commit])
+                what = "; ".join(in_words(one, self._refs, commit.n) for one in commit.actions)
+                found.append(f"{output.time(commit.time_ms)}  {what}")
+        return found

@@ -1,0 +1,51 @@
+"""Sizes, numbers, shares and times as people read them, with few digits."""
+
+from __future__ import annotations
+
+import math
+import time
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def size(nbytes: int) -> str:
+    """Return a size for people: three digits and a binary unit."""
+    amount = float(nbytes)
+    for unit in _UNITS:
+        if amount < 1024 or unit == _UNITS[-1]:
+            break
+        amount /= 1024
+    return f"{nbytes} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def number(value: float) -> str:
+    """Return a number with at most six digits."""
+    return f"{value:.6g}" if math.isfinite(value) else str(value)
+
+
+def share(part: float) -> str:
+    """Return a share in per cent, three digits; `100%` is all of it and `0%` nothing."""
+    return "100%" if part == 1 else f"{min(100 * part, 99.9):.3g}%"
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun, in the plural unless there is one."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def age(time_ms: int) -> str:
+    """Return how long ago a time of the log was, in its largest unit."""
+    seconds = int(time.time() - time_ms / 1000)
+    for length, unit in _AGES:
+        if abs(seconds) >= length:
+            return f"{seconds // length} {unit}" if seconds > 0 else "in the future"
+    return "now"
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in its largest unit."""
+    for length, unit in _AGES:
+        if seconds >= length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.2g} s"

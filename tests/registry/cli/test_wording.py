@@ -1,0 +1,122 @@
+"""Messages of commands name options and commands, and no call of Python."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.registry import errors
+from holdfast.registry.cli.wording import _WORDS, in_commands
+from tests.registry.cli.calling import Call, walk
+
+ROOT = Path(__file__).parents[3]
+PYTHON = re.compile(
+    r"\w\(|\b(None|True|False)\b|\b\w+=(\.\.\.|[\[{(']|[A-Z]\w*\()|`[a-z_]+\.[a-z_]+`|`\w+_\w+`"
+)
+#: Rooms whose errors no command raises.
+PROGRAMS = (
+    "registry/integrations",
+    "registry/filesystem",
+    "registry/loop",
+    "registry/exact_resume/rng.py",
+)
+#: Messages for programs alone, about arguments that no command passes.
+FOR_PROGRAMS = {
+    "Open it without `input_hash`, or create another run.",
+    "Retention(last=3)",
+    "Monitor(metric='loss', mode='min'), or several",
+    "Monitor(metric=..., mode=...)",
+    "Ask with `run.best(monitor=...)`, or create another run.",
+    "Copy it first: .clone() or .copy().",
+    "Give each memory of its own: .clone() or .copy().",
+    "a string, or None",
+    "`tensors()` lists the paths.",
+    "`load_into` fills tensors without them; another checkpoint may be intact.",
+    "None",
+    "For example precision={'model/*': 'bf16'}.",
+    "X.state_dict() failed",
+    "Use str(key), or wrap the dict: {'state': ...}.",
+    "a state must be a dict with string keys, or have state_dict()",
+    "Pass it to `registry.run`, which compares it.",
+    "last, best, every or for_days: whole numbers from 1; or all=True",
+    "Append a number (x.item()) or a list (x.tolist()); keep arrays in a state.",
+    "Give them to `holdfast.open`.",
+    "With busy='wait' the call waits for the earlier save instead.",
+    "run.restore(at=reg.checkpoint('RUN/...'))",
+    "Load it with `checkpoint.load()`, or fork a new run from it.",
+    "the module that will load the part, or its state_dict()",
+    "a checkpoint or a release, of any run: reg.checkpoint('RUN/best')",
+    "carry=[...] with some of X",
+    "A preset can say it by `warm_start`, or by `inference`.",
+    "Give an object, such as fsspec.filesystem('s3', ...).",
+}
+#: Names of the bytes on a store, of presets and of HTTP.
+NAMES = ("`must_change`", "`registry.json`", "`If-None-Match: *`")
+
+
+def messages() -> Iterator[tuple[str, str]]:
+    """Yield each part of a message that the library raises, with its place."""
+    for base in ("registry", "backends"):
+        for path in sorted((ROOT / base).rglob("*.py")):
+            where = path.relative_to(ROOT).as_posix()
+            if where.startswith(PROGRAMS):
+                continue
+            parsed = ast.parse(path.read_text(encoding="utf-8"))
+            if where.startswith("registry/maintenance"):  # the advice of findings
+                for one in parsed.body:
+                    if isinstance(one, ast.Assign):
+                        yield from ((f"{where}:{one.lineno}", text) for text in texts(one.value))
+            for node in ast.walk(parsed):
+                if isinstance(node, ast.Call) and getattr(node.func, "id", "") in errors.__all__:
+                    parts = [*node.args[:1], *(one.value for one in node.keywords)]
+                    for part in parts:
+                        for text in texts(part):
+                            yield f"{where}:{part.lineno}", text
+
+
+def texts(part: ast.expr) -> Iterator[str]:
+    match part:
+        case ast.Constant(value=str() as text):
+            yield text
+        case ast.JoinedStr():
+            yield "".join(
+                one.value if isinstance(one, ast.Constant) else "X" for one in part.values
+            )
+        case ast.Call() | ast.Name():
+            return
+        case _:
+            for child in ast.iter_child_nodes(part):
+                if isinstance(child, ast.expr):
+                    yield from texts(child)
+
+
+def test_no_message_of_a_command_speaks_python() -> None:
+    found = dict(messages())
+    assert len(found) > 500
+    said = {where: in_commands(text) for where, text in found.items() if text not in FOR_PROGRAMS}
+    for name in NAMES:
+        said = {where: text.replace(name, "") for where, text in said.items()}
+    assert not {where: text for where, text in said.items() if PYTHON.search(text)}
+
+
+def test_every_translation_is_of_a_message_and_names_commands_that_exist() -> None:
+    known = {text for _, text in messages()}
+    for words in (*_WORDS, *FOR_PROGRAMS):
+        assert any(words in text for text in known), words
+    flags = {flag for _, command in walk() for one in command.params for flag in one.opts}
+    names = {" ".join(path) for path, _ in walk()}
+    for words in _WORDS.values():
+        assert set(re.findall(r"--[a-z-]+", words)) <= flags, words
+        for name in re.findall(r"`holdfast ([a-z ]+[a-z])", words):
+            assert name in names, name
+
+
+def test_a_hint_is_shown_in_the_words_of_the_command(call: Call) -> None:
+    refused = call("prune", "demo", status=3).stderr
+    assert "expected a policy, such as `--last 3`" in refused
+    assert "Retention" not in refused
+    assert in_commands("Its ratings stay: `run.pool.history(7)`.") == (
+        "Its ratings stay in `holdfast log`."
+    )
