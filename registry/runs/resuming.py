@@ -26,6 +26,7 @@ from holdfast.registry.writing.committer import Committer
 _LOGGER = logging.getLogger("holdfast")
 
 if TYPE_CHECKING:
+    from holdfast.registry.collective.group import Group
     from holdfast.registry.journal.settings import Journal
     from holdfast.registry.runs.rooms import Initialise, Mode, Sources, Started, Transitioned
 
@@ -37,16 +38,25 @@ class ResumableRun(CuratedRun):
         committer: Commits to the run.
         compared: What the caller gave to be compared with the run, and is equal.
         journal: The journal of this machine, if saves go there first.
+        group: The ranks that save together.
     """
 
     def __init__(
-        self, committer: Committer, compared: frozenset[str], journal: Journal | None
+        self,
+        committer: Committer,
+        compared: frozenset[str],
+        journal: Journal | None,
+        group: Group | None = None,
     ) -> None:
         super().__init__(committer)
         self._compared = compared
-        self._trainer: Trainer = (
-            Trainer(committer) if journal is None else rooms.JournaledTrainer(committer, journal)
-        )
+        self._trainer: Trainer
+        if group is not None:
+            self._trainer = rooms.CollectiveTrainer(committer, group)
+        elif journal is not None:
+            self._trainer = rooms.JournaledTrainer(committer, journal)
+        else:
+            self._trainer = Trainer(committer)
 
     # Coming back
 

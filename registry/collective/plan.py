@@ -1,0 +1,418 @@
+"""Who stores which chunk, and which bytes travel for that: the plan of a layout.
+
+Pure arithmetic on boxes, in NumPy: a chunk of the grid is a box of its tensor, and so is what a
+rank has of it. Boxes have as many axes as the tensor with the most; missing axes of length 1 come
+first. Specified in docs/spec.md, section 42.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.registry.storage.chunking import grid
+from holdfast.registry.values.dtypes import item_size
+
+#: The most bytes that a rank sends, and that it receives, in one round.
+ROUND_BYTES = 16 * 2**20
+
+Ints = NDArray[np.int64]
+
+
+class WrongLayout(Exception):
+    """The parts of a tensor do not make it whole.
+
+    Attributes:
+        tensor: The number of the tensor.
+        what: The problem.
+        found: What was found.
+    """
+
+    def __init__(self, tensor: int, what: str, found: str) -> None:
+        super().__init__(what)
+        self.tensor, self.what, self.found = tensor, what, found
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The tensors of a state that are cut into chunks, in order: the same on every rank.
+
+    Attributes:
+        dtypes: Their element types.
+        shapes: Their shapes.
+    """
+
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def axes(self) -> int:
+        """The axes of a box."""
+        return max((len(shape) for shape in self.shapes), default=1) or 1
+
+    @cached_property
+    def first(self) -> Ints:
+        """The number of the first chunk of each tensor, and of all chunks at the end."""
+        counts = [grid(*one).count for one in zip(self.dtypes, self.shapes, strict=True)]
+        return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of types and shapes."""
+        return hashlib.sha256(repr((self.dtypes, self.shapes)).encode()).digest()
+
+    def padded(self, lengths: Sequence[int], fill: int) -> list[int]:
+        """Return lengths or offsets with the missing axes in front."""
+        return [fill] * (self.axes - len(lengths)) + list(lengths)
+
+    def chunk_boxes(self, tensor: int, numbers: Ints) -> tuple[Ints, Ints]:
+        """Return the begins and ends of some chunks of a tensor, a row each."""
+        shape = self.padded(self.shapes[tensor], 1)
+        axis, rows, per_run = self._cut(tensor)
+        low = np.zeros((len(numbers), self.axes), np.int64)
+        high = np.tile(np.array(shape, np.int64), (len(numbers), 1))
+        if axis:
+            run = np.unravel_index(numbers // per_run, shape[:axis])
+            for number, index in enumerate(run):
+                low[:, number], high[:, number] = index, index + 1
+        low[:, axis] = numbers % per_run * rows
+        high[:, axis] = np.minimum(low[:, axis] + rows, shape[axis])
+        return low, high
+
+    def _cut(self, tensor: int) -> tuple[int, int, int]:
+        """Return the cut axis of a tensor, the rows of a chunk, and the chunks of a run."""
+        shape = self.shapes[tensor]
+        cut = grid(self.dtypes[tensor], shape)
+        return self.axes - len(shape) + cut.axis, cut.rows, cut.chunks_per_run
+
+    def pieces(self, tensor: int, low: Ints, high: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """Cut boxes at the chunks of a tensor.
+
+        Args:
+            tensor: The tensor.
+            low: The begins of boxes that are not empty.
+            high: Their ends.
+
+        Returns:
+            For each piece the number of its box, that of its chunk in the tensor, its begin and its
+            end; ordered by chunk, then by box.
+        """
+        shape = self.padded(self.shapes[tensor], 1)
+        axis, rows, per_run = self._cut(tensor)
+        start, stop = low[:, : axis + 1].copy(), high[:, : axis + 1].copy()
+        start[:, axis] //= rows
+        stop[:, axis] = (stop[:, axis] - 1) // rows + 1
+        counts = (stop - start).prod(axis=1)
+        box = np.repeat(np.arange(len(low)), counts)
+        inner = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+        chunk = np.zeros(len(box), np.int64)
+        lengths = [*shape[:axis], per_run]
+        scale = np.ones(len(box), np.int64)
+        factor = 1
+        for number in range(axis, -1, -1):
+            width = (stop - start)[box, number]
+            chunk += (start[box, number] + inner // scale % width) * factor
+            scale *= width
+            factor *= lengths[number]
+        order = np.lexsort((box, chunk))
+        box, chunk = box[order], chunk[order]
+        begin, end = self.chunk_boxes(tensor, chunk)
+        return box, chunk, np.maximum(begin, low[box]), np.minimum(end, high[box])
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank does in the plan of a layout. The columns of each table are named in order.
+
+    Attributes:
+        rounds: The exchanges.
+        chunks: Tensor, number in the tensor, number of all, round, begin, end of each owned chunk.
+        takes: Owned chunk, rank, round, begin, end of each piece of those.
+        gives: Tensor, rank, round, begin, end of each piece for the chunks of other ranks.
+    """
+
+    rounds: int
+    chunks: Ints
+    takes: Ints
+    gives: Ints
+
+    def encode(self) -> list[bytes]:
+        """Return the tables as bytes."""
+        head = np.array([self.rounds, self.chunks.shape[1], self.takes.shape[1]], np.int64)
+        return [head.tobytes(), *(t.tobytes() for t in (self.chunks, self.takes, self.gives))]
+
+    @classmethod
+    def decode(cls, columns: Sequence[memoryview]) -> Self:
+        """Read what `encode` has made."""
+        head, chunks, takes, gives = (np.frombuffer(one, np.int64) for one in columns)
+        rounds, wide, narrow = head.tolist()
+        tables = chunks.reshape(-1, wide), takes.reshape(-1, narrow), gives.reshape(-1, narrow)
+        return cls(rounds, *tables)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a layout for all ranks.
+
+    Attributes:
+        structure: The tensors.
+        ranks: The number of ranks.
+        owner: The owner of each chunk.
+        round: The round after which each chunk is complete.
+        rounds: The exchanges.
+        pieces: For each piece its chunk, and the rank that gives it.
+        low: The begins of the pieces.
+        high: Their ends.
+    """
+
+    structure: Structure
+    ranks: int
+    owner: Ints
+    round: Ints
+    rounds: int
+    pieces: Ints
+    low: Ints
+    high: Ints
+
+    def tensor_of(self, chunks: Ints) -> Ints:
+        """Return the tensor of each chunk."""
+        return np.searchsorted(self.structure.first, chunks, side="right") - 1
+
+    def owned_by(self, rank: int) -> Ints:
+        """Return the numbers of the chunks that a rank owns, in order."""
+        order, ends = self._by_owner
+        return order[ends[rank] : ends[rank + 1]]
+
+    @cached_property
+    def _by_owner(self) -> tuple[Ints, Ints]:
+        return _grouped(self.owner, self.ranks)
+
+    @cached_property
+    def _taken(self) -> tuple[Ints, Ints]:
+        return _grouped(self.owner[self.pieces[:, 0]], self.ranks)
+
+    @cached_property
+    def _given(self) -> tuple[Ints, Ints]:
+        of, source = self.pieces[:, 0], self.pieces[:, 1]
+        moved = np.flatnonzero(source != self.owner[of])
+        order, ends = _grouped(source[moved], self.ranks)
+        return moved[order], ends
+
+    def part(self, rank: int) -> Part:
+        """Return what a rank does."""
+        mine = self.owned_by(rank)
+        tensors = self.tensor_of(mine)
+        numbers = mine - self.structure.first[tensors]
+        low = np.zeros((len(mine), self.structure.axes), np.int64)
+        high = np.zeros_like(low)
+        for tensor in np.unique(tensors):
+            at = tensors == tensor
+            low[at], high[at] = self.structure.chunk_boxes(int(tensor), numbers[at])
+        chunks = np.column_stack([tensors, numbers, mine, self.round[mine], low, high])
+        of, source = self.pieces[:, 0], self.pieces[:, 1]
+        taken, given = (
+            order[ends[rank] : ends[rank + 1]] for order, ends in (self._taken, self._given)
+        )
+        return Part(
+            self.rounds,
+            chunks,
+            self._table(np.searchsorted(mine, of[taken]), source[taken], taken),
+            self._table(self.tensor_of(of[given]), self.owner[of[given]], given),
+        )
+
+    def _table(self, of: Ints, rank: Ints, at: Ints) -> Ints:
+        return np.column_stack(
+            [of, rank, self.round[self.pieces[at, 0]], self.low[at], self.high[at]]
+        )
+
+    @property
+    def moved_bytes(self) -> int:
+        """The bytes that travel between ranks."""
+        of, source = self.pieces[:, 0], self.pieces[:, 1]
+        moved = source != self.owner[of]
+        items = np.array([item_size(one) for one in self.structure.dtypes] or [0], np.int64)
+        volume = (self.high[moved] - self.low[moved]).prod(axis=1)
+        return int((volume * items[self.tensor_of(of[moved])]).sum())
+
+
+def _grouped(ranks: Ints, count: int) -> tuple[Ints, Ints]:
+    """Return indices in the order of their ranks, and where those of each rank begin."""
+    order = np.argsort(ranks, kind="stable")
+    return order, np.searchsorted(ranks[order], np.arange(count + 1))
+
+
+def make_plan(structure: Structure, layouts: Sequence[Ints]) -> Plan:
+    """Return the plan of a layout.
+
+    Args:
+        structure: The tensors.
+        layouts: For each rank a table with a row for each tensor that is sharded: tensor, offset,
+            extent. A tensor without a row is whole on every rank.
+
+    Raises:
+        WrongLayout: The parts of a tensor overlap or leave gaps, or only some ranks shard it.
+    """
+    return _Planning(structure, len(layouts)).plan(layouts)
+
+
+class _Planning:
+    """The making of one plan: chunk by chunk, pieces of a tensor at once."""
+
+    def __init__(self, structure: Structure, ranks: int) -> None:
+        self._structure, self._ranks = structure, ranks
+        total = int(structure.first[-1])
+        self._owner = np.zeros(total, np.int64)
+        self._round = np.zeros(total, np.int64)
+        self._owned = np.zeros(ranks, np.int64)
+        self._sent = np.zeros(ranks, np.int64)
+        # Of what a rank gets and sends: the present round, and its bytes so far.
+        self._turn = np.zeros((2, ranks), np.int64)
+        self._fill = np.zeros((2, ranks), np.int64)
+        self._rounds = 0
+        self._found: list[tuple[Ints, Ints, Ints, Ints]] = []
+
+    def plan(self, layouts: Sequence[Ints]) -> Plan:
+        structure = self._structure
+        rank = np.repeat(np.arange(len(layouts)), [len(one) for one in layouts])
+        width = 1 + 2 * structure.axes
+        rows = np.concatenate(layouts) if layouts else np.zeros((0, width), np.int64)
+        order = np.argsort(rows[:, 0], kind="stable")
+        rank, rows = rank[order], rows[order]
+        ends = np.searchsorted(rows[:, 0], np.arange(len(structure.shapes) + 1))
+        for tensor in range(len(structure.shapes)):
+            at = slice(int(ends[tensor]), int(ends[tensor + 1]))
+            if at.start == at.stop:
+                self._add_whole(tensor)
+            else:
+                self._add_sharded(tensor, rank[at], rows[at, 1:])
+        chunk, source, low, high = (
+            np.concatenate(column) if column else np.zeros(0, np.int64)
+            for column in (list(zip(*self._found, strict=True)) or [()] * 4)
+        )
+        axes = structure.axes
+        return Plan(
+            structure,
+            self._ranks,
+            self._owner,
+            self._round,
+            self._rounds,
+            np.column_stack([chunk, source]).astype(np.int64),
+            low.reshape(-1, axes),
+            high.reshape(-1, axes),
+        )
+
+    def _sizes(self, tensor: int) -> tuple[int, ...]:
+        return grid(self._structure.dtypes[tensor], self._structure.shapes[tensor]).sizes()
+
+    def _add_whole(self, tensor: int) -> None:
+        first = int(self._structure.first[tensor])
+        sizes = self._sizes(tensor)
+        for number, size in enumerate(sizes, first):
+            self._own(number, int(self._owned.argmin()), size)
+        numbers = np.arange(len(sizes))
+        low, high = self._structure.chunk_boxes(tensor, numbers)
+        self._found.append((numbers + first, self._owner[numbers + first], low, high))
+
+    def _own(self, chunk: int, owner: int, size: int) -> None:
+        self._owner[chunk] = owner
+        self._owned[owner] += size
+        self._round[chunk] = self._turn[0, owner]
+
+    def _add_sharded(self, tensor: int, rank: Ints, rows: Ints) -> None:
+        boxes, holders = self._boxes(tensor, rank, rows)
+        axes = self._structure.axes
+        low = boxes[:, :axes]
+        box, chunk, begin, end = self._structure.pieces(tensor, low, low + boxes[:, axes:])
+        item = item_size(self._structure.dtypes[tensor])
+        nbytes = ((end - begin).prod(axis=1) * item).tolist()
+        sizes = self._sizes(tensor)
+        self._check_cover(tensor, boxes, chunk, nbytes, sizes)
+        first = int(self._structure.first[tensor])
+        cuts = np.searchsorted(chunk, np.arange(len(sizes) + 1)).tolist()
+        of_box = box.tolist()
+        source = np.zeros(len(box), np.int64)
+        for number, size in enumerate(sizes):
+            here = range(cuts[number], cuts[number + 1])
+            some = [holders[of_box[piece]] for piece in here]
+            able = some[0] if len(some) == 1 else np.concatenate(some)
+            owner = int(able[self._owned[able].argmin()])
+            moved: dict[int, int] = {}
+            for piece, having in zip(here, some, strict=True):
+                if len(having) == 1:
+                    giver = int(having[0])
+                elif owner in having:
+                    giver = owner
+                else:
+                    giver = int(having[self._sent[having].argmin()])
+                source[piece] = giver
+                if giver != owner:
+                    moved[giver] = moved.get(giver, 0) + nbytes[piece]
+            self._own(first + number, owner, size)
+            if moved:
+                self._round[first + number] = self._travel(owner, moved)
+        self._found.append((chunk + first, source, begin, end))
+
+    def _travel(self, owner: int, moved: dict[int, int]) -> int:
+        """Return the first round that has room for the pieces of a chunk."""
+        sides = [(0, owner, sum(moved.values())), *((1, rank, n) for rank, n in moved.items())]
+        now = max(int(self._turn[side, rank]) for side, rank, _ in sides)
+        turn, fill = self._turn, self._fill
+        if any(turn[s, r] == now and fill[s, r] + n > ROUND_BYTES for s, r, n in sides):
+            now += 1
+        for side, rank, size in sides:
+            if turn[side, rank] < now:
+                turn[side, rank], fill[side, rank] = now, 0
+            fill[side, rank] += size
+            if side:
+                self._sent[rank] += size
+        self._rounds = max(self._rounds, now + 1)
+        return now
+
+    def _boxes(self, tensor: int, rank: Ints, rows: Ints) -> tuple[Ints, list[Ints]]:
+        """Return the distinct boxes of a tensor that are not empty, and who has each."""
+        if len(rank) != self._ranks:
+            raise WrongLayout(
+                tensor, "a tensor is sharded on some ranks only", f"{len(rank)} of {self._ranks}"
+            )
+        axes = self._structure.axes
+        filled = (rows[:, axes:] > 0).all(axis=1)
+        boxes, inverse = np.unique(rows[filled], axis=0, return_inverse=True)
+        inverse = inverse.reshape(-1)
+        order = np.argsort(inverse, kind="stable")
+        ranks = rank[filled][order]
+        cuts = np.searchsorted(inverse[order], np.arange(len(boxes) + 1))
+        return boxes, [ranks[cuts[n] : cuts[n + 1]] for n in range(len(boxes))]
+
+    def _check_cover(
+        self, tensor: int, boxes: Ints, chunk: Ints, nbytes: list[int], sizes: Sequence[int]
+    ) -> None:
+        covered = np.bincount(chunk, np.array(nbytes, np.float64), minlength=len(sizes))
+        if not np.array_equal(covered, np.array(sizes, np.float64)) or _overlap(boxes):
+            raise WrongLayout(
+                tensor,
+                "the ranks' parts of a tensor overlap or leave gaps",
+                f"{int(covered.sum())} bytes of {sum(sizes)}",
+            )
+
+
+def _overlap(boxes: Ints) -> bool:
+    """Return whether two of some distinct boxes overlap."""
+    axes = boxes.shape[1] // 2
+    low, high = boxes[:, :axes], boxes[:, :axes] + boxes[:, axes:]
+    # Along the axis that tells most of them apart.
+    axis = int(np.argmax([len(np.unique(low[:, one])) for one in range(axes)]))
+    order = np.argsort(low[:, axis], kind="stable")
+    low, high = low[order], high[order]
+    for number in range(len(boxes) - 1):
+        until = int(np.searchsorted(low[:, axis], high[number, axis]))
+        others = slice(number + 1, until)
+        meets = (low[others] < high[number]) & (high[others] > low[number])
+        if meets.all(axis=1).any():
+            return True
+    return False
