@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from itertools import count
 from typing import Any
 
 import torch
@@ -14,9 +13,6 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from holdfast.backends import Buffer
 from holdfast.registry.collective.group import DEADLINE_S, LinksBroken, check_deadline
 from holdfast.registry.errors import InvalidInput
-
-#: Every rank makes its groups in the same order, so the number of one is the same on all.
-_numbers = count()
 
 
 class TorchGroup:
@@ -50,7 +46,9 @@ class TorchGroup:
         self.size: int = dist.get_world_size()
         # A wait in a clone does not block the training's own calls of the store.
         store: Any = _get_default_store()
-        self._store: Any = PrefixStore(f"holdfast/{next(_numbers)}", store.clone())
+        # Every rank makes its groups in the same order, so the number of one is the same on all.
+        number = store.add(f"holdfast/groups/{self.rank}", 1)
+        self._store: Any = PrefixStore(f"holdfast/{number}", store.clone())
         self._links = ""
         self._gloo: Any = None
 

@@ -1,0 +1,103 @@
+"""What the ranks of a fleet do in the tests."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+import holdfast
+from holdfast.distributed import PerRank, TorchGroup
+
+DEADLINE_S = 20.0
+
+
+class Net(nn.Module):
+    """Parameters that cross chunks, that split unevenly, and that have fewer rows than ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(1024, 1500)
+        self.out = nn.Linear(1500, 7)
+        self.few = nn.Linear(3, 2)
+        self.scale = nn.Parameter(torch.ones(5))
+        self.register_buffer("seen", torch.arange(40.0))
+
+
+def values(seed: int = 0) -> Net:
+    """The network with its values, unsharded."""
+    net = Net()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for one in net.parameters():
+            one.copy_(torch.randn(one.shape, generator=generator))
+    return net
+
+
+def _moments(seed: int) -> dict[str, torch.Tensor]:
+    return {name: one.detach().square() for name, one in values(seed).named_parameters()}
+
+
+def plain(seed: int = 0) -> dict[str, Any]:
+    """The state that all layouts are of."""
+    state = {n: {"exp_avg_sq": one, "step": torch.tensor(3.0)} for n, one in _moments(seed).items()}
+    return {"model": values(seed), "optimizer": {"state": state, "groups": [{"lr": 0.1}]}, "n": 3}
+
+
+def _mesh(size: int, *names: str) -> DeviceMesh:
+    if len(names) == 1:
+        return init_device_mesh("cpu", (size,), mesh_dim_names=names)
+    outer = 2 if size > 1 else 1
+    return init_device_mesh("cpu", (outer, size // outer), mesh_dim_names=names)
+
+
+def _parallelize(net: Net, mesh: DeviceMesh) -> None:
+    parallelize_module(net, mesh, {"wide": ColwiseParallel(), "out": RowwiseParallel()})
+
+
+def sharded(kind: str, size: int, seed: int = 0) -> dict[str, Any]:
+    """The state of `plain` in a layout."""
+    net = values(seed)
+    match kind:
+        case "fsdp":
+            fully_shard(net, mesh=_mesh(size, "dp"))
+        case "tp":
+            _parallelize(net, _mesh(size, "tp"))
+        case "fsdp-tp":
+            mesh = _mesh(size, "dp", "tp")
+            _parallelize(net, mesh["tp"])
+            fully_shard(net, mesh=mesh["dp"])
+        case "hsdp":
+            fully_shard(net, mesh=_mesh(size, "replicate", "shard"))
+    moments = _moments(seed)
+    state = {
+        name: {"exp_avg_sq": _like(one, moments[name]), "step": torch.tensor(3.0)}
+        for name, one in net.named_parameters()
+    }
+    return {"model": net, "optimizer": {"state": state, "groups": [{"lr": 0.1}]}, "n": 3}
+
+
+def _like(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    if not isinstance(parameter, DTensor):
+        return whole
+    # What the rank has of it: `distribute_tensor` does not know the order of `_StridedShard`.
+    made = torch.empty_like(parameter).detach()
+    return made.copy_(parameter.detach()).square_()
+
+
+def saved(rank: int, size: int, url: str, run_id: str, kind: str, step: int) -> str:
+    """Save a layout on every rank; return the id."""
+    group = TorchGroup(deadline_s=DEADLINE_S)
+    with holdfast.open(url) as reg:
+        run = reg.run(run_id, create=True, group=group)
+        return str(run.save(sharded(kind, size), step=step).digest)
