@@ -166,7 +166,7 @@ class Plan:
         owner: The owner of each chunk.
         round: The round after which each chunk is complete.
         rounds: The exchanges.
-        pieces: For each piece its chunk, and the rank that gives it.
+        pieces: For each piece its chunk, and the rank that gives it, or gets it when loading.
         low: The begins of the pieces.
         high: Their ends.
     """
@@ -247,31 +247,33 @@ def _grouped(ranks: Ints, count: int) -> tuple[Ints, Ints]:
     return order, np.searchsorted(ranks[order], np.arange(count + 1))
 
 
-def make_plan(structure: Structure, layouts: Sequence[Ints]) -> Plan:
+def make_plan(structure: Structure, layouts: Sequence[Ints], *, loads: bool = False) -> Plan:
     """Return the plan of a layout.
 
     Args:
         structure: The tensors.
         layouts: For each rank a table with a row for each tensor that is sharded: tensor, offset,
             extent. A tensor without a row is whole on every rank.
+        loads: Whether the pieces travel from the owner of a chunk to every rank that has them, and
+            not from one of those ranks to the owner.
 
     Raises:
         WrongLayout: The parts of a tensor overlap or leave gaps, or only some ranks shard it.
     """
-    return _Planning(structure, len(layouts)).plan(layouts)
+    return _Planning(structure, len(layouts), loads=loads).plan(layouts)
 
 
 class _Planning:
     """The making of one plan: chunk by chunk, pieces of a tensor at once."""
 
-    def __init__(self, structure: Structure, ranks: int) -> None:
-        self._structure, self._ranks = structure, ranks
+    def __init__(self, structure: Structure, ranks: int, *, loads: bool) -> None:
+        self._structure, self._ranks, self._loads = structure, ranks, loads
         total = int(structure.first[-1])
         self._owner = np.zeros(total, np.int64)
         self._round = np.zeros(total, np.int64)
         self._owned = np.zeros(ranks, np.int64)
         self._sent = np.zeros(ranks, np.int64)
-        # Of what a rank gets and sends: the present round, and its bytes so far.
+        # Of chunks that a rank owns, and of pieces of others: the present round, its bytes so far.
         self._turn = np.zeros((2, ranks), np.int64)
         self._fill = np.zeros((2, ranks), np.int64)
         self._rounds = 0
@@ -287,8 +289,10 @@ class _Planning:
         ends = np.searchsorted(rows[:, 0], np.arange(len(structure.shapes) + 1))
         for tensor in range(len(structure.shapes)):
             at = slice(int(ends[tensor]), int(ends[tensor + 1]))
-            if at.start == at.stop:
+            if at.start == at.stop and not self._loads:
                 self._add_whole(tensor)
+            elif at.start == at.stop:
+                self._add_sharded(tensor, np.arange(self._ranks), self._everywhere(tensor))
             else:
                 self._add_sharded(tensor, rank[at], rows[at, 1:])
         chunk, source, low, high = (
@@ -319,6 +323,12 @@ class _Planning:
         low, high = self._structure.chunk_boxes(tensor, numbers)
         self._found.append((numbers + first, self._owner[numbers + first], low, high))
 
+    def _everywhere(self, tensor: int) -> Ints:
+        """Return the rows of a tensor that is whole on every rank."""
+        shape = self._structure.padded(self._structure.shapes[tensor], 1)
+        row = [0] * self._structure.axes + shape
+        return np.tile(np.array(row, np.int64), (self._ranks, 1))
+
     def _own(self, chunk: int, owner: int, size: int) -> None:
         self._owner[chunk] = owner
         self._owned[owner] += size
@@ -344,6 +354,11 @@ class _Planning:
             owner = int(able[self._owned[able].argmin()])
             moved: dict[int, int] = {}
             for piece, having in zip(here, some, strict=True):
+                if self._loads:
+                    for rank_of in having.tolist():
+                        if rank_of != owner:
+                            moved[rank_of] = moved.get(rank_of, 0) + nbytes[piece]
+                    continue
                 if len(having) == 1:
                     giver = int(having[0])
                 elif owner in having:
@@ -355,22 +370,29 @@ class _Planning:
                     moved[giver] = moved.get(giver, 0) + nbytes[piece]
             self._own(first + number, owner, size)
             if moved:
-                self._round[first + number] = self._travel(owner, moved)
+                self._round[first + number] = self._travel(owner, moved, size)
+        if self._loads:
+            holding = [holders[one] for one in of_box]
+            source = np.concatenate(holding)
+            spread = np.repeat(np.arange(len(box)), [len(one) for one in holding])
+            chunk, begin, end = chunk[spread], begin[spread], end[spread]
         self._found.append((chunk + first, source, begin, end))
 
-    def _travel(self, owner: int, moved: dict[int, int]) -> int:
+    def _travel(self, owner: int, moved: dict[int, int], size: int) -> int:
         """Return the first round that has room for the pieces of a chunk."""
-        sides = [(0, owner, sum(moved.values())), *((1, rank, n) for rank, n in moved.items())]
+        # When loading, the owner holds whole chunks until their pieces are sent.
+        total = max(sum(moved.values()), size if self._loads else 0)
+        sides = [(0, owner, total), *((1, rank, n) for rank, n in moved.items())]
         now = max(int(self._turn[side, rank]) for side, rank, _ in sides)
         turn, fill = self._turn, self._fill
         if any(turn[s, r] == now and fill[s, r] + n > ROUND_BYTES for s, r, n in sides):
             now += 1
-        for side, rank, size in sides:
+        for side, rank, some in sides:
             if turn[side, rank] < now:
                 turn[side, rank], fill[side, rank] = now, 0
-            fill[side, rank] += size
+            fill[side, rank] += some
             if side:
-                self._sent[rank] += size
+                self._sent[rank] += some
         self._rounds = max(self._rounds, now + 1)
         return now
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from holdfast.backends import Buffer
 from holdfast.registry.collective.group import Group
@@ -14,6 +16,8 @@ from holdfast.registry.errors import RankFailed
 _KEPT_CALLS = 8
 #: After the connections broke, the others are heard of within this time, or they are dead.
 _GRACE_S = 10.0
+
+_made: WeakKeyDictionary[Group, count[int]] = WeakKeyDictionary()
 
 #: The header and the columns of a message.
 Message = tuple[dict[str, Any], list[memoryview]]
@@ -26,16 +30,16 @@ class Calls:
 
     Args:
         group: The ranks.
-        name: A name that no other object uses with this group.
 
     Attributes:
         group: The ranks.
         links: The name of the connections; they are made again after a call that failed.
     """
 
-    def __init__(self, group: Group, name: str) -> None:
+    def __init__(self, group: Group) -> None:
         self.group = group
-        self._name = name
+        # Every rank makes those of a group in the same order, so the number is the same on all.
+        name = self._name = str(next(_made.setdefault(group, count())))
         self._calls = 0
         self._sent: deque[list[str]] = deque()
         self.links = f"{name}/0"

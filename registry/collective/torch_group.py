@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -50,6 +51,7 @@ class TorchGroup:
         number = store.add(f"holdfast/groups/{self.rank}", 1)
         self._store: Any = PrefixStore(f"holdfast/{number}", store.clone())
         self._links = ""
+        self._made: Counter[str] = Counter()
         self._gloo: Any = None
 
     def send(self, to: Sequence[int], name: str, data: bytes) -> None:  # noqa: ARG002
@@ -104,7 +106,8 @@ class TorchGroup:
         if self._gloo is None or links != self._links:
             self.break_links()
             self._links = links
-            store = PrefixStore(f"links/{links}", self._store)
+            self._made[links] += 1  # the addresses of earlier connections stay in the store
+            store = PrefixStore(f"links/{links}/{self._made[links]}", self._store)
             self._gloo = dist.ProcessGroupGloo(
                 store, self.rank, self.size, timedelta(seconds=self.deadline_s)
             )

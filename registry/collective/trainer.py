@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import count
-from weakref import WeakKeyDictionary
 
 from holdfast.registry import pytree
 from holdfast.registry.collective import shards
@@ -24,9 +22,6 @@ from holdfast.registry.training.trainer import Trainer
 from holdfast.registry.values.gc_pause import collector_paused
 from holdfast.registry.writing.change import NewCommit
 from holdfast.registry.writing.committer import Committer
-
-#: Every rank opens the handles of a group in the same order: a number names one on all ranks.
-_handles: WeakKeyDictionary[Group, count[int]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ class CollectiveTrainer(Trainer):
 
     def __init__(self, committer: Committer, group: Group) -> None:
         super().__init__(committer)
-        self._calls = Calls(group, f"save/{next(_handles.setdefault(group, count()))}")
+        self._calls = Calls(group)
         self._plans = Plans()
 
     @property

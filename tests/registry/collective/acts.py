@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -17,7 +16,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import holdfast
-from holdfast.distributed import PerRank, TorchGroup
+from holdfast.distributed import TorchGroup, load_into
 
 DEADLINE_S = 20.0
 
@@ -101,3 +100,22 @@ def saved(rank: int, size: int, url: str, run_id: str, kind: str, step: int) -> 
     with holdfast.open(url) as reg:
         run = reg.run(run_id, create=True, group=group)
         return str(run.save(sharded(kind, size), step=step).digest)
+
+
+def loaded(rank: int, size: int, url: str, ref: str, kind: str) -> list[str]:
+    """Load a checkpoint into a layout of other values; return the paths that are not right."""
+    wanted, target = sharded(kind, size), sharded(kind, size, seed=1)
+    with holdfast.open(url) as reg:
+        load_into(reg.checkpoint(ref), target, group=TorchGroup(deadline_s=DEADLINE_S))
+    right, found = _tensors(wanted), _tensors(target)
+    return [path for path, one in right.items() if not torch.equal(one, found[path])]
+
+
+def _tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return what this rank has of each tensor."""
+    moments = {n: one["exp_avg_sq"] for n, one in state["optimizer"]["state"].items()}
+    every = {**state["model"].state_dict(), **{f"{n}/moment": one for n, one in moments.items()}}
+    return {
+        name: (one.to_local() if isinstance(one, DTensor) else one).detach()
+        for name, one in every.items()
+    }

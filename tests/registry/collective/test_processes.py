@@ -37,13 +37,14 @@ def test_every_layout_has_the_id_of_the_plain_state_and_stores_it_once(
     reg: Registry, fleet: Fleet
 ) -> None:
     alone = reg.run("alone", create=True).save(acts.plain(), step=0).digest
-    step = 0
     kept: set[Path] = set()
-    for kind, size in LAYOUTS:
-        step += 1
+    for step, (kind, size) in enumerate(LAYOUTS):
         found = fleet.run(size, acts.saved, reg.url, "together", kind, step)
         assert found == [str(alone)] * size, kind
         if kept:
             assert packs(reg) == kept, f"{kind} on {size} ranks stored an unchanged state"
         kept = packs(reg)
+        # And back, into the layout of the next save.
+        into, ranks = LAYOUTS[(step + 1) % len(LAYOUTS)]
+        assert fleet.run(ranks, acts.loaded, reg.url, "together/latest", into) == [[]] * ranks
     assert not reg.verify(deep=True).findings
