@@ -73,10 +73,11 @@ class Following:
             talk.report(agreement.layout_of(self._parts, name))
         else:
             _, columns = talk.hear_own("leading the save")
+            self._calls.links = order["links"]
             try:
                 talk.report(self._store(name, order, columns))
             except LinksBroken as error:
-                self._calls.group.break_links()
+                self._calls.group.break_links(self._calls.links)
                 talk.report(broken(error, self._calls.group.rank))
                 return
             self._reported = order["write"], order["began"]

@@ -65,8 +65,8 @@ class Group(Protocol):
             LinksBroken: A rank is dead or late, or has broken the links.
         """
 
-    def break_links(self) -> None:
-        """End the connections, so that every rank that waits in an exchange stops waiting."""
+    def break_links(self, links: str) -> None:
+        """End connections, so that no rank waits in an exchange; their name is not used again."""
 
     def close(self) -> None:
         """End the connections and release what the group holds."""
@@ -177,10 +177,10 @@ class ThreadGroup:
                 for rank in incoming
             }
 
-    def break_links(self) -> None:
+    def break_links(self, links: str) -> None:
         """Stop all threads that wait in an exchange."""
         with self._board.changed:
-            self._board.broken.add(self._links)
+            self._board.broken.add(links)
             self._board.changed.notify_all()
 
     def close(self) -> None:

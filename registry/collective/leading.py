@@ -293,7 +293,7 @@ class Leading:
             report = write_part(committer.store, committer.writer, group, layout, part, order)
         except LinksBroken as error:
             talk.is_broken = True
-            group.break_links()
+            group.break_links(self._calls.links)
             talk.gather(broken(error, 0), "exchanging parts of tensors")
             raise RankFailed(
                 "the connections between the ranks broke",

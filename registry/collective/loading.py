@@ -84,9 +84,9 @@ def load_into(
         try:
             talk.fail(error)
         finally:
-            group.break_links()
+            calls.break_links()
         raise
-    group.break_links()
+    calls.break_links()
     return filling.report
 
 
@@ -258,7 +258,7 @@ def _fill(filling: _Filling, calls: Calls, talk: Talk, part: Part) -> None:
         )
     except LinksBroken as error:
         talk.is_broken = True
-        group.break_links()
+        group.break_links(calls.links)
         if group.rank:
             talk.report(broken(error, group.rank))
             _listen(talk)

@@ -14,7 +14,8 @@ from holdfast.registry.errors import RankFailed
 
 #: Messages are kept for this many later calls, so that a late rank learns how its call ended.
 _KEPT_CALLS = 8
-#: After the connections broke, the others are heard of within this time, or they are dead.
+#: After the connections broke, the others are heard of within this time, or they are dead. The
+#: others wait for rank 0 that much longer, so that it can tell them who is.
 _GRACE_S = 10.0
 
 _made: WeakKeyDictionary[Group, count[int]] = WeakKeyDictionary()
@@ -54,10 +55,10 @@ class Calls:
                 self.group.forget(name)
         return Talk(self.group, f"{self._name}/{self._calls}", sent)
 
-    def has_failed(self, talk: Talk) -> None:
-        """End the connections after a call that failed."""
-        self.group.break_links()
-        self.links = talk.name
+    def break_links(self) -> None:
+        """End the connections; the next exchange makes new ones, on every rank."""
+        self.group.break_links(self.links)
+        self.links = f"{self._name}/{self._calls}"
 
 
 class Talk:
@@ -74,6 +75,10 @@ class Talk:
         self._orders = self._reports = 0
         self.name = name
         self.is_broken = False
+
+    @property
+    def _grace_s(self) -> float:
+        return min(self._group.deadline_s, _GRACE_S)
 
     def _send(self, to: list[int], name: str, data: bytes) -> None:
         self._sent.append(name)
@@ -101,9 +106,7 @@ class Talk:
         """
         self._reports += 1
         group, others = self._group, range(1, self._group.size)
-        limit_s = group.deadline_s
-        if self.is_broken:
-            limit_s = min(limit_s, _GRACE_S)
+        limit_s = self._grace_s if self.is_broken else group.deadline_s
         found = group.receive(f"{self.name}/report/{self._reports}", others, limit_s)
         made = {rank: split(data) for rank, data in found.items()}
         made[0] = split(own)
@@ -143,7 +146,7 @@ class Talk:
         return self._from_first(f"{self.name}/order/{self._orders}/{self._group.rank}", doing)
 
     def _from_first(self, name: str, doing: str) -> Message:
-        found = self._group.receive(name, [0], self._group.deadline_s)
+        found = self._group.receive(name, [0], self._group.deadline_s + self._grace_s)
         if not found:
             raise lost([0], self._group.deadline_s, doing)
         return split(found[0])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +14,10 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from holdfast.backends import Buffer
 from holdfast.registry.collective.group import DEADLINE_S, LinksBroken, check_deadline
 from holdfast.registry.errors import InvalidInput
+
+#: What a rank says to the others before it connects to them.
+_HERE = b"here"
+_GONE = b"gone"
 
 
 class TorchGroup:
@@ -51,7 +55,6 @@ class TorchGroup:
         number = store.add(f"holdfast/groups/{self.rank}", 1)
         self._store: Any = PrefixStore(f"holdfast/{number}", store.clone())
         self._links = ""
-        self._made: Counter[str] = Counter()
         self._gloo: Any = None
 
     def send(self, to: Sequence[int], name: str, data: bytes) -> None:  # noqa: ARG002
@@ -92,7 +95,7 @@ class TorchGroup:
                 found, data, arriving, sending, timeout=timedelta(seconds=self.deadline_s)
             ).wait()
         except RuntimeError as error:
-            self.break_links()
+            self._disconnect()
             raise LinksBroken(str(error)) from error
         view, start = _view(found), 0
         parts = {}
@@ -104,25 +107,39 @@ class TorchGroup:
 
     def _connected(self, links: str) -> Any:
         if self._gloo is None or links != self._links:
-            self.break_links()
+            self._disconnect()
             self._links = links
-            self._made[links] += 1  # the addresses of earlier connections stay in the store
-            store = PrefixStore(f"links/{links}/{self._made[links]}", self._store)
+            self._meet(links)
+            store = PrefixStore(f"links/{links}", self._store)
             self._gloo = dist.ProcessGroupGloo(
                 store, self.rank, self.size, timedelta(seconds=self.deadline_s)
             )
         return self._gloo
 
-    def break_links(self) -> None:
-        """End the connections: the other side of each gets an error."""
+    def _meet(self, links: str) -> None:
+        """Wait until all ranks are about to connect: one that has failed says so instead."""
+        self._store.set(f"{links}/here/{self.rank}", _HERE)
+        found = self.receive(f"{links}/here", range(self.size), self.deadline_s)
+        absent = [rank for rank in range(self.size) if found.get(rank) != _HERE]
+        if absent:
+            raise LinksBroken(f"rank {', '.join(map(str, absent))} did not connect")
+
+    def _disconnect(self) -> None:
         gloo, self._gloo = self._gloo, None
         if gloo is not None:
             gloo.abort()
             del gloo
 
+    def break_links(self, links: str) -> None:
+        """End connections: the other side of each gets an error."""
+        if links == self._links:
+            self._disconnect()
+        with suppress(RuntimeError):  # the store is gone with the job
+            self._store.set(f"{links}/here/{self.rank}", _GONE)
+
     def close(self) -> None:
         """End the connections."""
-        self.break_links()
+        self._disconnect()
 
 
 def _view(tensor: torch.Tensor) -> memoryview:

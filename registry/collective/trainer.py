@@ -88,7 +88,7 @@ class CollectiveTrainer(Trainer):
         try:
             super().close()
         finally:
-            self._calls.group.break_links()
+            self._calls.break_links()
 
     def _prepare(self, state: object, request: SaveRequest) -> PreparedSave:
         try:
@@ -113,7 +113,7 @@ class CollectiveTrainer(Trainer):
         try:
             talk.fail(error)
         finally:
-            self._calls.has_failed(talk)
+            self._calls.break_links()
 
     def _parts(self, save: RankSave) -> dict[str, RankPart]:
         is_alone = self._calls.group.size == 1

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
@@ -17,8 +22,10 @@ from torch.distributed.tensor.parallel import (
 
 import holdfast
 from holdfast.distributed import TorchGroup, load_into
+from holdfast.registry.errors import RegistryError
+from tests.registry.collective.ranks import Troubled
 
-DEADLINE_S = 20.0
+DEADLINE_S = 40.0
 
 
 class Net(nn.Module):
@@ -119,3 +126,51 @@ def _tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
         name: (one.to_local() if isinstance(one, DTensor) else one).detach()
         for name, one in every.items()
     }
+
+
+def saved_in_trouble(
+    rank: int, size: int, url: str, step: int, victim: int, at: int, deadline_s: float
+) -> tuple[str, int, float]:
+    """Save while a rank dies (`at` below 0) or is late at one of its calls of the group.
+
+    Returns:
+        The id, or the class of the error; the rank that the error names; and a sum over the ranks
+        that are left, by the training's own process group.
+    """
+    store = _get_default_store()
+    others = [one for one in range(size) if one != victim]
+
+    def trouble() -> None:
+        if at < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        store.wait([f"ended/{one}" for one in others], timedelta(seconds=60))
+
+    group: Any = TorchGroup(deadline_s=deadline_s)
+    if rank == victim:
+        group = Troubled(group, trouble, abs(at))
+    try:
+        answer, named = _save_once(url, group, step, size)
+    finally:
+        store.set(f"ended/{rank}", "")
+    return answer, named, _sum_over(rank, others if at < 0 else list(range(size)))
+
+
+def _save_once(url: str, group: Any, step: int, size: int) -> tuple[str, int]:
+    with holdfast.open(url) as reg:
+        run = reg.run("run", create=True, group=group)
+        try:
+            return str(run.save(sharded("fsdp", size), step=step).digest), -1
+        except RegistryError as error:
+            return type(error).__name__, getattr(error, "rank", -1)
+
+
+def _sum_over(rank: int, ranks: list[int]) -> float:
+    """Return the sum of the numbers of some ranks, passed along by the default process group."""
+    at = ranks.index(rank)
+    total = torch.zeros(1)
+    if at:
+        dist.recv(total, ranks[at - 1])
+    total += rank
+    if at + 1 < len(ranks):
+        dist.send(total, ranks[at + 1])
+    return float(total)

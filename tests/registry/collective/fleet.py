@@ -66,7 +66,7 @@ class Fleet:
                 process.start()
                 theirs.close()
                 self._ranks[rank] = process, mine
-            self._ranks[rank][1].send((self._cases, size, act, args))
+            self._ranks[rank][1].send((self._cases, size, act, args, _environment()))
 
     def end(self, size: int) -> list[Any]:
         """Return what each rank returned, or the `Failed` that it raised; `None` if it died."""
@@ -105,6 +105,11 @@ class Fleet:
             process.kill()
 
 
+def _environment() -> dict[str, str]:
+    """Return the settings of the test, which its ranks have too."""
+    return {name: value for name, value in os.environ.items() if name.startswith("HOLDFAST")}
+
+
 def _serve(rank: int, port: int, pipe: Connection) -> None:
     import torch
 
@@ -113,9 +118,10 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     while True:
         try:
-            case, size, act, args = pipe.recv()
+            case, size, act, args, environment = pipe.recv()
         except (EOFError, OSError):
             return
+        os.environ.update(environment)
         os.environ["WORLD_SIZE"] = str(size)
         try:
             dist.init_process_group(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import secrets
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,7 +30,7 @@ LAYOUTS = [
 
 @pytest.fixture
 def reg(tmp_path: Path) -> Registry:
-    return holdfast.init(tmp_path / "reg")
+    return holdfast.init(tmp_path / secrets.token_hex(4))  # ranks remember registries by place
 
 
 def packs(reg: Registry) -> set[Path]:
@@ -48,3 +52,46 @@ def test_every_layout_has_the_id_of_the_plain_state_and_stores_it_once(
         into, ranks = LAYOUTS[(step + 1) % len(LAYOUTS)]
         assert fleet.run(ranks, acts.loaded, reg.url, "together/latest", into) == [[]] * ranks
     assert not reg.verify(deep=True).findings
+
+
+@pytest.mark.parametrize(("at", "what"), [(-6, "dies"), (6, "is late")])
+def test_a_rank_in_trouble_breaks_nothing_and_the_retry_works(
+    reg: Registry, fleet: Fleet, at: int, what: str
+) -> None:
+    """The sixth call is the first exchange: the others wait for bytes of that rank."""
+    fleet.begin(3, acts.saved_in_trouble, reg.url, 1, 1, at, 5.0)
+    found = fleet.end(3)
+    assert (found[1] is None) == (what == "dies")
+    left = [one for one in found if one is not None]
+    assert [one[:2] for one in left] == [("RankFailed", 1)] * len(left)
+    assert left[-1][2] == (2.0 if what == "dies" else 3.0), "the training's own group is broken"
+    assert not reg.run("run").checkpoints()
+    again = fleet.run(3, acts.saved, reg.url, "run", "fsdp", 1)
+    assert len(set(again)) == 1
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_kills_at_random_moments(reg: Registry, fleet: Fleet) -> None:
+    dice = random.Random(0)
+    right = fleet.run(4, acts.saved, reg.url, "run", "fsdp", 0)
+    began = time.monotonic()
+    fleet.run(4, acts.saved, reg.url, "run", "fsdp", 1)
+    usual_s = time.monotonic() - began
+    ends = Counter[str]()
+    for step in range(2, 52):
+        victim = dice.randrange(4)
+        fleet.begin(4, acts.saved_in_trouble, reg.url, step, victim, -1000, 10.0)
+        time.sleep(dice.uniform(0, usual_s))  # the moment is random, nothing waits for it
+        fleet.kill(victim)
+        left = [one for one in fleet.end(4) if one is not None]
+        kept = [one.step for one in reg.run("run").checkpoints()]
+        if all(one[0] == right[0] for one in left):
+            ends["saved"] += 1
+            assert step in kept
+        else:
+            ends["failed"] += 1
+            assert all(one[:2] == ("RankFailed", victim) for one in left), (victim, left)
+        assert fleet.run(4, acts.saved, reg.url, "run", "fsdp", step) == right
+    assert not reg.verify(deep=True).findings
+    print(f"{ends}, a save takes {usual_s:.1f} s")

@@ -1,0 +1,107 @@
+"""Ranks that are threads, which can die or be late at any of their calls of the group."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from holdfast.backends import Buffer
+from holdfast.distributed import Group, ThreadGroup
+
+
+class Died(BaseException):
+    """A rank is no more: nothing of its program runs any longer."""
+
+
+class Troubled:
+    """A group whose rank has trouble at one of its calls, and tells nobody.
+
+    Args:
+        group: The group.
+        trouble: What happens then.
+        at: The number of the call, from 1; 0 for never.
+    """
+
+    def __init__(self, group: Group, trouble: Callable[[], None], at: int = 0) -> None:
+        self._group, self._trouble, self._at = group, trouble, at
+        self.rank, self.size, self.deadline_s = group.rank, group.size, group.deadline_s
+        self.calls = 0
+
+    def _call(self) -> None:
+        self.calls += 1
+        if self.calls == self._at:
+            self._trouble()
+
+    def send(self, to: Sequence[int], name: str, data: bytes) -> None:
+        self._call()
+        self._group.send(to, name, data)
+
+    def receive(self, name: str, senders: Sequence[int], timeout_s: float) -> dict[int, bytes]:
+        self._call()
+        return self._group.receive(name, senders, timeout_s)
+
+    def forget(self, name: str) -> None:
+        self._group.forget(name)
+
+    def exchange(
+        self, links: str, outgoing: Mapping[int, Buffer], incoming: Mapping[int, int]
+    ) -> dict[int, memoryview]:
+        self._call()
+        return self._group.exchange(links, outgoing, incoming)
+
+    def break_links(self, links: str) -> None:
+        self._group.break_links(links)
+
+    def close(self) -> None:
+        self._group.close()
+
+
+class Dead(Troubled):
+    """A rank that dies at a call: afterwards it sends nothing, and its connections are closed."""
+
+    def __init__(self, group: Group, at: int) -> None:
+        super().__init__(group, self._die, at)
+        self._is_dead = False
+        self._last = ""
+
+    def exchange(
+        self, links: str, outgoing: Mapping[int, Buffer], incoming: Mapping[int, int]
+    ) -> dict[int, memoryview]:
+        self._last = links
+        return super().exchange(links, outgoing, incoming)
+
+    def _die(self) -> None:
+        self._is_dead = True
+        if self._last:
+            self._group.break_links(self._last)
+        raise Died
+
+    def _call(self) -> None:
+        if self._is_dead:
+            raise Died
+        super()._call()
+
+
+def together(groups: Sequence[Group], act: Callable[[Group], Any]) -> list[Any]:
+    """Run `act` on every rank; return what each returned, or the error that it raised."""
+    found: list[Any] = [None] * len(groups)
+
+    def run(group: Group) -> None:
+        try:
+            found[group.rank] = act(group)
+        except BaseException as error:
+            found[group.rank] = error
+
+    threads = [threading.Thread(target=run, args=(group,)) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a rank hangs"
+    return found
+
+
+def group_of(size: int, deadline_s: float) -> list[ThreadGroup]:
+    """Return the ranks of a new job."""
+    return ThreadGroup.make(size, deadline_s)

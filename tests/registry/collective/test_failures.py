@@ -1,0 +1,228 @@
+"""A rank that dies, fails or is late: nothing half is visible, nobody hangs, a retry works."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast import Checkpoint, Registry
+from holdfast.distributed import Group, PerRank
+from holdfast.registry.collective import plan
+from holdfast.registry.collective.shards import ShardLeaf
+from holdfast.registry.errors import (
+    IncompatibleState,
+    InvalidInput,
+    RankFailed,
+    StoreUnavailable,
+    UnsupportedValue,
+)
+from holdfast.registry.pytree import numpy_arrays
+from tests.registry.collective.ranks import Dead, Died, Troubled, group_of, together
+
+#: Long enough for a rank that is well, on a busy machine.
+WELL_S = 30.0
+#: The wait for a rank that is dead.
+DEAD_S = 0.3
+
+
+@pytest.fixture
+def reg(tmp_path: Path) -> Registry:
+    made = holdfast.init(tmp_path / "reg")
+    made.create_run("run")
+    return made
+
+
+class Rows:
+    """An array of which a rank has some rows: what a DTensor is, without torch."""
+
+    def __init__(self, whole: Any, rank: int, size: int) -> None:
+        rows = -(-len(whole) // size)
+        self.begin = min(rank * rows, len(whole))
+        self.part = np.ascontiguousarray(whole[self.begin : self.begin + rows])
+        self.whole = whole
+
+
+@pytest.fixture(autouse=True)
+def rows_are_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.registry.pytree.encoding import HANDLERS
+
+    def encode(encoder: Any, value: Rows, link: Any, depth: int) -> Any:
+        node = numpy_arrays.encode_array(encoder, value.part, link, depth)
+        offset = (value.begin, *(0 for _ in value.whole.shape[1:]))
+        leaf = encoder.leaves[-1]
+        encoder.leaves[-1] = ShardLeaf.of(leaf, value.whole.shape, offset, is_copied=False)
+        return node
+
+    monkeypatch.setitem(HANDLERS, Rows, encode)
+    # Several rounds, for several exchanges.
+    monkeypatch.setattr(plan, "ROUND_BYTES", 2**20)
+
+
+WHOLE = np.random.default_rng(0).standard_normal((1500, 1000)).astype(np.float32)
+
+
+def state(rank: int, size: int, seed: float = 0) -> dict[str, Any]:
+    whole = {"w": Rows(WHOLE + np.float32(seed), rank, size), "b": np.arange(100) + seed}
+    return {"model": whole, "rng": PerRank(rank)}
+
+
+def saving(reg: Registry, step: int = 1, **other: Any) -> Callable[[Group], Checkpoint]:
+    def save(group: Group) -> Checkpoint:
+        with holdfast.open(reg.url) as mine:
+            run = mine.run("run", group=group)
+            return run.save(state(group.rank, group.size), step=step, **other)
+
+    return save
+
+
+def calls_of(reg: Registry, victim: int) -> int:
+    """Return how often a rank calls its group in a save; the run keeps nothing of it."""
+    groups = [Troubled(one, lambda: None) for one in group_of(3, WELL_S)]
+    reg.create_run("trial")
+
+    def save(group: Group) -> Checkpoint:
+        with holdfast.open(reg.url) as mine:
+            return mine.run("trial", group=group).save(state(group.rank, 3), step=1)
+
+    assert all(isinstance(one, Checkpoint) for one in together(groups, save))
+    return groups[victim].calls
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_that_dies_at_any_call_leaves_nothing_half(reg: Registry, victim: int) -> None:
+    calls = calls_of(reg, victim)
+    assert calls > 6
+    seen = set()
+    for step, at in enumerate(range(1, calls + 1), start=1):
+        groups: list[Group] = [*group_of(3, DEAD_S)]
+        groups[victim] = Dead(groups[victim], at)
+        found = together(groups, saving(reg, step))
+        assert isinstance(found.pop(victim), Died)
+        visible = [one.step for one in reg.run("run").checkpoints()]
+        if all(isinstance(one, Checkpoint) for one in found):
+            seen.add("saved")
+            assert visible[-1] == step
+        else:
+            for error in found:
+                assert isinstance(error, RankFailed), found
+                assert error.rank == victim, found
+            unknown = all("unknown" in str(error) for error in found)
+            seen.add("unknown" if unknown else "failed")
+            assert step not in visible
+        again = together(group_of(3, WELL_S), saving(reg, step))
+        assert len({one.digest for one in again}) == 1, again
+    assert "failed" in seen
+    assert "saved" in seen
+    assert not reg.verify(deep=True).findings
+
+
+def test_a_late_rank_learns_how_its_call_ended_and_saves_with_the_next(reg: Registry) -> None:
+    others_are_done = threading.Event()
+    groups: list[Group] = [*group_of(3, DEAD_S)]
+    groups[1] = Troubled(groups[1], lambda: others_are_done.wait(30) and None, at=1)
+    left = threading.Barrier(2, action=others_are_done.set)
+    both = threading.Barrier(3)
+
+    def save(group: Group) -> tuple[Any, Checkpoint]:
+        with holdfast.open(reg.url) as mine:
+            run = mine.run("run", group=group)
+            with pytest.raises(RankFailed) as error:
+                run.save(state(group.rank, 3), step=1)
+            if group.rank != 1:
+                left.wait(30)
+            both.wait(30)
+            group.deadline_s = WELL_S  # type: ignore[misc]
+            return error.value, run.save(state(group.rank, 3), step=1)
+
+    found = together(groups, save)
+    assert all(isinstance(one, tuple) for one in found), found
+    assert [error.rank for error, _ in found] == [1, 1, 1]
+    assert len({made.digest for _, made in found}) == 1
+
+
+def test_the_error_of_one_rank_is_raised_on_all_in_its_class(
+    reg: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.registry.collective import following
+
+    def fail(*_: Any) -> Any:
+        raise StoreUnavailable("no answer", where="packs/aa")
+
+    monkeypatch.setattr(following, "write_part", fail)
+    found = together(group_of(2, WELL_S), saving(reg))
+    assert [type(one) for one in found] == [StoreUnavailable] * 2
+    assert found[0].where == "rank 1: packs/aa"
+    assert found[1].where == "packs/aa"
+    assert not reg.run("run").checkpoints()
+
+
+def test_a_state_that_cannot_be_stored_on_one_rank_fails_on_all(reg: Registry) -> None:
+    def save(group: Group) -> Checkpoint:
+        with holdfast.open(reg.url) as mine:
+            bad = {"f": print} if group.rank == 1 else {"f": 1}
+            return mine.run("run", group=group).save(bad, step=1)
+
+    found = together(group_of(3, WELL_S), save)
+    assert [type(one) for one in found] == [UnsupportedValue] * 3
+    assert "rank 1" in str(found[0])
+
+
+@pytest.mark.parametrize(
+    ("differing", "path"),
+    [
+        (lambda rank: {"loss": {"last": [1.0, rank / 2]}}, "loss/last/1"),
+        (lambda rank: {"b": {"x": np.arange(300) + rank}}, "b/x"),
+        (lambda rank: {"b": {"x": np.arange(3) + rank}}, "b/x"),
+        (lambda rank: {f"k{rank}": 1}, "components"),
+    ],
+)
+def test_values_that_differ_under_one_name_are_refused_by_path(
+    reg: Registry, differing: Callable[[int], Any], path: str
+) -> None:
+    def save(group: Group) -> Checkpoint:
+        with holdfast.open(reg.url) as mine:
+            return mine.run("run", group=group).save(differing(group.rank), step=1)
+
+    for error in together(group_of(2, WELL_S), save):
+        assert isinstance(error, IncompatibleState), error
+        assert path in str(error)
+        assert "rank 1" in str(error)
+    assert not reg.run("run").checkpoints()
+
+
+def test_metrics_that_differ_are_refused(reg: Registry) -> None:
+    def save(group: Group) -> Checkpoint:
+        return saving(reg, metrics={"loss": float(group.rank)})(group)
+
+    for error in together(group_of(2, WELL_S), save):
+        assert isinstance(error, IncompatibleState)
+        assert "metrics['loss']" in str(error)
+
+
+def test_values_of_each_rank_are_kept_under_their_rank(reg: Registry) -> None:
+    made = together(group_of(3, WELL_S), saving(reg))
+    assert [one.load()["rng"] for one in made] == [{0: 0, 1: 1, 2: 2}] * 3
+    np.testing.assert_array_equal(made[0].load()["model"]["w"], WHOLE)
+
+
+def test_background_saves_store_what_was_there_when_they_began(reg: Registry) -> None:
+    def save(group: Group) -> Checkpoint:
+        with holdfast.open(reg.url) as mine:
+            run = mine.run("run", group=group)
+            mine_of = state(group.rank, group.size)
+            pending = run.save_async(mine_of, step=1)
+            mine_of["model"]["w"].part[:] = -1
+            mine_of["model"]["b"][:] = -1
+            with pytest.raises(InvalidInput, match="busy"):
+                run.save_async(mine_of, step=2, busy="skip")
+            return pending.wait(WELL_S)
+
+    made = together(group_of(2, WELL_S), save)
+    assert len({one.digest for one in made}) == 1, made
+    np.testing.assert_array_equal(made[1].load()["model"]["w"], WHOLE)
