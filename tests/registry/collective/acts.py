@@ -13,16 +13,24 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     parallelize_module,
 )
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import holdfast
 from holdfast.distributed import TorchGroup, load_into
-from holdfast.registry.errors import RegistryError
+from holdfast.registry.errors import RegistryError, UnsupportedValue
 from tests.registry.collective.ranks import Troubled
 
 DEADLINE_S = 40.0
@@ -126,6 +134,56 @@ def _tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
         name: (one.to_local() if isinstance(one, DTensor) else one).detach()
         for name, one in every.items()
     }
+
+
+#: Placements on a mesh of 2 x 2, and on one of 4.
+PLACEMENTS: list[list[Placement]] = [
+    [Shard(1)],
+    [Shard(0), Shard(1)],
+    [Shard(1), Shard(1)],
+    [Shard(1), Replicate()],
+]
+
+
+def table() -> dict[str, torch.Tensor]:
+    """Tensors that no number of ranks divides: large, small, and too small to be cut."""
+    return {
+        "large": torch.arange(1003 * 1501, dtype=torch.float32).reshape(1003, 1501),
+        "small": torch.arange(3 * 7 * 5, dtype=torch.bfloat16).reshape(3, 7, 5),
+        "tiny": torch.arange(6, dtype=torch.int16).reshape(2, 3),
+    }
+
+
+def saved_placements(rank: int, size: int, url: str) -> list[str]:
+    """Save the table in each of the layouts, in one run; return the ids."""
+    group = TorchGroup(deadline_s=DEADLINE_S)
+    found = []
+    with holdfast.open(url) as reg:
+        run = reg.run("placements", create=True, group=group)
+        for step, placements in enumerate(PLACEMENTS):
+            mesh = _mesh(size, *("a", "b")[: len(placements)])
+            state = {
+                name: distribute_tensor(one, mesh, placements, src_data_rank=None)
+                for name, one in table().items()
+            }
+            found.append(str(run.save(state, step=step).digest))
+    return found
+
+
+def refused_placements(rank: int, size: int, url: str) -> list[str]:
+    """Save layouts that are refused; return the messages."""
+    group = TorchGroup(deadline_s=DEADLINE_S)
+    mesh = _mesh(size, "a")
+    said = []
+    with holdfast.open(url) as reg:
+        run = reg.run("refused", create=True, group=group)
+        for placement in (Partial(), _StridedShard(0, split_factor=2)):
+            bad = DTensor.from_local(torch.ones(2, 3), mesh, [placement], run_check=False)
+            try:
+                run.save({"model": {"w": bad}}, step=0)
+            except UnsupportedValue as error:
+                said.append(str(error))
+    return said
 
 
 def saved_in_trouble(

@@ -14,6 +14,7 @@ import holdfast
 from holdfast import Checkpoint, Registry
 from holdfast.distributed import Group, PerRank
 from holdfast.registry.collective import plan
+from holdfast.registry.collective.leading import Leading
 from holdfast.registry.collective.shards import ShardLeaf
 from holdfast.registry.errors import (
     IncompatibleState,
@@ -22,7 +23,10 @@ from holdfast.registry.errors import (
     StoreUnavailable,
     UnsupportedValue,
 )
+from holdfast.registry.history.actions import AddCheckpoint
+from holdfast.registry.history.log import RunLog
 from holdfast.registry.pytree import numpy_arrays
+from holdfast.registry.writing.object_writer import Condemned
 from tests.registry.collective.ranks import Dead, Died, Troubled, group_of, together
 
 #: Long enough for a rank that is well, on a busy machine.
@@ -226,3 +230,60 @@ def test_background_saves_store_what_was_there_when_they_began(reg: Registry) ->
     made = together(group_of(2, WELL_S), save)
     assert len({one.digest for one in made}) == 1, made
     np.testing.assert_array_equal(made[1].load()["model"]["w"], WHOLE)
+
+
+def test_a_collection_between_the_report_of_a_rank_and_the_commit(
+    reg: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packs that the ranks find, and a sweep then condemns, are stored again under its epoch."""
+    together(group_of(2, WELL_S), saving(reg))
+    reg.run("run").drop("its packs are found again")
+    reg.create_run("next")
+    swept = []
+    stored = Leading._have_stored
+
+    def sweep_after(self: Leading, *args: Any) -> Any:
+        reports = stored(self, *args)
+        if not swept:
+            with holdfast.open(reg.url) as other:
+                swept.append(other.gc(grace_s=0))
+        else:
+            generations = {
+                one.pack.key.generation for report in reports for one in report.locations.values()
+            }
+            assert generations == {1}
+        return reports
+
+    monkeypatch.setattr(Leading, "_have_stored", sweep_after)
+
+    def save(group: Group) -> Checkpoint:
+        with holdfast.open(reg.url) as mine:
+            run = mine.run("next", group=group)
+            return run.save(state(group.rank, group.size), step=1)
+
+    made = together(group_of(2, WELL_S), save)
+    assert all(isinstance(one, Checkpoint) for one in made), made
+    assert swept[0].deleted, "nothing was condemned: the test is void"
+    np.testing.assert_array_equal(made[1].load()["model"]["w"], WHOLE)
+    assert not reg.verify(deep=True).findings
+
+
+def test_a_write_that_landed_is_not_put_again(
+    reg: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CS5: the answer to the put of the slot was lost, and another attempt begins."""
+    append, lost = RunLog.append, []
+
+    def lose(self: RunLog, compose: Any, **other: Any) -> Any:
+        made = append(self, compose, **other)
+        if self.run.checkpoints and not lost:
+            lost.append(True)
+            raise Condemned([])
+        return made
+
+    monkeypatch.setattr(RunLog, "append", lose)
+    made = together(group_of(2, WELL_S), saving(reg))
+    assert lost
+    assert [one.step for one in made] == [1, 1]
+    adds = [a for c in reg.run("run").history() for a in c.actions if isinstance(a, AddCheckpoint)]
+    assert len(adds) == 1

@@ -54,6 +54,21 @@ def test_every_layout_has_the_id_of_the_plain_state_and_stores_it_once(
     assert not reg.verify(deep=True).findings
 
 
+def test_placements_that_divide_nothing_evenly_give_one_id(reg: Registry, fleet: Fleet) -> None:
+    alone = reg.run("alone", create=True).save(acts.table(), step=0)
+    found = fleet.run(4, acts.saved_placements, reg.url)
+    assert found == [[str(alone.digest)] * len(acts.PLACEMENTS)] * 4
+
+
+def test_layouts_that_are_no_boxes_are_refused_by_name(reg: Registry, fleet: Fleet) -> None:
+    for said in fleet.run(2, acts.refused_placements, reg.url):
+        assert len(said) == 2
+        assert "model/w" in said[0]
+        assert "Partial" in said[0]
+        assert "_StridedShard" in said[1]
+    assert not reg.run("refused").checkpoints()
+
+
 @pytest.mark.parametrize(("at", "what"), [(-6, "dies"), (6, "is late")])
 def test_a_rank_in_trouble_breaks_nothing_and_the_retry_works(
     reg: Registry, fleet: Fleet, at: int, what: str
