@@ -63,7 +63,7 @@ def test_placements_that_divide_nothing_evenly_give_one_id(reg: Registry, fleet:
 def test_layouts_that_are_no_boxes_are_refused_by_name(reg: Registry, fleet: Fleet) -> None:
     for said in fleet.run(2, acts.refused_placements, reg.url):
         assert len(said) == 2
-        assert "model/w" in said[0]
+        assert "state['model']['w']" in said[0]
         assert "Partial" in said[0]
         assert "_StridedShard" in said[1]
     assert not reg.run("refused").checkpoints()
