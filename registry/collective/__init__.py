@@ -9,5 +9,5 @@
 - `leading`, `following`: the two sides of a save. `trainer`: the trainer of a run with a group.
 - `loading`: fill the tensors of sharded models.
 
-Nothing on the store shows how many ranks wrote a state. Specified in docs/spec.md, section 42.
+Nothing on the store shows how many ranks wrote a state. Specified in docs/spec.md, section 43.
 """

@@ -2,7 +2,7 @@
 
 Pure arithmetic on boxes, in NumPy: a chunk of the grid is a box of its tensor, and so is what a
 rank has of it. Boxes have as many axes as the tensor with the most; missing axes of length 1 come
-first. Specified in docs/spec.md, section 42.
+first. Specified in docs/spec.md, section 43.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The collective save of docs/spec.md, section 42, ready to be explored.
+"""The collective save of docs/spec.md, section 43, ready to be explored.
 
 Rank 0 leads, rank 1 follows; each has a file to store. The adversary: all steps interleave; a PUT
 that was sent lands at any later time, or never; a DELETE lands at any later time, again and again;
