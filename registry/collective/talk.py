@@ -72,6 +72,7 @@ class Talk:
     def __init__(self, group: Group, name: str, sent: list[str]) -> None:
         self._group = group
         self._sent = sent
+        self._parts: list[str] = []
         self._orders = self._reports = 0
         self.name = name
         self.is_broken = False
@@ -95,7 +96,8 @@ class Talk:
     def order_one(self, rank: int, header: dict[str, Any], *columns: Buffer) -> None:
         """Tell a rank its own part of the last order."""
         name = f"{self.name}/order/{self._orders}/{rank}"
-        self._send([rank], name, join(header, *columns))
+        self._parts.append(name)
+        self._group.send([rank], name, join(header, *columns))
 
     def gather(self, own: bytes, doing: str) -> list[Message]:
         """Return what each rank reports, in their order.
@@ -124,6 +126,9 @@ class Talk:
                 found=failures[0]["what"],
                 hint="Nothing was committed. Save again: new connections are made.",
             )
+        for name in self._parts:  # they are long, and every rank has read its own
+            group.forget(name)
+        self._parts.clear()
         return [made[rank] for rank in range(group.size)]
 
     # Of the others

@@ -71,6 +71,9 @@ class TorchGroup:
                 keys = {one: key for one, key in keys.items() if self._store.check([key])}
             except RuntimeError:
                 return {}
+        if self._store.has_extended_api():
+            found = self._store.multi_get([*keys.values()])
+            return dict(zip(keys, map(bytes, found), strict=True))
         return {one: self._store.get(key) for one, key in keys.items()}
 
     def forget(self, name: str) -> None:

@@ -11,11 +11,14 @@ from holdfast.registry.collective.agreement import RankPart
 from holdfast.registry.collective.following import Following
 from holdfast.registry.collective.group import Group
 from holdfast.registry.collective.leading import CollectiveSave, Leading, Plans
+from holdfast.registry.collective.loading import load_into
 from holdfast.registry.collective.talk import Calls, Talk
 from holdfast.registry.errors import Conflict, InvalidInput
 from holdfast.registry.history.actions import RunStatus
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.fit import LoadReport
+from holdfast.registry.loading.stored import Stored
 from holdfast.registry.training.pending import Busy, PendingSave
 from holdfast.registry.training.save_request import PreparedSave, SaveRequest, prepare_save
 from holdfast.registry.training.trainer import Trainer
@@ -77,6 +80,14 @@ class CollectiveTrainer(Trainer):
                 hint="Guard the call: `if rank == 0:`. All ranks call `save`.",
             )
         return super().commit(change)
+
+    def fill(
+        self, stored: Stored, target: object, component: str | None, *, strict: bool
+    ) -> LoadReport:
+        """Load a stored state into this rank's part of a target."""
+        return load_into(
+            stored, target, group=self._calls.group, component=component, strict=strict
+        )
 
     def leave(self, status: RunStatus) -> None:
         """Set the status; the other ranks leave it to rank 0."""

@@ -22,7 +22,8 @@ from holdfast.registry.history.actions import Action, RunStatus, SetStatus
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.history.writer_token import WriterToken
 from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.loading.stored import reader_of
+from holdfast.registry.loading.fit import LoadReport
+from holdfast.registry.loading.stored import Stored, reader_of
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.training import ending
 from holdfast.registry.training.background import Background, check_busy
@@ -162,6 +163,12 @@ class Trainer:
     def waiting_entry(self, checkpoint: Checkpoint, stream: str) -> Mapping[str, Any] | None:  # noqa: ARG002
         """Return the last entry of a stream at a checkpoint, if it is only in a journal."""
         return None
+
+    def fill(
+        self, stored: Stored, target: object, component: str | None, *, strict: bool
+    ) -> LoadReport:
+        """Load a stored state into the tensors of a target."""
+        return stored.load_into(target, component=component, strict=strict)
 
     def looks_for_a_state(self) -> None:
         """Note that the handle asked for a state to continue from, whether there is one or not."""

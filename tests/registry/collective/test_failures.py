@@ -215,6 +215,30 @@ def test_values_of_each_rank_are_kept_under_their_rank(reg: Registry) -> None:
     np.testing.assert_array_equal(made[0].load()["model"]["w"], WHOLE)
 
 
+def test_a_training_continues_from_its_newest_checkpoint_at_another_world_size(
+    reg: Registry,
+) -> None:
+    together(group_of(3, WELL_S), saving(reg))
+
+    def resume(group: Group) -> tuple[Any, Checkpoint]:
+        with holdfast.open(reg.url) as mine:
+            run = mine.run("run", group=group)
+            part = state(group.rank, group.size, seed=5)["model"]
+            found = run.restore_into({"model": part}, strict=False)
+            assert found is not None
+            assert found.step == 1
+            return part, run.save(state(group.rank, group.size), step=2)
+
+    made = together(group_of(2, WELL_S), resume)
+    assert all(isinstance(one, tuple) for one in made), made
+    np.testing.assert_array_equal(np.concatenate([one["w"].part for one, _ in made]), WHOLE)
+    np.testing.assert_array_equal(made[1][0]["b"], np.arange(100))
+    alone = reg.run("run")
+    part = {"model": {"w": np.zeros_like(WHOLE), "b": np.zeros(100, np.int64)}}
+    assert alone.restore_into(part) == made[0][1]
+    np.testing.assert_array_equal(part["model"]["w"], WHOLE)
+
+
 def test_background_saves_store_what_was_there_when_they_began(reg: Registry) -> None:
     def save(group: Group) -> Checkpoint:
         with holdfast.open(reg.url) as mine:
