@@ -340,59 +340,87 @@ class _Planning:
         low = boxes[:, :axes]
         box, chunk, begin, end = self._structure.pieces(tensor, low, low + boxes[:, axes:])
         item = item_size(self._structure.dtypes[tensor])
-        nbytes = ((end - begin).prod(axis=1) * item).tolist()
+        nbytes = (end - begin).prod(axis=1) * item
         sizes = self._sizes(tensor)
         self._check_cover(tensor, boxes, chunk, nbytes, sizes)
         first = int(self._structure.first[tensor])
         cuts = np.searchsorted(chunk, np.arange(len(sizes) + 1)).tolist()
-        of_box = box.tolist()
-        source = np.zeros(len(box), np.int64)
+        has_copies = any(len(one) > 1 for one in holders)
+        sole = np.array([one[0] for one in holders], np.int64)
+        source = sole[box]
         for number, size in enumerate(sizes):
-            here = range(cuts[number], cuts[number + 1])
-            some = [holders[of_box[piece]] for piece in here]
-            able = some[0] if len(some) == 1 else np.concatenate(some)
-            owner = int(able[self._owned[able].argmin()])
-            moved: dict[int, int] = {}
-            for piece, having in zip(here, some, strict=True):
-                if self._loads:
-                    for rank_of in having.tolist():
-                        if rank_of != owner:
-                            moved[rank_of] = moved.get(rank_of, 0) + nbytes[piece]
-                    continue
-                if len(having) == 1:
-                    giver = int(having[0])
-                elif owner in having:
-                    giver = owner
-                else:
-                    giver = int(having[self._sent[having].argmin()])
-                source[piece] = giver
-                if giver != owner:
-                    moved[giver] = moved.get(giver, 0) + nbytes[piece]
+            here = slice(cuts[number], cuts[number + 1])
+            if has_copies:
+                some = [holders[one] for one in box[here].tolist()]
+                owner = self._owner_among(np.concatenate(some))
+                ranks, moved = self._moves(owner, some, nbytes[here], source[here])
+            else:
+                ranks, moved = source[here], nbytes[here]
+                owner = self._owner_among(ranks)
             self._own(first + number, owner, size)
-            if moved:
-                self._round[first + number] = self._travel(owner, moved, size)
+            away = ranks != owner
+            if away.any():
+                at = self._travel(owner, ranks[away], moved[away], size)
+                self._round[first + number] = at
         if self._loads:
-            holding = [holders[one] for one in of_box]
+            holding = [holders[one] for one in box.tolist()]
             source = np.concatenate(holding)
             spread = np.repeat(np.arange(len(box)), [len(one) for one in holding])
             chunk, begin, end = chunk[spread], begin[spread], end[spread]
         self._found.append((chunk + first, source, begin, end))
 
-    def _travel(self, owner: int, moved: dict[int, int], size: int) -> int:
-        """Return the first round that has room for the pieces of a chunk."""
-        # When loading, the owner holds whole chunks until their pieces are sent.
-        total = max(sum(moved.values()), size if self._loads else 0)
-        sides = [(0, owner, total), *((1, rank, n) for rank, n in moved.items())]
-        now = max(int(self._turn[side, rank]) for side, rank, _ in sides)
+    def _owner_among(self, able: Ints) -> int:
+        """Return the rank that owns the least so far."""
+        return int(able[self._owned[able].argmin()])
+
+    def _moves(
+        self, owner: int, holders: Sequence[Ints], nbytes: Ints, source: Ints
+    ) -> tuple[Ints, Ints]:
+        """Choose who gives each piece of a chunk, if several ranks have it.
+
+        Args:
+            owner: The owner of the chunk.
+            holders: Who has each piece.
+            nbytes: The bytes of each piece.
+            source: Filled with who gives each piece.
+
+        Returns:
+            The ranks with which pieces are exchanged, each once, and the bytes with each.
+        """
+        if self._loads:
+            every = np.concatenate(holders)
+            sizes = np.repeat(nbytes, [len(one) for one in holders])
+        else:
+            for number, having in enumerate(holders):
+                near = owner in having
+                source[number] = owner if near else having[self._sent[having].argmin()]
+            every, sizes = source, nbytes
+        ranks, inverse = np.unique(every, return_inverse=True)
+        moved = np.bincount(inverse.reshape(-1), sizes, minlength=len(ranks))
+        return ranks, moved.astype(np.int64)
+
+    def _travel(self, owner: int, ranks: Ints, moved: Ints, size: int) -> int:
+        """Return the first round that has room for the pieces of a chunk.
+
+        Args:
+            owner: Its owner.
+            ranks: The other ranks that have pieces, each once.
+            moved: The bytes with each of them.
+            size: The bytes of the chunk.
+        """
         turn, fill = self._turn, self._fill
-        if any(turn[s, r] == now and fill[s, r] + n > ROUND_BYTES for s, r, n in sides):
+        # When loading, the owner holds whole chunks until their pieces are sent.
+        total = max(int(moved.sum()), size if self._loads else 0)
+        now = max(int(turn[0, owner]), int(turn[1, ranks].max()))
+        is_full = turn[0, owner] == now and fill[0, owner] + total > ROUND_BYTES
+        if is_full or ((turn[1, ranks] == now) & (fill[1, ranks] + moved > ROUND_BYTES)).any():
             now += 1
-        for side, rank, some in sides:
-            if turn[side, rank] < now:
-                turn[side, rank], fill[side, rank] = now, 0
-            fill[side, rank] += some
-            if side:
-                self._sent[rank] += some
+        if turn[0, owner] < now:
+            turn[0, owner], fill[0, owner] = now, 0
+        fill[0, owner] += total
+        fill[1, ranks] = np.where(turn[1, ranks] < now, 0, fill[1, ranks]) + moved
+        turn[1, ranks] = now
+        self._sent[ranks] += moved
         self._rounds = max(self._rounds, now + 1)
         return now
 
@@ -412,9 +440,9 @@ class _Planning:
         return boxes, [ranks[cuts[n] : cuts[n + 1]] for n in range(len(boxes))]
 
     def _check_cover(
-        self, tensor: int, boxes: Ints, chunk: Ints, nbytes: list[int], sizes: Sequence[int]
+        self, tensor: int, boxes: Ints, chunk: Ints, nbytes: Ints, sizes: Sequence[int]
     ) -> None:
-        covered = np.bincount(chunk, np.array(nbytes, np.float64), minlength=len(sizes))
+        covered = np.bincount(chunk, nbytes, minlength=len(sizes))
         if not np.array_equal(covered, np.array(sizes, np.float64)) or _overlap(boxes):
             raise WrongLayout(
                 tensor,
@@ -427,6 +455,8 @@ def _overlap(boxes: Ints) -> bool:
     """Return whether two of some distinct boxes overlap."""
     axes = boxes.shape[1] // 2
     low, high = boxes[:, :axes], boxes[:, :axes] + boxes[:, axes:]
+    if all(_are_apart(low[:, axis], high[:, axis]) for axis in range(axes)):
+        return False  # as for every mesh: the boxes are those of a lattice
     # Along the axis that tells most of them apart.
     axis = int(np.argmax([len(np.unique(low[:, one])) for one in range(axes)]))
     order = np.argsort(low[:, axis], kind="stable")
@@ -438,3 +468,9 @@ def _overlap(boxes: Ints) -> bool:
         if meets.all(axis=1).any():
             return True
     return False
+
+
+def _are_apart(low: Ints, high: Ints) -> bool:
+    """Return whether no two different intervals of one axis overlap."""
+    distinct = np.unique(np.column_stack([low, high]), axis=0)
+    return bool((distinct[1:, 0] >= distinct[:-1, 1]).all())
