@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.fsdp import fully_shard
@@ -29,7 +30,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import holdfast
-from holdfast.distributed import TorchGroup, load_into
+from holdfast.distributed import PerRank, TorchGroup, load_into
 from holdfast.registry.errors import RegistryError, UnsupportedValue
 from tests.registry.collective.ranks import Troubled
 
@@ -186,6 +187,38 @@ def refused_placements(rank: int, size: int, url: str) -> list[str]:
     return said
 
 
+def trained(rank: int, size: int, url: str, run_id: str, until: int) -> list[str]:
+    """Train with FSDP2, from the newest checkpoint on, and save each step; return the ids."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(11, 33), nn.ReLU(), nn.Linear(33, 3))
+    for one in model:
+        fully_shard(one, mesh=_mesh(size, "dp"))
+    fully_shard(model, mesh=_mesh(size, "dp"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    made = []
+    with holdfast.open(url) as reg:
+        run = reg.run(run_id, create=True, group=TorchGroup(deadline_s=DEADLINE_S))
+        weights, moments = get_state_dict(model, optimizer)
+        target = {"model": weights, "optimizer": moments}
+        begin = 0
+        if found := run.restore_into(target, strict=False):
+            set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+            own = found.load(only="data")["data"]
+            assert own == {one: [found.step, one] for one in range(size)}
+            begin = found.step
+        for step in range(begin + 1, until + 1):
+            model(torch.full((4, 11), float(step + rank))).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            weights, moments = get_state_dict(model, optimizer)
+            data = PerRank([step, rank])
+            pending = run.save_async(
+                {"model": weights, "optimizer": moments, "data": data}, step=step
+            )
+            made.append(pending)
+        return [str(one.wait(DEADLINE_S).digest) for one in made]
+
+
 def saved_in_trouble(
     rank: int, size: int, url: str, step: int, victim: int, at: int, deadline_s: float
 ) -> tuple[str, int, float]:
@@ -210,7 +243,8 @@ def saved_in_trouble(
         answer, named = _save_once(url, group, step, size)
     finally:
         store.set(f"ended/{rank}", "")
-    return answer, named, _sum_over(rank, others if at < 0 else list(range(size)))
+    left = others if at < 0 else list(range(size))
+    return answer, named, _sum_over(rank, left) if rank in left else 0.0
 
 
 def _save_once(url: str, group: Any, step: int, size: int) -> tuple[str, int]:

@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 _PRELOADED = [
     "torch",
+    "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "holdfast.registry.registry",
@@ -40,7 +41,7 @@ class Failed(Exception):
     """
 
     def __init__(self, error: str, text: str) -> None:
-        super().__init__(f"{error}: {text}")
+        super().__init__(error, text)
         self.error, self.text = error, text
 
 
@@ -58,7 +59,7 @@ class Fleet:
         """Begin a case: `act(rank, size, *args)` on every rank, with torch.distributed."""
         self._cases += 1
         for rank in range(size):
-            if rank not in self._ranks:
+            if rank not in self._ranks or not self._ranks[rank][0].is_alive():
                 mine, theirs = self._context.Pipe()
                 process = self._context.Process(
                     target=_serve, args=(rank, self._store.port, theirs), daemon=True
@@ -85,6 +86,7 @@ class Fleet:
         """Kill a rank at once; the next case starts another."""
         process, _ = self._ranks[rank]
         os.kill(process.pid, signal.SIGKILL)
+        process.join()
 
     def _answer(self, rank: int) -> Any:
         process, pipe = self._ranks[rank]

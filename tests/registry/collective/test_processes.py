@@ -69,6 +69,15 @@ def test_layouts_that_are_no_boxes_are_refused_by_name(reg: Registry, fleet: Fle
     assert not reg.run("refused").checkpoints()
 
 
+def test_a_sharded_training_resumes_bit_for_bit(reg: Registry, fleet: Fleet) -> None:
+    straight = fleet.run(2, acts.trained, reg.url, "straight", 4)
+    assert straight[0] == straight[1]
+    first = fleet.run(2, acts.trained, reg.url, "resumed", 2)
+    rest = fleet.run(2, acts.trained, reg.url, "resumed", 4)
+    assert first[0] + rest[0] == straight[0]
+    assert len(set(straight[0])) == 4
+
+
 @pytest.mark.parametrize(("at", "what"), [(-6, "dies"), (6, "is late")])
 def test_a_rank_in_trouble_breaks_nothing_and_the_retry_works(
     reg: Registry, fleet: Fleet, at: int, what: str
@@ -99,7 +108,7 @@ def test_kills_at_random_moments(reg: Registry, fleet: Fleet) -> None:
         fleet.begin(4, acts.saved_in_trouble, reg.url, step, victim, -1000, 10.0)
         time.sleep(dice.uniform(0, usual_s))  # the moment is random, nothing waits for it
         fleet.kill(victim)
-        left = [one for one in fleet.end(4) if one is not None]
+        left = [one for n, one in enumerate(fleet.end(4)) if n != victim]
         kept = [one.step for one in reg.run("run").checkpoints()]
         if all(one[0] == right[0] for one in left):
             ends["saved"] += 1
