@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 _PRELOADED = [
     "torch",
+    "torch._dynamo",
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
