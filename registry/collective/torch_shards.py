@@ -73,7 +73,7 @@ def box_of(value: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]] | str:
         value.placements, coordinate, value.device_mesh.shape, strict=True
     ):
         if isinstance(placement, Partial):
-            return f"a DTensor with the placement {placement} holds sums that were never made"
+            return f"a DTensor with the placement {placement!r} holds sums that were never made"
         if isinstance(placement, _StridedShard):
             steps.setdefault(placement.dim, []).append((size, at, int(placement.split_factor)))
         elif isinstance(placement, Shard):
