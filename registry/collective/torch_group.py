@@ -54,8 +54,7 @@ class TorchGroup:
         # Every rank makes its groups in the same order, so the number of one is the same on all.
         number = store.add(f"holdfast/groups/{self.rank}", 1)
         self._store: Any = PrefixStore(f"holdfast/{number}", store.clone())
-        self._links = ""
-        self._gloo: Any = None
+        self._gloo: dict[str, Any] = {}
 
     def send(self, to: Sequence[int], name: str, data: bytes) -> None:  # noqa: ARG002
         """Send a message."""
@@ -98,7 +97,7 @@ class TorchGroup:
                 found, data, arriving, sending, timeout=timedelta(seconds=self.deadline_s)
             ).wait()
         except RuntimeError as error:
-            self._disconnect()
+            self._disconnect(links)
             raise LinksBroken(str(error)) from error
         view, start = _view(found), 0
         parts = {}
@@ -109,15 +108,13 @@ class TorchGroup:
         return parts
 
     def _connected(self, links: str) -> Any:
-        if self._gloo is None or links != self._links:
-            self._disconnect()
-            self._links = links
+        if links not in self._gloo:
             self._meet(links)
             store = PrefixStore(f"links/{links}", self._store)
-            self._gloo = dist.ProcessGroupGloo(
+            self._gloo[links] = dist.ProcessGroupGloo(
                 store, self.rank, self.size, timedelta(seconds=self.deadline_s)
             )
-        return self._gloo
+        return self._gloo[links]
 
     def _meet(self, links: str) -> None:
         """Wait until all ranks are about to connect: one that has failed says so instead."""
@@ -127,22 +124,21 @@ class TorchGroup:
         if absent:
             raise LinksBroken(f"rank {', '.join(map(str, absent))} did not connect")
 
-    def _disconnect(self) -> None:
-        gloo, self._gloo = self._gloo, None
+    def _disconnect(self, links: str) -> None:
+        gloo = self._gloo.pop(links, None)
         if gloo is not None:
             gloo.abort()
-            del gloo
 
     def break_links(self, links: str) -> None:
         """End connections: the other side of each gets an error."""
-        if links == self._links:
-            self._disconnect()
+        self._disconnect(links)
         with suppress(RuntimeError):  # the store is gone with the job
             self._store.set(f"{links}/here/{self.rank}", _GONE)
 
     def close(self) -> None:
         """End the connections."""
-        self._disconnect()
+        for links in list(self._gloo):
+            self._disconnect(links)
 
 
 def _view(tensor: torch.Tensor) -> memoryview:

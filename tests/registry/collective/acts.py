@@ -167,7 +167,9 @@ def saved_placements(rank: int, size: int, url: str) -> list[str]:
                 name: distribute_tensor(one, mesh, placements, src_data_rank=None)
                 for name, one in table().items()
             }
-            found.append(str(run.save(state, step=step).digest))
+            made = run.save(state, step=step)
+            found.append(str(made.digest))
+            load_into(made, state, group=group)  # its connections are apart from those of saves
     return found
 
 
