@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from holdfast.distributed import TorchGroup, load_into
 ROUNDS = 5
 
 
-def state_of(rank: int, size: int, megabytes: int) -> dict[str, Any]:
+def state_of(size: int, megabytes: int) -> dict[str, Any]:
     """Return rows of twelve tensors, for each a moment."""
     mesh = init_device_mesh("cpu", (size,))
     rows = megabytes * 2**20 // (24 * 4 * 1024) // size
@@ -50,57 +50,64 @@ def change(state: dict[str, Any]) -> None:
             one.to_local().add_(1)
 
 
-def fastest(rounds: list[float]) -> str:
-    return f"{min(rounds) * 1000:.0f}"
-
-
-def timed(act: Callable[[], Any]) -> tuple[float, Any]:
+def seconds_of(act: Callable[..., Any], *args: Any, **options: Any) -> tuple[float, Any]:
     dist.barrier()
     began = time.perf_counter()
-    made = act()
+    made = act(*args, **options)
     return time.perf_counter() - began, made
 
 
-def work(rank: int, size: int, megabytes: int, folder: str) -> None:
+def one_round(
+    run: holdfast.Run, group: TorchGroup, state: dict[str, Any], turn: int, folder: str, other: Any
+) -> dict[str, float]:
+    """Time each operation once; the state changes between saves."""
+    found: dict[str, float] = {}
+    parts = [one.to_local() for part in state.values() for one in part.values()]
+    change(state)
+    found["save"], saved = seconds_of(run.save, state, step=2 * turn)
+    change(state)
+    found["save_async blocks"], pending = seconds_of(run.save_async, state, step=2 * turn + 1)
+    pending.wait()
+    found["load_into"], _ = seconds_of(load_into, saved, state, group=group)
+    target = f"{folder}/dcp{turn}"
+    found["dcp.save"], _ = seconds_of(dcp.save, state, checkpoint_id=target)
+    change(state)
+    found["dcp.async_save blocks"], future = seconds_of(
+        dcp.async_save, state, checkpoint_id=f"{target}a", process_group=other
+    )
+    future.result()
+    found["dcp.load"], _ = seconds_of(dcp.load, state, checkpoint_id=target)
+    kept = [torch.zeros_like(one) for one in parts]
+    found["a copy into kept memory"], _ = seconds_of(copy, kept, parts)
+    return found
+
+
+def copy(kept: list[torch.Tensor], parts: list[torch.Tensor]) -> None:
+    for to, one in zip(kept, parts, strict=True):
+        to.copy_(one)
+
+
+def work(rank: int, size: int, megabytes: int, folder: str, port: int) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
-    meeting = "tcp://127.0.0.1:29611"
+    meeting = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
-    state = state_of(rank, size, megabytes)
-    group = TorchGroup()
-    seconds: defaultdict[str, list[float]] = defaultdict(list)
+    state = state_of(size, megabytes)
+    group, other = TorchGroup(), dist.new_group(backend="gloo")
     with holdfast.open(f"{folder}/reg") as reg:
         run = reg.run("run", create=True, group=group)
-        background = dist.new_group(backend="gloo")
-        parts = [one.to_local() for part in state.values() for one in part.values()]
-        kept = [torch.empty_like(one) for one in parts]
-        for turn in range(ROUNDS):
-            change(state)
-            copied = zip(kept, parts, strict=True)
-            taken, _ = timed(lambda: [to.copy_(one) for to, one in copied])
-            seconds["a copy into kept memory"].append(taken)
-            taken, saved = timed(lambda: run.save(state, step=2 * turn))
-            seconds["save"].append(taken)
-            change(state)
-            taken, pending = timed(lambda: run.save_async(state, step=2 * turn + 1))
-            seconds["save_async blocks"].append(taken)
-            pending.wait()
-            seconds["load_into"].append(timed(lambda: load_into(saved, state, group=group))[0])
-            target = f"{folder}/dcp{turn}"
-            writer = dcp.FileSystemWriter(target, sync_files=True)
-            seconds["dcp.save"].append(timed(lambda: dcp.save(state, storage_writer=writer))[0])
-            change(state)
-            taken, future = timed(
-                lambda: dcp.async_save(state, checkpoint_id=f"{target}a", process_group=background)
-            )
-            seconds["dcp.async_save blocks"].append(taken)
-            future.result()
-            seconds["dcp.load"].append(timed(lambda: dcp.load(state, checkpoint_id=target))[0])
+        rounds = [one_round(run, group, state, n, folder, other) for n in range(ROUNDS)]
     if rank == 0:
         print(f"{size} ranks, {megabytes} MB, ms:")
-        for name, rounds in seconds.items():
-            print(f"  {name:24} {fastest(rounds)}")
+        for name in rounds[0]:
+            print(f"  {name:24} {min(one[name] for one in rounds) * 1000:.0f}")
     dist.destroy_process_group()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        port: int = made.getsockname()[1]
+        return port
 
 
 def main() -> None:
@@ -110,7 +117,7 @@ def main() -> None:
     folder = tempfile.mkdtemp(dir=where)
     try:
         holdfast.init(f"{folder}/reg").close()
-        mp.spawn(work, (size, megabytes, folder), nprocs=size)
+        mp.spawn(work, (size, megabytes, folder, free_port()), nprocs=size)
     finally:
         shutil.rmtree(folder)
 
