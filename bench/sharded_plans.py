@@ -13,7 +13,8 @@ import time
 
 import numpy as np
 
-from holdfast.registry.collective.plan import Ints, Plan, Structure, make_plan
+from holdfast.registry.collective.plan import Plan, make_plan
+from holdfast.registry.collective.structure import Ints, Structure
 
 MODELS = {"1.3 B": (24, 2048, 50257), "70 B": (80, 8192, 128256)}
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.registry.collective.plan import Ints
 from holdfast.registry.collective.shards import Layout, ShardLeaf, whole_shape
+from holdfast.registry.collective.structure import Ints
 from holdfast.registry.collective.talk import Message
 from holdfast.registry.collective.wire import join
 from holdfast.registry.errors import IncompatibleState

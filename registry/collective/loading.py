@@ -12,9 +12,10 @@ import numpy as np
 
 from holdfast.registry.collective import shards
 from holdfast.registry.collective.group import Group, LinksBroken
-from holdfast.registry.collective.plan import Ints, Part, Structure, WrongLayout, make_plan
+from holdfast.registry.collective.plan import Part, WrongLayout, make_plan
 from holdfast.registry.collective.rounds import spread_chunks
 from holdfast.registry.collective.shards import ShardLeaf, whole_shape
+from holdfast.registry.collective.structure import Ints, Structure
 from holdfast.registry.collective.talk import Calls, Talk
 from holdfast.registry.collective.wire import broken, join, rebuild
 from holdfast.registry.errors import IncompatibleState, RankFailed

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from holdfast.registry.collective.group import Group
-from holdfast.registry.collective.plan import Ints, Part
+from holdfast.registry.collective.plan import Part
 from holdfast.registry.collective.rounds import complete_chunks
 from holdfast.registry.collective.shards import Layout, whole_bytes, whole_shape
+from holdfast.registry.collective.structure import Ints
 from holdfast.registry.collective.wire import join
 from holdfast.registry.pytree.leaves import NamedLeaf
 from holdfast.registry.storage.keys import ObjectKey

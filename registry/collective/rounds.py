@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from holdfast.registry.collective.group import Group
-from holdfast.registry.collective.plan import Ints, Part
+from holdfast.registry.collective.plan import Part
+from holdfast.registry.collective.structure import Ints
 
 #: Chunks of which nothing travels are read in batches of about this size.
 _BATCH_BYTES = 64 * 2**20

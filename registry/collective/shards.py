@@ -13,7 +13,7 @@ import numpy as np
 from holdfast.registry import pytree
 from holdfast.registry.collective import per_rank
 from holdfast.registry.collective.per_rank import PerRank
-from holdfast.registry.collective.plan import Ints, Structure
+from holdfast.registry.collective.structure import Ints, Structure
 from holdfast.registry.pytree import ArrayLeaf, FlatState
 from holdfast.registry.pytree.encoding import Encoder
 from holdfast.registry.pytree.paths import Link

@@ -11,8 +11,8 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from holdfast.registry.collective.plan import Ints
 from holdfast.registry.collective.shards import ShardLeaf
+from holdfast.registry.collective.structure import Ints
 from holdfast.registry.pytree.encoding import Encoder
 from holdfast.registry.pytree.paths import Link
 from holdfast.registry.pytree.torch_arrays import encode_tensor

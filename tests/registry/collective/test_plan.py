@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from holdfast.registry.collective import plan as planning
-from holdfast.registry.collective.plan import Ints, Part, Plan, Structure, WrongLayout, make_plan
+from holdfast.registry.collective.plan import Part, Plan, WrongLayout, make_plan
+from holdfast.registry.collective.structure import Ints, Structure
 
 STATE = Structure(
     ("float32", "int8", "float32", "float64"),
