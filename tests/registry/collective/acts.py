@@ -35,6 +35,8 @@ from holdfast.registry.errors import RegistryError, UnsupportedValue
 from tests.registry.collective.ranks import Troubled
 
 DEADLINE_S = 40.0
+#: More calls than a save makes.
+NEVER = 1000
 
 
 class Net(nn.Module):
@@ -242,18 +244,21 @@ def saved_in_trouble(
     if rank == victim:
         group = Troubled(group, trouble, abs(at))
     try:
-        answer, named = _save_once(url, group, step, size)
+        answer, named = _save_once(url, group, step, size, meets=abs(at) < NEVER)
     finally:
         store.set(f"ended/{rank}", "")
     left = others if at < 0 else list(range(size))
     return answer, named, _sum_over(rank, left) if rank in left else 0.0
 
 
-def _save_once(url: str, group: Any, step: int, size: int) -> tuple[str, int]:
+def _save_once(url: str, group: Any, step: int, size: int, *, meets: bool) -> tuple[str, int]:
+    state = sharded("fsdp", size)
     with holdfast.open(url) as reg:
         run = reg.run("run", create=True, group=group)
+        if meets:
+            dist.barrier()  # so that only the rank in trouble is late
         try:
-            return str(run.save(sharded("fsdp", size), step=step).digest), -1
+            return str(run.save(state, step=step).digest), -1
         except RegistryError as error:
             return type(error).__name__, getattr(error, "rank", -1)
 

@@ -57,24 +57,39 @@ class Troubled:
         self._group.close()
 
 
-class Dead(Troubled):
-    """A rank that dies at a call: afterwards it sends nothing, and its connections are closed."""
+class Mortal(Troubled):
+    """A rank that can fall silent; the others notice at once, instead of at a deadline.
 
-    def __init__(self, group: Group, at: int) -> None:
-        super().__init__(group, self._die, at)
+    Args:
+        group: The group.
+        silent: The ranks that are silent, shared by all ranks.
+        links: The names of connections that any rank has used, shared too.
+        dies_at: The number of the call at which it dies; 0 for never.
+    """
+
+    def __init__(
+        self, group: ThreadGroup, silent: set[int], links: set[str], dies_at: int = 0
+    ) -> None:
+        super().__init__(group, self._die, dies_at)
+        self._board = group._board
+        self._silent, self._links = silent, links
         self._is_dead = False
-        self._last = ""
 
-    def exchange(
-        self, links: str, outgoing: Mapping[int, Buffer], incoming: Mapping[int, int]
-    ) -> dict[int, memoryview]:
-        self._last = links
-        return super().exchange(links, outgoing, incoming)
+    def fall_silent(self) -> None:
+        """Let the others notice that nothing comes from this rank any more."""
+        with self._board.changed:
+            self._silent.add(self.rank)
+            self._board.broken |= self._links
+            self._board.changed.notify_all()
+
+    def speak(self) -> None:
+        """Be a rank like the others again."""
+        with self._board.changed:
+            self._silent.discard(self.rank)
 
     def _die(self) -> None:
         self._is_dead = True
-        if self._last:
-            self._group.break_links(self._last)
+        self.fall_silent()
         raise Died
 
     def _call(self) -> None:
@@ -82,12 +97,40 @@ class Dead(Troubled):
             raise Died
         super()._call()
 
+    def receive(self, name: str, senders: Sequence[int], timeout_s: float) -> dict[int, bytes]:
+        self._call()
+        board = self._board
+        with board.changed:
+            board.changed.wait_for(
+                lambda: all((name, s) in board.messages or s in self._silent for s in senders),
+                timeout_s,
+            )
+            return {s: board.messages[name, s] for s in senders if (name, s) in board.messages}
 
-def together(groups: Sequence[Group], act: Callable[[Group], Any]) -> list[Any]:
+    def exchange(
+        self, links: str, outgoing: Mapping[int, Buffer], incoming: Mapping[int, int]
+    ) -> dict[int, memoryview]:
+        with self._board.changed:
+            self._links.add(links)
+            if self._silent:
+                self._board.broken.add(links)
+        return super().exchange(links, outgoing, incoming)
+
+
+def mortals(size: int, deadline_s: float, victim: int = -1, dies_at: int = 0) -> list[Mortal]:
+    """Return the ranks of a new job, of which one dies at one of its calls."""
+    silent, links = set[int](), set[str]()
+    return [
+        Mortal(one, silent, links, dies_at if one.rank == victim else 0)
+        for one in ThreadGroup.make(size, deadline_s)
+    ]
+
+
+def together(groups: Sequence[Any], act: Callable[[Any], Any]) -> list[Any]:
     """Run `act` on every rank; return what each returned, or the error that it raised."""
     found: list[Any] = [None] * len(groups)
 
-    def run(group: Group) -> None:
+    def run(group: Any) -> None:
         try:
             found[group.rank] = act(group)
         except BaseException as error:

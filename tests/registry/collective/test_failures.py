@@ -27,12 +27,10 @@ from holdfast.registry.history.actions import AddCheckpoint
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.pytree import numpy_arrays
 from holdfast.registry.writing.object_writer import Condemned
-from tests.registry.collective.ranks import Dead, Died, Troubled, group_of, together
+from tests.registry.collective.ranks import Died, Mortal, Troubled, group_of, mortals, together
 
 #: Long enough for a rank that is well, on a busy machine.
 WELL_S = 30.0
-#: The wait for a rank that is dead.
-DEAD_S = 0.3
 
 
 @pytest.fixture
@@ -104,9 +102,7 @@ def test_a_rank_that_dies_at_any_call_leaves_nothing_half(reg: Registry, victim:
     assert calls > 6
     seen = set()
     for step, at in enumerate(range(1, calls + 1), start=1):
-        groups: list[Group] = [*group_of(3, DEAD_S)]
-        groups[victim] = Dead(groups[victim], at)
-        found = together(groups, saving(reg, step))
+        found = together(mortals(3, WELL_S, victim, at), saving(reg, step))
         assert isinstance(found.pop(victim), Died)
         visible = [one.step for one in reg.run("run").checkpoints()]
         if all(isinstance(one, Checkpoint) for one in found):
@@ -127,21 +123,23 @@ def test_a_rank_that_dies_at_any_call_leaves_nothing_half(reg: Registry, victim:
 
 
 def test_a_late_rank_learns_how_its_call_ended_and_saves_with_the_next(reg: Registry) -> None:
+    groups = mortals(3, WELL_S)
     others_are_done = threading.Event()
-    groups: list[Group] = [*group_of(3, DEAD_S)]
-    groups[1] = Troubled(groups[1], lambda: others_are_done.wait(30) and None, at=1)
     left = threading.Barrier(2, action=others_are_done.set)
-    both = threading.Barrier(3)
+    all_know = threading.Barrier(3)
 
-    def save(group: Group) -> tuple[Any, Checkpoint]:
+    def save(group: Mortal) -> tuple[Any, Checkpoint]:
         with holdfast.open(reg.url) as mine:
             run = mine.run("run", group=group)
+            if group.rank == 1:
+                group.fall_silent()
+                others_are_done.wait(WELL_S)
+                group.speak()
             with pytest.raises(RankFailed) as error:
                 run.save(state(group.rank, 3), step=1)
             if group.rank != 1:
-                left.wait(30)
-            both.wait(30)
-            group.deadline_s = WELL_S  # type: ignore[misc]
+                left.wait(WELL_S)
+            all_know.wait(WELL_S)
             return error.value, run.save(state(group.rank, 3), step=1)
 
     found = together(groups, save)

@@ -105,7 +105,7 @@ def test_kills_at_random_moments(reg: Registry, fleet: Fleet) -> None:
     ends = Counter[str]()
     for step in range(2, 52):
         victim = dice.randrange(4)
-        fleet.begin(4, acts.saved_in_trouble, reg.url, step, victim, -1000, 10.0)
+        fleet.begin(4, acts.saved_in_trouble, reg.url, step, victim, -acts.NEVER, 10.0)
         time.sleep(dice.uniform(0, usual_s))  # the moment is random, nothing waits for it
         fleet.kill(victim)
         left = [one for n, one in enumerate(fleet.end(4)) if n != victim]
