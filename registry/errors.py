@@ -29,6 +29,7 @@ RegistryError                     anything Holdfast refuses or fails to do      
 │   ├── MissingObject             a file that a live checkpoint needs is gone
 │   └── RolledBack                a log is not the one that was seen before, or shorter
 ├── UnsupportedFormat             written by a newer or unknown Holdfast: upgrade      exit 8
+├── RankFailed                    a rank of the job died, was late or failed: see it   exit 1
 └── RestoreFailed                 no retained checkpoint could be loaded               exit 6
 
 The root and the storage branch, except `OnlyLocal`, are defined in `backends/errors.py`.
@@ -69,6 +70,7 @@ __all__ = [
     "ObjectTruncated",
     "OnlyLocal",
     "OutOfRange",
+    "RankFailed",
     "ReadOnlyStore",
     "RegistryError",
     "RestoreFailed",
@@ -173,3 +175,13 @@ class RestoreFailed(RegistryError):
     """No retained checkpoint of a run could be loaded; the message lists each one tried and why."""
 
     exit_code = 6
+
+
+class RankFailed(RegistryError):
+    """Another rank of a collective save or load died, was late, or failed.
+
+    Attributes:
+        rank: The first rank that it names.
+    """
+
+    rank: int = -1

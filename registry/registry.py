@@ -24,6 +24,7 @@ from holdfast.registry.storage.store import Store
 from holdfast.registry.values.suggest import near
 
 if TYPE_CHECKING:
+    from holdfast.registry.collective.group import Group
     from holdfast.registry.handles import Checkpoint, Run, RunLog, RunSpec
     from holdfast.registry.history.actions import CreateRun
     from holdfast.registry.journal.settings import Journal
@@ -168,6 +169,7 @@ class Registry:
         monitor: Monitor | Iterable[Monitor] = (),
         retention: Retention | None = None,
         input_hash: str | None = None,
+        group: Group | None = None,
     ) -> Run:
         """Open a run, to continue it or to read it.
 
@@ -182,8 +184,11 @@ class Registry:
             monitor: Decides which checkpoint is `best`.
             retention: Which checkpoints are kept.
             input_hash: Any text that identifies the input data.
+            group: The ranks of a job that save together, such as `holdfast.distributed.TorchGroup`:
+                every rank opens the run and calls `save`. Default: this process saves alone.
 
         Raises:
+            InvalidInput: A group was given, and the registry has a journal.
             NotFound: There is no such run; near names are suggested.
             Conflict: It was begun with other monitors, another preset, seed or input hash. Another
                 configuration is only warned of, unless the preset's `must_match` demands it.
@@ -192,6 +197,12 @@ class Registry:
         name = os.environ.get("HOLDFAST_RUN") if run_id is None else run_id
         if name is None:
             raise InvalidInput("no run is named", hint="Pass its id, or set HOLDFAST_RUN.")
+        if group is not None and self._journal is not None:
+            raise InvalidInput(
+                "ranks that save together do not use a journal",
+                where="group",
+                hint="Open the registry with journal=''.",
+            )
         log = self._open_log(name, must_exist=not create)
         options = handles.RunOptions(preset, config, seed, monitor, retention, input_hash)
         if log.run.commits == 0 and not handles.begin(log, handles.creation(options)):
@@ -199,7 +210,8 @@ class Registry:
         if create:
             log.make_durable()  # the caller may rely on the run
         handles.check_same(log.run, options)
-        return self._hold(handles.Run(self._store, log, options.compared, self._journal))
+        run = handles.Run(self._store, log, options.compared, self._journal, group)
+        return self._hold(run)
 
     def _create(self, run_id: str | None, action: CreateRun) -> Run:
         for name in [run_id] if run_id is not None else handles.default_ids(int(action.seed, 16)):

@@ -251,7 +251,7 @@ def test_every_option_of_a_save_is_passed_on(monkeypatch, reg, name: str) -> Non
     call = getattr(reg.create_run("run"), name)
     given, found = passed_on(monkeypatch, call, "holdfast.registry.runs.run.SaveRequest", {})
     given.pop("busy", None)
-    assert found == {**given, "takes_over": name != "push"}
+    assert found == {**given, "takes_over": name != "push", "every_rank": False}
 
 
 def test_every_option_of_a_merge_is_passed_on(monkeypatch, reg) -> None:
@@ -283,4 +283,4 @@ def test_every_option_of_a_new_run_is_passed_on(monkeypatch, reg, name: str) -> 
     values = (source, "new") if name == "fork" else ("source",)
     call = getattr(reg, name)
     given, found = passed_on(monkeypatch, call, "holdfast.registry.handles.RunOptions", *values)
-    assert found == {name: one for name, one in given.items() if name != "create"}
+    assert found == {name: given[name] for name in given.keys() - {"create", "group"}}

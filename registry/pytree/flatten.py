@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.registry.errors import UnsupportedValue
@@ -46,7 +47,7 @@ class FlatState:
     components: tuple[FlatComponent, ...]
 
 
-def flatten(state: object) -> FlatState:
+def flatten(state: object, new_encoder: Callable[[], Encoder] = Encoder) -> FlatState:
     """Split a state into components without copying its arrays.
 
     Parameters are loaded as plain tensors. Tied memory, strides and requires_grad are not kept. If
@@ -54,6 +55,7 @@ def flatten(state: object) -> FlatState:
 
     Args:
         state: A dict or OrderedDict with string keys, or an object with `state_dict()`.
+        new_encoder: Makes the encoder of a component.
 
     Raises:
         UnsupportedValue: A value in it cannot be stored; the message names its path.
@@ -72,7 +74,7 @@ def flatten(state: object) -> FlatState:
             found=type(state).__name__,
             hint="Wrap it: {'model': ...}.",
         )
-    return FlatState(kind, tuple(_component(state, name) for name in state))
+    return FlatState(kind, tuple(_component(state, name, new_encoder()) for name in state))
 
 
 def await_devices(state: FlatState) -> None:
@@ -88,7 +90,7 @@ def await_devices(state: FlatState) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def _component(state: dict[str, object], name: object) -> FlatComponent:
+def _component(state: dict[str, object], name: object, encoder: Encoder) -> FlatComponent:
     if type(name) is not str:
         raise UnsupportedValue(
             "the top-level keys of a state must be strings",
@@ -97,7 +99,6 @@ def _component(state: dict[str, object], name: object) -> FlatComponent:
             hint="Use str(key), or wrap the dict: {'state': ...}.",
         )
     link = (None, name)
-    encoder = Encoder()
     encoder.text(name, link)
     encoder.enter(state, (None, name), 0)
     skeleton = encoder.node(state[name], link, 1)

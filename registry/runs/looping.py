@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.registry.errors import InvalidInput
 from holdfast.registry.precision.policy import PrecisionPolicy
 from holdfast.registry.runs import rooms
 from holdfast.registry.runs.resuming import ResumableRun
@@ -80,8 +81,14 @@ class LoopingRun(ResumableRun):
             allow_nonfinite: Let NaN and infinity become latest.
 
         Raises:
-            InvalidInput: An argument is wrong.
+            InvalidInput: An argument is wrong, or the handle has a `group`.
         """
+        if self._trainer.is_collective:
+            raise InvalidInput(
+                "a handle with a group has no checkpointer yet",
+                where=self.id,
+                hint="Call `run.save` or `run.save_async` on every rank at the end of a step.",
+            )
         save = {
             "phase": phase,
             "compression": compression,

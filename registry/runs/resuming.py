@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from holdfast.registry.errors import InvalidInput, NotFound
+from holdfast.registry.errors import Conflict, InvalidInput, NotFound
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.history.writer_token import check_not_dropped
 from holdfast.registry.loading.checkpoint import Checkpoint
@@ -26,6 +26,7 @@ from holdfast.registry.writing.committer import Committer
 _LOGGER = logging.getLogger("holdfast")
 
 if TYPE_CHECKING:
+    from holdfast.registry.collective.group import Group
     from holdfast.registry.journal.settings import Journal
     from holdfast.registry.runs.rooms import Initialise, Mode, Sources, Started, Transitioned
 
@@ -37,16 +38,25 @@ class ResumableRun(CuratedRun):
         committer: Commits to the run.
         compared: What the caller gave to be compared with the run, and is equal.
         journal: The journal of this machine, if saves go there first.
+        group: The ranks that save together.
     """
 
     def __init__(
-        self, committer: Committer, compared: frozenset[str], journal: Journal | None
+        self,
+        committer: Committer,
+        compared: frozenset[str],
+        journal: Journal | None,
+        group: Group | None = None,
     ) -> None:
         super().__init__(committer)
         self._compared = compared
-        self._trainer: Trainer = (
-            Trainer(committer) if journal is None else rooms.JournaledTrainer(committer, journal)
-        )
+        self._trainer: Trainer
+        if group is not None:
+            self._trainer = rooms.CollectiveTrainer(committer, group)
+        elif journal is not None:
+            self._trainer = rooms.JournaledTrainer(committer, journal)
+        else:
+            self._trainer = Trainer(committer)
 
     # Coming back
 
@@ -85,6 +95,63 @@ class ResumableRun(CuratedRun):
             RestoreFailed: Every checkpoint is damaged; the message lists each one with the reason.
         """
         return self._restore(at, None, sources, map_location)
+
+    def restore_into(
+        self,
+        target: object,
+        at: Checkpoint | None = None,
+        *,
+        component: str | None = None,
+        strict: bool = True,
+    ) -> Checkpoint | None:
+        """Fill the tensors of a model from the newest checkpoint, and continue the run from there.
+
+        For models of which no process has memory for a copy: nothing but the target's tensors is
+        loaded, and no older checkpoint is tried. On a handle with a `group` every rank calls it;
+        sharded tensors may have any layout, and each rank fetches about its share. Plain values,
+        such as a step or a generator, are read with `checkpoint.load(only=...)`.
+
+        Args:
+            target: An object with `state_dict()`, or a dict of tensors.
+            at: Exactly this checkpoint. Default: the newest one.
+            component: The component for the target; by default the target's top-level keys are
+                components.
+            strict: Whether a path on only one side is an error.
+
+        Returns:
+            The checkpoint; `None` if nothing was saved yet.
+
+        Raises:
+            IncompatibleState: Paths, shapes or dtypes differ; nothing was read.
+            Conflict: `at` is superseded or evicted, the run was dropped, or a pivot came after the
+                checkpoint: `restore` applies it.
+            IntegrityError: An object is damaged; do not use the target's tensors then.
+            RankFailed: With a group: another rank is dead or late.
+        """
+        self._trainer.settle()
+        run = self._trainer.refresh()
+        check_not_dropped(run)
+        self._trainer.looks_for_a_state()
+        self._check_compared(run)
+        if at is None:
+            kept = (one for one in self._trainer.newest_first() if not one.record.held_back)
+            newest = next(kept, None)
+        else:
+            if isinstance(at, Checkpoint) and at.run_id == self.id:
+                at = self.find(pins.own(self._committer, at, "run.restore_into"))
+            check_source(self.id, at)
+            newest = at
+        if newest is None:
+            return None
+        if at is None and run.pivots_after(newest.n):
+            raise Conflict(
+                "a pivot came after the newest checkpoint, and changes more than tensors",
+                where=newest.ref,
+                hint="Call `run.restore()`, which applies it.",
+            )
+        self._trainer.fill(newest, target, component, strict=strict)
+        self._trainer.resume_at(newest)
+        return newest
 
     def _restore(
         self,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from holdfast.registry.collective.trainer import CollectiveTrainer
     from holdfast.registry.comparing.branches import Branches, compare_runs
     from holdfast.registry.following.following import Following
     from holdfast.registry.following.watching import Watch
@@ -67,6 +68,7 @@ else:
             "Branches": "comparing.branches",
             "CheckoutReport": "layouts",
             "Checkpointer": "loop.checkpointer",
+            "CollectiveTrainer": "collective.trainer",
             "Following": "following.following",
             "GcReport": "maintenance.gc_report",
             "ImportedFile": "layouts",
@@ -119,6 +121,7 @@ __all__ = [
     "Branches",
     "CheckoutReport",
     "Checkpointer",
+    "CollectiveTrainer",
     "Following",
     "GcReport",
     "ImportedFile",

@@ -32,6 +32,7 @@ from holdfast.registry.training.save_request import SaveRequest
 from holdfast.registry.writing.committer import Committer
 
 if TYPE_CHECKING:
+    from holdfast.registry.collective.group import Group
     from holdfast.registry.journal.settings import Journal
 
 _LOGGER = logging.getLogger("holdfast")
@@ -51,8 +52,9 @@ class Run(LoopingRun):
         log: RunLog,
         compared: frozenset[str] = frozenset(),
         journal: Journal | None = None,
+        group: Group | None = None,
     ) -> None:
-        super().__init__(Committer(store, log), compared, journal)
+        super().__init__(Committer(store, log), compared, journal, group)
 
     def __enter__(self) -> Self:
         return self
@@ -103,6 +105,11 @@ class Run(LoopingRun):
     ) -> Checkpoint:
         """Save a state; return when it is durable.
 
+        On a handle with a `group` every rank calls it with its part of the state: sharded tensors
+        as DTensors, everything else equal on all ranks. Each rank stores a share, and all get the
+        checkpoint, or an error. `keyframe_every` makes no differences then, and `precision` is
+        refused.
+
         Args:
             state: A dict of tensors (torch or NumPy, of any shape, dtype and device) and plain
                 values, nested in any way. Objects with `state_dict()` are replaced by its result.
@@ -150,6 +157,8 @@ class Run(LoopingRun):
             Conflict: The step holds another state already, the phase is over, or the run is.
             StorageError: The store failed; nothing is visible, except that StoreUnavailable
                 leaves that open. Repeating the save is safe either way.
+            RankFailed: With a group: another rank is dead or late; the message names it. Nothing is
+                visible, unless it says that the outcome is unknown.
         """
         request = SaveRequest(
             step,
@@ -165,6 +174,7 @@ class Run(LoopingRun):
             precision=precision,
             allow_lossy_optimizer=allow_lossy_optimizer,
             allow_nonfinite=allow_nonfinite,
+            every_rank=self._trainer.is_collective,
         )
         return self._trainer.save(state, request)
 
@@ -203,6 +213,7 @@ class Run(LoopingRun):
             precision=precision,
             allow_lossy_optimizer=allow_lossy_optimizer,
             allow_nonfinite=allow_nonfinite,
+            every_rank=self._trainer.is_collective,
         )
         return self._trainer.save(state, request)
 
@@ -332,6 +343,7 @@ class Run(LoopingRun):
             precision=precision,
             allow_lossy_optimizer=allow_lossy_optimizer,
             allow_nonfinite=allow_nonfinite,
+            every_rank=self._trainer.is_collective,
         )
         return self._trainer.save_async(state, request, busy)
 

@@ -60,9 +60,12 @@ class SaveRequest:
         phase: The given phase; `None` for the present phase of the run.
         meta: The encoded plain value.
 
+    Args:
+        every_rank: Whether all ranks of a job save together.
+
     Raises:
         InvalidInput: An argument is wrong.
-        Conflict: This process is not rank 0 of its job.
+        Conflict: This process is not rank 0 of its job, and the ranks do not save together.
     """
 
     def __init__(
@@ -81,8 +84,10 @@ class SaveRequest:
         keyframe_every: int | None = None,
         precision: PrecisionPolicy | None = None,
         allow_lossy_optimizer: bool = False,
+        every_rank: bool = False,
     ) -> None:
-        require_first_rank()
+        if not every_rank:
+            require_first_rank()
         self.takes_over = takes_over
         self.phase = None if phase is None else check_phase(phase)
         self.step = check_step(step)
@@ -167,8 +172,8 @@ def prepare_save(state: object, request: SaveRequest, run: RunManifest) -> Prepa
     """
     spec = run.spec
     with collector_paused():
-        flat = state if isinstance(state, FlatState) else pytree.flatten(state)
-        companions = {name: pytree.flatten(value) for name, value in request.companions.items()}
+        flat = _flat(state)
+        companions = {name: _flat(value) for name, value in request.companions.items()}
     pytree.await_devices(flat)
     for companion in companions.values():
         pytree.await_devices(companion)
@@ -184,6 +189,10 @@ def prepare_save(state: object, request: SaveRequest, run: RunManifest) -> Prepa
     metrics = _metrics(spec, request, flat, where)
     counters = _counters(spec.phase(phase), request, flat)
     return PreparedSave(request, phase, kept, narrowing, commit_keys, companions, metrics, counters)
+
+
+def _flat(state: object) -> FlatState:
+    return state if isinstance(state, FlatState) else pytree.flatten(state)
 
 
 def _check_version(spec: RunSpec, state: FlatState, where: str) -> None:

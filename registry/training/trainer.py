@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import RLock
-from typing import Any
+from typing import Any, ClassVar
 
 from holdfast.backends.escape import printable
 from holdfast.registry.errors import IntegrityError
@@ -22,7 +22,8 @@ from holdfast.registry.history.actions import Action, RunStatus, SetStatus
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.history.writer_token import WriterToken
 from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.loading.stored import reader_of
+from holdfast.registry.loading.fit import LoadReport
+from holdfast.registry.loading.stored import Stored, reader_of
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.training import ending
 from holdfast.registry.training.background import Background, check_busy
@@ -46,7 +47,10 @@ class Trainer:
     Attributes:
         is_stopped: Whether a signal has ended the training; it is then never `completed`, nor
             `failed` by what the signal caused.
+        is_collective: Whether all ranks of a job save together.
     """
+
+    is_collective: ClassVar[bool] = False
 
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
@@ -77,7 +81,7 @@ class Trainer:
     def save(self, state: object, request: SaveRequest) -> Checkpoint:
         """Store and commit a state."""
         self.settle()
-        return self._store_and_commit(prepare_save(state, request, self.run))
+        return self._store_and_commit(self._prepare(state, request))
 
     def save_async(self, state: object, request: SaveRequest, busy: Busy = "wait") -> PendingSave:
         """Copy a state, then store and commit it in the background."""
@@ -96,7 +100,7 @@ class Trainer:
                 skipped = PendingSave(Future(), name, limit_s)
                 skipped.give_up("skipped")
                 return skipped
-            prepared = prepare_save(state, request, self.run)
+            prepared = self._prepare(state, request)
             return self._background.submit(prepared, name, limit_s, waited_s)
 
     def commit(self, change: NewCommit) -> RunManifest:
@@ -160,6 +164,12 @@ class Trainer:
         """Return the last entry of a stream at a checkpoint, if it is only in a journal."""
         return None
 
+    def fill(
+        self, stored: Stored, target: object, component: str | None, *, strict: bool
+    ) -> LoadReport:
+        """Load a stored state into the tensors of a target."""
+        return stored.load_into(target, component=component, strict=strict)
+
     def looks_for_a_state(self) -> None:
         """Note that the handle asked for a state to continue from, whether there is one or not."""
         self._writer_token.has_asked = True
@@ -212,18 +222,23 @@ class Trainer:
         self._writer_token.committed()
         ending.owns(self._committer.store, self._log.run_id, self._writer_token.token)
 
+    def _prepare(self, state: object, request: SaveRequest) -> PreparedSave:
+        return prepare_save(state, request, self.run)
+
     def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
         with self._lock:
-            takes_over = save.request.takes_over
-            run, store = self._log.run, self._committer.store
             commit = SaveCommit(self._committer, self._writer_token, save, self._earlier)
-            self._committer.commit(commit)
-            warn_of_nonfinite(run.run_id, save.request, commit.nonfinite)
-            if takes_over:
-                self._committed()
-                self._earlier.remember(save.phase, save.request.step, commit.components)
-            record = self._log.knowing(commit.outcome).by_n[commit.outcome]
-            return Checkpoint(store, self._log, record)
+            return self._carry_through(commit, save)
+
+    def _carry_through(self, commit: SaveCommit, save: PreparedSave) -> Checkpoint:
+        """Write and commit a save; return its checkpoint."""
+        self._committer.commit(commit)
+        warn_of_nonfinite(self._log.run_id, save.request, commit.nonfinite)
+        if save.request.takes_over:
+            self._committed()
+            self._earlier.remember(save.phase, save.request.step, commit.components)
+        record = self._log.knowing(commit.outcome).by_n[commit.outcome]
+        return Checkpoint(self._committer.store, self._log, record)
 
 
 class Claimed(NewCommit):

@@ -106,6 +106,17 @@ class Writer:
             self._observed = observed
         return self._observed
 
+    def hear(self, epoch: int) -> None:
+        """Observe an epoch that another writer of the run has met; an older one changes nothing.
+
+        Raises:
+            UnsupportedFormat: The epoch demands a newer writer.
+        """
+        if epoch > self.epoch:
+            self._epochs.require(epoch)
+            self._epochs.make_durable(epoch)
+            self._observed = epoch
+
     def usable(self, kind: Kind, digest: Digest, size_bytes: int) -> ObjectKey | None:
         """Return an existing object of the right size that may be named (W2), or `None`."""
         for info in self._store.backend.list(stem(kind, digest)):

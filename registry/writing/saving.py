@@ -115,6 +115,23 @@ def write_stream(
     return made.write_stream(groups, finish, locations)
 
 
+def write_packs(
+    store: Store, writer: Writer, groups: Iterable[list[Chunk]], codec: str = RAW
+) -> Mapping[Digest, ChunkLocation]:
+    """Store chunks without a manifest; about two groups are in memory.
+
+    Args:
+        store: The registry's objects.
+        writer: Chooses the keys.
+        groups: New chunks for one pack each; a list is emptied once its pack is being sent.
+        codec: As for `write_state`.
+
+    Returns:
+        The location of each chunk; all packs are on the store.
+    """
+    return _StateWriter(store, writer, (), codec, 1, Trials()).write_packs(groups)
+
+
 class Chunk(NamedTuple):
     """A chunk to store: a part of a tensor, or a list of digests.
 
@@ -213,6 +230,20 @@ class _StateWriter:
             manifest, lists = finish()
             self._lists.update(lists)
             return self._place(manifest)
+        finally:
+            abandon(self._under_way)
+
+    def write_packs(self, groups: Iterable[list[Chunk]]) -> Mapping[Digest, ChunkLocation]:
+        _ = self._writer.epoch  # observed once, before any key is chosen
+        try:
+            for group in groups:
+                self._pack(group)
+                group.clear()
+                while len(self._in_flight) > 1:
+                    self._in_flight.popleft().result()
+                # Finished futures keep the bytes of their results.
+                self._under_way = [one for one in self._under_way if not one.done()]
+            return self._fresh_locations()
         finally:
             abandon(self._under_way)
 
@@ -358,19 +389,27 @@ class _StateWriter:
             if base.manifest.digest == manifest.digest:
                 keys = placed_keys(base.place, base.placement)
                 return Written(base, ChosenKeys(keys, cover(self._bases)), 0)
-        refs = {
-            name: PackRef(future.result(), size) for name, (size, future) in self._packs.items()
-        }
-        locations = dict(self._stored)
-        for digest, (name, entry) in self._fresh.items():
-            codec = codec_number(entry.codec, where=name.short)
-            locations[digest] = ChunkLocation(
-                refs[name], entry.offset, entry.stored_bytes, codec, entry.base
-            )
+        locations = {**self._stored, **self._fresh_locations()}
         new_bytes = sum(entry.stored_bytes for _, entry in self._fresh.values())
         return place_manifest(
             self._store, self._writer, manifest, self._lists, locations, self._bases, new_bytes
         )
+
+    def _fresh_locations(self) -> dict[Digest, ChunkLocation]:
+        """Return where the new chunks are, once all packs are on the store."""
+        refs = {
+            name: PackRef(future.result(), size) for name, (size, future) in self._packs.items()
+        }
+        return {
+            digest: ChunkLocation(
+                refs[name],
+                entry.offset,
+                entry.stored_bytes,
+                codec_number(entry.codec, where=name.short),
+                entry.base,
+            )
+            for digest, (name, entry) in self._fresh.items()
+        }
 
 
 def _pieces(leaf: ArrayLeaf) -> list[Piece]:

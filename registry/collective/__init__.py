@@ -1,0 +1,15 @@
+"""Saves and loads that every rank of a job makes together; one commit for all.
+
+- `group`: `Group`, the seam between the ranks: messages with deadlines, and bulk bytes.
+  `torch_group` is that of torch.distributed; `wire` spells the messages and errors.
+- `shards`, `torch_shards`: a state as one rank has it, with the box that it has of each tensor;
+  `per_rank`: values that each rank has for itself.
+- `structure`: tensors and chunks as boxes; `plan`: who stores which chunk, and which bytes travel
+  for that; `rounds` moves them.
+- `part`: what one rank stores; `agreement` compares what all have.
+- `leading`, `following`: the two sides of a save; `storing`: its end, on rank 0; `talk`: its
+  messages; `outcome`: how it ended. `trainer`: the trainer of a run with a group.
+- `loading`: fill the tensors of sharded models.
+
+Nothing on the store shows how many ranks wrote a state. Specified in docs/spec.md, section 43.
+"""

@@ -1,0 +1,358 @@
+"""Rank 0's side of a save: it compares, plans, gathers, and commits once for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from holdfast.registry import pytree
+from holdfast.registry.collective import agreement
+from holdfast.registry.collective.agreement import RankPart
+from holdfast.registry.collective.group import LinksBroken
+from holdfast.registry.collective.outcome import find_write
+from holdfast.registry.collective.part import PartOrder, PartReport, write_part
+from holdfast.registry.collective.per_rank import merge
+from holdfast.registry.collective.plan import Part, Plan, WrongLayout, make_plan
+from holdfast.registry.collective.shards import ShardLeaf, whole_bytes, whole_shape
+from holdfast.registry.collective.storing import Storing
+from holdfast.registry.collective.talk import Calls, Message, Talk
+from holdfast.registry.collective.wire import broken
+from holdfast.registry.errors import RankFailed, UnsupportedValue
+from holdfast.registry.history.actions import Line
+from holdfast.registry.history.log import new_signature
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.history.state_reader import PlacedState
+from holdfast.registry.history.writer_token import WriterToken
+from holdfast.registry.pytree import ArrayLeaf, FlatState
+from holdfast.registry.pytree.leaves import NamedLeaf
+from holdfast.registry.storage.codecs import COMPRESSIONS
+from holdfast.registry.training.earlier_steps import EarlierSteps
+from holdfast.registry.training.save_commit import SaveCommit
+from holdfast.registry.training.save_request import PreparedSave, SaveRequest
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.finite import NAMED_AT_MOST
+from holdfast.registry.writing.object_writer import placed_keys
+from holdfast.registry.writing.placing import (
+    ChunkLocation,
+    Written,
+)
+from holdfast.registry.writing.readable import check_readable
+
+_DIGEST_BYTES = 32
+
+
+@dataclass
+class Plans:
+    """The plans that this rank remembers, by the name of the state.
+
+    Attributes:
+        parts: This rank's part, and the digest of the layouts of all ranks.
+        whole: On rank 0 the plan itself.
+    """
+
+    parts: dict[str, tuple[str, str, Part]] = field(default_factory=dict)
+    whole: dict[str, Plan] = field(default_factory=dict)
+
+    def keys(self, parts: Mapping[str, RankPart]) -> dict[str, str]:
+        """Return the digests of the plans that fit this rank's layouts."""
+        return {
+            name: known[1]
+            for name, part in parts.items()
+            if (known := self.parts.get(name)) is not None
+            and known[0] == agreement.layout_digest(part.layout)
+        }
+
+    def part(self, name: str) -> Part:
+        """Return this rank's part of a state's plan."""
+        return self.parts[name][2]
+
+
+class Leading:
+    """One save as rank 0 leads it.
+
+    Args:
+        committer: Commits to the run.
+        calls: The calls of the ranks.
+        talk: This call.
+        plans: What this rank remembers.
+        parts: The states as this rank has them.
+        request: The arguments of the save.
+    """
+
+    def __init__(
+        self,
+        committer: Committer,
+        calls: Calls,
+        talk: Talk,
+        plans: Plans,
+        parts: Mapping[str, RankPart],
+        request: SaveRequest,
+    ) -> None:
+        self._committer, self._calls, self._talk = committer, calls, talk
+        self._plans, self._parts, self._request = plans, parts, request
+        self._where = f"{committer.log.run_id}: step {request.step}"
+        self._greetings: Sequence[Message] = ()
+        self._fresh: set[str] = set()
+        self.began = committer.log.run.next_slot
+        self.signature = new_signature()
+
+    def agree(self) -> tuple[FlatState, dict[str, FlatState]]:
+        """Hear all ranks, and compare what they have.
+
+        Returns:
+            The state and the companions, whole: a sharded tensor has no bytes here.
+
+        Raises:
+            IncompatibleState: The ranks have different values under one name.
+            RankFailed: A rank was not heard of in time.
+        """
+        own = agreement.greeting(self._request, self._parts, self._plans.keys(self._parts))
+        self._greetings = self._talk.gather(own, "beginning a save")
+        agreement.check_requests(self._greetings, self._where)
+        found = agreement.differing(self._greetings)
+        if found is not None:
+            raise self._explain(*found)
+        values = self._check_copies()
+        merged = {name: self._whole(name, values[name]) for name in self._parts}
+        return merged.pop(""), merged
+
+    def _explain(self, name: str, component: str) -> Exception:
+        """Ask every rank what it has, and return the error for the first difference."""
+        self._talk.order({"kind": "explain", "state": name, "component": component})
+        own = agreement.explanation(self._parts, name, component)
+        said = [one["value"] for one, _ in self._talk.gather(own, "comparing their states")]
+        paths = [
+            leaf.path
+            for part in self._parts[name].flat.components
+            if part.name == component
+            for leaf in part.leaves
+        ]
+        return agreement.difference(self._where, component, said, paths)
+
+    def _check_copies(self) -> dict[str, list[list[bytes]]]:
+        """Compare copies of parts; return for each state the own values of each rank."""
+        values: dict[str, list[list[bytes]]] = {name: [] for name in self._parts}
+        copies: dict[str, list[Any]] = {name: [] for name in self._parts}
+        for header, columns in self._greetings:
+            left = iter(columns)
+            for name, part in self._parts.items():
+                width = part.copies.shape[1]
+                copies[name].append(np.frombuffer(next(left), np.int64).reshape(-1, width))
+                own = islice(left, header["states"][name]["own"])
+                values[name].append([bytes(one) for one in own])
+        for name, tables in copies.items():
+            agreement.check_copies(tables, self._parts[name].layout.leaves, self._where)
+        return values
+
+    def _whole(self, name: str, values: Sequence[Sequence[bytes]]) -> FlatState:
+        """Return a state with whole tensors, and the own values of all ranks."""
+        part = self._parts[name]
+        components = []
+        for one in part.flat.components:
+            leaves = tuple(map(_unsharded, one.leaves))
+            components.append(merge(replace(one, leaves=leaves), values))
+        return FlatState(part.flat.kind, tuple(components))
+
+    # Plans
+
+    def _plan(self, name: str) -> Plan:
+        """Return the plan of a state, and make it if the ranks do not have it."""
+        said = [header["states"][name] for header, _ in self._greetings]
+        key = agreement.plan_key([one["layout"] for one in said])
+        part = self._parts[name]
+        if name in self._fresh:
+            return self._plans.whole[name]
+        if any(one["plan"] != key for one in said):
+            self._talk.order({"kind": "layout", "state": name})
+            rows = self._talk.gather(
+                agreement.layout_of(self._parts, name), "describing their layouts"
+            )
+            width = part.layout.rows.shape[1]
+            tables = [np.frombuffer(one[0], np.int64).reshape(-1, width) for _, one in rows]
+            try:
+                plan = make_plan(part.layout.structure, tables)
+            except WrongLayout as error:
+                raise UnsupportedValue(
+                    error.what,
+                    where=part.layout.leaves[error.tensor].path,
+                    found=error.found,
+                    hint="Gather the tensor with .full_tensor(), or redistribute it.",
+                ) from error
+            self._plans.whole[name] = plan
+            self._plans.parts[name] = (said[0]["layout"], key, plan.part(0))
+            self._fresh.add(name)
+        return self._plans.whole[name]
+
+    # Storing
+
+    def write(
+        self, name: str, state: FlatState, bases: Sequence[PlacedState], watched: Sequence[str]
+    ) -> Written:
+        """Have every rank store its chunks of a state; put manifest and placement.
+
+        Args:
+            name: The companion; empty for the state.
+            state: The state, whole.
+            bases: Stored states of the run.
+            watched: Patterns of the paths of tensors that are checked for NaN and infinity.
+        """
+        committer = self._committer
+        skeletons = [canonical.encode(part.skeleton) for part in state.components]
+        check_readable(state, skeletons)
+        suspect = committer.writer.suspect
+        sound = [
+            base for base in bases if suspect.isdisjoint(placed_keys(base.place, base.placement))
+        ]
+        plan = self._plan(name)
+        known = self._known(name, sound)
+        codec = COMPRESSIONS[
+            self._request.compression or committer.store.config.compression or "none"
+        ]
+        reports = self._have_stored(name, plan, known, codec, watched)
+        digests = np.zeros((len(plan.owner), _DIGEST_BYTES), np.uint8)
+        fresh: dict[Digest, ChunkLocation] = {}
+        for rank, report in enumerate(reports):
+            rows = np.frombuffer(report.digests, np.uint8).reshape(-1, _DIGEST_BYTES)
+            digests[plan.owned_by(rank)] = rows
+            for digest, location in report.locations.items():
+                fresh.setdefault(digest, location)
+        said = [header["states"][name]["small"] for header, _ in self._greetings]
+        storing = Storing(
+            committer,
+            self._parts[name],
+            said,
+            state,
+            skeletons,
+            digests,
+            sound,
+            fresh,
+            codec,
+            watched,
+        )
+        written = storing.finish()
+        if not watched:
+            return written
+        tensors = {number for report in reports for number in report.nonfinite}
+        leaves = self._parts[name].layout.leaves
+        wrong = {leaves[number].path for number in tensors} | storing.nonfinite
+        paths = [leaf.path for part in state.components for leaf in part.leaves]
+        return replace(written, nonfinite=tuple(p for p in paths if p in wrong)[:NAMED_AT_MOST])
+
+    def _known(self, name: str, bases: Sequence[PlacedState]) -> Any:
+        """Return the digests that the bases have for the chunks of a state, zeros for none."""
+        layout = self._parts[name].layout
+        found = np.zeros((int(layout.structure.first[-1]), _DIGEST_BYTES), np.uint8)
+        number = {leaf.path: n for n, leaf in enumerate(layout.leaves)}
+        done: set[int] = set()
+        for base in bases:
+            for component, part in base.manifest.components.items():
+                paths = pytree.leaf_paths(component, part.skeleton)
+                for index, entry in enumerate(part.tensors):
+                    at = number.get(paths.get(index, ""))
+                    if at is None or at in done or entry.inline is not None:
+                        continue
+                    if (entry.dtype, entry.shape) != _form(layout.leaves[at]):
+                        continue
+                    done.add(at)
+                    digests = b"".join(entry.chunk_digests(base.lists))
+                    first = layout.structure.first
+                    found[first[at] : first[at + 1]] = np.frombuffer(digests, np.uint8).reshape(
+                        -1, _DIGEST_BYTES
+                    )
+        return found
+
+    def _have_stored(
+        self, name: str, plan: Plan, known: Any, codec: str, watched: Sequence[str]
+    ) -> list[PartReport]:
+        """Tell the ranks to store their chunks; return what they have stored."""
+        group, talk = self._calls.group, self._talk
+        epoch = self._committer.writer.epoch  # u0, or the mark that refused the attempt before
+        talk.order(
+            {
+                "kind": "write",
+                "state": name,
+                "codec": codec,
+                "watched": list(watched),
+                "epoch": epoch,
+                "links": self._calls.links,
+                "write": self.signature.write,
+                "began": self.began,
+                "plan": self._plans.parts[name][1],
+            }
+        )
+        is_new = name in self._fresh
+        for rank in range(1, group.size):
+            bytes_known = known[plan.owned_by(rank)].tobytes()
+            columns = plan.part(rank).encode() if is_new else []
+            talk.order_one(rank, {}, bytes_known, *columns)
+        mine = memoryview(known[plan.owned_by(0)].tobytes())
+        order = PartOrder(self._calls.links, codec, watched, epoch, mine)
+        layout, part = self._parts[name].layout, self._plans.part(name)
+        committer = self._committer
+        try:
+            report = write_part(committer.store, committer.writer, group, layout, part, order)
+        except LinksBroken as error:
+            talk.is_broken = True
+            group.break_links(self._calls.links)
+            talk.gather(broken(error, 0), "exchanging parts of tensors")
+            raise RankFailed(
+                "the connections between the ranks broke",
+                where="rank 0",
+                found=str(error),
+                hint="Nothing was committed. Save again: new connections are made.",
+            ) from error
+        said = talk.gather(report.encode(), "storing their parts")
+        return [report, *(PartReport.of(*one) for one in said[1:])]
+
+
+class CollectiveSave(SaveCommit):
+    """A running save of all ranks, on rank 0."""
+
+    def __init__(
+        self,
+        committer: Committer,
+        writer_token: WriterToken,
+        save: PreparedSave,
+        earlier: EarlierSteps,
+        leading: Leading,
+    ) -> None:
+        super().__init__(committer, writer_token, save, earlier)
+        self._leading = leading
+        self._searched = leading.began
+        self.signed = leading.signature
+
+    def _write(
+        self, state: FlatState, bases: Sequence[PlacedState], watched: Sequence[str] = ()
+    ) -> Written:
+        companions = self._save.companions.items()
+        name = next((name for name, flat in companions if flat is state), "")
+        return self._leading.write(name, state, bases, watched)
+
+    def lines(self, run: RunManifest) -> Sequence[Line] | None:
+        """Return the lines of the slot; none if a slot of an earlier attempt has landed (CS5)."""
+        log = self._committer.log
+        if run.next_slot > self._searched:
+            found = find_write(
+                log.fetch(range(self._searched, run.next_slot)), self._leading.signature.write
+            )
+            self._searched = run.next_slot
+            if found is not None:
+                self.outcome = found
+                return None
+        return super().lines(run)
+
+
+def _form(leaf: ArrayLeaf) -> tuple[str, tuple[int, ...]]:
+    return str(leaf.dtype), whole_shape(leaf)
+
+
+def _unsharded(leaf: ArrayLeaf) -> ArrayLeaf:
+    if not isinstance(leaf, ShardLeaf):
+        return leaf
+    return NamedLeaf(leaf.dtype, leaf.whole, whole_bytes(leaf), leaf.path)

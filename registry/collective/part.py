@@ -1,0 +1,174 @@
+"""What one rank stores: it hashes the chunks that it owns, and puts those that are new."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from holdfast.registry.collective.group import Group
+from holdfast.registry.collective.plan import Part
+from holdfast.registry.collective.rounds import complete_chunks
+from holdfast.registry.collective.shards import Layout, whole_bytes, whole_shape
+from holdfast.registry.collective.structure import Ints
+from holdfast.registry.collective.wire import join
+from holdfast.registry.pytree.leaves import NamedLeaf
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.pack import PACK_BYTES
+from holdfast.registry.storage.placement import PackRef
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.dtypes import item_size
+from holdfast.registry.writing.finite import is_finite, is_watched
+from holdfast.registry.writing.object_writer import Writer
+from holdfast.registry.writing.placing import ChunkLocation
+from holdfast.registry.writing.saving import Chunk, write_packs
+
+_DIGEST_BYTES = 32
+_NOTHING = bytes(_DIGEST_BYTES)
+
+
+@dataclass(frozen=True)
+class PartOrder:
+    """What rank 0 tells a rank before it stores its chunks.
+
+    Attributes:
+        links: The connections of the ranks.
+        codec: The codec of chunks, a name of `holdfast.registry.storage.codecs`.
+        watched: Patterns of the paths of tensors that are checked for NaN and infinity.
+        epoch: The epoch that rank 0 has observed.
+        known: The digests that the base has for the owned chunks, in order; zeros for none.
+    """
+
+    links: str
+    codec: str
+    watched: Sequence[str]
+    epoch: int
+    known: memoryview
+
+
+@dataclass(frozen=True)
+class PartReport:
+    """What a rank has stored.
+
+    Attributes:
+        digests: The digests of its chunks, in the order of its part of the plan, 32 bytes each.
+        nonfinite: The tensors, by number, in whose chunks it found NaN or infinity.
+        locations: The chunks that it has stored.
+    """
+
+    digests: Any
+    nonfinite: Sequence[int]
+    locations: Mapping[Digest, ChunkLocation]
+
+    def encode(self) -> bytes:
+        """Return the report as a message; every key was seen, or its put acknowledged (CS2)."""
+        packs = list(dict.fromkeys(one.pack for one in self.locations.values()))
+        number = {pack: n for n, pack in enumerate(packs)}
+        rows = np.array(
+            [
+                (number[one.pack], one.offset, one.stored_bytes, one.codec)
+                for one in self.locations.values()
+            ],
+            np.int64,
+        )
+        named = [[one.key.digest.hex(), one.key.generation, one.size_bytes] for one in packs]
+        return join(
+            {"packs": named, "nonfinite": list(self.nonfinite)},
+            self.digests,
+            b"".join(self.locations),
+            rows.tobytes(),
+        )
+
+    @classmethod
+    def of(cls, header: Mapping[str, Any], columns: Sequence[memoryview]) -> PartReport:
+        """Read what `encode` has made."""
+        digests, stored, rows = columns
+        packs = [
+            PackRef(ObjectKey("packs", Digest.from_hex(name), generation), size)
+            for name, generation, size in header["packs"]
+        ]
+        table = np.frombuffer(rows, np.int64).reshape(-1, 4).tolist()
+        locations = {
+            Digest(bytes(stored[n * _DIGEST_BYTES : (n + 1) * _DIGEST_BYTES])): ChunkLocation(
+                packs[pack], offset, size, codec
+            )
+            for n, (pack, offset, size, codec) in enumerate(table)
+        }
+        return cls(digests, header["nonfinite"], locations)
+
+
+def write_part(
+    store: Store, writer: Writer, group: Group, layout: Layout, part: Part, order: PartOrder
+) -> PartReport:
+    """Store the chunks that this rank owns and the base does not have.
+
+    Raises:
+        LinksBroken: Another rank is dead or late, or has failed.
+        StorageError: The store failed.
+    """
+    return _PartWriter(store, layout, part, order).write(writer, group)
+
+
+class _PartWriter:
+    """The writing of one rank's part of a state."""
+
+    def __init__(self, store: Store, layout: Layout, part: Part, order: PartOrder) -> None:
+        self._store, self._layout, self._part, self._order = store, layout, part, order
+        self._items = [item_size(one) for one in layout.structure.dtypes]
+        self._leaves = [
+            NamedLeaf(leaf.dtype, whole_shape(leaf), whole_bytes(leaf), leaf.path)
+            for leaf in layout.leaves
+        ]
+        self._watched = [is_watched(leaf, order.watched) for leaf in self._leaves]
+        self._digests = bytearray(len(part.chunks) * _DIGEST_BYTES)
+        self._nonfinite: set[int] = set()
+        self._memory: dict[int, tuple[Any, Ints]] = {}
+
+    def write(self, writer: Writer, group: Group) -> PartReport:
+        writer.hear(self._order.epoch)
+        chunks = complete_chunks(group, self._order.links, self._part, self._items, self._memory_of)
+        locations = write_packs(self._store, writer, self._groups(chunks), self._order.codec)
+        for leaf in self._layout.leaves:
+            leaf.release()
+        return PartReport(self._digests, sorted(self._nonfinite), locations)
+
+    def _memory_of(self, tensor: int) -> tuple[Any, Ints]:
+        found = self._memory.get(tensor)
+        if found is None:
+            found = self._memory[tensor] = self._layout.memory(tensor)
+        return found
+
+    def _groups(self, chunks: Iterator[tuple[Ints, memoryview]]) -> Iterator[list[Chunk]]:
+        """Yield the new chunks in groups for one pack each; packs never mix components."""
+        group: list[tuple[int, Ints, memoryview]] = []
+        size, name = 0, ""
+        for number, (chunk, data) in enumerate(chunks):
+            component = self._leaves[int(chunk[0])].path.partition("/")[0]
+            if group and (component != name or size + len(data) > PACK_BYTES):
+                yield self._fresh(group)
+                group, size = [], 0
+            group.append((number, chunk, data))
+            size, name = size + len(data), component
+        if group:
+            yield self._fresh(group)
+
+    def _fresh(self, group: Sequence[tuple[int, Ints, memoryview]]) -> list[Chunk]:
+        found = self._store.pools.hashing.map(self._hash, group)
+        return [chunk for chunk in found if chunk is not None]
+
+    def _hash(self, owned: tuple[int, Ints, memoryview]) -> Chunk | None:
+        number, chunk, data = owned
+        tensor = int(chunk[0])
+        digest = Digest(hashlib.sha256(data).digest())
+        at = slice(number * _DIGEST_BYTES, (number + 1) * _DIGEST_BYTES)
+        self._digests[at] = digest
+        leaf = self._leaves[tensor]
+        if self._watched[tensor] and not is_finite(data, leaf.dtype):
+            self._nonfinite.add(tensor)
+        if bytes(self._order.known[at]) == digest:
+            return None
+        return Chunk(digest, data, leaf, int(chunk[1]))

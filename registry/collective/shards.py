@@ -1,0 +1,160 @@
+"""A state as one rank has it: `flatten`, where a sharded tensor is a leaf with its box."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from holdfast.registry import pytree
+from holdfast.registry.collective import per_rank
+from holdfast.registry.collective.per_rank import PerRank
+from holdfast.registry.collective.structure import Ints, Structure
+from holdfast.registry.pytree import ArrayLeaf, FlatState
+from holdfast.registry.pytree.encoding import Encoder
+from holdfast.registry.pytree.paths import Link
+from holdfast.registry.storage.chunking import INLINE_BYTES
+from holdfast.registry.values.canonical import Json
+from holdfast.registry.values.dtypes import item_size
+
+#: The module that needs torch, and the library's part that it wraps.
+_TORCH_SHARDS = "holdfast.registry.collective.torch_shards"
+_DTENSOR = "torch.distributed.tensor"
+
+
+class ShardLeaf(ArrayLeaf):
+    """The part of a sharded tensor that a rank has; `shape` and `nbytes` are those of the part.
+
+    Attributes:
+        whole: The shape of the tensor.
+        offset: The begin of the part in the tensor, on each axis.
+        is_copied: Whether other ranks have the same part.
+    """
+
+    __slots__ = ("is_copied", "offset", "whole")
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]
+    is_copied: bool
+
+    @classmethod
+    def of(
+        cls, leaf: ArrayLeaf, whole: tuple[int, ...], offset: tuple[int, ...], *, is_copied: bool
+    ) -> ShardLeaf:
+        """Return the leaf of a part."""
+        made = cls(
+            leaf.dtype, leaf.shape, leaf.nbytes, leaf._source, leaf._open, leaf._link, leaf.is_ours
+        )
+        made.whole, made.offset, made.is_copied = whole, offset, is_copied
+        return made
+
+    def moved(self, view: memoryview) -> ShardLeaf:
+        """Return the same part in memory of ours."""
+        return self.of(super().moved(view), self.whole, self.offset, is_copied=self.is_copied)
+
+
+@dataclass(frozen=True)
+class RankState:
+    """A state as one rank has it.
+
+    Attributes:
+        flat: Its components; sharded tensors are `ShardLeaf`s.
+        own: The values that the rank has for itself, as messages.
+    """
+
+    flat: FlatState
+    own: tuple[bytes, ...]
+
+
+def flatten(state: object) -> RankState:
+    """Split a state of one rank, as `pytree.flatten` does.
+
+    Raises:
+        UnsupportedValue: A value in it cannot be stored, or the layout of a tensor is none that
+            torch describes rightly; the message names the path.
+    """
+    own: list[bytes] = []
+    flat = pytree.flatten(state, lambda: _ShardEncoder(own))
+    return RankState(flat, tuple(own))
+
+
+class _ShardEncoder(Encoder):
+    """Also takes sharded tensors, and values of one rank."""
+
+    __slots__ = ("_own",)
+
+    def __init__(self, own: list[bytes]) -> None:
+        super().__init__()
+        self._own = own
+
+    def _other(self, value: Any, link: Link, depth: int) -> Json:
+        if type(value) is PerRank:
+            if self.role:
+                self.refuse(link, f"a PerRank cannot be part of {self.role}", "Move it to a dict.")
+            self._own.append(per_rank.encode(value))
+            return {per_rank.TAG: len(self._own) - 1}
+        library = sys.modules.get(_DTENSOR)
+        if library is not None and isinstance(value, library.DTensor):
+            encode: Callable[..., Json] = importlib.import_module(_TORCH_SHARDS).encode_dtensor
+            return encode(self, value, link, depth)
+        return super()._other(value, link, depth)
+
+
+def whole_shape(leaf: ArrayLeaf) -> tuple[int, ...]:
+    """Return the shape of the tensor that a leaf is, or is a part of."""
+    return leaf.whole if isinstance(leaf, ShardLeaf) else leaf.shape
+
+
+def whole_bytes(leaf: ArrayLeaf) -> int:
+    """Return the size of the tensor that a leaf is, or is a part of."""
+    return int(np.prod(whole_shape(leaf), dtype=np.int64)) * item_size(leaf.dtype)
+
+
+class Layout:
+    """The tensors of a rank's state that are cut into chunks, and its boxes of them.
+
+    Args:
+        flat: The state.
+
+    Attributes:
+        leaves: The leaves of those tensors, in order.
+        inline: The sharded leaves whose tensors are too small to be cut.
+        structure: Their types and shapes.
+        rows: Tensor, offset and extent of each sharded one.
+    """
+
+    def __init__(self, flat: FlatState) -> None:
+        leaves = [leaf for part in flat.components for leaf in part.leaves]
+        cut = [leaf for leaf in leaves if whole_bytes(leaf) > INLINE_BYTES]
+        self.leaves: list[ArrayLeaf] = cut
+        self.inline = [
+            leaf
+            for leaf in leaves
+            if isinstance(leaf, ShardLeaf) and 0 < whole_bytes(leaf) <= INLINE_BYTES
+        ]
+        self.structure = Structure(
+            tuple(str(leaf.dtype) for leaf in cut), tuple(whole_shape(leaf) for leaf in cut)
+        )
+        rows = [
+            [number, *self._padded(leaf.offset, 0), *self._padded(leaf.shape, 1)]
+            for number, leaf in enumerate(cut)
+            if isinstance(leaf, ShardLeaf)
+        ]
+        self.rows: Ints = np.array(rows, np.int64).reshape(-1, 1 + 2 * self.structure.axes)
+
+    def _padded(self, lengths: tuple[int, ...], fill: int) -> list[int]:
+        return self.structure.padded(lengths, fill)
+
+    def memory(self, tensor: int) -> tuple[Any, Ints]:
+        """Return the bytes of this rank's box of a tensor, and the begin of the box.
+
+        The bytes have the axes of the box, and one more for the bytes of an element.
+        """
+        leaf = self.leaves[tensor]
+        offset = leaf.offset if isinstance(leaf, ShardLeaf) else (0,) * len(leaf.shape)
+        flat = np.frombuffer(leaf.buffer(), np.uint8)
+        shape = [*self._padded(leaf.shape, 1), item_size(leaf.dtype)]
+        return flat.reshape(shape), np.array(self._padded(offset, 0), np.int64)

@@ -1,0 +1,146 @@
+"""The ranks of torch.distributed: messages in the store of the job, bytes over gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+from holdfast.backends import Buffer
+from holdfast.registry.collective.group import DEADLINE_S, LinksBroken, check_deadline
+from holdfast.registry.errors import InvalidInput
+
+#: What a rank says to the others before it connects to them.
+_HERE = b"here"
+_GONE = b"gone"
+
+
+class TorchGroup:
+    """All ranks of torch.distributed, as a group that breaks none of the training's.
+
+    Make it on every rank, and several of them in the same order. Messages are keys of the store
+    that `init_process_group` has made, through a connection of their own. Bytes travel over gloo,
+    on the CPU, through connections that are made at the first use and again after a failure. So a
+    rank that dies or is late breaks no process group of the training.
+
+    Args:
+        deadline_s: Seconds after which waiting for another rank is an error.
+
+    Attributes:
+        rank: The rank of this process.
+        size: The number of ranks.
+        deadline_s: Seconds after which waiting for another rank is an error.
+
+    Raises:
+        InvalidInput: torch.distributed is not initialized, or `deadline_s` is not above 0.
+    """
+
+    def __init__(self, *, deadline_s: float = DEADLINE_S) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise InvalidInput(
+                "torch.distributed is not initialized",
+                hint="Call torch.distributed.init_process_group() first.",
+            )
+        self.deadline_s = check_deadline(deadline_s)
+        self.rank: int = dist.get_rank()
+        self.size: int = dist.get_world_size()
+        # A wait in a clone does not block the training's own calls of the store.
+        store: Any = _get_default_store()
+        # Every rank makes its groups in the same order, so the number of one is the same on all.
+        number = store.add(f"holdfast/groups/{self.rank}", 1)
+        self._store: Any = PrefixStore(f"holdfast/{number}", store.clone())
+        self._gloo: dict[str, Any] = {}
+
+    def send(self, to: Sequence[int], name: str, data: bytes) -> None:  # noqa: ARG002
+        """Send a message."""
+        self._store.set(f"{name}/{self.rank}", data)
+
+    def receive(self, name: str, senders: Sequence[int], timeout_s: float) -> dict[int, bytes]:
+        """Return the messages of a name that are there in time."""
+        keys = {one: f"{name}/{one}" for one in senders}
+        try:
+            self._store.wait(list(keys.values()), timedelta(seconds=max(timeout_s, 0.001)))
+        except RuntimeError:  # some are missing, or the store is gone
+            try:
+                keys = {one: key for one, key in keys.items() if self._store.check([key])}
+            except RuntimeError:
+                return {}
+        if self._store.has_extended_api():
+            found = self._store.multi_get([*keys.values()])
+            return dict(zip(keys, map(bytes, found), strict=True))
+        return {one: self._store.get(key) for one, key in keys.items()}
+
+    def forget(self, name: str) -> None:
+        """Drop a message."""
+        self._store.delete_key(f"{name}/{self.rank}")
+
+    def exchange(
+        self, links: str, outgoing: Mapping[int, Buffer], incoming: Mapping[int, int]
+    ) -> dict[int, memoryview]:
+        """Exchange bytes with the other ranks."""
+        sending = [len(outgoing.get(rank, b"")) for rank in range(self.size)]
+        arriving = [incoming.get(rank, 0) for rank in range(self.size)]
+        data = torch.empty(sum(sending), dtype=torch.uint8)
+        given, start = _view(data), 0
+        for rank, size in enumerate(sending):
+            if size:
+                given[start : start + size] = outgoing[rank]
+                start += size
+        found = torch.empty(sum(arriving), dtype=torch.uint8)
+        try:
+            self._connected(links).alltoall_base(
+                found, data, arriving, sending, timeout=timedelta(seconds=self.deadline_s)
+            ).wait()
+        except RuntimeError as error:
+            self._disconnect(links)
+            raise LinksBroken(str(error)) from error
+        view, start = _view(found), 0
+        parts = {}
+        for rank, size in enumerate(arriving):
+            if size:
+                parts[rank] = view[start : start + size]
+                start += size
+        return parts
+
+    def _connected(self, links: str) -> Any:
+        if links not in self._gloo:
+            self._meet(links)
+            store = PrefixStore(f"links/{links}", self._store)
+            self._gloo[links] = dist.ProcessGroupGloo(
+                store, self.rank, self.size, timedelta(seconds=self.deadline_s)
+            )
+        return self._gloo[links]
+
+    def _meet(self, links: str) -> None:
+        """Wait until all ranks are about to connect: one that has failed says so instead."""
+        self._store.set(f"{links}/here/{self.rank}", _HERE)
+        found = self.receive(f"{links}/here", range(self.size), self.deadline_s)
+        absent = [rank for rank in range(self.size) if found.get(rank) != _HERE]
+        if absent:
+            raise LinksBroken(f"rank {', '.join(map(str, absent))} did not connect")
+
+    def _disconnect(self, links: str) -> None:
+        gloo = self._gloo.pop(links, None)
+        if gloo is not None:
+            gloo.abort()
+
+    def break_links(self, links: str) -> None:
+        """End connections: the other side of each gets an error."""
+        self._disconnect(links)
+        with suppress(RuntimeError):  # the store is gone with the job
+            self._store.set(f"{links}/here/{self.rank}", _GONE)
+
+    def close(self) -> None:
+        """End the connections."""
+        for links in list(self._gloo):
+            self._disconnect(links)
+
+
+def _view(tensor: torch.Tensor) -> memoryview:
+    array: Any = tensor.numpy()
+    return memoryview(array)

@@ -1,0 +1,119 @@
+"""The boxes of DTensors, computed from their placements and compared with their local parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from holdfast.registry.collective.shards import ShardLeaf
+from holdfast.registry.collective.structure import Ints
+from holdfast.registry.pytree.encoding import Encoder
+from holdfast.registry.pytree.paths import Link
+from holdfast.registry.pytree.torch_arrays import encode_tensor
+from holdfast.registry.pytree.torch_memory import PLAIN
+from holdfast.registry.values.canonical import Json
+
+_REDISTRIBUTE = "Call .redistribute() with Shard or Replicate placements first."
+
+
+def encode_dtensor(encoder: Encoder, value: DTensor, link: Link, depth: int) -> Json:
+    """Encode a DTensor as a leaf: the part that this rank has."""
+    whole = tuple(value.shape)
+    local = local_part(value)
+    if type(local) not in PLAIN:
+        encoder.refuse(
+            link,
+            f"a DTensor over a {type(local).__name__} cannot be stored",
+            "Store plain local tensors.",
+        )
+    found = box_of(value)
+    if isinstance(found, str):
+        encoder.refuse(link, found, _REDISTRIBUTE)
+    offset, extent = found
+    if value.device_mesh.get_coordinate() is None:
+        extent = tuple(local.shape)  # this rank is not in the mesh, and has nothing
+    if extent != tuple(local.shape):
+        encoder.refuse(
+            link,
+            f"a DTensor whose local part is {tuple(local.shape)}, and by its placements "
+            f"{tuple(value.placements)} would be {extent}",
+            "torch made another part than it describes; gather it with .full_tensor() first.",
+        )
+    node = encode_tensor(encoder, local, link, depth)
+    if type(node) is not dict or "t" not in node:
+        encoder.refuse(link, "a sharded sparse tensor cannot be stored", "Gather it first.")
+    leaf = encoder.leaves[-1]
+    encoder.leaves[-1] = ShardLeaf.of(leaf, whole, offset, is_copied=_is_copied(value))
+    return node
+
+
+def local_part(value: DTensor) -> torch.Tensor:
+    """Return the plain tensor of this rank's part."""
+    detached: Any = value.detach()
+    local = detached.to_local()
+    wait = getattr(local, "wait", None)  # of a tensor that is still being gathered
+    made: torch.Tensor = local if wait is None else wait()
+    return made
+
+
+def box_of(value: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]] | str:
+    """Return begin and extent of this rank's part, or why that is no box."""
+    whole = tuple(value.shape)
+    coordinate = value.device_mesh.get_coordinate()
+    if coordinate is None:
+        return (0,) * len(whole), (0,) * len(whole)
+    steps: dict[int, list[tuple[int, int, int]]] = {}
+    for placement, at, size in zip(
+        value.placements, coordinate, value.device_mesh.shape, strict=True
+    ):
+        if isinstance(placement, Partial):
+            return f"a DTensor with the placement {placement!r} holds sums that were never made"
+        if isinstance(placement, _StridedShard):
+            steps.setdefault(placement.dim, []).append((size, at, int(placement.split_factor)))
+        elif isinstance(placement, Shard):
+            steps.setdefault(placement.dim, []).append((size, at, 1))
+        elif not isinstance(placement, Replicate):
+            return f"a DTensor with the unknown placement {placement}"
+    offset, extent = [0] * len(whole), list(whole)
+    for axis, some in steps.items():
+        kept = _kept(whole[axis], tuple(some))
+        if len(kept) and int(kept[-1] - kept[0]) + 1 != len(kept):
+            return (
+                f"a DTensor of {tuple(value.placements)}: a _StridedShard without its match, "
+                "whose part is not contiguous"
+            )
+        offset[axis], extent[axis] = (int(kept[0]) if len(kept) else 0), len(kept)
+    return tuple(offset), tuple(extent)
+
+
+@lru_cache(maxsize=1024)
+def _kept(length: int, steps: tuple[tuple[int, int, int], ...]) -> Ints:
+    """Return the indices of an axis that remain after it was split, from the left mesh axis on."""
+    kept: Ints = np.arange(length, dtype=np.int64)
+    for parts, at, strides in steps:
+        kept = np.concatenate([_chunk(one, parts, at) for one in _chunks(kept, strides)])
+    return kept
+
+
+def _chunk(indices: Ints, parts: int, at: int) -> Ints:
+    """Return one of the parts that torch.chunk makes; the last ones may be empty."""
+    rows = -(-len(indices) // parts)
+    return indices[at * rows : (at + 1) * rows]
+
+
+def _chunks(indices: Ints, parts: int) -> list[Ints]:
+    return [_chunk(indices, parts, at) for at in range(parts)]
+
+
+def _is_copied(value: DTensor) -> bool:
+    placements: Sequence[Placement] = value.placements
+    return any(
+        size > 1 and isinstance(one, Replicate)
+        for one, size in zip(placements, value.device_mesh.shape, strict=True)
+    )

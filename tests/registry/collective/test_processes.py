@@ -1,0 +1,121 @@
+"""Real ranks: every layout gives one id, and an unchanged state stores nothing."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import Registry
+from tests.registry.collective import acts
+from tests.registry.collective.fleet import Fleet
+
+pytestmark = pytest.mark.xdist_group("collective")
+
+LAYOUTS = [
+    ("plain", 4),
+    ("fsdp", 4),
+    ("tp", 2),
+    ("fsdp-tp", 4),
+    ("hsdp", 4),
+    ("fsdp", 2),
+    ("fsdp", 1),
+]
+
+
+@pytest.fixture
+def reg(tmp_path: Path) -> Registry:
+    return holdfast.init(tmp_path / secrets.token_hex(4))  # ranks remember registries by place
+
+
+def packs(reg: Registry) -> set[Path]:
+    return set((Path(reg.url.removeprefix("file://")) / "packs").rglob("*.*"))
+
+
+def test_every_layout_has_the_id_of_the_plain_state_and_stores_it_once(
+    reg: Registry, fleet: Fleet
+) -> None:
+    alone = reg.run("alone", create=True).save(acts.plain(), step=0).digest
+    kept: set[Path] = set()
+    for step, (kind, size) in enumerate(LAYOUTS):
+        found = fleet.run(size, acts.saved, reg.url, "together", kind, step)
+        assert found == [str(alone)] * size, kind
+        if kept:
+            assert packs(reg) == kept, f"{kind} on {size} ranks stored an unchanged state"
+        kept = packs(reg)
+        # And back, into the layout of the next save.
+        into, ranks = LAYOUTS[(step + 1) % len(LAYOUTS)]
+        assert fleet.run(ranks, acts.loaded, reg.url, "together/latest", into) == [[]] * ranks
+    assert not reg.verify(deep=True).findings
+
+
+def test_placements_that_divide_nothing_evenly_give_one_id(reg: Registry, fleet: Fleet) -> None:
+    alone = reg.run("alone", create=True).save(acts.table(), step=0)
+    found = fleet.run(4, acts.saved_placements, reg.url)
+    assert found == [[str(alone.digest)] * len(acts.PLACEMENTS)] * 4
+
+
+def test_layouts_that_are_no_boxes_are_refused_by_name(reg: Registry, fleet: Fleet) -> None:
+    for said in fleet.run(2, acts.refused_placements, reg.url):
+        assert len(said) == 2
+        assert "state['model']['w']" in said[0]
+        assert "Partial" in said[0]
+        assert "_StridedShard" in said[1]
+    assert not reg.run("refused").checkpoints()
+
+
+def test_a_sharded_training_resumes_bit_for_bit(reg: Registry, fleet: Fleet) -> None:
+    straight = fleet.run(2, acts.trained, reg.url, "straight", 4)
+    assert straight[0] == straight[1]
+    first = fleet.run(2, acts.trained, reg.url, "resumed", 2)
+    rest = fleet.run(2, acts.trained, reg.url, "resumed", 4)
+    assert first[0] + rest[0] == straight[0]
+    assert len(set(straight[0])) == 4
+
+
+@pytest.mark.parametrize(("at", "what"), [(-6, "dies"), (6, "is late")])
+def test_a_rank_in_trouble_breaks_nothing_and_the_retry_works(
+    reg: Registry, fleet: Fleet, at: int, what: str
+) -> None:
+    """The sixth call is the first exchange: the others wait for bytes of that rank."""
+    fleet.begin(3, acts.saved_in_trouble, reg.url, 1, 1, at, 5.0)
+    found = fleet.end(3)
+    assert (found[1] is None) == (what == "dies")
+    left = [one for one in found if one is not None]
+    assert [one[:2] for one in left] == [("RankFailed", 1)] * len(left)
+    assert left[-1][2] == (2.0 if what == "dies" else 3.0), "the training's own group is broken"
+    assert not reg.run("run").checkpoints()
+    again = fleet.run(3, acts.saved, reg.url, "run", "fsdp", 1)
+    assert len(set(again)) == 1
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_kills_at_random_moments(reg: Registry, fleet: Fleet) -> None:
+    dice = random.Random(0)
+    right = fleet.run(4, acts.saved, reg.url, "run", "fsdp", 0)
+    began = time.monotonic()
+    fleet.run(4, acts.saved, reg.url, "run", "fsdp", 1)
+    usual_s = time.monotonic() - began
+    ends = Counter[str]()
+    for step in range(2, 52):
+        victim = dice.randrange(4)
+        fleet.begin(4, acts.saved_in_trouble, reg.url, step, victim, -acts.NEVER, 10.0)
+        time.sleep(dice.uniform(0, usual_s))  # the moment is random, nothing waits for it
+        fleet.kill(victim)
+        left = [one for n, one in enumerate(fleet.end(4)) if n != victim]
+        kept = [one.step for one in reg.run("run").checkpoints()]
+        if all(one[0] == right[0] for one in left):
+            ends["saved"] += 1
+            assert step in kept
+        else:
+            ends["failed"] += 1
+            assert all(one[:2] == ("RankFailed", victim) for one in left), (victim, left)
+        assert fleet.run(4, acts.saved, reg.url, "run", "fsdp", step) == right
+    assert not reg.verify(deep=True).findings
+    print(f"{ends}, a save takes {usual_s:.1f} s")
