@@ -7,7 +7,6 @@ string passes through `printable`, since names and metrics come from whoever wro
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
 import textwrap
@@ -17,6 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from holdfast.backends.escape import printable
 from holdfast.registry.cli.columns import Column, Table
 from holdfast.registry.history.log_values import format_time, json_ready
+from holdfast.registry.values.amounts import number as number
+from holdfast.registry.values.amounts import size as size
 
 
 class Note(str):
@@ -28,7 +29,6 @@ class Note(str):
 #: What `show` prints: a line, a note, a table, or names with their values.
 Part = str | Note | Table | Mapping[str, object]
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -120,16 +120,6 @@ def hanging(head: str, text: str) -> None:
 # Values
 
 
-def size(nbytes: int) -> str:
-    """Return a size for people: three digits and a binary unit."""
-    amount = float(nbytes)
-    for unit in _UNITS:
-        if amount < 1024 or unit == _UNITS[-1]:
-            break
-        amount /= 1024
-    return f"{nbytes} B" if unit == "B" else f"{amount:.1f} {unit}"
-
-
 def age(time_ms: int) -> str:
     """Return how long ago a time of the log was, in its largest unit."""
     seconds = int(clock.time() - time_ms / 1000)
@@ -150,11 +140,6 @@ def duration(seconds: float) -> str:
 def metrics(values: Mapping[str, float]) -> str:
     """Return metrics on one line."""
     return " ".join(f"{name}={number(value)}" for name, value in values.items())
-
-
-def number(value: float) -> str:
-    """Return a number with at most six digits."""
-    return f"{value:.6g}" if math.isfinite(value) else str(value)
 
 
 def share(part: float) -> str:

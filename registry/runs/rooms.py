@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.registry.comparing.branches import Branches, compare_runs
+    from holdfast.registry.comparing.diff import Diff, diff
     from holdfast.registry.following.following import Following
     from holdfast.registry.following.watching import Watch
     from holdfast.registry.journal.trainer import JournaledTrainer
@@ -67,6 +68,7 @@ else:
             "Branches": "comparing.branches",
             "CheckoutReport": "layouts",
             "Checkpointer": "loop.checkpointer",
+            "Diff": "comparing.diff",
             "Following": "following.following",
             "GcReport": "maintenance.gc_report",
             "ImportedFile": "layouts",
@@ -96,6 +98,7 @@ else:
             "check_out_as": "layouts",
             "collect": "maintenance.gc",
             "compare_runs": "comparing.branches",
+            "diff": "comparing.diff",
             "find_stale": "transitions",
             "import_from": "layouts",
             "inherit": "names.forking",
@@ -119,6 +122,7 @@ __all__ = [
     "Branches",
     "CheckoutReport",
     "Checkpointer",
+    "Diff",
     "Following",
     "GcReport",
     "ImportedFile",
@@ -148,6 +152,7 @@ __all__ = [
     "check_out_as",
     "collect",
     "compare_runs",
+    "diff",
     "find_stale",
     "import_from",
     "inherit",

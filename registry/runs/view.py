@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.backends.escape import quoted, shown
+from holdfast.registry import markup
 from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.history.actions import Commit, RunStatus
 from holdfast.registry.history.log_values import check_phase, decode_plain
@@ -14,6 +15,7 @@ from holdfast.registry.loading.checkpoint import Checkpoint, phase_value
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.names import pins
 from holdfast.registry.runs import rooms
+from holdfast.registry.runs.html import run_html
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.spec.seeds import child, phase_number
@@ -37,6 +39,9 @@ class RunView:
 
     def __repr__(self) -> str:
         return f"<Run {self.id}>"
+
+    def _repr_html_(self) -> str:
+        return markup.safely("Run", lambda: run_html(self.manifest))
 
     @property
     def id(self) -> str:
