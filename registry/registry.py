@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.backends.escape import quoted
 from holdfast.registry import handles, markup
@@ -224,6 +224,20 @@ class Registry(MaintainedRegistry):
         for gone in sorted(seen.keys() - set(runs)):
             _LOGGER.warning("%s: the run %s was here and is gone", self.url, gone)
         return runs
+
+    def runs_table(self) -> Any:
+        """Return a row for each run as a `pyarrow.Table`, sorted by name.
+
+        docs/notebooks.md lists the columns. A run that cannot be read has the status `damaged` and
+        its error. This opens each run: about three requests for each, several runs at once.
+
+        Raises:
+            InvalidInput: pyarrow is not installed.
+            StoreUnavailable: The store does not answer.
+        """
+        return rooms.run_table(
+            self._store, self.runs(), lambda name: handles.RunLog(self._store, name).open()
+        )
 
     def compare(self, first: str, second: str) -> Branches:
         """Compare two runs side by side: a fork and its parent, two forks, or any two.

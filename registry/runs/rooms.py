@@ -39,8 +39,12 @@ if TYPE_CHECKING:
     from holdfast.registry.merging.merge import merge
     from holdfast.registry.names.forking import inherit, inheritance
     from holdfast.registry.names.releases import Releases
+    from holdfast.registry.plots.curves import Axis
+    from holdfast.registry.plots.figure import StreamKeys, plot_run
     from holdfast.registry.pool.league import OpponentPool
     from holdfast.registry.streams.stream import Stream
+    from holdfast.registry.tables.checkpoints import checkpoint_table
+    from holdfast.registry.tables.runs import run_table
     from holdfast.registry.transitions import (
         Initialise,
         Mode,
@@ -65,6 +69,7 @@ else:
     __getattr__ = at_first_use(
         __name__,
         {
+            "Axis": "plots.curves",
             "Branches": "comparing.branches",
             "CheckoutReport": "layouts",
             "Checkpointer": "loop.checkpointer",
@@ -86,6 +91,7 @@ else:
             "Sources": "transitions",
             "Started": "transitions",
             "Stream": "streams.stream",
+            "StreamKeys": "plots.figure",
             "TransitionOptions": "transitions",
             "Transitioned": "transitions",
             "Usage": "maintenance.usage",
@@ -96,6 +102,7 @@ else:
             "check_keyframe_every": "writing.deltas",
             "check_mode": "transitions",
             "check_out_as": "layouts",
+            "checkpoint_table": "tables.checkpoints",
             "collect": "maintenance.gc",
             "compare_runs": "comparing.branches",
             "diff": "comparing.diff",
@@ -108,8 +115,10 @@ else:
             "note_verify": "maintenance.last_verify",
             "pivot": "transitions",
             "pivoted": "transitions",
+            "plot_run": "plots.figure",
             "repack": "maintenance.repacking.repack",
             "repair": "maintenance.repair",
+            "run_table": "tables.runs",
             "start_fresh": "transitions",
             "start_warm": "transitions",
             "transition": "transitions",
@@ -119,6 +128,7 @@ else:
     )
 
 __all__ = [
+    "Axis",
     "Branches",
     "CheckoutReport",
     "Checkpointer",
@@ -140,6 +150,7 @@ __all__ = [
     "Sources",
     "Started",
     "Stream",
+    "StreamKeys",
     "TransitionOptions",
     "Transitioned",
     "Usage",
@@ -150,6 +161,7 @@ __all__ = [
     "check_keyframe_every",
     "check_mode",
     "check_out_as",
+    "checkpoint_table",
     "collect",
     "compare_runs",
     "diff",
@@ -162,8 +174,10 @@ __all__ = [
     "note_verify",
     "pivot",
     "pivoted",
+    "plot_run",
     "repack",
     "repair",
+    "run_table",
     "start_fresh",
     "start_warm",
     "transition",
