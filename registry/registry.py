@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,7 +23,7 @@ from holdfast.registry.upkeep import MaintainedRegistry
 from holdfast.registry.values.suggest import near
 
 if TYPE_CHECKING:
-    from holdfast.registry.handles import Checkpoint, Run, RunLog, RunSpec
+    from holdfast.registry.handles import Checkpoint, Progress, Run, RunLog, RunSpec, Transfers
     from holdfast.registry.history.actions import CreateRun
     from holdfast.registry.journal.settings import Journal
     from holdfast.registry.loading.stored import Stored
@@ -41,6 +41,7 @@ class Registry(MaintainedRegistry):
         super().__init__(store)
         self._journal = journal
         self._opened: list[Run] = []
+        self._transfers: Transfers | None = None
 
     def __repr__(self) -> str:
         return f"<Registry {self.url}>"
@@ -319,6 +320,27 @@ class Registry(MaintainedRegistry):
             return handles.find_by_id(self.url, self.runs(), self._peek, name)
         return handles.find_in_run(self._peek(name, by_id=handles.is_digest(path)), path)
 
+    @contextmanager
+    def progress(
+        self, label: str = "", *, total: int | None = None, report: Progress | None = None
+    ) -> Iterator[None]:
+        """Show a bar of the bytes to and from the store while the block runs.
+
+        In a notebook the bar is an output of the cell, elsewhere a line on stderr if that is a
+        terminal. It counts what this handle moves, in any thread: loads, saves, files that are
+        written, verification. Chunks that a cache or an earlier save has are not moved.
+
+        Args:
+            label: What is done.
+            total: The expected number of bytes, such as `checkpoint.size_bytes`.
+            report: Called with the bytes so far, by any thread, in the place of the bar.
+        """
+        if self._transfers is None:
+            self._transfers = handles.Transfers(self._store)
+        shown = nullcontext(report) if report is not None else handles.bar(label, total)
+        with shown as tell, self._transfers.observed(tell):
+            yield
+
     def close(self) -> None:
         """Finish saves under way, stop the threads, close the connections."""
         runs, self._opened = self._opened, []
@@ -345,3 +367,13 @@ class Registry(MaintainedRegistry):
     def _hold(self, run: Run) -> Run:
         self._opened.append(run)
         return run
+
+
+def refs_in(registry: Registry, run_id: str) -> list[str]:
+    """Return what follows a run in its refs: names of checkpoints, pins and pool entries.
+
+    Raises:
+        NotFound: There is no such run.
+        IntegrityError: Its log is damaged.
+    """
+    return handles.refs_of(registry._peek(run_id))

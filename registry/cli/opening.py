@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
+from holdfast.backends.wrappers import Watched
 from holdfast.registry.cli import progress
 from holdfast.registry.cli.options import STORAGE_OPTION
 from holdfast.registry.factory import open, open_on  # noqa: A004
@@ -52,7 +53,7 @@ def moves(label: str) -> Callable[..., AbstractContextManager[Registry]]:
         with progress.bar(label) as advance:
             store = address.open()
             heads = open_heads(address.location(store))
-            with open_on(progress.Watched(store, advance), heads=heads) as registry:
+            with open_on(Watched(store, advance), heads=heads) as registry:
                 yield registry
 
     return opened

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.backends.escape import printable, quoted
 from holdfast.registry import markup, pytree
-from holdfast.registry.errors import InvalidInput, Malformed, NotFound
+from holdfast.registry.errors import InvalidInput, Malformed, NotFound, RegistryError
 from holdfast.registry.history.actions import CommitKeys
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import decode_plain
@@ -294,6 +294,12 @@ class Stored:
         """Yield the paths of its tensors."""
         return iter(self._arrays)
 
+    def _ipython_key_completions_(self) -> list[str]:
+        try:
+            return list(self)
+        except RegistryError:  # the index itself will tell what is wrong
+            return []
+
     @cached_property
     def _arrays(self) -> dict[str, tuple[TensorEntry, str]]:
         """Tensors and their kinds by path; cached, since programs ask for thousands."""
@@ -408,6 +414,9 @@ class LazyState(Mapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
 
     def __len__(self) -> int:
         return len(self._names)
