@@ -95,6 +95,11 @@ def test_every_ref_that_is_offered_is_found(reg: Registry) -> None:
     assert {"latest", "best", "best/loss", "main/best", "main/step00000002"} <= set(offered)
     assert {reg.stored(f"digits/{ref}").run_id for ref in offered} == {"digits"}
     assert refs_in(reg, "dreams") == []
+    monitors = [Monitor(metric=name, mode="min") for name in ("absent", "loss")]
+    reg.create_run("rated", monitor=monitors).save(small_state(), step=1, metrics={"loss": 1})
+    offered = refs_in(reg, "rated")
+    assert "best/loss" in offered
+    assert {reg.stored(f"rated/{ref}").run_id for ref in offered} == {"rated"}
     reg.run("digits").drop("done")
     assert refs_in(reg, "digits") == []
 

@@ -113,6 +113,12 @@ def test_history_has_evicted_checkpoints_of_the_line(reg: Registry) -> None:
         run.save(small_state(step), step=step, metrics={"m": step})
     assert lines(run.plot("m"))["m"] == [(3, 3.0)]
     assert lines(run.plot("m", history=True))["m"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    back = reg.create_run("back")
+    first = back.save(small_state(1), step=1, metrics={"m": 1})
+    back.save(small_state(2), step=2, metrics={"m": 2})
+    back.restore(at=first)
+    back.save(small_state(3), step=2, metrics={"m": 3})
+    assert lines(back.plot("m", history=True))["m"] == [(1, 1.0), (2, 3.0)]
 
 
 def test_streams_are_drawn_over_their_steps(reg: Registry) -> None:
