@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.registry.factory import open_on
+from tests.support.pages import ROOT, run_page
 from tests.support.states import small_state
 from tests.support.stores import new_backend
 
-ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "examples" / "notebook" / "tour.ipynb"
 FIGURE = "application/vnd.plotly.v1+json"
 
@@ -88,14 +86,11 @@ def test_the_notebook_is_kept_without_outputs() -> None:
     assert [one.source for one in code if one.outputs or one.execution_count] == []
 
 
-def test_the_snippets_of_the_page_run() -> None:
+def test_the_snippets_of_the_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("plotly")
-    page = (ROOT / "docs" / "notebooks.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
-    assert len(blocks) >= 2
     with open_on(new_backend()) as reg:
         run = reg.create_run("run")
         run.stream("losses").append({"step": 1, "train": 0.5, "test": 0.75})
         ck = run.save(small_state(), step=1, metrics={"loss": 0.5, "accuracy": 0.75})
-        for block in blocks:
-            exec(block, {"reg": reg, "run": run, "ck": ck})
+        names = {"reg": reg, "run": run, "ck": ck}
+        assert run_page(ROOT / "docs" / "notebooks.md", names, monkeypatch) == {"python": 2}
