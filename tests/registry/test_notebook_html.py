@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from html.parser import HTMLParser
 
 import numpy as np
-import pytest
 
 from holdfast import Monitor, Registry, Retention
+from holdfast.backends import Backend
 from holdfast.backends.wrappers import Metered
 from holdfast.registry import markup
 from holdfast.registry.factory import open_on
 from tests.support.faults import flip
 from tests.support.states import small_state
-from tests.support.stores import Scratch, new_backend
+from tests.support.stores import Scratch
 
 EVIL = "<script>alert('x')</script>\x1b[2J\u202e&lt;"
 SHOWN = "<script>alert('x')</script>\\x1b[2J\\u202e&lt;"
@@ -43,22 +43,6 @@ def page(thing: object) -> Page:
     html = thing._repr_html_()  # type: ignore[attr-defined]  # as IPython calls it
     assert len(html) < 20_000
     return Page(html)
-
-
-@pytest.fixture
-def store() -> Scratch:
-    return new_backend()
-
-
-@pytest.fixture
-def metered(store: Scratch) -> Metered:
-    return Metered(store)
-
-
-@pytest.fixture
-def reg(metered: Metered) -> Iterator[Registry]:
-    with open_on(metered) as opened:
-        yield opened
 
 
 def test_each_object_shows_its_facts(reg: Registry) -> None:
@@ -108,7 +92,8 @@ def test_what_is_shown_is_small(reg: Registry) -> None:
     assert "... and 21 more runs: reg.runs_table() has all" in page(reg).texts
 
 
-def test_requests_are_those_that_the_documents_state(reg: Registry, metered: Metered) -> None:
+def test_requests_are_those_that_the_documents_state(reg: Registry, backend: Backend) -> None:
+    metered = Metered(backend)
     run = reg.create_run("run")
     saved = [run.save(small_state(step), step=step) for step in range(3)]
     run.set_gate("g", saved[2])
@@ -132,12 +117,12 @@ def test_requests_are_those_that_the_documents_state(reg: Registry, metered: Met
         assert "evicted" in page(gone).texts
 
 
-def test_damage_is_shown_in_its_place(reg: Registry, store: Scratch) -> None:
+def test_damage_is_shown_in_its_place(reg: Registry, backend: Backend) -> None:
     run = reg.create_run("run")
     run.save(small_state(1), step=1, metrics={"loss": 1})
-    (manifest,) = (info.key for info in store.list("manifests/"))
-    flip(store, manifest)
-    with open_on(store) as other:
+    (manifest,) = (info.key for info in backend.list("manifests/"))
+    flip(backend, manifest)
+    with open_on(backend) as other:
         shown = page(other.checkpoint("run")).all
     assert "Damaged: " in shown
     assert manifest in shown
@@ -148,7 +133,7 @@ def test_a_store_that_does_not_answer_is_shown(reg: Registry, monkeypatch) -> No
     def fail(*_: object, **__: object) -> None:
         raise OSError(EVIL)
 
-    monkeypatch.setattr(Metered, "list", fail)
+    monkeypatch.setattr(Scratch, "list", fail)
     shown = page(reg)
     assert f"OSError: {SHOWN}" in shown.texts
     assert reg.id in shown.texts

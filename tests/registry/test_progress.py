@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from holdfast import Registry
 from holdfast.backends.wrappers import Metered
-from holdfast.registry.factory import open_on
 from tests.support.states import small_state
-from tests.support.stores import new_backend
+from tests.support.stores import Open, new_backend
 
 
 class Screen(io.StringIO):
@@ -21,18 +19,9 @@ class Screen(io.StringIO):
         return True
 
 
-@pytest.fixture
-def metered() -> Metered:
-    return Metered(new_backend())
-
-
-@pytest.fixture
-def reg(metered: Metered) -> Iterator[Registry]:
-    with open_on(metered) as opened:
-        yield opened
-
-
-def test_every_byte_that_moves_in_the_block_is_told(reg: Registry, metered: Metered) -> None:
+def test_every_byte_that_moves_in_the_block_is_told(open_registry: Open) -> None:
+    metered = Metered(new_backend())
+    reg = open_registry(metered)
     run = reg.create_run("run")
     saved = run.save(small_state(1), step=1)
     told: list[int] = []

@@ -12,30 +12,24 @@ from holdfast.registry.factory import open_on
 from holdfast.registry.registry import refs_in
 from tests.support.faults import flip
 from tests.support.states import small_state
-from tests.support.stores import Scratch, new_backend, slots
+from tests.support.stores import slots
 
 completer = pytest.importorskip("IPython.core.completer")
 interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
 
 
 @pytest.fixture
-def store() -> Scratch:
-    return new_backend()
-
-
-@pytest.fixture
-def reg(store: Scratch) -> Iterator[Registry]:
-    with open_on(store) as opened:
-        run = opened.create_run("digits", monitor=Monitor(metric="loss", mode="min"))
-        for step, loss in ((1, 0.5), (2, 0.25), (3, 0.75)):
-            saved = run.save(small_state(step), step=step, metrics={"loss": loss})
-        run.set_gate("trained")
-        run.tag("shipped", saved)
-        run.add_artifact("table", {"w": np.ones(3)})
-        run.stream("losses").append({"step": 1})
-        run.releases.publish("1.0.0", saved, only=["model"], card={"description": "d"})
-        opened.create_run("dreams")
-        yield opened
+def reg(reg: Registry) -> Registry:
+    run = reg.create_run("digits", monitor=Monitor(metric="loss", mode="min"))
+    for step, loss in ((1, 0.5), (2, 0.25), (3, 0.75)):
+        saved = run.save(small_state(step), step=step, metrics={"loss": loss})
+    run.set_gate("trained")
+    run.tag("shipped", saved)
+    run.add_artifact("table", {"w": np.ones(3)})
+    run.stream("losses").append({"step": 1})
+    run.releases.publish("1.0.0", saved, only=["model"], card={"description": "d"})
+    reg.create_run("dreams")
+    return reg
 
 
 @pytest.fixture
@@ -104,12 +98,13 @@ def test_every_ref_that_is_offered_is_found(reg: Registry) -> None:
     assert refs_in(reg, "digits") == []
 
 
-def test_damage_completes_nothing(shell, store: Scratch, reg: Registry) -> None:
-    for key in slots(store, "dreams"):
-        flip(store, key)
-    for info in list(store.list("manifests/")):
-        flip(store, info.key)
-    with open_on(store) as other:
+def test_damage_completes_nothing(shell, reg: Registry) -> None:
+    backend = reg.store.backend
+    for key in slots(backend, "dreams"):
+        flip(backend, key)
+    for info in list(backend.list("manifests/")):
+        flip(backend, info.key)
+    with open_on(backend) as other:
         shell.user_ns.update(reg=other, ck=other.checkpoint("digits"))
         assert completed(shell, 'reg.checkpoint("dreams/') == []
         assert completed(shell, 'reg.checkpoint("nothing/') == []

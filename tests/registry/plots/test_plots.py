@@ -5,27 +5,18 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
 
 from holdfast import Monitor, Registry, Retention
 from holdfast.registry.errors import InvalidInput, NotFound
-from holdfast.registry.factory import open_on
 from holdfast.registry.spec import Phase, RunSpec
 from tests.support.states import small_state
-from tests.support.stores import new_backend
 
 go = pytest.importorskip("plotly.graph_objects")
 
 LOSS = Monitor(metric="loss", mode="min")
-
-
-@pytest.fixture
-def reg() -> Iterator[Registry]:
-    with open_on(new_backend()) as opened:
-        yield opened
 
 
 def lines(figure: go.Figure) -> dict[str, list[tuple[object, object]]]:

@@ -6,18 +6,18 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from holdfast import Monitor, Registry, Retention
+from holdfast.backends import Backend
 from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.factory import open_on
 from holdfast.registry.tables import checkpoints, runs
 from tests.support.states import small_state
-from tests.support.stores import Scratch, new_backend, slots
+from tests.support.stores import slots
 
 pa = pytest.importorskip("pyarrow")
 
@@ -29,17 +29,6 @@ TYPES = {
     "timestamp[us, UTC]": pa.timestamp("us", tz="UTC"),
 }
 DOC = (Path(__file__).parents[3] / "docs" / "notebooks.md").read_text()
-
-
-@pytest.fixture
-def store() -> Scratch:
-    return new_backend()
-
-
-@pytest.fixture
-def reg(store: Scratch) -> Iterator[Registry]:
-    with open_on(store) as opened:
-        yield opened
 
 
 def documented(heading: str) -> dict[str, object]:
@@ -120,7 +109,7 @@ def test_an_empty_run_and_an_empty_registry_have_all_columns(reg: Registry) -> N
 
 
 def test_a_registry_has_a_row_for_each_run_also_for_a_damaged_one(
-    reg: Registry, store: Scratch
+    reg: Registry, backend: Backend
 ) -> None:
     run = reg.create_run("a", monitor=Monitor(metric="loss", mode="min"), config={"lr": math.inf})
     for step, loss in ((1, 0.5), (2, 0.25), (3, 0.75)):
@@ -128,9 +117,9 @@ def test_a_registry_has_a_row_for_each_run_also_for_a_damaged_one(
     reg.fork("a/best", "b")
     reg.create_run("c").drop("a mistake")
     reg.create_run("d")
-    for key in slots(store, "d"):
-        store.put(key, b"not a slot")
-    with open_on(store) as other:
+    for key in slots(backend, "d"):
+        backend.put(key, b"not a slot")
+    with open_on(backend) as other:
         a, b, c, d = other.runs_table().to_pylist()
     assert a["run"] == "a"
     assert (a["checkpoints"], a["latest_step"], a["best"], a["best_step"]) == (3, 3, 0.25, 2)
