@@ -13,7 +13,7 @@ from holdfast.backends.wrappers import Metered
 from holdfast.registry import markup
 from holdfast.registry.factory import open_on
 from tests.support.faults import flip
-from tests.support.states import small_state
+from tests.support.states import save_small, small_state
 from tests.support.stores import Scratch
 
 EVIL = "<script>alert('x')</script>\x1b[2J\u202e&lt;"
@@ -95,7 +95,7 @@ def test_what_is_shown_is_small(reg: Registry) -> None:
 def test_requests_are_those_that_the_documents_state(reg: Registry, backend: Backend) -> None:
     metered = Metered(backend)
     run = reg.create_run("run")
-    saved = [run.save(small_state(step), step=step) for step in range(3)]
+    saved = save_small(run, *range(3))
     run.set_gate("g", saved[2])
 
     def requests(call: Callable[[], object]) -> int:

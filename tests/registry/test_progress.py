@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -10,13 +9,9 @@ import pytest
 
 from holdfast import Registry
 from holdfast.backends.wrappers import Metered
+from tests.registry.cli.calling import Terminal
 from tests.support.states import small_state
 from tests.support.stores import Open, new_backend
-
-
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_every_byte_that_moves_in_the_block_is_told(open_registry: Open) -> None:
@@ -88,7 +83,7 @@ def test_a_terminal_shows_a_bar_and_a_pipe_nothing(reg, monkeypatch, capsys) -> 
     with reg.progress("saving"):
         run.save(small_state(1), step=1)
     assert capsys.readouterr().err == ""
-    screen = Screen()
+    screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
     with reg.progress("saving [b]x"):
