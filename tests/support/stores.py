@@ -120,3 +120,9 @@ def commit_lines(backend: Backend, run_id: str = "") -> list[bytes]:
     logs = contents(backend, f"runs/{run_id}/log/" if run_id else "runs/")
     lines = [line for key, data in logs.items() if "/log/" in key for line in data.splitlines()]
     return [line for line in lines if b'"kind":"commit"' in line]
+
+
+def kind_of(key: str) -> str:
+    """Return the kind of an object: `log` and `snapshots` of a run, otherwise its first folder."""
+    parts = key.split("/")
+    return parts[2] if parts[0] == "runs" and len(parts) > 2 else parts[0]
