@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     )
     from holdfast.registry.history.log import RunLog, list_runs
     from holdfast.registry.loading.checkpoint import Checkpoint
-    from holdfast.registry.refs import find_by_id, find_in_run, is_digest
+    from holdfast.registry.progress import Progress, Transfers, bar
+    from holdfast.registry.refs import find_by_id, find_in_run, is_digest, refs_of
     from holdfast.registry.runs.run import Run
     from holdfast.registry.runs.view import committer_of
     from holdfast.registry.spec import RunSpec
@@ -31,10 +32,13 @@ else:
         __name__,
         {
             "Checkpoint": "loading.checkpoint",
+            "Progress": "progress",
             "Run": "runs.run",
             "RunLog": "history.log",
             "RunOptions": "history.creation",
             "RunSpec": "spec",
+            "Transfers": "progress",
+            "bar": "progress",
             "begin": "history.creation",
             "check_same": "history.creation",
             "committer_of": "runs.view",
@@ -45,15 +49,19 @@ else:
             "forked": "history.creation",
             "is_digest": "refs",
             "list_runs": "history.log",
+            "refs_of": "refs",
         },
     )
 
 __all__ = [
     "Checkpoint",
+    "Progress",
     "Run",
     "RunLog",
     "RunOptions",
     "RunSpec",
+    "Transfers",
+    "bar",
     "begin",
     "check_same",
     "committer_of",
@@ -64,4 +72,5 @@ __all__ = [
     "forked",
     "is_digest",
     "list_runs",
+    "refs_of",
 ]

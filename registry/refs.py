@@ -7,7 +7,7 @@ docs/spec.md, section 16.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.registry.errors import (
     AmbiguousRef,
@@ -18,10 +18,11 @@ from holdfast.registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from holdfast.registry.history.replay import CheckpointRecord
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.runs.run import Run
+from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.values.suggest import near
 
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
@@ -62,6 +63,29 @@ def find_in_run(run: Run, path: str) -> Stored:
         case ["pool", version] if _VERSION.fullmatch(version):
             return run.pool.entry(int(version[1:]))
     return _checkpoint(run, segments)
+
+
+def refs_of(run: Run) -> list[str]:
+    """Return the refs that `find_in_run` finds, as far as the run was read; no digits of ids."""
+    manifest = run.manifest
+    if manifest.dropped is not None:
+        return []
+    found = _pointers(manifest, manifest.monitors, None)
+    for phase in dict.fromkeys(one.phase for one in manifest.live()):
+        pointers = _pointers(manifest, run.spec.phase(phase).monitors, phase)
+        found += [f"{phase_segment(phase)}/{name}" for name in pointers]
+    found += [f"{phase_segment(one.phase)}/step{one.step:08d}" for one in manifest.live()]
+    found += [pin.ref for pin in manifest.pins]
+    found += ["releases/latest"] if manifest.release is not None else []
+    return [*found, *(f"pool/v{entry.version:04d}" for entry in manifest.roster())]
+
+
+def _pointers(run: RunManifest, monitors: Sequence[Monitor], phase: str | None) -> list[str]:
+    """Return the names that point to a checkpoint of a phase, or of the run."""
+    found = [f"best/{one.label}" for one in monitors if run.best(one, phase) is not None]
+    if any(run.best(one, phase) is not None for one in monitors[:1]):
+        found.insert(0, "best")
+    return ["latest", *found] if run.latest(phase) is not None else found
 
 
 def find_by_id(url: str, runs: Iterable[str], open_run: Callable[..., Run], digits: str) -> Stored:

@@ -1,59 +1,65 @@
-"""An open registry: its runs, the stored states that refs name, and its maintenance.
+"""An open registry: its runs, and the stored states that refs name.
 
-`holdfast.registry.factory` creates and opens registries.
+`holdfast.registry.factory` creates and opens registries; `Registry` inherits its maintenance from
+`holdfast.registry.upkeep`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.backends.escape import quoted
-from holdfast.registry import handles
+from holdfast.registry import handles, markup
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
-from holdfast.registry.history.epochs import DAY_S
 from holdfast.registry.runs import rooms
-from holdfast.registry.storage.codecs import Compression
-from holdfast.registry.storage.connecting import Address, open_store
 from holdfast.registry.storage.keys import check_run_id
 from holdfast.registry.storage.store import Store
+from holdfast.registry.upkeep import MaintainedRegistry
 from holdfast.registry.values.suggest import near
 
 if TYPE_CHECKING:
     from holdfast.registry.collective.group import Group
-    from holdfast.registry.handles import Checkpoint, Run, RunLog, RunSpec
+    from holdfast.registry.handles import Checkpoint, Progress, Run, RunLog, RunSpec, Transfers
     from holdfast.registry.history.actions import CreateRun
     from holdfast.registry.journal.settings import Journal
     from holdfast.registry.loading.stored import Stored
-    from holdfast.registry.runs.rooms import (
-        Branches,
-        GcReport,
-        Progress,
-        RepackReport,
-        RepairReport,
-        Usage,
-        VerifyReport,
-    )
+    from holdfast.registry.runs.rooms import Branches, Diff
     from holdfast.registry.spec import Retention
     from holdfast.registry.spec.monitors import Monitor
 
 _LOGGER = logging.getLogger("holdfast")
 
 
-class Registry:
+class Registry(MaintainedRegistry):
     """An open registry. Close it, or use it as a context manager, to finish running saves."""
 
     def __init__(self, store: Store, journal: Journal | None = None) -> None:
-        self._store = store
+        super().__init__(store)
         self._journal = journal
         self._opened: list[Run] = []
+        self._transfers: Transfers | None = None
 
     def __repr__(self) -> str:
         return f"<Registry {self.url}>"
+
+    def _repr_html_(self) -> str:
+        return markup.safely("Registry", self._html)
+
+    def _html(self) -> str:
+        """Return it as HTML; this asks for the names of the runs, one listing."""
+        facts = {"id": self.id}
+        try:
+            names = handles.list_runs(self._store)
+        except Exception as error:  # shown in the place of the runs
+            return markup.describe("Registry", self.url, facts, error)
+        rows = ((name,) for name in reversed(names))
+        runs = markup.Rows(("run",), rows, len(names), "runs: reg.runs_table() has all")
+        return markup.describe("Registry", self.url, {**facts, "runs": len(names)}, runs)
 
     def __enter__(self) -> Self:
         return self
@@ -75,11 +81,6 @@ class Registry:
     def id(self) -> str:
         """The registry's own id; the same wherever it is mounted."""
         return self._store.config.id
-
-    @property
-    def store(self) -> Store:
-        """The objects behind it, for maintenance."""
-        return self._store
 
     def create_run(
         self,
@@ -237,6 +238,20 @@ class Registry:
             _LOGGER.warning("%s: the run %s was here and is gone", self.url, gone)
         return runs
 
+    def runs_table(self) -> Any:
+        """Return a row for each run as a `pyarrow.Table`, sorted by name.
+
+        docs/notebooks.md lists the columns. A run that cannot be read has the status `damaged` and
+        its error. This opens each run: about three requests for each, several runs at once.
+
+        Raises:
+            InvalidInput: pyarrow is not installed.
+            StoreUnavailable: The store does not answer.
+        """
+        return rooms.run_table(
+            self._store, self.runs(), lambda name: handles.RunLog(self._store, name).open()
+        )
+
     def compare(self, first: str, second: str) -> Branches:
         """Compare two runs side by side: a fork and its parent, two forks, or any two.
 
@@ -253,6 +268,26 @@ class Registry:
         """
         one, two = (self._open_log(name, must_exist=True) for name in (first, second))
         return rooms.compare_runs(self._store, one, two)
+
+    def diff(
+        self, before: Checkpoint | str, after: Checkpoint | str, *, values: bool = False
+    ) -> Diff:
+        """Compare two checkpoints, tensor by tensor and value by value.
+
+        Args:
+            before: The first checkpoint, or its ref.
+            after: The second one.
+            values: Whether to read changed tensors and return the distances of their elements;
+                without it only manifests are read.
+
+        Raises:
+            NotFound: A ref names nothing.
+            IntegrityError: A manifest, or a chunk that is read, is damaged or gone.
+        """
+        old, new = (
+            self.checkpoint(one) if isinstance(one, str) else one for one in (before, after)
+        )
+        return rooms.diff(old, new, values=values)
 
     def checkpoint(self, ref: str) -> Checkpoint:
         """Return exactly the checkpoint that a ref names.
@@ -297,168 +332,26 @@ class Registry:
             return handles.find_by_id(self.url, self.runs(), self._peek, name)
         return handles.find_in_run(self._peek(name, by_id=handles.is_digest(path)), path)
 
-    def verify(
-        self,
-        *,
-        deep: bool = False,
-        sample: float | None = None,
-        resume: str | os.PathLike[str] | None = None,
-        decode: bool = False,
-        heads: str | os.PathLike[str] | None = None,
-        write_heads: str | os.PathLike[str] | None = None,
-        progress: Progress | None = None,
-    ) -> VerifyReport:
-        """Check the registry: its structure, and with `deep` every byte of it; it may be in use.
+    @contextmanager
+    def progress(
+        self, label: str = "", *, total: int | None = None, report: Progress | None = None
+    ) -> Iterator[None]:
+        """Show a bar of the bytes to and from the store while the block runs.
+
+        In a notebook the bar is an output of the cell, elsewhere a line on stderr if that is a
+        terminal. It counts what this handle moves, in any thread: loads, saves, files that are
+        written, verification. Chunks that a cache or an earlier save has are not moved.
 
         Args:
-            deep: Read and hash every byte, instead of comparing names and sizes only.
-            sample: Read and hash this share of the packs' bytes, above 0 and at most 1; each call
-                chooses another one at random.
-            resume: A local file that records the packs that were read, so that an interrupted
-                verification can continue; with `sample` each call reads another share until
-                everything was read. Implies `deep` if `sample` is not given.
-            decode: Also decode every compressed chunk and hash the result: proves that the writer
-                encoded the right bytes. Takes about as long as loading each checkpoint.
-                Implies `deep` if `sample` is not given.
-            heads: A local file that `write_heads` wrote, for this registry or its original: a log
-                that is shorter than there, different or gone is an error.
-            write_heads: A local file for the heads of all runs; written if no error was found.
-            progress: Called with the number of bytes checked so far.
-
-        Returns:
-            A report with `.ok` and `.findings`.
-
-        Raises:
-            InvalidInput: `sample` is no share, `resume` is a file of another kind or registry, or
-                a file of heads cannot be read or written.
-            StorageError: The store did not answer; with `resume` the next call continues there.
+            label: What is done.
+            total: The expected number of bytes, such as `checkpoint.size_bytes`.
+            report: Called with the bytes so far, by any thread, in the place of the bar.
         """
-        report = rooms.verify(
-            self._store,
-            deep=deep,
-            sample=sample,
-            resume=resume,
-            decode=decode,
-            heads=heads,
-            write_heads=write_heads,
-            progress=progress,
-        )
-        rooms.note_verify(self._store, report)
-        return report
-
-    def repair(
-        self,
-        mirror: str | os.PathLike[str] | Registry,
-        *,
-        deep: bool = True,
-        dry_run: bool = False,
-        progress: Progress | None = None,
-    ) -> RepairReport:
-        """Restore missing and damaged objects from a mirror, while others write and collect.
-
-        Every byte is verified before it is written. Logs, epochs and `registry.json` are not
-        rebuilt: only a backup of this registry has them.
-
-        Args:
-            mirror: A registry that holds the same states, or its URL.
-            deep: Read and hash everything to find damage, instead of names and sizes only.
-            dry_run: Only report; write nothing.
-            progress: Called with the number of bytes checked so far.
-
-        Returns:
-            A report with `.ok`, `.mended` and `.left`.
-
-        Raises:
-            InvalidInput: The mirror is this very registry.
-            NotFound: There is no registry at its URL.
-            UnsupportedFormat: This registry demands a newer writer.
-        """
-        with ExitStack() as stack:
-            if isinstance(mirror, Registry):
-                source = mirror.store
-            else:
-                source = open_store(Address(mirror), read_only=True)
-                stack.callback(source.close)
-            return rooms.repair(self._store, source, deep=deep, dry_run=dry_run, progress=progress)
-
-    def gc(
-        self,
-        *,
-        grace_s: float = DAY_S,
-        dry_run: bool = False,
-        progress: Progress | None = None,
-    ) -> GcReport:
-        """Delete objects that no run needs, while others write (`docs/collection.md`).
-
-        It is safe beside any number of writers and other collections, for any clocks. The next
-        collection finishes a killed one.
-
-        Args:
-            grace_s: Seconds, by the store's clock, for which objects stay after they were stored or
-                evicted.
-            dry_run: Only report what would be deleted; the age of objects is then computed by this
-                machine's clock.
-            progress: Called with the number of bytes deleted so far.
-
-        Raises:
-            IntegrityError: Something is unreadable or unknown; nothing was deleted.
-            UnsupportedFormat: A newer Holdfast wrote something; nothing was deleted.
-            StoreUnsuitable: A symbolic link is in the registry; nothing was deleted.
-        """
-        return rooms.collect(self._store, grace_s=grace_s, dry_run=dry_run, progress=progress)
-
-    def repack(
-        self,
-        runs: Iterable[str] | None = None,
-        *,
-        min_dead: float = 0.25,
-        compression: Compression | None = None,
-        keyframe_every: int | None = None,
-        dry_run: bool = False,
-        progress: Progress | None = None,
-    ) -> RepackReport:
-        """Rewrite packs that are unneeded in part, and join small ones.
-
-        Others may read, save, sync, collect and repack meanwhile. No id changes. The old packs stay
-        until they are collected. Deltas whose bases nothing else needs are stored again if that
-        takes fewer bytes. The next repack uses the work of an interrupted one. If two repacks place
-        one state differently, the first wins, and the report of the other one shows it.
-
-        Args:
-            runs: Only packs that these runs need; other runs that share one are changed with them.
-            min_dead: Rewrite a pack if at least this share of its chunk bytes, above 0 and up to 1,
-                is unneeded.
-            compression: `zstd` or `lz4`: compress raw chunks, if that saves enough; `none`: store
-                everything raw, deltas too. Default: change no compression.
-            keyframe_every: Cut chains of deltas, so that reading a chunk takes at most this many
-                versions of it, 1 to 32. Default: cut none.
-            dry_run: Only plan. To compress or cut, it reads and encodes the chunks.
-            progress: Called with the number of bytes written so far.
-
-        Raises:
-            InvalidInput: `min_dead`, `compression` or `keyframe_every` is out of range.
-            NotFound: There is no such run.
-            IntegrityError: Something is damaged or gone; the chunks moved by then are sound, and
-                nothing is deleted.
-            Conflict: Collections interrupted it too often.
-        """
-        return rooms.repack(
-            self._store,
-            runs,
-            min_dead=min_dead,
-            compression=compression,
-            keyframe_every=keyframe_every,
-            dry_run=dry_run,
-            progress=progress,
-        )
-
-    def usage(self) -> Usage:
-        """Count the bytes on the store, by run and checkpoint.
-
-        Raises:
-            IntegrityError: Something is damaged or gone.
-        """
-        return rooms.measure(self._store)
+        if self._transfers is None:
+            self._transfers = handles.Transfers(self._store)
+        shown = nullcontext(report) if report is not None else handles.bar(label, total)
+        with shown as tell, self._transfers.observed(tell):
+            yield
 
     def close(self) -> None:
         """Finish saves under way, stop the threads, close the connections."""
@@ -486,3 +379,13 @@ class Registry:
     def _hold(self, run: Run) -> Run:
         self._opened.append(run)
         return run
+
+
+def refs_in(registry: Registry, run_id: str) -> list[str]:
+    """Return what follows a run in its refs: names of checkpoints, pins and pool entries.
+
+    Raises:
+        NotFound: There is no such run.
+        IntegrityError: Its log is damaged.
+    """
+    return handles.refs_of(registry._peek(run_id))

@@ -17,7 +17,7 @@ import holdfast.backends
 
 HEAVY = {
     *("torch", "boto3", "botocore", "s3fs", "fsspec", "obstore", "safetensors", "zarr"),
-    *("ml_dtypes", "sklearn", "moto", "typer", "rich"),
+    *("ml_dtypes", "sklearn", "moto", "typer", "rich", "pyarrow", "plotly", "IPython"),
 }
 
 

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from holdfast.registry import markup
 from holdfast.registry.comparing.distances import Distance, distances
 from holdfast.registry.history.plain_values import ValueDiff, compare_values, plain_values
 from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo
+from holdfast.registry.values.amounts import number, size
 from holdfast.registry.values.digest import Digest
 
 #: `reshaped` is another shape or element type, or another original type before precision was lost.
@@ -90,6 +92,36 @@ class Diff:
         """Whether both are the same state."""
         return all(part.kind == "same" for part in self.components)
 
+    def _repr_html_(self) -> str:
+        return markup.safely("Diff", self._html)
+
+    def _html(self) -> str:
+        counts = {kind: self.count(kind) for kind in KINDS}
+        facts = {
+            f"{kind} tensors": f"{count:,}, {size(self.nbytes(kind))}"
+            for kind, count in counts.items()
+            if count
+        }
+        differing = [one for one in self.tensors if one.kind != "same"]
+        heads = ("component", "is", *KINDS, "values")
+        parts = [
+            (one.name, one.kind, *(one.tensors.get(kind, 0) for kind in KINDS), one.values)
+            for one in self.components
+        ]
+        return markup.describe(
+            "Diff",
+            "the same state" if self.is_same else "different states",
+            facts,
+            markup.Rows(heads, parts, len(parts), "components"),
+            markup.Rows(
+                ("tensor", "is", "bytes", "norm of the difference"),
+                map(_tensor_row, differing),
+                len(differing),
+                "tensors",
+            ),
+            markup.Rows(("value",), ((one,) for one in self.values), len(self.values), "values"),
+        )
+
     def count(self, kind: Kind) -> int:
         """Return the number of tensors of a kind."""
         return sum(part.tensors.get(kind, 0) for part in self.components)
@@ -97,6 +129,11 @@ class Diff:
     def nbytes(self, kind: Kind) -> int:
         """Return the bytes of the tensors of a kind."""
         return sum(part.nbytes.get(kind, 0) for part in self.components)
+
+
+def _tensor_row(tensor: TensorDiff) -> tuple[object, ...]:
+    norm = None if tensor.distance is None else number(tensor.distance.norm)
+    return tensor.path, tensor.kind, size(tensor.nbytes), norm
 
 
 def diff(before: Checkpoint, after: Checkpoint, *, values: bool = False) -> Diff:

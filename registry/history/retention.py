@@ -8,14 +8,16 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nsmallest
 
+from holdfast.registry import markup
 from holdfast.registry.history.actions import Action, Evict, Eviction
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.spec import Retention, RunSpec
+from holdfast.registry.values.amounts import size
 
 _DAY_MS = 24 * 60 * 60 * 1000
 
@@ -54,6 +56,17 @@ class RetentionPlan:
     def __repr__(self) -> str:
         return f"RetentionPlan(kept={self.kept!r}, evicted={self.evicted!r})"
 
+    def _repr_html_(self) -> str:
+        return markup.safely("Retention plan", self._html)
+
+    def _html(self) -> str:
+        kept, evicted = self.kept, self.evicted
+        name = f"{len(kept)} kept, {len(evicted)} evicted"
+        facts = {"bytes of the evicted": size(sum(one.checkpoint.size_bytes for one in evicted))}
+        return markup.describe(
+            "Retention plan", name, facts, _rows("evicted", evicted), _rows("kept", kept)
+        )
+
     @cached_property
     def kept(self) -> tuple[Verdict, ...]:
         """The kept checkpoints, in log order."""
@@ -80,6 +93,17 @@ class RetentionPlan:
             for verdict in self.evicted
         )
         return [Evict(evictions=evictions)] if evictions else []
+
+
+def _rows(what: str, verdicts: Sequence[Verdict]) -> markup.Rows:
+    """Return the newest verdicts of a kind, with their reasons."""
+    rows = (
+        (one.checkpoint.phase, one.checkpoint.step, size(one.checkpoint.size_bytes), why)
+        for one in reversed(verdicts)
+        for why in ["; ".join(one.reasons)]
+    )
+    heads = ("phase", f"{what} step", "size", "why")
+    return markup.Rows(heads, rows, len(verdicts), f"that are {what}")
 
 
 def plan_retention(

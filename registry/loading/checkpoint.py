@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
+from holdfast.registry import markup
 from holdfast.registry.errors import NotFound
 from holdfast.registry.history.actions import CommitKeys, ReportMetrics
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.history.log_values import check_metrics, decode_plain, moment
+from holdfast.registry.history.log_values import check_metrics, decode_plain, format_time, moment
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.history.state_reader import describe_eviction
 from holdfast.registry.history.tiers import tier_after_report
@@ -22,6 +23,7 @@ from holdfast.registry.loading.stored import Stored, TensorInfo
 from holdfast.registry.spec.migrations import MIGRATIONS
 from holdfast.registry.spec.requirements import check_dtypes, check_keys, manifest_dtypes
 from holdfast.registry.storage.store import Store
+from holdfast.registry.values.amounts import number, size
 from holdfast.registry.values.suggest import near
 from holdfast.registry.writing.committer import Committer
 
@@ -47,6 +49,20 @@ class Checkpoint(Stored):
     @property
     def _identity(self) -> tuple[str, int, bytes]:
         return self.run_id, self._n, self.digest
+
+    def _html(self) -> tuple[Mapping[str, object], markup.Rows | Exception]:
+        record = self._log.run.by_n.get(self._n, self._record)  # `self.record` may read the log
+        facts = {
+            "id": self.digest,
+            "time": format_time(record.time_ms),
+            "size": size(record.size_bytes),
+            "tier": record.tier,
+            "metrics": ", ".join(f"{k} = {number(v)}" for k, v in record.metrics.items()),
+            "companions": ", ".join(record.companions),
+            "not finite": ", ".join(record.nonfinite),
+            "state": "evicted" if self.is_evicted else "superseded" if self.superseded else None,
+        }
+        return facts, self._html_of_parts()
 
     @property
     def n(self) -> int:

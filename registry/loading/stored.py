@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Any
 
 from holdfast.backends.escape import printable, quoted
-from holdfast.registry import pytree
-from holdfast.registry.errors import InvalidInput, Malformed, NotFound
+from holdfast.registry import markup, pytree
+from holdfast.registry.errors import InvalidInput, Malformed, NotFound, RegistryError
 from holdfast.registry.history.actions import CommitKeys
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import decode_plain
@@ -37,8 +37,9 @@ from holdfast.registry.loading.fit import (
 from holdfast.registry.loading.selecting import dict_at, select
 from holdfast.registry.precision.policy import widen_all
 from holdfast.registry.storage.lazy import LazyTensor
-from holdfast.registry.storage.manifest import Manifest, TensorEntry
+from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
 from holdfast.registry.storage.store import Store
+from holdfast.registry.values.amounts import size
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.gc_pause import collector_paused
 from holdfast.registry.values.suggest import near
@@ -86,6 +87,27 @@ class Stored:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.ref} {self.digest.short}>"
+
+    def _repr_html_(self) -> str:
+        kind = type(self).__name__
+        return markup.safely(kind, lambda: markup.describe(kind, self.ref, *self._html()))
+
+    def _html(self) -> tuple[Mapping[str, object], markup.Rows | Exception]:
+        return {"id": self.digest}, self._html_of_parts()
+
+    def _html_of_parts(self) -> markup.Rows | Exception:
+        """Return its components; this reads the manifest, one object, unless it was read."""
+        try:
+            parts = self.manifest.components if self._is_placed() else {}
+        except Exception as error:  # shown in the place of the components
+            return error
+        heads = ("component", "tensors", "bytes", "types", "digest")
+        rows = (_component_row(name, part) for name, part in parts.items())
+        return markup.Rows(heads, rows, len(parts), "components")
+
+    def _is_placed(self) -> bool:
+        """Return whether the run keeps it; the place of another is found in the whole log."""
+        return self.digest in self._log.run.by_manifest
 
     @cached_property
     def _reader(self) -> StateReader:
@@ -272,6 +294,12 @@ class Stored:
         """Yield the paths of its tensors."""
         return iter(self._arrays)
 
+    def _ipython_key_completions_(self) -> list[str]:
+        try:
+            return list(self)
+        except RegistryError:  # the index itself will tell what is wrong
+            return []
+
     @cached_property
     def _arrays(self) -> dict[str, tuple[TensorEntry, str]]:
         """Tensors and their kinds by path; cached, since programs ask for thousands."""
@@ -327,6 +355,12 @@ class Stored:
         return type(state)((name, merged[name]) for name in kept.order if name in merged)
 
 
+def _component_row(name: str, part: Component) -> tuple[object, ...]:
+    types = ", ".join(sorted({entry.dtype for entry in part.tensors}))
+    nbytes = sum(entry.nbytes for entry in part.tensors)
+    return name, len(part.tensors), size(nbytes), types, part.digest.short
+
+
 class LazyState(Mapping[str, Any]):
     """A state, or a dict in it, that loads each value at its first access, verified, and keeps it.
 
@@ -380,6 +414,9 @@ class LazyState(Mapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
 
     def __len__(self) -> int:
         return len(self._names)

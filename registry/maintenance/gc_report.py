@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from holdfast.registry import markup
+from holdfast.registry.values.amounts import size
+
 
 @dataclass(frozen=True, slots=True)
 class Tally:
@@ -54,6 +57,22 @@ class GcReport:
     stale: Tally
     unfinished_bytes: int
     keeps_versions: bool | None
+
+    def _repr_html_(self) -> str:
+        return markup.safely("Collection", self._html)
+
+    def _html(self) -> str:
+        kinds = ["objects", "condemned", "spared", "recent", "deleted", "stale"]
+        counted = [(kind, getattr(self, kind)) for kind in kinds]
+        facts = {
+            "runs": self.runs,
+            "epoch": self.epoch,
+            "unfinished files": size(self.unfinished_bytes),
+            "freed": size(self.freed_bytes),
+        }
+        rows = [(kind, one.objects, size(one.size_bytes)) for kind, one in counted]
+        table = markup.Rows(("kind", "objects", "bytes"), rows, len(rows), "kinds")
+        return markup.describe("Collection", "dry run" if self.dry_run else "done", facts, table)
 
     def before(self, later: GcReport) -> GcReport:
         """Return one report of this collection and of the one that continued it."""

@@ -5,6 +5,7 @@
 - `resuming`: `ResumableRun`, its part that starts, restores, and changes phase or policy.
 - `curation`: `CuratedRun`, its part that names checkpoints, evicts them and brings them back.
 - `view`: `RunView`, its part that only reads.
+- `html`: a run as notebooks show it.
 - `rooms`: what only some calls need, imported at its first use.
 
 These are public methods: their names, arguments and errors stay. They do nothing themselves: each

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from holdfast.registry.collective.trainer import CollectiveTrainer
     from holdfast.registry.comparing.branches import Branches, compare_runs
+    from holdfast.registry.comparing.diff import Diff, diff
     from holdfast.registry.following.following import Following
     from holdfast.registry.following.watching import Watch
     from holdfast.registry.journal.trainer import JournaledTrainer
@@ -39,8 +40,12 @@ if TYPE_CHECKING:
     from holdfast.registry.merging.merge import merge
     from holdfast.registry.names.forking import inherit, inheritance
     from holdfast.registry.names.releases import Releases
+    from holdfast.registry.plots.curves import Axis
+    from holdfast.registry.plots.figure import StreamKeys, plot_run
     from holdfast.registry.pool.league import OpponentPool
     from holdfast.registry.streams.stream import Stream
+    from holdfast.registry.tables.checkpoints import checkpoint_table
+    from holdfast.registry.tables.runs import run_table
     from holdfast.registry.transitions import (
         Initialise,
         Mode,
@@ -65,10 +70,12 @@ else:
     __getattr__ = at_first_use(
         __name__,
         {
+            "Axis": "plots.curves",
             "Branches": "comparing.branches",
             "CheckoutReport": "layouts",
             "Checkpointer": "loop.checkpointer",
             "CollectiveTrainer": "collective.trainer",
+            "Diff": "comparing.diff",
             "Following": "following.following",
             "GcReport": "maintenance.gc_report",
             "ImportedFile": "layouts",
@@ -86,6 +93,7 @@ else:
             "Sources": "transitions",
             "Started": "transitions",
             "Stream": "streams.stream",
+            "StreamKeys": "plots.figure",
             "TransitionOptions": "transitions",
             "Transitioned": "transitions",
             "Usage": "maintenance.usage",
@@ -96,8 +104,10 @@ else:
             "check_keyframe_every": "writing.deltas",
             "check_mode": "transitions",
             "check_out_as": "layouts",
+            "checkpoint_table": "tables.checkpoints",
             "collect": "maintenance.gc",
             "compare_runs": "comparing.branches",
+            "diff": "comparing.diff",
             "find_stale": "transitions",
             "import_from": "layouts",
             "inherit": "names.forking",
@@ -107,8 +117,10 @@ else:
             "note_verify": "maintenance.last_verify",
             "pivot": "transitions",
             "pivoted": "transitions",
+            "plot_run": "plots.figure",
             "repack": "maintenance.repacking.repack",
             "repair": "maintenance.repair",
+            "run_table": "tables.runs",
             "start_fresh": "transitions",
             "start_warm": "transitions",
             "transition": "transitions",
@@ -118,10 +130,12 @@ else:
     )
 
 __all__ = [
+    "Axis",
     "Branches",
     "CheckoutReport",
     "Checkpointer",
     "CollectiveTrainer",
+    "Diff",
     "Following",
     "GcReport",
     "ImportedFile",
@@ -139,6 +153,7 @@ __all__ = [
     "Sources",
     "Started",
     "Stream",
+    "StreamKeys",
     "TransitionOptions",
     "Transitioned",
     "Usage",
@@ -149,8 +164,10 @@ __all__ = [
     "check_keyframe_every",
     "check_mode",
     "check_out_as",
+    "checkpoint_table",
     "collect",
     "compare_runs",
+    "diff",
     "find_stale",
     "import_from",
     "inherit",
@@ -160,8 +177,10 @@ __all__ = [
     "note_verify",
     "pivot",
     "pivoted",
+    "plot_run",
     "repack",
     "repair",
+    "run_table",
     "start_fresh",
     "start_warm",
     "transition",

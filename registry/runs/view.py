@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.backends.escape import quoted, shown
+from holdfast.registry import markup
 from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.history.actions import Commit, RunStatus
 from holdfast.registry.history.log_values import check_phase, decode_plain
@@ -14,6 +15,7 @@ from holdfast.registry.loading.checkpoint import Checkpoint, phase_value
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.names import pins
 from holdfast.registry.runs import rooms
+from holdfast.registry.runs.html import run_html
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.spec.seeds import child, phase_number
@@ -23,7 +25,15 @@ from holdfast.registry.writing.committer import Committer
 if TYPE_CHECKING:
     from numpy.random import SeedSequence
 
-    from holdfast.registry.runs.rooms import Following, OpponentPool, Releases, Stream, Watch
+    from holdfast.registry.runs.rooms import (
+        Axis,
+        Following,
+        OpponentPool,
+        Releases,
+        Stream,
+        StreamKeys,
+        Watch,
+    )
 
 
 class RunView:
@@ -37,6 +47,9 @@ class RunView:
 
     def __repr__(self) -> str:
         return f"<Run {self.id}>"
+
+    def _repr_html_(self) -> str:
+        return markup.safely("Run", lambda: run_html(self.manifest))
 
     @property
     def id(self) -> str:
@@ -220,6 +233,61 @@ class RunView:
         named = check_phase(phase) if phase is not None else self.manifest.phase
         name = named or (first[0].name if first else DEFAULT_PHASE)
         return child(int(created.seed, 16), phase_number(self.spec, name), component)
+
+    # Tables
+
+    def metrics(self, phase: int | str | None = None, *, history: bool = False) -> Any:
+        """Return the checkpoints as of now as a `pyarrow.Table`, in log order.
+
+        A row for each checkpoint of the current line of training; a float64 column for each metric,
+        null where a checkpoint has no value. docs/notebooks.md lists the other columns.
+
+        Args:
+            phase: Only checkpoints of this phase.
+            history: Also superseded and evicted checkpoints. This reads the log from its beginning.
+
+        Raises:
+            InvalidInput: pyarrow is not installed, or the phase is no name.
+        """
+        name = None if phase is None else check_phase(phase)
+        run = self._log.refresh()
+        records = self._log.history().checkpoints if history else run.live()
+        chosen = (one for one in records if name in (None, one.phase))
+        return rooms.checkpoint_table(self.id, chosen)
+
+    def plot(
+        self,
+        metrics: str | Iterable[str] | None = None,
+        *,
+        streams: StreamKeys | None = None,
+        phase: int | str | None = None,
+        x: Axis = "step",
+        history: bool = False,
+    ) -> Any:
+        """Return a `plotly.graph_objects.Figure` of metrics and streams, as of now.
+
+        The best checkpoint of a monitored metric has a star, a gate a dotted line, a phase a band
+        where phases follow each other on the axis; each phase has a line of its own.
+
+        Args:
+            metrics: Metrics, or labels of monitors. Default: the run's monitors; without any, its
+                first 8 metrics. None of them: `()`.
+            streams: Streams whose numbers are drawn, by name; a mapping gives their keys:
+                `{"losses": ["train", "test"]}`.
+            phase: Only checkpoints of this phase.
+            x: `step` (counted within the phase), `time` of the save in UTC, or `commit`.
+            history: Also evicted checkpoints of the current line. This reads the log from its
+                beginning.
+
+        Raises:
+            InvalidInput: plotly is not installed, or there is no such axis, also for streams.
+            NotFound: There is no such metric, stream or key.
+            IntegrityError: A segment of a stream is damaged or gone.
+        """
+        name = None if phase is None else check_phase(phase)
+        return rooms.plot_run(
+            self._committer, metrics, streams=streams, phase=name, x=x, history=history
+        )
 
     # Following
 

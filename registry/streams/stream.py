@@ -23,6 +23,7 @@ from holdfast.registry.streams.appends import (
     stream_lifetime,
 )
 from holdfast.registry.streams.segments import check_entries, pack_entries
+from holdfast.registry.tables.entries import entry_table
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.suggest import near
@@ -146,6 +147,30 @@ class Stream:
                 found=f"{low} to {high}",
             )
         return read_segments(self._committer, self.name, self._segments(archive), low, high)
+
+    def to_arrow(
+        self,
+        first_step: int | None = None,
+        last_step: int | None = None,
+        *,
+        archive: str | None = None,
+    ) -> Any:
+        """Return the entries as a `pyarrow.Table`: a row for each, a column for each key.
+
+        `step` is int64 and the first column; a key that an entry lacks is null. A column has the
+        type of its values: bool, string, int64 or float64. Others are strings of JSON.
+
+        Args:
+            first_step: As for `read`.
+            last_step: As for `read`.
+            archive: As for `read`.
+
+        Raises:
+            InvalidInput: As for `read`, or pyarrow is not installed.
+            NotFound: As for `read`.
+            IntegrityError: As for `read`.
+        """
+        return entry_table(self.read(first_step, last_step, archive=archive))
 
     def archive(self, label: str) -> int:
         """Archive the entries of a resettable stream for ever, and empty it.

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -37,6 +36,7 @@ from tests.backends.test_gateway import BELIEVED, CALLS, LIES, fixed
 from tests.servers.azurite import KEY, Azurite
 from tests.servers.gateway import Gateway
 from tests.servers.gcs import FakeGcs
+from tests.support.faults import everything_said
 
 s3fs = pytest.importorskip("s3fs")
 
@@ -480,7 +480,3 @@ def test_line_says_what_is_waited_for(
     assert len(told) == 1
     assert "/x/registry.json: waiting for the store (get)" in told[0]
     assert "HOLDFAST_S3_TIMEOUT" in told[0]
-
-
-def everything_said(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,13 +40,10 @@ from holdfast.backends.s3 import S3Backend
 from holdfast.backends.s3_settings import take_over
 from tests.servers.fixtures import S3Server
 from tests.servers.gateway import Gateway
+from tests.support.faults import everything_said
 
 SECRET = "SECRET-that-nobody-may-see"
 TRANSPORTS = ("boto3", "s3fs")
-
-
-def everything_said(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
 
 
 @pytest.fixture

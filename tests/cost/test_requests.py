@@ -18,7 +18,7 @@ from holdfast.registry.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.storage.chunking import CHUNK_BYTES
 from tests.support.states import make_state
-from tests.support.stores import Scratch, new_backend, opened
+from tests.support.stores import Scratch, kind_of, new_backend, opened
 
 # A pack is looked for under any generation before it is put.
 _PACK = ["list packs", "put_if_absent packs"]
@@ -39,14 +39,9 @@ class Watched:
 
     def asked(self) -> Counter[str]:
         """Return what was asked since the last time: methods, each with the kind of key."""
-        told = Counter(f"{call.method} {_kind(call.key)}" for call in self.calls)
+        told = Counter(f"{call.method} {kind_of(call.key)}" for call in self.calls)
         self.calls.clear()
         return told
-
-
-def _kind(key: str) -> str:
-    parts = key.split("/")
-    return parts[2] if parts[0] == "runs" and len(parts) > 2 else parts[0]
 
 
 @pytest.fixture
@@ -141,7 +136,7 @@ def test_open_reads_the_configuration_and_a_run_its_slots(store: Scratch) -> Non
         assert [call.method for call in calls] == ["get"]
         calls.clear()
         registry.run("night")
-        asked = Counter(f"{call.method} {_kind(call.key)}" for call in calls)
+        asked = Counter(f"{call.method} {kind_of(call.key)}" for call in calls)
         assert asked == Counter({"list snapshots": 1, "list log": 1, "get log": 3})
 
 

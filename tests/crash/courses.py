@@ -13,7 +13,7 @@ from tests.crash.scenarios import Scenario, sources
 from tests.support.pictures import picture, picture_of_runs, pictures_on_the_way
 from tests.support.sameness import assert_same
 from tests.support.states import make_state
-from tests.support.stores import contents, opened
+from tests.support.stores import commit_lines, opened
 
 
 class Attempt:
@@ -69,13 +69,7 @@ def uninterrupted(scenario: Scenario, copies: Copies) -> Course:
     attempt.close()
     points = range(attempt.begun_at + 1, attempt.calls + 1)
     on_the_way = pictures_on_the_way(store, scenario.run)
-    return Course(points, picture(store), on_the_way, len(history(store)))
-
-
-def history(store: Backend) -> list[bytes]:
-    """Return every commit line of a store."""
-    slots = [data for key, data in contents(store).items() if "/log/" in key]
-    return [line for data in slots for line in data.splitlines() if b'"kind":"commit"' in line]
+    return Course(points, picture(store), on_the_way, len(commit_lines(store)))
 
 
 def check_sound(scenario: Scenario, store: Backend, course: Course) -> None:

@@ -19,7 +19,7 @@ from tests.support.stores import Scratch, new_backend, opened
 _MONITOR = Monitor(metric="loss", mode="min")
 
 
-def _nothing(registry: Registry) -> None:
+def nothing(registry: Registry) -> None:
     return None
 
 
@@ -40,8 +40,8 @@ class Scenario:
 
     name: str
     act: Callable[[Registry, Any], object]
-    prepare: Callable[[Registry], object] = _nothing
-    begin: Callable[[Registry], Any] = _nothing
+    prepare: Callable[[Registry], object] = nothing
+    begin: Callable[[Registry], Any] = nothing
     resume: Callable[[Registry], Any] | None = None
     acknowledged: tuple[int, ...] = ()
     run: str = RUN
@@ -68,7 +68,7 @@ def _saved_once(registry: Registry) -> Any:
     return run
 
 
-def _reopened(registry: Registry) -> Any:
+def reopened(registry: Registry) -> Any:
     return registry.run(RUN)
 
 
@@ -111,8 +111,8 @@ def _tag(registry: Registry, _: object) -> None:
 
 PUSHES = [
     Scenario("first save", _first_save),
-    Scenario("later save", _later_save, _nothing, _saved_once, _reopened, (1,)),
-    Scenario("save in background", _save_in_background, _nothing, _saved_once, _reopened, (1,)),
+    Scenario("later save", _later_save, nothing, _saved_once, reopened, (1,)),
+    Scenario("save in background", _save_in_background, nothing, _saved_once, reopened, (1,)),
     Scenario("save after takeover", _save_after_takeover, _two_steps, acknowledged=(1, 2)),
     Scenario("save after rewind", _save_after_rewind, _two_steps, acknowledged=(1, 2)),
     Scenario("report", _report, _two_steps, acknowledged=(1, 2)),
@@ -212,13 +212,13 @@ def _two_steps_and_a_dropped_run(registry: Registry) -> None:
     other.drop(reason="a mistake")
 
 
-def _collect(registry: Registry, _: object) -> None:
+def collect(registry: Registry, _: object) -> None:
     registry.gc(grace_s=0)
 
 
 LIVES = [
     Scenario(
-        "save with everything", _save_with_everything, _nothing, _whole_life, _reopened, (1, 2, 3)
+        "save with everything", _save_with_everything, nothing, _whole_life, reopened, (1, 2, 3)
     ),
     Scenario("set gate", _set_gate, _whole_life, acknowledged=(1, 2, 3)),
     Scenario("add artifact", _add_artifact, _whole_life, acknowledged=(1, 2, 3)),
@@ -226,7 +226,7 @@ LIVES = [
     Scenario("prune", _prune, _two_steps, acknowledged=(1, 2)),
     Scenario("fork", _fork, _gated_life, acknowledged=(1, 2, 3), run="fork"),
     Scenario("drop", _drop, _whole_life, acknowledged=(1, 2, 3)),
-    Scenario("collect", _collect, _two_steps_and_a_dropped_run, acknowledged=(2,)),
+    Scenario("collect", collect, _two_steps_and_a_dropped_run, acknowledged=(2,)),
 ]
 
 

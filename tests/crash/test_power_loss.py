@@ -25,21 +25,13 @@ from holdfast.registry.registry import Registry
 from holdfast.registry.storage.store import create_config
 from tests.crash.courses import check_sound, uninterrupted
 from tests.crash.disk import Disk
-from tests.crash.scenarios import LIVES, PUSHES, SYNCS, Scenario
+from tests.crash.scenarios import LIVES, PUSHES, SYNCS, Scenario, collect, reopened
 from tests.registry.transitions import world as transitions
 from tests.support.pictures import RUN, picture_of_runs
 from tests.support.states import make_state
 from tests.support.stores import Scratch, contents, new_backend, opened
 
 # What the other tests of crashes do not do: acknowledgments of every other kind.
-
-
-def _nothing(registry: Registry) -> None:
-    return None
-
-
-def _run(registry: Registry) -> Any:
-    return registry.run(RUN)
 
 
 def _two_saves(registry: Registry) -> None:
@@ -50,22 +42,22 @@ def _two_saves(registry: Registry) -> None:
 
 def _released(registry: Registry) -> None:
     _two_saves(registry)
-    run = _run(registry)
+    run = reopened(registry)
     for number, checkpoint in enumerate(run.checkpoints()):
         run.releases.publish(f"1.{number}.0", checkpoint, card={"name": "it"}, only=["model"])
 
 
 def _publish(registry: Registry, _: object) -> None:
-    run = _run(registry)
+    run = reopened(registry)
     run.releases.publish("1.0.0", run.latest(), card={"name": "it"}, only=["model"])
 
 
 def _roll_back(registry: Registry, _: object) -> None:
-    _run(registry).releases.rollback("1.0.0")
+    reopened(registry).releases.rollback("1.0.0")
 
 
 def _promote(registry: Registry, _: object) -> None:
-    run = _run(registry)
+    run = reopened(registry)
     run.pool.promote(run.latest())
 
 
@@ -75,11 +67,11 @@ def _promoted(registry: Registry) -> None:
 
 
 def _record_a_match(registry: Registry, _: object) -> None:
-    _run(registry).pool.record_match([None, 1], [1, 2], match="final")
+    reopened(registry).pool.record_match([None, 1], [1, 2], match="final")
 
 
 def _append(registry: Registry, _: object) -> None:
-    stream = _run(registry).stream("losses")
+    stream = reopened(registry).stream("losses")
     stream.append([{"step": 1, "loss": 0.5}], lifetime="resettable")
 
 
@@ -89,21 +81,21 @@ def _appended(registry: Registry) -> None:
 
 
 def _archive(registry: Registry, _: object) -> None:
-    _run(registry).stream("losses").archive("first")
+    reopened(registry).stream("losses").archive("first")
 
 
 def _merge(registry: Registry, _: object) -> None:
-    run = _run(registry)
+    run = reopened(registry)
     two = [ck for ck in run.checkpoints() if ck.step <= 2]
     run.merge(two, step=3, average=["model"], pick={"optimizer": two[0], "step": two[0]})
 
 
 def _set_status(registry: Registry, _: object) -> None:
-    _run(registry).set_status("completed")
+    reopened(registry).set_status("completed")
 
 
 def _watch(registry: Registry, _: object) -> None:
-    for _ck in _run(registry).watch(group="eval", follow=False):
+    for _ck in reopened(registry).watch(group="eval", follow=False):
         pass
 
 
@@ -154,21 +146,17 @@ def _save_elsewhere(registry: Registry, _: object) -> None:
 
 
 def _save_next(registry: Registry, _: object) -> None:
-    run = _run(registry)
+    run = reopened(registry)
     run.restore()
     run.save(make_state(3), step=3)
 
 
 def _evict(registry: Registry, _: object) -> None:
-    _run(registry).prune(Retention(last=1))
+    reopened(registry).prune(Retention(last=1))
 
 
 def _drop(registry: Registry, _: object) -> None:
-    _run(registry).drop("a mistake")
-
-
-def _collect(registry: Registry, _: object) -> None:
-    registry.gc(grace_s=0)
+    reopened(registry).drop("a mistake")
 
 
 def _evicted(registry: Registry) -> None:
@@ -177,7 +165,7 @@ def _evicted(registry: Registry) -> None:
 
 
 def _tag_the_first(registry: Registry, _: object) -> None:
-    run = _run(registry)
+    run = reopened(registry)
     run.tag("first", run.checkpoints()[0])
 
 
@@ -187,13 +175,13 @@ def _fork(registry: Registry, _: object) -> None:
 
 PAIRS = {
     "the same content in another run": (_two_saves, _save_elsewhere, _save_next),
-    "a collector behind an eviction": (_two_saves, _evict, _collect),
-    "a collector behind a drop": (_two_saves, _drop, _collect),
-    "a save behind a collector": (_evicted, _collect, _save_next),
+    "a collector behind an eviction": (_two_saves, _evict, collect),
+    "a collector behind a drop": (_two_saves, _drop, collect),
+    "a save behind a collector": (_evicted, collect, _save_next),
     "a fork behind a save": (_two_saves, _save_next, _fork),
     "a save behind a tag": (_two_saves, _tag_the_first, _save_next),
     "a save behind a repack": (_half_dead, _repack, _save_next),
-    "a collector behind a repack": (_half_dead, _repack, _collect),
+    "a collector behind a repack": (_half_dead, _repack, collect),
 }
 
 

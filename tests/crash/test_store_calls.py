@@ -17,12 +17,12 @@ from holdfast.backends.local import LocalBackend
 from holdfast.backends.wrappers import Fault, InjectedCrash
 from holdfast.registry.errors import RegistryError, StoreUnavailable
 from holdfast.registry.storage.store import create_config
-from tests.crash.courses import Attempt, Copies, Course, check_sound, history, uninterrupted
+from tests.crash.courses import Attempt, Copies, Course, check_sound, uninterrupted
 from tests.crash.scenarios import LIVES, PUSHES, SYNCS, Scenario, sources
 from tests.support.pictures import picture
 from tests.support.sameness import assert_same
 from tests.support.states import make_state
-from tests.support.stores import Scratch, new_backend, opened
+from tests.support.stores import Scratch, commit_lines, new_backend, opened
 
 SCENARIOS = PUSHES + LIVES + SYNCS
 #: These die in a folder, too: one that puts, one that copies, one that deletes. The others by soak.
@@ -166,7 +166,7 @@ def test_no_answer_at_every_call(
                 attempt.act()  # the same handle goes on
             else:
                 # Nobody was told of the fault, so nothing was committed twice for it.
-                assert len(history(store)) == course.commits
+                assert len(commit_lines(store)) == course.commits
             attempt.close()
             if is_new(store, completed):
                 check_complete(store, course)
@@ -223,4 +223,4 @@ def test_interrupted_sync_ends_with_the_bytes_of_the_source(half: bool) -> None:
         store = template.copy()
         die(scenario, store, Fault(at, after=True))
         do_again(scenario, store)
-        assert history(store) == history(sources()[1])
+        assert commit_lines(store) == commit_lines(sources()[1])

@@ -19,7 +19,7 @@ NAMED = [name for page in PAGES for name in re.findall(r"^::: (\S+)$", page.read
 #: The modules that users import from.
 PUBLIC = [
     *("holdfast", "holdfast.distributed", "holdfast.errors", "holdfast.filesystem"),
-    *("holdfast.formats", "holdfast.formats.andrea", "holdfast.formats.thalia"),
+    *("holdfast.formats", "holdfast.formats.andrea", "holdfast.formats.thalia", "holdfast.ipython"),
     *("holdfast.lightning", "holdfast.rng", "holdfast.transformers", "holdfast.wandb"),
 ]
 #: Settings that pydantic and fsspec read from a class.

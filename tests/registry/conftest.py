@@ -10,7 +10,7 @@ from holdfast.backends import Backend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.factory import open_on
 from holdfast.registry.registry import Registry
-from tests.support.stores import Open, new_backend
+from tests.support.stores import Open, new_backend, small_grid
 
 
 @pytest.fixture
@@ -40,3 +40,10 @@ def reg(backend: MemoryBackend, open_registry: Open) -> Registry:
 @pytest.fixture
 def run(reg: Registry):
     return reg.create_run("run", seed=1)
+
+
+@pytest.fixture
+def grid():
+    """Two rows of 100 bytes a chunk, many chunks in a pack, and digest lists."""
+    with small_grid(256, list_threshold=8):
+        yield

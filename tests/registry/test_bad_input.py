@@ -54,7 +54,7 @@ from holdfast.registry.storage.store import read_config
 from holdfast.registry.values import canonical, parse_limits
 from holdfast.registry.values.digest import Digest
 from tests.support.faults import Liar, flip
-from tests.support.states import small_state
+from tests.support.states import save_small, small_state
 from tests.support.stores import contents, new_backend, objects, packs_of
 
 
@@ -314,8 +314,7 @@ def test_bad_input_28_hash_mismatch(backend, saved):
 
 
 def test_bad_input_29_log_gap(backend, run):
-    for i in range(3):
-        run.save(small_state(i), step=i)
+    save_small(run, *range(3))
     backend.delete(slot_key("run", 2))
     with open_on(backend) as fresh:
         said = ("run", "expected slot 2", "found slot 3", "mirror")

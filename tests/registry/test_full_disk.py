@@ -20,7 +20,7 @@ from holdfast.registry.errors import StoreFull
 from holdfast.registry.maintenance import gc
 from holdfast.registry.registry import Registry
 from holdfast.registry.storage.keys import snapshot_key
-from tests.support.states import small_state
+from tests.support.states import save_small, small_state
 from tests.support.stores import packs_of
 
 MOUNT_BYTES = 8 * 2**20
@@ -151,8 +151,7 @@ def test_what_takes_no_space_to_delete_goes_first(
 ) -> None:
     """So a registry that has no reserve yet can be helped as well."""
     run = reg.create_run("run", seed=1)
-    for step in (1, 2, 3):
-        run.save(small_state(step), step=step)
+    save_small(run, 1, 2, 3)
     run.prune(Retention(last=1))
     shutil.rmtree(disk / "r" / reserve.RESERVE)
     left = leave(disk / "r")

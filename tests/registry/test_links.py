@@ -14,7 +14,7 @@ from holdfast import Retention, sync
 from holdfast.registry.errors import StoreUnsuitable
 from holdfast.registry.maintenance.gc import DAY_S, Collector
 from holdfast.registry.registry import Registry
-from tests.support.states import small_state
+from tests.support.states import save_small, small_state
 
 #: An unfinished file and a probe, as they are called, so that only the link keeps them.
 UNFINISHED = f"1-{'a' * 16}"
@@ -240,8 +240,7 @@ def test_the_root_may_lie_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "data").symlink_to("mnt")
     with holdfast.init(tmp_path / "data" / "root") as reg:
         run = reg.create_run("run", seed=1)
-        for step in (1, 2):
-            run.save(small_state(step), step=step)
+        save_small(run, 1, 2)
         run.prune(Retention(last=1))
         assert reg.gc(grace_s=0).deleted.objects
         assert reg.verify(deep=True).findings == ()

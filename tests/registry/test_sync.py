@@ -25,22 +25,18 @@ from holdfast.registry.storage.framing import join_lines
 from holdfast.registry.storage.keys import ObjectKey, epoch_key, slot_key
 from holdfast.registry.writing.object_writer import placed_keys
 from tests.support.faults import Hooked, Once, flip
-from tests.support.states import same, small_state
-from tests.support.stores import contents, new_backend, objects, packs_of
-
-
-def named():
-    return new_backend(uuid.uuid4().hex)
+from tests.support.states import same, save_small, small_state
+from tests.support.stores import commit_lines, contents, new_backend, objects, packs_of
 
 
 @pytest.fixture
 def src():
-    return named()
+    return new_backend(uuid.uuid4().hex)
 
 
 @pytest.fixture
 def dst():
-    return named()
+    return new_backend(uuid.uuid4().hex)
 
 
 @pytest.fixture
@@ -56,17 +52,8 @@ def target(dst, open_registry):
 @pytest.fixture
 def filled(source):
     run = source.create_run("run")
-    for i in (1, 2, 3):
-        run.save(small_state(i), step=i)
+    save_small(run, 1, 2, 3)
     return run
-
-
-def history(backend, run_id="run") -> list[bytes]:
-    from holdfast.registry.history.replay import Slot
-
-    keys = sorted(key for key in contents(backend, f"runs/{run_id}/log/"))
-    slots = [Slot.decode(i, backend.get(key), where=key) for i, key in enumerate(keys)]
-    return [raw for slot in slots for raw, _ in slot.commits]
 
 
 def test_a_run_is_copied_whole_with_its_history_byte_for_byte(
@@ -76,7 +63,7 @@ def test_a_run_is_copied_whole_with_its_history_byte_for_byte(
     assert [run.run_id for run in report.runs] == ["run"]
     assert report.runs[0].checkpoints == 3
     assert report.bytes_copied == report.runs[0].bytes_copied > 0
-    assert history(dst) == history(src)
+    assert commit_lines(dst, "run") == commit_lines(src, "run")
     fresh = open_registry(dst)
     assert fresh.verify(deep=True).ok
     for checkpoint, i in zip(fresh.run("run").checkpoints(), (1, 2, 3), strict=True):
@@ -146,7 +133,7 @@ def test_a_sync_that_broke_off_is_resumed_without_sending_again(
     assert report.runs[0].packs_present >= 1
     assert report.runs[0].packs_copied + report.runs[0].packs_present == 6
     assert open_registry(dst).verify(deep=True).ok
-    assert history(dst) == history(src)
+    assert commit_lines(dst, "run") == commit_lines(src, "run")
 
 
 def test_progress_is_told_of_every_pack(source, target, filled):
@@ -213,8 +200,7 @@ def test_a_place_that_is_no_registry_is_not_found(source, filled):
 def diverge(source, target, at: int) -> None:
     """Give both sides the same commits up to `at`, and others after it."""
     run = source.create_run("run")
-    for i in range(1, at):
-        run.save(small_state(i), step=i)
+    save_small(run, *range(1, at))
     if at:
         sync(source, target)
         target.run("run").save(small_state(90), step=90)
@@ -254,11 +240,11 @@ def test_a_destination_that_is_ahead_is_fine(source, target, src, dst, filled):
     assert contents(dst) == before
     assert report.runs[0].commits == 0
     sync(target, source)
-    assert history(src) == history(dst)
+    assert commit_lines(src, "run") == commit_lines(dst, "run")
 
 
 def test_back_and_forth_over_three_registries(source, target, filled, open_registry):
-    third = open_registry(named())
+    third = open_registry(new_backend(uuid.uuid4().hex))
     sync(source, target)
     target.run("run").save(small_state(4), step=4)
     sync(target, third)
@@ -355,7 +341,7 @@ def test_what_was_let_go_at_the_destination_meanwhile_is_copied_anew(
     sync(source, target)
     filled.prune(Retention(last=1))
     evicted = filled.evicted()
-    before_the_undo = named()
+    before_the_undo = new_backend(uuid.uuid4().hex)
     for key, data in contents(src).items():
         before_the_undo.put(key, data)
     filled.undo(*evicted)

@@ -13,8 +13,6 @@ import json
 import os
 import secrets
 import shutil
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +29,7 @@ from tests.servers import gcs as gcs_server
 from tests.servers.azurite import Azurite, start_azurite
 from tests.servers.gateway import Gateway as LyingGateway
 from tests.servers.gcs import FakeGcs, start_gcs
-from tests.servers.process import stop, wait_for_http
+from tests.servers.process import serving, stop
 from tests.servers.radosgw import begin_gateway, missing_programs, wait_for_gateway
 
 if TYPE_CHECKING:
@@ -78,23 +76,8 @@ class S3Server:
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[S3Server]:
     """A moto of this process's own."""
-    pytest.importorskip("moto")
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "tests.servers.moto_process"],
-        cwd=_ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"},
-    )
-    assert process.stdout is not None
-    with process, process.stdout:
-        try:
-            endpoint = f"http://127.0.0.1:{int(process.stdout.readline())}"
-            wait_for_http(endpoint)
-            yield S3Server(endpoint, "test", "test")
-        finally:
-            process.kill()
+    with serving("tests.servers.moto_process") as endpoint:
+        yield S3Server(endpoint, "test", "test")
 
 
 @pytest.fixture(scope="session", autouse=True)

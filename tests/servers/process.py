@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import pytest
 
 
 def free_port() -> int:
@@ -68,3 +72,25 @@ def wait_for_http(url: str, deadline_s: float = 60) -> None:
             if time.monotonic() > end:
                 raise
             time.sleep(0.1)
+
+
+@contextmanager
+def serving(module: str) -> Iterator[str]:
+    """Run a module that serves and prints its port; give its address."""
+    pytest.importorskip("moto")
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", module],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"},
+    )
+    assert process.stdout is not None
+    with process, process.stdout:
+        try:
+            endpoint = f"http://127.0.0.1:{int(process.stdout.readline())}"
+            wait_for_http(endpoint)
+            yield endpoint
+        finally:
+            process.kill()

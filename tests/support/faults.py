@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 
 from holdfast.backends import Backend
@@ -110,3 +111,8 @@ class Gate(Wrapper):
             if self.error is not None:
                 raise self.error
         return super().put_if_absent(key, body)
+
+
+def everything_said(error: BaseException) -> str:
+    """Return the traceback of an error with all its causes."""
+    return "".join(traceback.format_exception(error))

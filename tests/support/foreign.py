@@ -33,3 +33,18 @@ def expected(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what a file holds: its description, and its arrays by path."""
     text = path.with_name(f"{path.name}.expected.json").read_text()
     return json.loads(text), expected_arrays(path)
+
+
+class Calls:
+    """Its pickle calls a function.
+
+    Args:
+        function: The function, or a class.
+        *arguments: What it is called with.
+    """
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call

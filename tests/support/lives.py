@@ -10,6 +10,7 @@ from holdfast.registry.history.actions import (
     CreateRun,
     Evict,
     Eviction,
+    Place,
     Recover,
     ReportMetrics,
     Rewind,
@@ -27,6 +28,16 @@ DAY_MS = 24 * 60 * 60 * 1000
 
 def digest(i: object) -> Digest:
     return Digest.of(f"{i}".encode())
+
+
+def place(manifest: Digest, number: int = 0, *, generation: int = 0) -> Place:
+    """Return the place of a manifest, with another placement for every number."""
+    return Place(
+        manifest=manifest,
+        manifest_generation=generation,
+        placement=digest(f"placement {number} of {manifest}"),
+        placement_generation=0,
+    )
 
 
 def creation(spec: RunSpec | None = None, **fields) -> CreateRun:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 import pytest
 
+from holdfast import Checkpoint, Digest, Registry, Run
 from holdfast.registry.errors import IntegrityError
 
 
@@ -16,3 +20,18 @@ def refused(backend, open_registry, match: str, kind: type = IntegrityError) -> 
 def steps(run) -> list[int]:
     """Return the steps of a run's checkpoints."""
     return [checkpoint.step for checkpoint in run.checkpoints()]
+
+
+def steps_of(following: Iterator[Checkpoint]) -> list[int]:
+    """Return the steps that a follower gets; one that repeats itself ends, too."""
+    return [checkpoint.step for checkpoint in islice(following, 20)]
+
+
+def actions_of(run: Run) -> list[list[str]]:
+    """Return the kinds of what each commit says."""
+    return [[action.action for action in commit.actions] for commit in run.history()]
+
+
+def components(reg: Registry, name: str) -> dict[int, dict[str, Digest]]:
+    """Return the components of each checkpoint of a run, by step."""
+    return {one.step: one.components for one in reg.run(name).checkpoints()}

@@ -52,3 +52,8 @@ def _run(
 ) -> None:
     os.environ.update(environment)
     target(*args)
+
+
+def send(signum: int) -> None:
+    """Send a signal to this process."""
+    os.kill(os.getpid(), signum)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from holdfast import Checkpoint, Run
 
 
 def small_state(i: int = 0) -> dict:
@@ -49,3 +54,25 @@ def make_state(step: int) -> dict[str, Any]:
         "optimizer": {"moments": fresh.standard_normal(40), "groups": [{"lr": 0.1 / (step + 1)}]},
         "step": step,
     }
+
+
+def entries(start: int, stop: int) -> list[dict[str, Any]]:
+    """Return entries of a stream, one for each step."""
+    return [{"step": step, "loss": 1 / (1 + step)} for step in range(start, stop)]
+
+
+def save_small(run: Run, *steps: int, **options: Any) -> list[Checkpoint]:
+    """Save the small state of each step; return the checkpoints."""
+    return [run.save(small_state(step), step=step, **options) for step in steps]
+
+
+def filled(shape: Sequence[int], name: str) -> Any:
+    """Return a tensor of a type of torch with random bits."""
+    import torch  # takes seconds, and few states have tensors
+
+    dtype = getattr(torch, name)
+    count = math.prod(shape) * dtype.itemsize
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    data = np.random.default_rng(count).integers(0, 2 if name == "bool" else 256, count, "u1")
+    return torch.from_numpy(data).view(dtype).reshape(shape)

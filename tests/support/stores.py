@@ -13,6 +13,7 @@ from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.factory import open_on
 from holdfast.registry.registry import Registry
 from holdfast.registry.storage import chunking, manifest
+from holdfast.registry.storage.codecs import CODECS
 from holdfast.registry.storage.store import create_config
 from holdfast.registry.writing import saving
 from tests.support.inline import without_threads
@@ -95,3 +96,33 @@ def small_grid(chunk_bytes: int = 256, list_threshold: int = 256, pack_bytes: in
 def slots(backend: Backend, run_id: str = "run") -> dict[str, bytes]:
     """Return the slots of a run's log."""
     return contents(backend, f"runs/{run_id}/log/")
+
+
+def needed(registry: Registry) -> set[str]:
+    """Return the objects that places of what is held name, by way of the public face alone."""
+    keys: set[str] = set()
+    for name in registry.runs():
+        state = registry.run(name).manifest
+        for digest in state.held:
+            place = state.by_manifest[digest]
+            keys |= {str(place.manifest_key), str(place.placement_key)}
+            keys |= {str(pack.key) for pack in registry.store.placement(place.placement_key).packs}
+    return keys
+
+
+def codecs_of(checkpoint) -> set[str]:
+    """Return the codecs of a checkpoint's chunks."""
+    return {CODECS[row.codec] for row in checkpoint._reader.placement.rows}
+
+
+def commit_lines(backend: Backend, run_id: str = "") -> list[bytes]:
+    """Return the lines of the commits of a run, or of all runs."""
+    logs = contents(backend, f"runs/{run_id}/log/" if run_id else "runs/")
+    lines = [line for key, data in logs.items() if "/log/" in key for line in data.splitlines()]
+    return [line for line in lines if b'"kind":"commit"' in line]
+
+
+def kind_of(key: str) -> str:
+    """Return the kind of an object: `log` and `snapshots` of a run, otherwise its first folder."""
+    parts = key.split("/")
+    return parts[2] if parts[0] == "runs" and len(parts) > 2 else parts[0]

@@ -11,7 +11,7 @@ from torch import nn
 
 from holdfast import Checkpoint, Run
 from holdfast.registry.registry import Registry
-from tests.systems.places import Place
+from tests.systems.life import Mortal as Story
 
 SEED, RUN, EPOCHS = 4, "bayesian_transformer", 13
 #: Validation by epoch, from 1: each new best of either is a milestone, and every fifth epoch is.
@@ -91,19 +91,6 @@ class Training:
         self.epoch, self.global_step = state["epoch"], state["global_step"]
         self.history = [dict(one) for one in state["metrics_history"]]
         self.data.bit_generator.state = state["rng"]
-
-
-class Story:
-    """What the chapters share.
-
-    Attributes:
-        place: Where the registry is.
-        deaths: Processes that died in a save.
-    """
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.deaths = 0
 
 
 def resume(run: Run) -> Training:

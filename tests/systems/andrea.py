@@ -9,7 +9,7 @@ import numpy as np
 import holdfast
 from holdfast import Registry, Run
 from tests.support.commands import invoke
-from tests.systems.places import Place
+from tests.systems.life import Mortal as Story
 
 SEED, RUN, CADENCE, STEPS = 1, "andrea", 100, 12_000
 PARAMETERS = 400
@@ -104,19 +104,6 @@ class Training:
             "samples": [] if self.step % CADENCE else samples,
             "state": [{"step": self.step, "arms": arms, "phase_counter": self.step}],
         }
-
-
-class Story:
-    """What the chapters share.
-
-    Attributes:
-        place: Where the registry is.
-        deaths: Processes that died in a save.
-    """
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.deaths = 0
 
 
 def resume(run: Run) -> Training:

@@ -9,7 +9,7 @@ import numpy as np
 
 from holdfast import Registry, Run
 from holdfast.registry.transitions import Started
-from tests.systems.places import Place
+from tests.systems.life import Mortal as Story
 
 SEED, RUN = 42, "policy"
 STAGES, DIMENSION, FORWARD_PASSES, ITERATIONS, INTERVAL = 4, 3, 2, 12, 2
@@ -129,19 +129,6 @@ class Training:
         self.scenarios.bit_generator.state = state["rng_state"]
         self.lower = state["convergence"]["lower"].tolist()
         self.upper = state["convergence"]["upper"].tolist()
-
-
-class Story:
-    """What the chapters share.
-
-    Attributes:
-        place: Where the registry is.
-        deaths: Processes that died in a save.
-    """
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.deaths = 0
 
 
 def open_policy(reg: Registry, name: str = RUN, **given: Any) -> Run:

@@ -7,6 +7,7 @@ can be run alone, and all of them together live each chapter once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from tests.systems.places import Place
@@ -16,6 +17,19 @@ class Story(Protocol):
     """What happens, chapter by chapter, at one place."""
 
     place: Place
+
+
+@dataclass
+class Mortal:
+    """A story of which processes die.
+
+    Attributes:
+        place: Where the registry is.
+        deaths: Processes that died in a save.
+    """
+
+    place: Place
+    deaths: int = 0
 
 
 S = TypeVar("S", bound=Story)

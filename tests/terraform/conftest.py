@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.process import serving
 from tests.terraform.judges import (
     PLACEHOLDER,
     PREFIX,
@@ -23,7 +24,6 @@ from tests.terraform.judges import (
     Policies,
     Terraform,
     World,
-    serving,
 )
 
 

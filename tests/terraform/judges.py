@@ -8,22 +8,16 @@ without the latter. `GuardJudge` knows the conditions, by an evaluation of ours.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import subprocess
-import sys
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-import pytest
-
 from tests.servers.fixtures import S3Server
-from tests.servers.process import wait_for_http
 
 _ROOT = Path(__file__).parents[2]
 #: What stands for the bucket in the policies that were applied.
@@ -115,28 +109,6 @@ class GuardJudge:
             _send(address, json.dumps([document, found.bucket]).encode(), "PUT")
             roles[role] = S3Server(self._owner.endpoint_url, key, "secret")
         return World(bucket, roles, self._owner)
-
-
-@contextmanager
-def serving(module: str) -> Iterator[str]:
-    """Run a module that serves and prints its port; give its address."""
-    pytest.importorskip("moto")
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", module],
-        cwd=_ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"},
-    )
-    assert process.stdout is not None
-    with process, process.stdout:
-        try:
-            endpoint = f"http://127.0.0.1:{int(process.stdout.readline())}"
-            wait_for_http(endpoint)
-            yield endpoint
-        finally:
-            process.kill()
 
 
 def client(server: S3Server, service: str = "s3", endpoint_url: str | None = None) -> Any:

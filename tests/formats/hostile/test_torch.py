@@ -19,16 +19,7 @@ from holdfast.registry import formats
 from holdfast.registry.errors import UnsupportedValue
 from holdfast.registry.values import parse_limits
 from tests.formats.hostile.refusing import Refuse
-
-
-class Caller:
-    """Pickles as a call."""
-
-    def __init__(self, function: Any, *arguments: Any) -> None:
-        self.call = (function, arguments)
-
-    def __reduce__(self) -> Any:
-        return self.call
+from tests.support.foreign import Calls
 
 
 def sound() -> dict[str, Any]:
@@ -56,7 +47,7 @@ def test_a_call_is_named_and_not_made(function: Any, tmp_path: Path, refuse: Ref
         eval: f"__import__('os').mkdir({str(sentinel)!r})",
         os.mkdir: str(sentinel),
     }[function]
-    torch.save({**sound(), "x": Caller(function, argument)}, tmp_path / "x.pt")
+    torch.save({**sound(), "x": Calls(function, argument)}, tmp_path / "x.pt")
     error = refuse(tmp_path / "x.pt", function.__name__)
     assert isinstance(error, UnsupportedValue)
     assert not sentinel.exists()
@@ -108,7 +99,7 @@ def test_flipped_bytes_never_run_or_crash(tmp_path: Path, refuse: Refuse) -> Non
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_bare_pickles(protocol: int, tmp_path: Path, refuse: Refuse) -> None:
     sentinel = tmp_path / "sentinel"
-    evil = Caller(os.mkdir, str(sentinel))
+    evil = Calls(os.mkdir, str(sentinel))
     (tmp_path / "x.pt").write_bytes(pickle.dumps(evil, protocol=protocol))
     refuse(tmp_path / "x.pt", "bare pickle")
     assert not sentinel.exists()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 import numpy as np
 import pytest
 import torch
@@ -29,6 +27,7 @@ from holdfast.registry.runs.run import Run
 from holdfast.registry.spec import Retention, RunSpec
 from tests.registry.following.clock import Clock
 from tests.support.faults import Hooked, Once, flip
+from tests.support.loads import steps_of
 from tests.support.stores import Open, contents, new_backend, packs_of, small_grid
 from tests.support.strategies import examples
 
@@ -744,10 +743,6 @@ def test_a_look_that_finds_nothing_costs_one_request(world: World) -> None:
 # What comes
 
 
-def steps(following: Following) -> list[int]:
-    return [checkpoint.step for checkpoint in islice(following, 20)]
-
-
 def save(world: World, *which: int, **how) -> None:
     for step in which:
         world.run.save(state(weights(step)), step=step, **how)
@@ -758,7 +753,7 @@ def test_only_the_newest_comes(world: World) -> None:
     save(world, 1, 2, 3)
     following = world.follow(model, component="model", follow=False)
     assert repr(following) == "<Following run: nothing yet>"
-    assert steps(following) == [3]
+    assert steps_of(following) == [3]
     assert torch.equal(model["w"], weights(3))
     assert repr(following) == "<Following run: run/main/step00000003>"
 
@@ -795,11 +790,11 @@ def test_only_of_a_phase_and_never_what_is_held_back(world: World, reg) -> None:
     save(world, 2, phase="2")
     world.run.save(state(weights() / 0), step=3, phase="2", allow_nonfinite=False)
     assert world.run.manifest.checkpoints[-1].held_back
-    assert steps(world.follow(model, component="model", follow=False)) == [2]
+    assert steps_of(world.follow(model, component="model", follow=False)) == [2]
     for latest_only in (True, False):
         how = {"component": "model", "follow": False, "latest_only": latest_only}
-        assert steps(world.follow(model, phase=1, **how)) == [1]
-        assert steps(world.follow(model, phase=2, **how)) == [2]
+        assert steps_of(world.follow(model, phase=1, **how)) == [1]
+        assert steps_of(world.follow(model, phase=2, **how)) == [2]
 
 
 def test_it_waits_for_more_and_ends_with_the_run(world: World, clock: Clock) -> None:
@@ -825,7 +820,7 @@ def test_it_ends_with_the_last_checkpoint_of_a_run_that_is_over(world: World) ->
     world.run.set_status("completed")
     following = world.follow({"w": torch.zeros(5000)}, component="model")
     assert not following.is_over
-    assert steps(following) == [1]
+    assert steps_of(following) == [1]
     assert following.is_over
 
 
@@ -834,14 +829,14 @@ def test_a_dropped_run_ends_it(world: World, clock: Clock, reg) -> None:
     following = world.follow({"w": torch.zeros(5000)}, component="model")
     following.poll()
     world.run.drop("done with")
-    assert steps(following) == []
+    assert steps_of(following) == []
     assert following.is_over
 
 
 def test_it_ends_when_nothing_comes_in_time(world: World, clock: Clock) -> None:
     save(world, 1)
     following = world.follow({"w": torch.zeros(5000)}, component="model", timeout_s=10)
-    assert steps(following) == [1]
+    assert steps_of(following) == [1]
     assert sum(clock.slept) == pytest.approx(10)
 
 

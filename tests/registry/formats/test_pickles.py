@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
 from holdfast.registry.formats.pickles import Known, ordered_dict, read_pickle, set_of
+from tests.support.foreign import Calls
 from tests.support.strategies import quick
 
 
@@ -92,19 +93,9 @@ def test_shared_values_are_shared() -> None:
     assert found[0] is found[1]
 
 
-class Attack:
-    """Its pickle calls a function."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
-
-
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_a_call_is_refused_and_not_made(tmp_path: Path, protocol: int) -> None:
-    data = pickle.dumps({"model": Attack(tmp_path / "made")}, protocol)
+    data = pickle.dumps({"model": Calls(os.mkdir, str(tmp_path / "made"))}, protocol)
     with pytest.raises(UnsupportedValue, match=r"names (posix|nt)\.mkdir"):
         read_pickle(data, NAMES, where="evil.pt")
     assert not (tmp_path / "made").exists()

@@ -22,7 +22,7 @@ from torch import nn
 
 from holdfast.registry import formats, pytree
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
-from tests.support.foreign import foreign
+from tests.support.foreign import Calls, foreign
 from tests.support.states import same
 
 FORMS = ["zip", "old"]
@@ -269,16 +269,6 @@ def test_every_damaged_storage_is_named(tmp_path: Path) -> None:
     assert list(formats.inspect(path).tensors) == ["a", "b"]  # no data is read for it
 
 
-class Writer:
-    """Pickles as a call of a name with arguments."""
-
-    def __init__(self, name: Any, *arguments: Any) -> None:
-        self.call = name, arguments
-
-    def __reduce__(self) -> Any:
-        return self.call
-
-
 def pickled(path: Path, value: Any) -> Path:
     """Write an archive with a pickle that torch would not write."""
     with zipfile.ZipFile(saved(path, {"w": torch.ones(8)})) as archive:
@@ -306,8 +296,8 @@ class Storage:
         self.count = count
 
 
-def tensor(*arguments: Any) -> Writer:
-    return Writer(torch._utils._rebuild_tensor_v2, *arguments)
+def tensor(*arguments: Any) -> Calls:
+    return Calls(torch._utils._rebuild_tensor_v2, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -326,13 +316,13 @@ def tensor(*arguments: Any) -> Writer:
         tensor(Storage(9), 0, (1,), (1,), False, OrderedDict()),  # another length
         tensor(Storage(2**61), 0, (1,), (1,), False, OrderedDict()),
         tensor("x", 0, (1,), (1,), False, OrderedDict()),
-        Writer(torch.device, "no such device"),
-        Writer(torch.Size, ["x"]),
-        Writer(OrderedDict, [[("x",) * 2, 1, 2]]),
-        Writer(deque, [1], -5),
-        Writer(np.dtype, "f99999"),
-        Writer(datetime, b"\xff" * 10),
-        Writer(timedelta, 10**30),
+        Calls(torch.device, "no such device"),
+        Calls(torch.Size, ["x"]),
+        Calls(OrderedDict, [[("x",) * 2, 1, 2]]),
+        Calls(deque, [1], -5),
+        Calls(np.dtype, "f99999"),
+        Calls(datetime, b"\xff" * 10),
+        Calls(timedelta, 10**30),
     ],
 )
 def test_values_that_lie(value: Any, tmp_path: Path) -> None:
@@ -347,7 +337,7 @@ def test_calls_that_copy_one_value_often_are_refused(
 ) -> None:
     monkeypatch.setenv("HOLDFAST_MAX_RECORD_BYTES", str(2**20))
     many = list(range(1000))
-    path = pickled(tmp_path / "x.pt", {"x": [Writer(deque, many) for _ in range(1000)]})
+    path = pickled(tmp_path / "x.pt", {"x": [Calls(deque, many) for _ in range(1000)]})
     with pytest.raises(InvalidInput, match="far larger than the file"):
         formats.read(path)
 
@@ -397,7 +387,7 @@ def test_a_version_of_torch_comes_back_as_one_and_is_text_in_a_file(tmp_path: Pa
 
 
 def test_nothing_is_mapped_or_run(tmp_path: Path) -> None:
-    path = pickled(tmp_path / "x.pt", {"x": Writer(os.mkdir, str(tmp_path / "made"))})
+    path = pickled(tmp_path / "x.pt", {"x": Calls(os.mkdir, str(tmp_path / "made"))})
     with pytest.raises(UnsupportedValue, match="mkdir"):
         formats.inspect(path)
     assert not (tmp_path / "made").exists()

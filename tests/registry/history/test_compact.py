@@ -25,7 +25,6 @@ from holdfast.registry.history.actions import (
     Eviction,
     Line,
     Mark,
-    Place,
     Promote,
     Rated,
     RateMatch,
@@ -43,7 +42,7 @@ from holdfast.registry.pool.promotion import rating_of
 from holdfast.registry.spec import Retention, RunSpec
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.values.records import Record
-from tests.support.lives import DAY_MS, Life, creation, digest
+from tests.support.lives import DAY_MS, Life, creation, digest, place
 from tests.support.strategies import examples
 
 LOSS = Monitor(metric="loss", mode="min")
@@ -57,15 +56,6 @@ METRICS: tuple[dict[str, float], ...] = (
     {"loss": float("nan"), "mu": 1.0, "sigma": 0.0},
 )
 LOOKUPS = ("by_n", "by_manifest", "by_pin", "by_version", "by_step", "by_class", "pinned", "uses")
-
-
-def place(manifest, placement: int) -> Place:
-    return Place(
-        manifest=manifest,
-        manifest_generation=0,
-        placement=digest(f"placement {placement}"),
-        placement_generation=0,
-    )
 
 
 def said(act: str, x: int, y: int, run: RunManifest) -> list[Action]:

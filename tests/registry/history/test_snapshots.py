@@ -20,7 +20,7 @@ from holdfast.registry.spec import Retention
 from holdfast.registry.storage.framing import join_lines, split_lines
 from holdfast.registry.storage.keys import slot_key, snapshot_key, snapshot_slot
 from holdfast.registry.values import canonical
-from tests.support.states import same, small_state
+from tests.support.states import same, save_small, small_state
 from tests.support.stores import contents, new_backend
 
 LOSS = Monitor(metric="loss", mode="min")
@@ -130,8 +130,7 @@ def test_what_was_evicted_comes_back_through_a_snapshot(reopened, trained, reg, 
 def test_an_undo_is_followed_by_a_snapshot(reg, backend, open_registry):
     """Or each opening after it would read the whole log, for up to 64 slots."""
     run = reg.create_run("run", seed=1, retention=Retention(last=1))
-    for step in range(1, 6):
-        run.save(small_state(step), step=step)
+    save_small(run, *range(1, 6))
     assert not list(backend.list("runs/run/snapshots/"))
     run.undo()
     (only,) = backend.list("runs/run/snapshots/")
@@ -148,8 +147,7 @@ def test_an_undo_is_followed_by_a_snapshot(reg, backend, open_registry):
 def test_a_save_goes_on_from_what_another_one_evicted(reg, backend, open_registry):
     """The way back leads to a checkpoint whose record only the log has."""
     run = reg.create_run("run", seed=1)
-    for step in range(1, 5):
-        run.save(small_state(step), step=step)
+    save_small(run, *range(1, 5))
     run.restore(at=run.checkpoints()[1])
     open_registry(backend).run("run").prune(Retention(last=1))
     run.save(small_state(3), step=3)
@@ -181,8 +179,7 @@ def test_the_pool_rates_by_what_was_evicted(reg, backend, open_registry):
     run = reg.create_run("run", seed=1, retention=Retention(last=1))
     first = run.save(small_state(1), step=1, metrics={"mu": 31.0, "sigma": 1.5})
     run.pool.promote(first)
-    for step in range(2, 6):
-        run.save(small_state(step), step=step)
+    save_small(run, *range(2, 6))
     assert run.manifest.gone.rating.n == first.n
     fresh = open_registry(backend).run("run")
     entry = fresh.pool.promote(fresh.latest())
@@ -257,8 +254,7 @@ def test_a_log_that_does_not_lead_to_what_was_read_is_told_of(reopened, backend)
     other = new_backend()
     with open_on(other) as elsewhere:
         run = elsewhere.create_run("run", seed=2, retention=Retention(last=1))
-        for step in range(1, 60):
-            run.save(small_state(step), step=step)
+        save_small(run, *range(1, 60))
     for number in range(reopened.manifest.next_slot):
         key = slot_key("run", number)
         backend.put(key, other.get(key))
@@ -282,8 +278,7 @@ def test_verify_holds_both_kinds_against_the_log(trained, backend, reg):
 def test_verification_holds_no_records_of_what_was_evicted(reg, backend):
     """Many runs are replayed at once: each takes what it keeps, unless an undo needs more."""
     run = reg.create_run("run", seed=1, retention=Retention(last=2))
-    for step in range(1, 20):
-        run.save(small_state(step), step=step)
+    save_small(run, *range(1, 20))
     read = read_history(reg.store, "run").run
     assert (len(read.checkpoints), len(read.places), read.evicted_count) == (2, 2, 17)
     run.undo()

@@ -10,6 +10,7 @@ import pytest
 
 import holdfast
 from tests.registry.integrations.children import KILLED, Call, Children, needs
+from tests.support.loads import components
 
 pytestmark = needs("lightning", "torchdata")
 #: Of 16 steps, 4 an epoch: where the process is killed, and what the run then has.
@@ -26,10 +27,6 @@ CASES = [
         marks=pytest.mark.soak,
     ),
 ]
-
-
-def components(reg: holdfast.Registry, name: str) -> dict[int, dict[str, Any]]:
-    return {ck.step: ck.components for ck in reg.run(name).checkpoints()}
 
 
 @pytest.mark.parametrize(("stateful", "strike", "cadence", "left"), CASES)

@@ -9,6 +9,7 @@ import pytest
 
 import holdfast
 from tests.registry.integrations.children import KILLED, Children, needs
+from tests.support.loads import components
 
 pytestmark = needs("transformers", "accelerate", "peft")
 #: Of 12 steps, 6 an epoch: whether it is an adapter, where it is killed, and how it is saved.
@@ -28,10 +29,6 @@ CASES = [
         marks=pytest.mark.soak,
     ),
 ]
-
-
-def components(reg: holdfast.Registry, name: str) -> dict[int, dict[str, Any]]:
-    return {ck.step: ck.components for ck in reg.run(name).checkpoints()}
 
 
 def untimed(reg: holdfast.Registry, ref: str) -> Any:

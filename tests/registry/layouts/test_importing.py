@@ -24,6 +24,7 @@ from holdfast.registry.layouts.importing import Importer
 from holdfast.registry.registry import Registry
 from tests.registry.layouts.test_round_trips import hydra_run, hydra_state
 from tests.support.commands import invoke
+from tests.support.loads import steps
 
 PARAMETERS = 4
 
@@ -38,10 +39,6 @@ def write_step(folder: Path, step: int) -> None:
 
 def outcomes(reports: Any) -> dict[str, str]:
     return {one.path: one.outcome for one in reports}
-
-
-def steps(run: Run) -> list[int]:
-    return [one.step for one in run.checkpoints()]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -17,6 +16,8 @@ from holdfast.registry.loop.overhead import told
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.signals import Signals
 from tests.support.faults import Gate, Hooked, Once, Silent
+from tests.support.loads import steps
+from tests.support.processes import send
 
 LOSS = Monitor(metric="loss", mode="min")
 
@@ -25,16 +26,8 @@ def state(step: int) -> dict[str, object]:
     return {"model": {"w": np.full(100, step)}, "step": step}
 
 
-def steps(run) -> list[int]:
-    return [checkpoint.step for checkpoint in run.checkpoints()]
-
-
 def whys(run) -> list[tuple[int, str]]:
     return [(one.step, told(one.meta).get("why", "")) for one in run.checkpoints()]
-
-
-def send(signum: int) -> None:
-    os.kill(os.getpid(), signum)
 
 
 @pytest.fixture(autouse=True)

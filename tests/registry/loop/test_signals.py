@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.registry.loop.deadline import Deadline
 from holdfast.registry.loop.signals import SignalHandlers
+from tests.support.processes import send
 
 
 @pytest.fixture
@@ -62,10 +63,6 @@ def test_an_event_loop_that_began_meanwhile_keeps_its_file(install, pipe):
     handlers.remove()
     assert signal.set_wakeup_fd(-1) == mine
     os.close(mine)
-
-
-def send(signum: int) -> None:
-    os.kill(os.getpid(), signum)
 
 
 def test_a_handler_of_another_library_is_called_too(put, install):

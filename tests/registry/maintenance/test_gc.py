@@ -39,8 +39,8 @@ from holdfast.registry.storage.keys import (
 )
 from holdfast.registry.values.digest import Digest
 from tests.support.faults import Hooked, Once, flip
-from tests.support.states import same, small_state
-from tests.support.stores import contents, new_backend, objects
+from tests.support.states import same, save_small, small_state
+from tests.support.stores import contents, needed, new_backend, objects
 
 
 class Aged(Wrapper):
@@ -64,31 +64,15 @@ class Aged(Wrapper):
         return type(info)(info.key, info.size_bytes, info.modified_s - self.ages.get(info.key, 0))
 
 
-def needed(registry) -> set[str]:
-    """Return the objects that places of what is held name, by way of the public face alone."""
-    keys: set[str] = set()
-    for name in registry.runs():
-        state = registry.run(name).manifest
-        for manifest in state.held:
-            place = state.by_manifest[manifest]
-            keys |= {str(place.manifest_key), str(place.placement_key)}
-            keys |= {str(pack.key) for pack in registry.store.placement(place.placement_key).packs}
-    return keys
-
-
 def marks(registry, run_id: str) -> list[int]:
     slots = RunLog(registry.store, run_id).slots()
     return [line.epoch for slot in slots for _, line in slot.lines if isinstance(line, Mark)]
 
 
-def saved(run, *steps: int):
-    return [run.save(small_state(step), step=step) for step in steps]
-
-
 @pytest.fixture
 def thinned(run):
     """A run that evicted all but the newest of five checkpoints."""
-    saved(run, 1, 2, 3, 4, 5)
+    save_small(run, 1, 2, 3, 4, 5)
     run.prune(Retention(last=1))
     return run
 
@@ -97,7 +81,7 @@ def thinned(run):
 
 
 def test_where_nothing_is_to_collect_nothing_is_written(run, reg, backend):
-    saved(run, 1, 2)
+    save_small(run, 1, 2)
     before = contents(backend)
     report = reg.gc(grace_s=0)
     assert contents(backend) == before
@@ -127,7 +111,7 @@ def test_what_was_let_go_is_deleted_and_the_rest_loads(thinned, reg, backend, op
 
 
 def test_what_a_crashed_save_left_is_deleted(run, reg, backend):
-    saved(run, 1)
+    save_small(run, 1)
     whole = objects(backend)
     for at in range(1, 6):
         dying = open_on(Faulty(backend, [Fault(at=at)]))
@@ -140,8 +124,8 @@ def test_what_a_crashed_save_left_is_deleted(run, reg, backend):
 
 
 def test_a_dropped_run_keeps_its_log_alone(reg, backend):
-    saved(reg.create_run("a"), 1, 2)
-    saved(reg.create_run("b"), 2, 3)
+    save_small(reg.create_run("a"), 1, 2)
+    save_small(reg.create_run("b"), 2, 3)
     reg.run("a").drop(reason="a mistake")
     reg.gc(grace_s=0)
     assert objects(backend) == needed(reg) != set()
@@ -153,7 +137,7 @@ def test_everything_that_a_run_holds_stays(reg, backend, open_registry):
     league = Pool(phase="main", size=2, seed_child=1, draws=(Draw(kind="roster", weight=1),))
     spec = RunSpec(phases=(Phase(name="main"),), inference=("model",), pool=league)
     run = reg.create_run("run", preset=spec)
-    first, second, third, fourth, _ = saved(run, 1, 2, 3, 4, 5)
+    first, second, third, fourth, _ = save_small(run, 1, 2, 3, 4, 5)
     run.set_gate("g", first)
     run.releases.publish("1.0.0", second, card={"about": "it"})
     run.add_artifact("seeds", {"bank": small_state(77)["model"]["w"]})
@@ -185,10 +169,10 @@ def test_everything_that_a_run_holds_stays(reg, backend, open_registry):
 
 def test_old_generations_and_replaced_places_are_deleted(reg, backend):
     """The same state under two generations: the older one goes when no run names it any more."""
-    saved(reg.create_run("a"), 1)
+    save_small(reg.create_run("a"), 1)
     keys = sorted(objects(backend))
     backend.put(epoch_key(1), encode_sweep(1, map(ObjectKey.parse, keys)))
-    saved(reg.create_run("b"), 1)
+    save_small(reg.create_run("b"), 1)
     assert len(objects(backend)) == 2 * len(keys)
     reg.run("a").drop(reason="moved")
     reg.gc(grace_s=0)
@@ -228,7 +212,7 @@ def test_snapshots_but_the_newest_two_are_deleted(run, reg, backend, open_regist
 
 def test_what_dead_writers_left_unfinished_is_deleted(tmp_path):
     with holdfast.init(tmp_path / "r", skip_race_probe=True) as opened:
-        saved(opened.create_run("run"), 1)
+        save_small(opened.create_run("run"), 1)
         old, young = f"1-{'a' * 16}", f"1-{'b' * 16}"
         for name in (old, young):
             (tmp_path / "r/.tmp" / name).write_bytes(b"x" * 5000)
@@ -265,7 +249,7 @@ def old(aged, open_registry):
 
 def test_what_was_let_go_lately_stays_and_can_be_undone(old, aged, backend):
     run = old.create_run("run")
-    saved(run, 1, 2, 3)
+    save_small(run, 1, 2, 3)
     aged.grow_older(10 * DAY_S)
     run.prune(Retention(last=1))
     before = objects(backend)
@@ -285,12 +269,12 @@ def test_what_was_let_go_lately_stays_and_can_be_undone(old, aged, backend):
 def test_what_was_saved_and_let_go_within_the_grace_stays(old, aged, backend):
     """Saved out of old packs, so that the age of the objects does not protect it."""
     run = old.create_run("run")
-    saved(run, 1)
+    save_small(run, 1)
     run.prune(Retention(last=1))
     old.create_run("other").save(small_state(7), step=1)
     old.run("other").drop(reason="gone")
     aged.grow_older(10 * DAY_S)
-    saved(run, 7, 8)
+    save_small(run, 7, 8)
     run.prune(Retention(last=1))
     assert old.gc().deleted.objects == 0
     run.undo()
@@ -301,14 +285,14 @@ def test_what_was_saved_and_let_go_within_the_grace_stays(old, aged, backend):
 def test_what_was_held_again_for_a_while_within_the_grace_stays(old, aged, how):
     """Its place does not change, so no slot of the last day has it."""
     run = old.create_run("run")
-    saved(run, 1, 2)
+    save_small(run, 1, 2)
     run.prune(Retention(last=1))
     aged.grow_older(10 * DAY_S)
     if how == "undo":
         run.undo()
     else:
         run.save(small_state(1), step=7)
-        saved(run, 8)
+        save_small(run, 8)
     run.prune(Retention(last=1))
     assert old.gc().deleted.objects == 0
     run.undo()
@@ -318,11 +302,11 @@ def test_what_was_held_again_for_a_while_within_the_grace_stays(old, aged, how):
 
 def test_a_slot_that_a_listing_left_out_counts_as_young(old, aged, backend, open_registry):
     run = old.create_run("run")
-    saved(run, 1, 2)
+    save_small(run, 1, 2)
     aged.grow_older(10 * DAY_S)
     run.prune(Retention(last=1))
     head = slot_key("run", run.manifest.next_slot - 1)
-    saved(run, 3)
+    save_small(run, 3)
     aged.ages[slot_key("run", run.manifest.next_slot - 1)] = 0
 
     class Overtaken(Wrapper):
@@ -335,7 +319,7 @@ def test_a_slot_that_a_listing_left_out_counts_as_young(old, aged, backend, open
 def test_a_slot_that_looks_young_among_old_ones_is_old(old, aged):
     """A clock that went back: what was put before an old slot is older, whatever its time says."""
     run = old.create_run("run")
-    saved(run, 1, 2)
+    save_small(run, 1, 2)
     run.prune(Retention(last=1))
     aged.grow_older(10 * DAY_S)
     aged.ages[slot_key("run", 1)] = -DAY_S
@@ -492,13 +476,13 @@ def test_doubt_stops_the_collection_before_anything_is_deleted(
 
 @pytest.mark.parametrize("kind", ["a damaged slot", "an unknown line", "a lost placement"])
 def test_doubt_that_comes_after_condemning_stops_it_too(thinned, reg, backend, open_registry, kind):
-    saved(reg.create_run("other"), 50)
+    save_small(reg.create_run("other"), 50)
     collector = Collector(reg.store, grace_s=0)
     collector.choose()
     assert collector.condemn() == 1
     before = objects(backend)
     # In a run that is new to the collector, so that it has to be read now.
-    saved(open_registry(backend).create_run("new"), 60, 61)
+    save_small(open_registry(backend).create_run("new"), 60, 61)
     if kind == "a damaged slot":
         flip(backend, slot_key("new", 2))
     elif kind == "an unknown line":
@@ -617,7 +601,7 @@ def test_anyone_finishes_what_a_dead_collector_left(thinned, reg, backend, died_
 
 def test_who_joins_a_sweep_marks_with_its_epoch(run, reg, backend, open_registry):
     """A writer that observed the sweep before names objects that the dead collector condemned."""
-    saved(run, 1, 2, 3)
+    save_small(run, 1, 2, 3)
     run.prune(Retention(last=2))
     assert reg.gc(grace_s=0).epoch == 1
     run.prune(Retention(last=1))
@@ -665,7 +649,7 @@ def test_what_another_collector_deleted_meanwhile_is_no_damage(
     run, reg, backend, open_registry, step
 ):
     """A run lets go of what was just seen to be needed, and another collector takes it away."""
-    going, _ = saved(run, 1, 2)
+    going, _ = save_small(run, 1, 2)
 
     def act() -> None:
         pruned = open_registry(backend).run("run")
@@ -675,7 +659,7 @@ def test_what_another_collector_deleted_meanwhile_is_no_damage(
     hooked = Hooked(backend)
     collector = Collector(open_registry(hooked).store, grace_s=0)
     if step == "mark":
-        saved(reg.create_run("other"), 70)
+        save_small(reg.create_run("other"), 70)
         reg.run("other").drop(reason="gone")
         collector.choose()
         collector.condemn()
@@ -711,7 +695,7 @@ def test_a_listing_that_writers_overtake_is_no_gap(thinned, reg, backend):
 
 def test_a_dropped_run_is_not_marked(thinned, reg, backend):
     gone = reg.create_run("gone")
-    saved(gone, 50)
+    save_small(gone, 50)
     gone.drop(reason="a mistake")
     assert reg.gc(grace_s=0).deleted.objects == 20
     assert marks(reg, "gone") == []
@@ -739,7 +723,7 @@ def test_nothing_is_deleted_before_every_run_is_marked(thinned, reg, backend):
 
 def test_a_folder_without_a_log_is_no_run(tmp_path):
     with holdfast.init(tmp_path / "r", skip_race_probe=True) as opened:
-        saved(opened.create_run("run"), 1, 2)
+        save_small(opened.create_run("run"), 1, 2)
         opened.run("run").prune(Retention(last=1))
         (tmp_path / "r/runs/half/log").mkdir(parents=True)
         assert opened.gc(grace_s=0).deleted.objects > 0
@@ -831,13 +815,13 @@ def test_a_restore_finds_what_took_the_place_of_what_was_collected(
     run, reg, backend, open_registry
 ):
     """The newest checkpoint is evicted and collected while it is being loaded."""
-    saved(run, 1)
+    save_small(run, 1)
     hooked = Hooked(backend)
     late = open_registry(hooked).run("run")
 
     def act() -> None:
         other = open_registry(backend).run("run")
-        saved(other, 2)
+        save_small(other, 2)
         other.prune(Retention(last=1))
         open_registry(backend).gc(grace_s=0)
 
@@ -866,14 +850,14 @@ def test_a_load_of_what_was_collected_says_so(thinned, reg, backend, open_regist
 def test_what_is_collected_while_it_is_named_is_a_conflict(backend, open_registry, act):
     league = Pool(phase="main", size=2, seed_child=1, draws=(Draw(kind="roster", weight=1),))
     spec = RunSpec(phases=(Phase(name="main"),), inference=("model",), pool=league)
-    saved(open_registry(backend).create_run("run", preset=spec), 1)
+    save_small(open_registry(backend).create_run("run", preset=spec), 1)
     hooked = Hooked(backend)
     mine = open_registry(hooked).run("run")
     going = mine.latest()
 
     def let_go() -> None:
         other = open_registry(backend).run("run")
-        saved(other, 2)
+        save_small(other, 2)
         other.prune(Retention(last=1))
         open_registry(backend).gc(grace_s=0)
 
@@ -885,7 +869,7 @@ def test_what_is_collected_while_it_is_named_is_a_conflict(backend, open_registr
 
 def test_a_collection_that_stalls_until_its_clock_is_deleted_asks_again(backend, open_registry):
     aged = Aged(backend)
-    saved(open_registry(aged).create_run("run"), 1)
+    save_small(open_registry(aged).create_run("run"), 1)
 
     def stall() -> None:
         aged.grow_older(DAY_S)

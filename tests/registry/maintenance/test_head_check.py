@@ -6,15 +6,14 @@ import pytest
 
 from holdfast import sync
 from holdfast.registry.errors import InvalidInput
-from tests.support.states import small_state
+from tests.support.states import save_small, small_state
 from tests.support.stores import contents, new_backend
 
 
 @pytest.fixture
 def saved(reg, run, tmp_path):
     """A file with the heads of `run`, of three commits, and of `other`."""
-    for step in (1, 2):
-        run.save(small_state(step), step=step)
+    save_small(run, 1, 2)
     reg.create_run("other", seed=2)
     assert reg.verify(write_heads=tmp_path / "heads").ok
     return tmp_path / "heads"

@@ -34,20 +34,15 @@ from holdfast.registry.registry import Registry
 from holdfast.registry.storage import codecs
 from holdfast.registry.storage.keys import ObjectKey, epoch_key, log_prefix
 from holdfast.registry.values.digest import Digest
-from tests.registry.maintenance.thinning import as_delta, state, thin
+from tests.registry.maintenance.thinning import as_delta, attempt, settled, state, thin
 from tests.support.faults import Hooked, Once, flip
 from tests.support.inline import without_threads
-from tests.support.states import same, small_state
+from tests.support.states import same, save_small, small_state
 from tests.support.stores import contents, new_backend, objects, packs, packs_of, small_grid
 
+pytestmark = pytest.mark.usefixtures("grid")
+
 SLOTS = "runs/run/log/"
-
-
-@pytest.fixture(autouse=True)
-def fine_grid():
-    """Many chunks in a pack, and digest lists."""
-    with small_grid(256, list_threshold=8):
-        yield
 
 
 def loads(registry: Registry) -> None:
@@ -343,28 +338,11 @@ def world() -> World:
     return World(backend)
 
 
-def attempt(faulty: Faulty) -> range:
-    """Repack over a store that may fail; return the numbers of the calls to it."""
-    registry = without_threads(open_on(faulty))
-    before = faulty.calls
-    registry.repack()
-    return range(before + 1, faulty.calls + 1)
-
-
-def settled(backend) -> set[str]:
-    """Repack and collect in a healthy process; return the packs that are left."""
-    with without_threads(open_on(backend)) as registry:
-        registry.repack()
-        collect(registry.store, grace_s=0)
-        loads(registry)
-    return packs(backend)
-
-
 def test_a_crash_at_any_write_costs_nothing(world):
     """To die at a read is to die before the next write."""
     backend = world.copy()
     points = attempt(Faulty(backend))
-    clean = settled(backend)
+    clean = settled(backend, loads)
     for at in points:
         for after in (False, True):
             backend = world.copy()
@@ -373,7 +351,7 @@ def test_a_crash_at_any_write_costs_nothing(world):
             with without_threads(open_on(backend)) as registry:
                 loads(registry)
             # The same packs, whatever the first one had done: nothing is left over, or twice.
-            assert settled(backend) == clean
+            assert settled(backend, loads) == clean
     assert len(points) >= 7  # two packs, three placements, two slots
 
 
@@ -381,7 +359,7 @@ def test_a_crash_at_any_write_costs_nothing(world):
 def test_no_answer_at_any_call_costs_nothing(world, reads):
     backend = world.copy()
     points = attempt(Faulty(backend, count_reads=reads))
-    clean = settled(backend)
+    clean = settled(backend, loads)
     calls = 0
     for at in points:
         backend = world.copy()
@@ -391,7 +369,7 @@ def test_no_answer_at_any_call_costs_nothing(world, reads):
             attempt(Faulty(backend, [fault], count_reads=reads))
         except RegistryError:
             calls += 1
-        assert settled(backend) == clean
+        assert settled(backend, loads) == clean
     assert calls
 
 
@@ -739,8 +717,7 @@ def test_a_trainer_that_had_only_opened_the_run(run, backend, open_registry, nex
 def test_a_trainer_of_equal_content_at_a_later_step(run, backend, open_registry):
     """A save of what is stored already names old places only, which are gone."""
     kept = small_state(3)
-    for step in (1, 2):
-        run.save(small_state(step), step=step)
+    save_small(run, 1, 2)
     run.save(kept, step=3)
     run.prune(Retention(last=1))
     run.save(small_state(4), step=4)

@@ -42,10 +42,11 @@ from holdfast.registry.storage.placement import (
 )
 from holdfast.registry.values.digest import Digest, Digests
 from holdfast.registry.writing.placing import ChunkLocation, build_placement, locations_of
+from tests.registry.maintenance.thinning import attempt, settled
 from tests.support.faults import Hooked, Once, flip
 from tests.support.inline import without_threads
 from tests.support.states import same
-from tests.support.stores import contents, new_backend, small_grid
+from tests.support.stores import codecs_of, contents, new_backend, small_grid
 from tests.support.strategies import examples
 
 SIZE = 6000
@@ -127,10 +128,6 @@ def form(checkpoint) -> tuple[str, Digest | None]:
     return CODECS[location.codec], location.base
 
 
-def forms(checkpoint) -> set[str]:
-    return {CODECS[row.codec] for row in checkpoint._reader.placement.rows}
-
-
 def chain(reg: Registry, run, last: int, *steps: int) -> None:
     """Save weights as a chain of deltas, and keep the newest."""
     save(run, *steps)
@@ -181,7 +178,7 @@ def test_what_is_raw_is_compressed_and_stays_what_it_is(
     fresh = open_registry(backend)
     loads(fresh)
     assert [checkpoint.digest for checkpoint in fresh.run("run").checkpoints()] == ids
-    assert forms(fresh.run("run").latest()) == {RAW, codecs.COMPRESSIONS[compression]}
+    assert codecs_of(fresh.run("run").latest()) == {RAW, codecs.COMPRESSIONS[compression]}
     saved = report.recoded_before - report.recoded_after
     assert collected(backend) < before - saved
     loads(open_registry(backend))
@@ -207,7 +204,7 @@ def test_it_is_what_a_save_would_have_stored(run, reg, backend, open_registry):
 def test_without_being_asked_nothing_is_compressed(run, reg, open_registry, backend):
     save(run, 1, 2, 3, last=2)
     assert reg.repack().recoded == 0
-    assert forms(open_registry(backend).run("run").latest()) == {RAW}
+    assert codecs_of(open_registry(backend).run("run").latest()) == {RAW}
 
 
 def test_a_dry_run_tells_exactly_what_would_be_saved(run, reg, backend):
@@ -241,7 +238,7 @@ def test_none_stores_everything_raw_again(reg, run, backend, open_registry):
     report = open_registry(backend).repack(compression="none")
     assert report.recoded_after > report.recoded_before
     for checkpoint in open_registry(backend).run("run").checkpoints():
-        assert forms(checkpoint) == {RAW}
+        assert codecs_of(checkpoint) == {RAW}
         assert not checkpoint._reader.placement.extra
     loads(open_registry(backend))
     settles(backend, compression="none")
@@ -257,7 +254,7 @@ def test_chunks_of_digest_lists_are_compressed_and_lists_are_not(run, reg, backe
         locations = locations_of([checkpoint._reader.base()])
         assert checkpoint.manifest.chunk_lists
         assert {locations[digest].codec for digest in checkpoint.manifest.chunk_lists} == {0}
-        assert forms(checkpoint) == {RAW, ZSTD}
+        assert codecs_of(checkpoint) == {RAW, ZSTD}
         settles(backend, compression="zstd")
 
 
@@ -312,7 +309,7 @@ def test_of_some_runs_only_what_no_other_pack_holds(run, reg, backend, open_regi
     assert report.freed_bytes == sum(one.size_bytes for one in report.rewritten) > 0
     fresh = open_registry(backend)
     assert fresh.verify(deep=True).findings == ()
-    assert forms(fresh.run("run").latest()) == {RAW}
+    assert codecs_of(fresh.run("run").latest()) == {RAW}
     locations = locations_of([fresh.run("other").latest()._reader.base()])
     assert sorted(CODECS[location.codec] for location in locations.values()) == [ZSTD, RAW, RAW]
     assert same(fresh.run("other").latest().load(), {"m": mixed})
@@ -993,26 +990,10 @@ def test_what_is_left_alone_keeps_its_packs(mixed, open_registry, monkeypatch):
 # Crashes
 
 
-def attempt(faulty: Faulty) -> range:
-    """Repack over a store that may fail; return the numbers of the writes."""
-    registry = without_threads(open_on(faulty))
-    before = faulty.calls
-    registry.repack(compression="zstd")
-    return range(before + 1, faulty.calls + 1)
-
-
-def settled(backend) -> set[str]:
-    with without_threads(open_on(backend)) as registry:
-        registry.repack(compression="zstd")
-        collect(registry.store, grace_s=0)
-        loads(registry)
-    return {key for key in contents(backend) if key.startswith("packs/")}
-
-
 def test_a_crash_at_any_write_costs_nothing(mixed):
     backend = mixed.copy()
-    points = attempt(Faulty(backend))
-    clean = settled(backend)
+    points = attempt(Faulty(backend), compression="zstd")
+    clean = settled(backend, loads, compression="zstd")
     for at in points:
         for after in (False, True):
             backend = mixed.copy()
@@ -1020,7 +1001,7 @@ def test_a_crash_at_any_write_costs_nothing(mixed):
                 attempt(Faulty(backend, [Fault(at, after=after)]))
             with without_threads(open_on(backend)) as registry:
                 loads(registry)
-            assert settled(backend) == clean
+            assert settled(backend, loads, compression="zstd") == clean
     assert len(points) >= 6  # two packs, three placements, two slots; one of them shared
 
 

@@ -17,7 +17,7 @@ from holdfast.registry.maintenance.repair import repair
 from holdfast.registry.storage.keys import ObjectKey, epoch_key, slot_key
 from holdfast.registry.storage.placement import Rows
 from tests.support.faults import Hooked, Once, flip
-from tests.support.states import same, small_state
+from tests.support.states import same, save_small, small_state
 from tests.support.stores import contents, new_backend, objects, packs_of, small_grid
 
 HARM = {
@@ -29,18 +29,14 @@ HARM = {
 }
 
 
-def named():
+@pytest.fixture
+def home():
     return new_backend(uuid.uuid4().hex)
 
 
 @pytest.fixture
-def home():
-    return named()
-
-
-@pytest.fixture
 def away():
-    return named()
+    return new_backend(uuid.uuid4().hex)
 
 
 @pytest.fixture
@@ -56,8 +52,7 @@ def mirror(away, open_registry):
 @pytest.fixture
 def run(reg):
     run = reg.create_run("run", seed=1)
-    for i in (1, 2):
-        run.save(small_state(i), step=i)
+    save_small(run, 1, 2)
     return run
 
 

@@ -38,13 +38,13 @@ from holdfast.registry.storage.placement import (
 from holdfast.registry.values.digest import Digest, Digests
 from tests.support.faults import Hooked, Once, flip
 from tests.support.inline import without_threads
-from tests.support.states import same, small_state
+from tests.support.states import same, save_small, small_state
 from tests.support.stores import contents, objects, packs_of, small_grid
 
 
 @pytest.fixture
 def two(run):
-    return [run.save(small_state(i), step=i) for i in (1, 2)]
+    return save_small(run, 1, 2)
 
 
 @pytest.fixture
@@ -657,8 +657,7 @@ def _verified(backend, prefix, action, *, deep=False, method="get"):
 
 @pytest.mark.parametrize("prefix", ["manifests/", "placements/", "packs/"])
 def test_what_is_let_go_and_collected_meanwhile_is_no_finding(run, backend, prefix, open_registry):
-    for i in (1, 2, 3):
-        run.save(small_state(i), step=i)
+    save_small(run, 1, 2, 3)
 
     def collect():
         other = open_registry(backend)
@@ -674,8 +673,7 @@ def test_what_is_let_go_and_collected_meanwhile_is_no_finding(run, backend, pref
 
 def test_what_is_collected_after_the_logs_are_read_is_no_finding(run, backend, open_registry):
     """Shallow: nothing but the listing of objects and the reading of manifests comes after."""
-    for i in (1, 2, 3):
-        run.save(small_state(i), step=i)
+    save_small(run, 1, 2, 3)
 
     def collect():
         other = open_registry(backend)

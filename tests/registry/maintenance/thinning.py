@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from holdfast import Retention
+from holdfast import Registry, Retention
+from holdfast.backends import Backend
+from holdfast.backends.wrappers import Faulty
+from holdfast.registry.factory import open_on
+from holdfast.registry.maintenance.gc import collect
+from holdfast.registry.storage.codecs import Compression
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.pack import PackEntry, PackTable, trailer
 from holdfast.registry.storage.placement import ChunkRow, PackRef, Rows
 from holdfast.registry.values.digest import Digest, Digests
+from tests.support.inline import without_threads
+from tests.support.stores import packs
 
 FIXED, CHANGING = 1200, 2400
 
@@ -62,3 +70,22 @@ def as_delta(reg, checkpoint, base: Digest, delta: bytes):
     reg.store.backend.put(str(place.placement_key), after.encode())
     reg.run("run")._committer.log.append(lambda _: [place])
     return after
+
+
+def attempt(faulty: Faulty, compression: Compression | None = None) -> range:
+    """Repack over a store that may fail; return the numbers of the calls that it counts."""
+    registry = without_threads(open_on(faulty))
+    before = faulty.calls
+    registry.repack(compression=compression)
+    return range(before + 1, faulty.calls + 1)
+
+
+def settled(
+    backend: Backend, check: Callable[[Registry], None], compression: Compression | None = None
+) -> set[str]:
+    """Repack and collect in a healthy process, and check; return the packs that are left."""
+    with without_threads(open_on(backend)) as registry:
+        registry.repack(compression=compression)
+        collect(registry.store, grace_s=0)
+        check(registry)
+    return packs(backend)

@@ -14,8 +14,8 @@ from holdfast.registry.history.actions import AddCheckpoint, AppendStream, Promo
 from holdfast.registry.names.forking import inherit, inheritance
 from holdfast.registry.spec import Gate, Phase, Pool, Retention, RunSpec, Stream
 from tests.support.collectors import collect, mark, sweep
-from tests.support.states import same, small_state
-from tests.support.stores import contents, new_backend, objects, packs_of
+from tests.support.states import entries, same, save_small, small_state
+from tests.support.stores import contents, needed, new_backend, objects, packs_of
 
 LOSS = Monitor(metric="loss", mode="min")
 ARENA = RunSpec(
@@ -30,10 +30,6 @@ ARENA = RunSpec(
     streams=(Stream(name="losses", lifetime="forever"),),
 )
 REFERENCE = {"w": np.arange(3000, dtype=np.float32)}
-
-
-def entries(start: int, stop: int) -> list[dict]:
-    return [{"step": step, "loss": 1.0 / (1 + step)} for step in range(start, stop)]
 
 
 def lived(reg, run_id: str = "parent"):
@@ -237,12 +233,11 @@ def test_gates_that_are_one_checkpoint_are_one_in_the_fork(reg):
 
 def test_the_parents_evictions_and_end_do_it_no_harm(parent, reg, open_registry, backend):
     reg.fork("parent/phase2/step3", "fork")
-    for step in range(4, 8):
-        parent.save(small_state(step), step=step)
+    save_small(parent, *range(4, 8))
     parent.drop("done with")
     # A sweep that condemns whatever no run holds.
     fresh = open_registry(backend)
-    live = _live_keys(fresh)
+    live = needed(fresh)
     unneeded = sorted(objects(backend) - live)
     assert unneeded
     sweep(backend, 1, unneeded)
@@ -256,18 +251,6 @@ def test_the_parents_evictions_and_end_do_it_no_harm(parent, reg, open_registry,
     assert same(fork.artifact("seeds").load(), {"s": np.arange(500)})
     assert same(fork.latest().companion("reference").load(), REFERENCE)
     assert after.verify(deep=True).ok
-
-
-def _live_keys(reg) -> set[str]:
-    keys: set[str] = set()
-    for name in reg.runs():
-        state = reg.run(name).manifest
-        for digest in state.held:
-            place = state.by_manifest[digest]
-            placement = reg.store.placement(place.placement_key)
-            keys |= {str(place.manifest_key), str(place.placement_key)}
-            keys |= {str(pack.key) for pack in placement.packs}
-    return keys
 
 
 def test_a_fork_while_a_sweep_condemned_what_it_takes_puts_it_anew(
@@ -295,8 +278,7 @@ def test_a_fork_of_a_superseded_checkpoint(parent, reg):
 
 
 def test_a_fork_of_an_evicted_checkpoint_is_refused_until_it_is_back(parent, reg):
-    for step in (4, 5, 6, 7):
-        parent.save(small_state(step), step=step)
+    save_small(parent, 4, 5, 6, 7)
     gone = parent.evicted()[0]
     before = reg.runs()
     with pytest.raises(Conflict, match=r"a fork cannot continue from an evicted checkpoint.*undo"):

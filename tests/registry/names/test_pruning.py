@@ -12,7 +12,7 @@ from holdfast.registry.spec import Phase, Retention, RunSpec
 from tests.support.collectors import collect, mark, sweep
 from tests.support.faults import Hooked, Once
 from tests.support.loads import steps
-from tests.support.states import same, small_state
+from tests.support.states import same, save_small, small_state
 from tests.support.stores import contents, new_backend, objects, packs_of
 
 LOSS = Monitor(metric="loss", mode="min")
@@ -171,8 +171,7 @@ def test_a_checkpoint_can_be_named(reg):
 def test_what_was_brought_back_is_kept_by_later_saves(reg):
     run = several(reg, retention=Retention(last=1))
     run.undo()
-    for step in (5, 6, 7):
-        run.save(small_state(step), step=step)
+    save_small(run, 5, 6, 7)
     assert steps(run) == [3, 7]
 
 

@@ -21,24 +21,15 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.history import log
 from tests.support.faults import Gate, flip
-from tests.support.loads import steps
-from tests.support.states import same, small_state
+from tests.support.loads import actions_of, steps
+from tests.support.states import same, save_small, small_state
 from tests.support.stores import contents, new_backend, objects, packs_of
-
-
-def save_three(run) -> list:
-    return [run.save(small_state(i), step=i) for i in (1, 2, 3)]
-
-
-def actions_of(run) -> list[list[str]]:
-    return [[action.action for action in commit.actions] for commit in run.history()]
-
 
 # Who is in charge
 
 
 def test_the_first_save_takes_the_run_over_in_its_own_commit(run):
-    save_three(run)
+    save_small(run, 1, 2, 3)
     assert actions_of(run) == [
         ["run.create"],
         ["run.take_over", "checkpoint.add"],
@@ -167,7 +158,7 @@ def test_a_push_of_other_content_at_a_taken_step_is_a_conflict(run, backend, ope
 
 
 def test_a_push_rewinds_nothing(run):
-    first, *_ = save_three(run)
+    first, *_ = save_small(run, 1, 2, 3)
     run.restore(at=first)
     with pytest.raises(Conflict):
         run.push(small_state(22), step=2)
@@ -217,7 +208,7 @@ def test_restore_of_an_empty_run_is_none(run):
 
 
 def test_restore_returns_the_newest_state_and_where_it_is_from(run, backend, open_registry):
-    save_three(run)
+    save_small(run, 1, 2, 3)
     restored = open_registry(backend).run("run").restore()
     assert same(restored.state, small_state(3))
     assert restored.checkpoint.step == 3
@@ -225,7 +216,7 @@ def test_restore_returns_the_newest_state_and_where_it_is_from(run, backend, ope
 
 
 def test_restoring_an_older_one_rewinds_at_the_next_save(run, backend, open_registry):
-    first, second, third = save_three(run)
+    first, second, third = save_small(run, 1, 2, 3)
     run.tag("kept", third)
     restored = run.restore(at=first)
     assert same(restored.state, small_state(1))
@@ -254,7 +245,7 @@ def test_a_fenced_trainer_that_restores_takes_the_run_over_again(run, backend, o
 
 
 def test_restoring_the_newest_rewinds_nothing(run):
-    save_three(run)
+    save_small(run, 1, 2, 3)
     run.restore()
     run.save(small_state(4), step=4)
     assert actions_of(run)[-1] == ["checkpoint.add"]
@@ -262,7 +253,7 @@ def test_restoring_the_newest_rewinds_nothing(run):
 
 
 def test_a_rewind_happens_once(run):
-    first, *_ = save_three(run)
+    first, *_ = save_small(run, 1, 2, 3)
     run.restore(at=first)
     run.save(small_state(12), step=2)
     run.save(small_state(13), step=3)
@@ -271,7 +262,7 @@ def test_a_rewind_happens_once(run):
 
 
 def test_a_rewind_supersedes_what_others_added_meanwhile(run, backend, open_registry):
-    save_three(run)
+    save_small(run, 1, 2, 3)
     other = open_registry(backend).run("run")
     other.restore(at=other.checkpoints()[0])
     run.save(small_state(4), step=4)
@@ -280,7 +271,7 @@ def test_a_rewind_supersedes_what_others_added_meanwhile(run, backend, open_regi
 
 
 def test_the_superseded_state_may_be_saved_again_at_its_step(run):
-    first, second, _ = save_three(run)
+    first, second, _ = save_small(run, 1, 2, 3)
     run.restore(at=first)
     again = run.save(small_state(2), step=2)
     assert again.digest == second.digest
@@ -299,7 +290,7 @@ def test_best_and_latest_forget_what_was_rewound(backend, open_registry):
 
 
 def test_restore_falls_back_past_a_damaged_newest_and_says_so(run, backend, open_registry):
-    *_, newest = save_three(run)
+    *_, newest = save_small(run, 1, 2, 3)
     flip(backend, packs_of(newest)[0])
     again = open_registry(backend).run("run")
     restored = again.restore()
@@ -329,7 +320,7 @@ def test_restore_falls_back_past_a_missing_or_damaged_description(
 
 
 def test_restore_failed_lists_every_checkpoint_and_why(run, backend, open_registry):
-    made = save_three(run)
+    made = save_small(run, 1, 2, 3)
     for checkpoint in made:
         for key in packs_of(checkpoint):
             backend.delete(key)
@@ -345,7 +336,7 @@ def test_restore_failed_lists_every_checkpoint_and_why(run, backend, open_regist
 
 
 def test_restoring_exactly_one_never_falls_back(run, backend, open_registry):
-    *_, newest = save_three(run)
+    *_, newest = save_small(run, 1, 2, 3)
     flip(backend, packs_of(newest)[0])
     again = open_registry(backend).run("run")
     with pytest.raises(IntegrityError):
@@ -353,7 +344,7 @@ def test_restoring_exactly_one_never_falls_back(run, backend, open_registry):
 
 
 def test_restore_does_not_fall_back_when_the_store_is_down(run, backend, open_registry):
-    save_three(run)
+    save_small(run, 1, 2, 3)
 
     class Down(Wrapper):
         def get(self, key, byte_range=None, *, into=None):
@@ -416,7 +407,7 @@ def test_what_a_damaged_checkpoint_shares_is_not_built_upon(run, backend, open_r
 
 
 def test_only_a_checkpoint_of_the_run_can_be_restored(reg, run):
-    save_three(run)
+    save_small(run, 1, 2, 3)
     other = reg.create_run("other")
     foreign = other.save(small_state(50), step=1)
     with pytest.raises(InvalidInput):
@@ -659,7 +650,7 @@ def test_a_failure_after_save_async_leaves_the_status_failed(backend, open_regis
 
 
 def test_a_tag_moves(reg, run):
-    first, second, _ = save_three(run)
+    first, second, _ = save_small(run, 1, 2, 3)
     run.tag("keeper", first)
     assert reg.checkpoint("run/tags/keeper").step == 1
     run.tag("keeper", second)
@@ -675,7 +666,7 @@ def test_a_tag_names_a_checkpoint_of_its_own_run(reg, run, backend):
 
 
 def test_best_needs_a_monitor(run):
-    save_three(run)
+    save_small(run, 1, 2, 3)
     with pytest.raises(InvalidInput, match=r"run: nothing says which checkpoint is best.*monitor="):
         run.best()
     assert run.best(monitor=Monitor(metric="none", mode="min")) is None
@@ -707,7 +698,7 @@ def test_the_config_comes_back_with_its_types(reg):
 
 
 def test_history_is_every_commit_in_order(run):
-    save_three(run)
+    save_small(run, 1, 2, 3)
     commits = list(run.history())
     assert [commit.n for commit in commits] == [0, 1, 2, 3]
     assert all("@" in commit.author for commit in commits)

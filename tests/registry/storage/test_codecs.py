@@ -27,7 +27,7 @@ from holdfast.registry.values.digest import Digest
 from tests.support.faults import flip
 from tests.support.loads import refused
 from tests.support.states import same
-from tests.support.stores import contents, new_backend, packs_of, small_grid
+from tests.support.stores import codecs_of, contents, new_backend, packs_of, small_grid
 from tests.support.strategies import examples
 
 COMPRESSED = ("zstd", "lz4")
@@ -46,10 +46,6 @@ def state(seed: int = 0, rows: int = 400) -> dict:
 
 def stored_bytes(checkpoint) -> int:
     return sum(pack.size_bytes for pack in checkpoint._reader.placement.packs)
-
-
-def codecs_of(checkpoint) -> set[str]:
-    return {CODECS[row.codec] for row in checkpoint._reader.placement.rows}
 
 
 @pytest.fixture(params=COMPRESSED)

@@ -12,7 +12,7 @@ from holdfast.backends.wrappers import Metered
 from holdfast.registry.errors import Damaged, InvalidInput, MissingObject, NotFound, OutOfRange
 from holdfast.registry.factory import open_on
 from tests.support.faults import flip
-from tests.support.states import same, small_state
+from tests.support.states import filled, same, save_small, small_state
 from tests.support.stores import new_backend, packs_of, small_grid
 from tests.support.strategies import examples
 
@@ -47,15 +47,6 @@ def check(lazy, tensor, index) -> None:
     assert raw(got).tobytes() == np.ascontiguousarray(want).tobytes()
 
 
-def filled(shape, dtype) -> torch.Tensor:
-    item = torch.empty(0, dtype=dtype).element_size()
-    count = int(np.prod(shape)) * item
-    if not count:
-        return torch.empty(shape, dtype=dtype)
-    data = np.random.default_rng(count).integers(0, 2 if dtype == torch.bool else 256, count, "u1")
-    return torch.from_numpy(data).view(dtype).reshape(shape)
-
-
 @st.composite
 def cases(draw):
     shape = tuple(draw(st.lists(st.integers(0, 9), max_size=4)))
@@ -88,15 +79,9 @@ def cases(draw):
 @given(cases(), st.sampled_from([64, 100, 256]))
 def test_any_index_is_numpys_answer(case, chunk_bytes):
     shape, dtype, index = case
-    tensor = filled(shape, dtype)
+    tensor = filled(shape, str(dtype).removeprefix("torch."))
     with small_grid(chunk_bytes, list_threshold=4), open_on(new_backend()) as reg:
         check(reg.create_run("r").save({"m": {"t": tensor}}, step=1)["m/t"], tensor, index)
-
-
-@pytest.fixture
-def grid():
-    with small_grid(256, list_threshold=8):
-        yield
 
 
 @pytest.fixture
@@ -251,8 +236,7 @@ def test_a_repack_moves_what_a_handle_reads(run, reg, backend, open_registry):
     state = small_state(1)
     held = run.save(state, step=1)
     lazy = held["model/w"]
-    for step in (2, 3):
-        run.save(small_state(step), step=step)
+    save_small(run, 2, 3)
     other = open_registry(backend)
     other.repack()
     other.gc(grace_s=0)

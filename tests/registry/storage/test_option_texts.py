@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import traceback
-
 import pytest
 
 from holdfast.errors import InvalidInput
 from holdfast.registry.storage.connecting import Address
 from holdfast.registry.storage.option_texts import VARIABLE, from_environment, from_pairs, merged
+from tests.support.faults import everything_said
 
 SECRET = "SECRET-that-nobody-may-see"
 
@@ -111,7 +110,3 @@ def test_environment_completes_what_is_given(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("OWN", "{}")
     assert Address.of_environment("s3://bucket", None, ["OWN", VARIABLE]).storage_options is None
     assert "own" not in repr(address)
-
-
-def everything_said(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))

@@ -27,7 +27,7 @@ from holdfast.registry.streams.segments import pack_entries
 from holdfast.registry.writing.change import Composed
 from tests.cost.rounds import Clock, Timed, timed
 from tests.support.faults import Hooked, Once, flip
-from tests.support.states import small_state
+from tests.support.states import entries, small_state
 from tests.support.stores import contents, new_backend, slots
 
 SAVES, EACH = 400, 500
@@ -38,10 +38,6 @@ streams = [
     { name = "samples", lifetime = "resettable" },
 ]
 """
-
-
-def entries(start: int, stop: int) -> list[dict]:
-    return [{"step": step, "loss": 1 / (1 + step)} for step in range(start, stop)]
 
 
 @pytest.fixture

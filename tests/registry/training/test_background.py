@@ -15,6 +15,7 @@ from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import Conflict, InvalidInput
 from holdfast.registry.training import trainer
 from tests.support.faults import Gate, Hooked
+from tests.support.loads import steps
 
 
 def state(value: float) -> dict[str, dict[str, np.ndarray]]:
@@ -33,10 +34,6 @@ def held(gate, open_registry):
     first = run.save_async(state(1), step=1)
     assert gate.reached.wait(20)
     return run, first
-
-
-def steps(run) -> list[int]:
-    return [checkpoint.step for checkpoint in run.checkpoints()]
 
 
 def test_a_skipped_save_says_so_and_is_not_made(held, gate):

@@ -21,12 +21,6 @@ STATE = {"model": {"w": list(range(100))}}
 """
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    holdfast.init(tmp_path / "reg", skip_race_probe=True).close()
-    return tmp_path / "reg"
-
-
 def end(place: Path, program: str) -> tuple[int, str]:
     """Run a program to its end; return its exit status, and the status of the run."""
     path = place.with_suffix(".py")

@@ -56,12 +56,6 @@ def begin(kind):
 """
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    holdfast.init(tmp_path / "reg", skip_race_probe=True).close()
-    return tmp_path / "reg"
-
-
 def start(place: Path, program: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", _BEGIN + program, str(place)],

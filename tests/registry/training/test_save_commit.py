@@ -20,7 +20,7 @@ from holdfast.registry.history.actions import AddCheckpoint, Evict, TakeOver
 from holdfast.registry.history.log import RunLog, commit_line
 from holdfast.registry.spec import DtypeRule, Phase, Retention, Row, RunSpec, Tier, Transition
 from tests.support.faults import Hooked, Once, flip
-from tests.support.states import same, small_state
+from tests.support.states import same, save_small, small_state
 from tests.support.stores import contents, objects, packs_of, slots
 
 LOSS = Monitor(metric="loss", mode="min")
@@ -35,8 +35,7 @@ def make(reg, spec: RunSpec, run_id: str = "run"):
 
 def test_evictions_ride_in_the_saves_own_commit(reg, backend):
     run = make(reg, RunSpec(retention=Retention(last=2)))
-    for step in (1, 2):
-        run.save(small_state(step), step=step)
+    save_small(run, 1, 2)
     before = slots(backend)
     run.save(small_state(3), step=3)
     assert len(slots(backend)) == len(before) + 1
@@ -533,8 +532,7 @@ def test_a_repeat_on_a_stale_handle_does_not_find_what_is_gone(reg, backend, ope
 
 
 def test_a_handle_that_others_went_back_behind_may_not_go_on(run, reg, backend, open_registry):
-    for step in (1, 2, 3):
-        run.save(small_state(step), step=step)
+    save_small(run, 1, 2, 3)
     first, second = (open_registry(backend).run("run") for _ in range(2))
     first.restore()
     second.restore(at=second.checkpoints()[0])

@@ -23,7 +23,7 @@ from holdfast.registry.storage.store import create_config
 from holdfast.registry.sync import sync
 from holdfast.registry.training.pending import PendingSave
 from tests.support.faults import Gate, Silent, flip
-from tests.support.states import small_state
+from tests.support.states import save_small, small_state
 from tests.support.stores import new_backend, packs_of
 
 
@@ -138,8 +138,7 @@ def test_a_repeated_save_whose_first_landed_unheard_commits_once(backend, open_r
             return super().get(key, byte_range, into=into)
 
     first = open_registry(backend).create_run("run")
-    for step in (1, 2):
-        first.save(small_state(step), step=step)
+    save_small(first, 1, 2)
     store = Deaf(backend)
     run = open_registry(store).run("run")
     run.restore(at=run.checkpoints()[0])

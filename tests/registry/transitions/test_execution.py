@@ -15,7 +15,6 @@ from tests.registry.transitions.world import (
     GOOD,
     ROWS,
     RUN,
-    actions_of,
     lived,
     over,
     refused,
@@ -23,6 +22,7 @@ from tests.registry.transitions.world import (
     state,
 )
 from tests.support.faults import Hooked, Once, flip
+from tests.support.loads import actions_of
 from tests.support.states import same
 from tests.support.stores import contents, packs, packs_of
 

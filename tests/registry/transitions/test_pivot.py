@@ -13,7 +13,7 @@ from holdfast.registry.errors import Conflict, Fenced, IncompatibleState, Invali
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.history.replay.advance import advance
 from holdfast.registry.spec import RunSpec
-from tests.registry.transitions.world import actions_of
+from tests.support.loads import actions_of
 from tests.support.states import same
 
 ROWS = [

@@ -11,7 +11,6 @@ from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
 from tests.registry.transitions.world import (
     GOOD,
     ROWS,
-    actions_of,
     lived,
     over,
     refused,
@@ -19,6 +18,7 @@ from tests.registry.transitions.world import (
     state,
     target,
 )
+from tests.support.loads import actions_of
 
 LONG = np.zeros(301, np.float32)
 

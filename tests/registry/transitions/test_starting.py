@@ -11,7 +11,7 @@ import pytest
 from holdfast import Registry, Run
 from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
 from holdfast.registry.spec import RunSpec
-from tests.registry.transitions.world import actions_of
+from tests.support.loads import actions_of
 from tests.support.states import same
 
 CONFIG = {"iterations": 50, "solver": {"name": "highs", "tolerance": 1e-9}, "paths": [1, 2]}

@@ -12,6 +12,7 @@ from holdfast.registry.errors import RegistryError
 from holdfast.registry.registry import Registry
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.transitions import Transitioned
+from tests.support.loads import actions_of
 
 RUN = "life"
 ROWS = [
@@ -95,11 +96,6 @@ def lived(
 def over(run: Run, to: int | str = 2, **options: Any) -> Transitioned:
     """Carry the transition out."""
     return run.transition(to, **{"targets": {"model": target()}} | options)
-
-
-def actions_of(run: Run) -> list[list[str]]:
-    """Return the kinds of what each commit says."""
-    return [[action.action for action in commit.actions] for commit in run.history()]
 
 
 def refused(run: Run, error: type[RegistryError], match: str, **options: Any) -> None:

@@ -16,7 +16,7 @@ from holdfast.registry.ui.queries.run import show_run
 from holdfast.registry.ui.queries.runs import BIRTHS_UNASKED, PAGE, list_runs
 from holdfast.registry.ui.queries.side_by_side import compare_runs
 from holdfast.registry.ui.source import Source
-from tests.support.stores import Scratch, new_backend, opened
+from tests.support.stores import Scratch, kind_of, new_backend, opened
 
 _LOSS = {"loss": 0.5}
 
@@ -32,7 +32,7 @@ class Asking:
 
     def asked(self) -> Counter[str]:
         """Return the methods and kinds of keys since the last time."""
-        told = Counter(f"{call.method} {_kind(call.key)}" for call in self.calls)
+        told = Counter(f"{call.method} {kind_of(call.key)}" for call in self.calls)
         self.calls.clear()
         return told
 
@@ -42,11 +42,6 @@ class Asking:
         found = {key[1] for key in keys if key[0] == "runs" and len(key) > 2}
         self.calls.clear()
         return found
-
-
-def _kind(key: str) -> str:
-    parts = key.split("/")
-    return parts[2] if parts[0] == "runs" and len(parts) > 2 else parts[0]
 
 
 def _name(number: int) -> str:

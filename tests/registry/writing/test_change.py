@@ -25,7 +25,7 @@ from holdfast.registry.writing.committer import Committer
 from holdfast.registry.writing.object_writer import ChosenKeys
 from holdfast.registry.writing.placing import Written
 from tests.support.faults import Hooked, Once
-from tests.support.states import small_state
+from tests.support.states import save_small, small_state
 from tests.support.stores import Open, contents, objects
 
 RUN = "run"
@@ -353,8 +353,7 @@ def test_a_run_that_has_moved_says_better_why_an_object_is_missing(committer, ot
 def test_records_of_evicted_checkpoints_are_read_when_they_are_needed(committer, run, reg):
     from holdfast import Retention
 
-    for step in (1, 2):
-        run.save(small_state(step), step=step)
+    save_small(run, 1, 2)
     run.prune(Retention(last=1))
     committer.log.refresh()
     evicted = reg.run(RUN).evicted()[0].n

@@ -34,19 +34,11 @@ from holdfast.registry.zarr import element_types
 from holdfast.registry.zarr import group as view
 from holdfast.registry.zarr.layout import Layout
 from tests.support.faults import flip
+from tests.support.states import filled
 from tests.support.stores import new_backend, packs_of, small_grid
 from tests.support.strategies import examples
 
 PROTOTYPE = default_buffer_prototype()
-
-
-def filled(shape, name) -> torch.Tensor:
-    dtype = getattr(torch, name)
-    count = int(np.prod(shape)) * ITEM_SIZES[name]
-    if not count:
-        return torch.empty(shape, dtype=dtype)
-    data = np.random.default_rng(count).integers(0, 2 if name == "bool" else 256, count, "u1")
-    return torch.from_numpy(data).view(dtype).reshape(shape)
 
 
 def bits(tensor) -> bytes:
@@ -58,12 +50,6 @@ def bits(tensor) -> bytes:
 
 async def collect(items) -> list[str]:
     return [item async for item in items]
-
-
-@pytest.fixture
-def grid():
-    with small_grid(256, list_threshold=8):
-        yield
 
 
 @pytest.fixture

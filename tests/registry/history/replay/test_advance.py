@@ -14,7 +14,6 @@ from holdfast.registry.history.actions import (
     Commit,
     CreateRun,
     Mark,
-    Place,
     ReportMetrics,
     Rewind,
     SetStatus,
@@ -26,27 +25,15 @@ from holdfast.registry.history.replay import RunManifest, Slot, advance
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.storage.framing import join_lines
 from holdfast.registry.values.digest import Digest
+from tests.support.lives import digest, place
 from tests.support.strategies import quick
 
 CREATE = CreateRun(config=None, config_hash=Digest.of(b""), seed="0" * 16, environment={})
 START = RunManifest(run_id="r")
 
 
-def _digest(i: int) -> Digest:
-    return Digest.of(b"%d" % i)
-
-
 def add(i: int, phase: str = "main", **metrics: float) -> AddCheckpoint:
-    return AddCheckpoint(manifest=_digest(i), phase=phase, step=i, metrics=metrics, size_bytes=10)
-
-
-def place(i: int, generation: int = 0) -> Place:
-    return Place(
-        manifest=_digest(i),
-        manifest_generation=generation,
-        placement=_digest(1000 + i),
-        placement_generation=0,
-    )
+    return AddCheckpoint(manifest=digest(i), phase=phase, step=i, metrics=metrics, size_bytes=10)
 
 
 class History:
@@ -99,7 +86,7 @@ def histories(draw):
             history.put(Mark(epoch=draw(st.integers(1, 5))))
             continue
         if kind == "place":
-            history.put(place(draw(st.integers(0, 5)), draw(st.integers(0, 3))))
+            history.put(place(digest(draw(st.integers(0, 5))), generation=draw(st.integers(0, 3))))
             continue
         if kind == "status":
             history.then(
@@ -134,9 +121,9 @@ def histories(draw):
                 time_ms=1,
                 actions=(TakeOver(token="t", host="h"),),
             )
-            history.put(place(i), line, after)
+            history.put(place(digest(i)), line, after)
         else:
-            history.put(place(i), line)
+            history.put(place(digest(i)), line)
     return history.slots
 
 
@@ -169,15 +156,15 @@ def test_a_slot_comes_back(slots):
 
 
 def test_folding_does_not_change_the_state_it_starts_from():
-    history = begun().put(place(1), History.commit(begun(), add(1)))
+    history = begun().put(place(digest(1)), History.commit(begun(), add(1)))
     before = history.run
     frozen = before.encode()
-    history.then(Rewind()).then(SetTag(name="t", checkpoint=1)).put(place(1, 7))
+    history.then(Rewind()).then(SetTag(name="t", checkpoint=1)).put(place(digest(1), generation=7))
     after = advance(before, history.slots[2:])
     assert before.encode() == frozen
     assert (after.tags, after.by_n[1].superseded) == ({"t": 1}, True)
-    assert before.by_manifest[_digest(1)] == place(1)
-    assert after.by_manifest[_digest(1)] == place(1, 7)
+    assert before.by_manifest[digest(1)] == place(digest(1))
+    assert after.by_manifest[digest(1)] == place(digest(1), generation=7)
 
 
 # What the actions mean
@@ -192,10 +179,10 @@ def test_a_run_begins_running_and_knows_its_beginning():
 
 def test_a_checkpoint_is_named_by_its_commit_and_keeps_what_was_said():
     action = AddCheckpoint(
-        manifest=_digest(5), phase="2", step=7, metrics={"a": 1.0}, meta={"d": []}, size_bytes=9
+        manifest=digest(5), phase="2", step=7, metrics={"a": 1.0}, meta={"d": []}, size_bytes=9
     )
     record = begun().then(action).run.latest()
-    assert (record.n, record.manifest, record.phase, record.step) == (1, _digest(5), "2", 7)
+    assert (record.n, record.manifest, record.phase, record.step) == (1, digest(5), "2", 7)
     assert (record.metrics, record.meta, record.size_bytes) == ({"a": 1.0}, {"d": []}, 9)
     assert (record.time_ms, record.superseded) == (1001, False)
 
@@ -247,8 +234,8 @@ def test_an_older_mark_after_a_newer_one_takes_nothing_back():
 
 
 def test_the_last_place_of_a_manifest_wins():
-    run = begun().put(place(1)).put(place(1, 3)).run
-    assert run.by_manifest == {_digest(1): place(1, 3)}
+    run = begun().put(place(digest(1))).put(place(digest(1), generation=3)).run
+    assert run.by_manifest == {digest(1): place(digest(1), generation=3)}
 
 
 LOW, HIGH = Monitor(metric="m", mode="min"), Monitor(metric="m", mode="max")
@@ -303,7 +290,7 @@ def _illegal():
     yield "other run", lambda: two.put(other_run).run, "a commit of run other"
     yield "n skipped", lambda: _then(commit={"n": 3}), "commit 3 instead of 2"
     yield "n again", lambda: _then(commit={"n": 1}), "commit 1 instead of 2"
-    yield "not chained", lambda: _then(commit={"prev": _digest(0)}), "does not chain"
+    yield "not chained", lambda: _then(commit={"prev": digest(0)}), "does not chain"
     yield "no link", lambda: _then(commit={"prev": None}), "does not chain"
     yield (
         "no beginning",
@@ -311,7 +298,7 @@ def _illegal():
         "created by commit 0",
     )
     yield "nothing at all", lambda: History().then().run, "created by commit 0"
-    yield "link in commit 0", lambda: _first(prev=_digest(1)), "does not chain"
+    yield "link in commit 0", lambda: _first(prev=digest(1)), "does not chain"
     yield "begun later", lambda: begun().then(CREATE).run, "created by commit 0"
     yield "created twice", lambda: History().then(CREATE, CREATE).run, "created twice"
     yield (
@@ -368,6 +355,6 @@ def test_a_damaged_slot_is_named():
 def test_commits_are_given_with_their_exact_bytes():
     history = begun()
     line = history.commit(add(1)).encode()
-    slot = Slot.build(1, [Mark(epoch=1), line, place(1)])
+    slot = Slot.build(1, [Mark(epoch=1), line, place(digest(1))])
     assert [raw for raw, _ in slot.commits] == [line]
-    assert slot.data == join_lines([Mark(epoch=1).encode(), line, place(1).encode()])
+    assert slot.data == join_lines([Mark(epoch=1).encode(), line, place(digest(1)).encode()])

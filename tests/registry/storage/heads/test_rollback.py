@@ -19,7 +19,7 @@ from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.registry import Registry
 from holdfast.registry.storage.heads import open_heads
 from tests.support.faults import Hooked, Once, flip
-from tests.support.states import small_state
+from tests.support.states import save_small, small_state
 from tests.support.stores import new_backend
 
 
@@ -223,8 +223,7 @@ def filled(commits: int):
     backend = new_backend()
     with remembering(backend) as reg:
         run = reg.create_run("run", seed=1)
-        for n in range(1, commits):
-            run.save(small_state(n), step=n)
+        save_small(run, *range(1, commits))
     return backend
 
 

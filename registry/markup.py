@@ -1,0 +1,107 @@
+"""Objects as HTML for notebooks: a heading, facts and short tables, every text escaped.
+
+Names, metrics and reasons come from anybody who can write to a store: they are shown as text. The
+rows of a table and the length of a text are bounded, so the HTML stays small. It has no script,
+asks for nothing over the network, and takes its colours from the page.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from holdfast.backends.escape import printable, shortened
+
+#: The most rows of a table, and characters of a text, that are shown.
+MOST_ROWS = 10
+_MOST_TEXT = 160
+_MOST_ERROR = 600
+_LEFT = ' style="text-align:left"'
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A table, of which the first rows are shown.
+
+    Attributes:
+        heads: Names of the columns.
+        rows: Its rows; numbers are aligned to the right.
+        count: How many rows there are; more than are shown is said below the table.
+        noun: The rows in a word, in the plural.
+    """
+
+    heads: Sequence[str]
+    rows: Iterable[Sequence[object]]
+    count: int
+    noun: str
+
+
+def safely(kind: str, describe: Callable[[], str]) -> str:
+    """Return a description; if it fails, the error in its place. This never raises.
+
+    Args:
+        kind: The kind of the object.
+        describe: Returns the HTML.
+    """
+    try:
+        return describe()
+    except Exception as error:  # a notebook shows a damaged object, too
+        return _wrapped(f"<p><b>{text(kind)}</b> cannot be shown</p>{problem(error)}")
+
+
+def describe(
+    kind: str, name: str, facts: Mapping[str, object], *parts: Rows | BaseException
+) -> str:
+    """Return the HTML of an object.
+
+    Args:
+        kind: Its kind.
+        name: Its name.
+        facts: Its facts by name; absent and empty ones are left out.
+        parts: Tables, and errors of what could not be read.
+    """
+    heading = f"<p><b>{text(kind)}</b> <code>{text(name)}</code></p>"
+    known = [(fact, value) for fact, value in facts.items() if value not in (None, "")]
+    body = "".join(
+        f"<tr><th{_LEFT}>{text(fact)}</th><td{_LEFT}>{text(value)}</td></tr>"
+        for fact, value in known
+    )
+    table = f"<table><tbody>{body}</tbody></table>" if body else ""
+    return _wrapped(heading + table + "".join(map(_part, parts)))
+
+
+def text(value: object, most: int = _MOST_TEXT) -> str:
+    """Return a value as HTML text: shortened, control characters and markup escaped."""
+    return html.escape(shortened(printable(value), most))
+
+
+def problem(error: BaseException) -> str:
+    """Return an error as HTML."""
+    return f"<p>{text(type(error).__name__)}: {text(error, _MOST_ERROR)}</p>"
+
+
+def _part(part: Rows | BaseException) -> str:
+    if isinstance(part, BaseException):
+        return problem(part)
+    rows = list(islice(part.rows, MOST_ROWS))
+    if not rows:
+        return ""
+    heads = "".join(f"<th{_LEFT}>{text(head)}</th>" for head in part.heads)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    left = part.count - len(rows)
+    more = f"<p>... and {left:,} more {text(part.noun)}</p>" if left > 0 else ""
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "<td></td>"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"<td>{value}</td>"
+    return f"<td{_LEFT}>{text(value)}</td>"
+
+
+def _wrapped(content: str) -> str:
+    return f'<div class="holdfast">{content}</div>'

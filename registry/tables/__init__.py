@@ -1,0 +1,11 @@
+"""Runs, checkpoints and stream entries as Arrow tables, for pandas, Polars, DuckDB and others.
+
+- `columns`: a column with its type and description; makes tables. The one module that imports
+  pyarrow (the extra `pyarrow`), when a table is made.
+- `checkpoints`: a row for each checkpoint of a run, a column for each metric.
+- `runs`: a row for each run of a registry.
+- `entries`: a row for each entry of a stream.
+
+It only reads. `streams`, `runs` and `registry` depend on it. docs/notebooks.md documents the
+columns, and a test compares them.
+"""
