@@ -17,9 +17,11 @@ PYTHON = re.compile(
 )
 #: Rooms whose errors no command raises.
 PROGRAMS = (
-    "registry/integrations",
+    "registry/collective",
     "registry/filesystem",
+    "registry/integrations",
     "registry/loop",
+    "registry/plots",
     "registry/exact_resume/rng.py",
 )
 #: Messages for programs alone, about arguments that no command passes.
@@ -43,6 +45,9 @@ FOR_PROGRAMS = {
     "last, best, every or for_days: whole numbers from 1; or all=True",
     "Append a number (x.item()) or a list (x.tolist()); keep arrays in a state.",
     "Give them to `holdfast.open`.",
+    "Open the registry with journal=''.",
+    "Call `run.save` or `run.save_async` on every rank at the end of a step.",
+    "Call `run.restore()`, which applies it.",
     "With busy='wait' the call waits for the earlier save instead.",
     "run.restore(at=reg.checkpoint('RUN/...'))",
     "Load it with `checkpoint.load()`, or fork a new run from it.",
