@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -105,19 +106,22 @@ def test_what_is_committed_changed_and_new_since_main(tmp_path: Path) -> None:
     assert sorted(map(str, quick.changed_files(tmp_path))) == ["changed", "committed", "new"]
 
 
-def test_no_test_begins_after_the_deadline(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_nearest_come_first_and_none_begins_after_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = ("near", "far")
-    for name in names:
-        (tmp_path / f"test_{name}.py").write_text("def test_it():\n    pass\n")
-    files = [tmp_path / f"test_{name}.py" for name in names]
-    alone = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={tmp_path}"]
-    for seconds in (60, -1):
-        assert pytest.main([*alone, *map(str, files)], [quick.Deadline(files, seconds)]) == 0
-        printed = capsys.readouterr().out
-        assert ("2 passed" in printed) is (seconds > 0)
-        assert ("2 tests farther" in printed) is (seconds < 0)
+    monkeypatch.chdir(tmp_path)
+    shop = Path("shop")
+    (shop / "till").mkdir(parents=True)
+    (shop / "conftest.py").write_text("import pytest\n@pytest.fixture\ndef bell():\n    return 1\n")
+    files = [shop / "test_bell.py", Path("test_street.py"), shop / "till" / "test_till.py"]
+    for file, fixture in zip(files, ("bell", "", "bell"), strict=True):
+        file.write_text(f"def test_{file.stem}({fixture}):\n    print('{file.stem}', end=' ')\n")
+    alone = ("-s", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={tmp_path}")
+    assert quick.try_in_time(files, 60, *alone) == 0
+    printed = capsys.readouterr().out
+    assert re.findall(r"test_\w+", printed) == ["test_bell", "test_street", "test_till"]
+    assert quick.try_in_time(files, -1, *alone) == 0
+    assert "3 tests farther" in capsys.readouterr().out
 
 
 def test_the_real_tree_can_be_read() -> None:
