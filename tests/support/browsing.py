@@ -1,4 +1,4 @@
-"""A real browser: Debian's Chromium, driven by Playwright. One for all tests of a process."""
+"""A real browser: Debian's Chromium, driven by Playwright. One for all tests of a file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A browser; its tests belong to the xdist group `browser`."""
+    """A browser; its tests belong to the xdist group `browser`.
+
+    While it is open, Playwright's event loop counts as running in this thread, and other tests could
+    not use `asyncio.run`. So it is closed after each file.
+    """
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("chromium is not installed (Debian package chromium)")

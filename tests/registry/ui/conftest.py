@@ -95,9 +95,9 @@ class Watched:
         return self.page
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    """One for all, so that the large library is fetched and compiled once."""
+    """One for a file, so that the large library is fetched and compiled once."""
     with browser.new_context(viewport={"width": 1280, "height": 900}) as found:
         yield found
 
