@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def browser() -> Iterator[Browser]:
     """A browser; its tests belong to the xdist group `browser`.
 
-    While it is open, Playwright's event loop counts as running in this thread, and other tests could
-    not use `asyncio.run`. So it is closed after each file.
+    While it is open, Playwright's event loop counts as running in this thread, and other tests
+    could not use `asyncio.run`. So it is closed after each file.
     """
     program = shutil.which("chromium")
     if program is None:
