@@ -14,6 +14,7 @@ from holdfast.registry.journal.states import EntryStates
 from holdfast.registry.loading.allocating import LoadPrecision
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.fit import LoadReport
+from holdfast.registry.storage.manifest import Manifest
 from holdfast.registry.values.digest import Digest
 
 _T = TypeVar("_T")
@@ -91,6 +92,11 @@ class JournaledCheckpoint(Checkpoint):
             vars(self).pop("_reader", None)
             self._store, self._log = found._store, found._log
             self._n, self._record = found._n, found._record
+
+    @property
+    def manifest(self) -> Manifest:
+        """Its manifest, from this machine or from the registry."""
+        return self._anywhere(lambda: super(JournaledCheckpoint, self).manifest)
 
     def load(
         self,

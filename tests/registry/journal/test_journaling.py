@@ -29,6 +29,7 @@ from holdfast.registry.journal.background import BackgroundCarrier
 from holdfast.registry.journal.folder import RunFolder
 from holdfast.registry.journal.records import Entry
 from holdfast.registry.journal.settings import Journal, choose_journal
+from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.storage.store import create_config
 from holdfast.registry.writing.change import Composed
@@ -195,6 +196,28 @@ def test_a_rewind_to_an_entry_that_was_carried_meanwhile(
     with opened(bucket) as registry:
         assert registry.run(RUN).manifest.superseded_count == 1
         assert_same(registry.run(RUN).latest().load(), make_state(33))
+
+
+def test_a_restore_reads_an_entry_that_is_carried_while_it_reads(
+    machine: Machine, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = machine.run()
+    for step in (1, 2):
+        run.save(make_state(step), step=step)
+    run.set_status("interrupted")  # the newest entry alone keeps its bytes
+    again = machine.run()
+    newest_first = again._trainer.newest_first
+
+    def listed_and_carried() -> list[Checkpoint]:
+        found = newest_first()
+        machine.carry()
+        return found
+
+    monkeypatch.setattr(again._trainer, "newest_first", listed_and_carried)
+    restored = again.restore()
+    assert restored.checkpoint.step == 2
+    assert restored.report == ()
+    assert_same(restored.state, make_state(2))
 
 
 def test_a_save_that_the_run_refuses_is_refused_at_once(
