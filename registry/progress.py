@@ -25,7 +25,7 @@ _UPDATE_S = 0.1
 
 
 class Transfers:
-    """The bytes that go to and from a store, for those who ask.
+    """Tell observers how many bytes go to and from a store.
 
     Args:
         store: The objects of a registry; its backend is wrapped.

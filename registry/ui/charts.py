@@ -91,7 +91,7 @@ class Chart:
 
     Attributes:
         title: Its heading.
-        about: What it shows, in a sentence, for those who cannot see it.
+        about: A sentence that a screen reader says in place of the chart.
         payload: What the script of the page draws; JSON.
         table: The same as a table.
         height_px: Its height.

@@ -81,7 +81,7 @@ class RunsPage:
     Attributes:
         rows: The runs that are shown.
         total: Runs in the registry.
-        matching: Those whose names match.
+        matching: The runs whose names match.
         undated: Runs with names without a date whose beginnings were not read: they come last.
     """
 

@@ -95,7 +95,7 @@ def _policy(asked: Asked) -> Retention | None:
 
 
 def _freed(counted: Counted | None, prune: PrunePlan | None) -> int | None:
-    """Return the bytes that only one of the evicted checkpoints needs: so many at least go."""
+    """Return the least number of bytes that go: those that a single evicted checkpoint needs."""
     if counted is None or prune is None:
         return None
     run = next((one for one in counted.usage.runs if one.run == prune.run), None)
