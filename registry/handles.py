@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     )
     from holdfast.registry.history.log import RunLog, list_runs
     from holdfast.registry.loading.checkpoint import Checkpoint
-    from holdfast.registry.progress import Progress, Transfers, bar
     from holdfast.registry.refs import find_by_id, find_in_run, is_digest, refs_of
     from holdfast.registry.runs.run import Run
     from holdfast.registry.runs.view import committer_of
     from holdfast.registry.spec import RunSpec
+    from holdfast.registry.storage.progress import Progress, Transfers, bar
 else:
     from holdfast.registry.values.first_use import at_first_use
 
@@ -32,13 +32,13 @@ else:
         __name__,
         {
             "Checkpoint": "loading.checkpoint",
-            "Progress": "progress",
+            "Progress": "storage.progress",
             "Run": "runs.run",
             "RunLog": "history.log",
             "RunOptions": "history.creation",
             "RunSpec": "spec",
-            "Transfers": "progress",
-            "bar": "progress",
+            "Transfers": "storage.progress",
+            "bar": "storage.progress",
             "begin": "history.creation",
             "check_same": "history.creation",
             "committer_of": "runs.view",

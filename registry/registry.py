@@ -14,12 +14,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.backends.escape import quoted
-from holdfast.registry import handles, markup
+from holdfast.registry import handles
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
 from holdfast.registry.runs import rooms
 from holdfast.registry.storage.keys import check_run_id
 from holdfast.registry.storage.store import Store
 from holdfast.registry.upkeep import MaintainedRegistry
+from holdfast.registry.values import markup
 from holdfast.registry.values.suggest import near
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from holdfast.registry import markup
 from holdfast.registry.comparing.distances import Distance, distances
 from holdfast.registry.history.plain_values import ValueDiff, compare_values, plain_values
 from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo
+from holdfast.registry.values import markup
 from holdfast.registry.values.amounts import number, size
 from holdfast.registry.values.digest import Digest
 

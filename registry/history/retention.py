@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from heapq import nsmallest
 
-from holdfast.registry import markup
 from holdfast.registry.history.actions import Action, Evict, Eviction
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.spec import Retention, RunSpec
+from holdfast.registry.values import markup
 from holdfast.registry.values.amounts import size
 
 _DAY_MS = 24 * 60 * 60 * 1000

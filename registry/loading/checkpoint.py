@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from holdfast.registry import markup
 from holdfast.registry.errors import NotFound
 from holdfast.registry.history.actions import CommitKeys, ReportMetrics
 from holdfast.registry.history.log import RunLog
@@ -23,6 +22,7 @@ from holdfast.registry.loading.stored import Stored, TensorInfo
 from holdfast.registry.spec.migrations import MIGRATIONS
 from holdfast.registry.spec.requirements import check_dtypes, check_keys, manifest_dtypes
 from holdfast.registry.storage.store import Store
+from holdfast.registry.values import markup
 from holdfast.registry.values.amounts import number, size
 from holdfast.registry.values.suggest import near
 from holdfast.registry.writing.committer import Committer

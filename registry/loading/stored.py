@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from holdfast.backends.escape import printable, quoted
-from holdfast.registry import markup, pytree
+from holdfast.registry import pytree
 from holdfast.registry.errors import InvalidInput, Malformed, NotFound, RegistryError
 from holdfast.registry.history.actions import CommitKeys
 from holdfast.registry.history.log import RunLog
@@ -39,6 +39,7 @@ from holdfast.registry.precision.policy import widen_all
 from holdfast.registry.storage.lazy import LazyTensor
 from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
 from holdfast.registry.storage.store import Store
+from holdfast.registry.values import markup
 from holdfast.registry.values.amounts import size
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.gc_pause import collector_paused

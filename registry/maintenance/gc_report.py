@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from holdfast.registry import markup
+from holdfast.registry.values import markup
 from holdfast.registry.values.amounts import size
 
 

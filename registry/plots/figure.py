@@ -11,9 +11,9 @@ from typing import Any
 
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.markup import text
 from holdfast.registry.plots.curves import Axis, Curve, Curves, Marks, Point, is_gap, of_stream
 from holdfast.registry.streams.stream import Stream
+from holdfast.registry.values.markup import text
 from holdfast.registry.writing.committer import Committer
 
 #: Streams by name, each with the wanted keys; or names alone.

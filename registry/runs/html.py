@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import islice
 
-from holdfast.registry import markup
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.values import markup
 from holdfast.registry.values.amounts import number, size
 
 #: The most metrics that have a column.

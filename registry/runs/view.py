@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.backends.escape import quoted, shown
-from holdfast.registry import markup
 from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.history.actions import Commit, RunStatus
 from holdfast.registry.history.log_values import check_phase, decode_plain
@@ -20,6 +19,7 @@ from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.spec.seeds import child, phase_number
 from holdfast.registry.training.save_request import DEFAULT_PHASE
+from holdfast.registry.values import markup
 from holdfast.registry.writing.committer import Committer
 
 if TYPE_CHECKING:

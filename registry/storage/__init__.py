@@ -8,7 +8,7 @@
 - `reading`, `fetching`, `ranged_reads`: from a manifest to verified bytes in memory.
 - `lazy`: tensors that are read when they are indexed; `chunk_cache`: chunks on a local disk;
   `recent_chunks`: the decoded ones that a view read last.
-- `heads`: the ends of logs that this machine has seen.
+- `heads`: the ends of logs that this machine has seen. `progress`: bars of the bytes that move.
 
 No id depends on the threads, the caches and the order of requests: change them freely. The formats
 change only with a new version and new samples in tests/golden. `history`, `writing` and `loading`

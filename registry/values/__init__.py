@@ -4,7 +4,7 @@
 - `records`: the base class of every record on a store: frozen, closed, canonical.
 - `parse_limits`: bounds the memory that parsing a record from a store may take.
 - `dtypes`: the closed list of element types; `semver`: versions of releases.
-- `amounts`: sizes, numbers and times as people read them.
+- `amounts`: sizes, numbers and times as people read them; `markup`: facts and tables as HTML.
 - `environment`, `process`, `suggest`: the versions and the host of a run, near names.
 - `first_use`, `gc_pause`: names imported when they are used, Python's cycle collector.
 

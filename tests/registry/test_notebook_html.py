@@ -10,8 +10,8 @@ import numpy as np
 from holdfast import Monitor, Registry, Retention
 from holdfast.backends import Backend
 from holdfast.backends.wrappers import Metered
-from holdfast.registry import markup
 from holdfast.registry.factory import open_on
+from holdfast.registry.values import markup
 from tests.support.faults import flip
 from tests.support.states import save_small, small_state
 from tests.support.stores import Scratch

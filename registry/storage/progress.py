@@ -14,8 +14,8 @@ from threading import Lock
 from typing import Any
 
 from holdfast.backends.wrappers import Watched
-from holdfast.registry import markup
 from holdfast.registry.storage.store import Store
+from holdfast.registry.values import markup
 from holdfast.registry.values.amounts import size
 
 #: Called with the number of bytes so far, by any thread.
