@@ -55,8 +55,8 @@ def collect_holdfast(folder: Path) -> dict[str, Any]:
     """Collect, and return what it took."""
     from holdfast.backends.local import LocalBackend
     from holdfast.backends.wrappers import Metered
-    from holdfast.registry.factory import open_on
     from holdfast.registry.maintenance.gc import Collector
+    from holdfast.registry.registries.factory import open_on
 
     calls: list[Any] = []
     seconds: dict[str, float] = {}

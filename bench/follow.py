@@ -46,7 +46,7 @@ from safetensors.torch import save_file
 import holdfast
 from holdfast.backends.local import LocalBackend
 from holdfast.backends.wrappers import Metered
-from holdfast.registry.factory import open_on
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.storage.chunk_cache import ChunkCache
 
 TENSORS = 64

@@ -32,8 +32,8 @@ from rich.table import Table
 
 from holdfast import Checkpoint, Monitor, Retention, init
 from holdfast.backends.memory import MemoryBackend
-from holdfast.registry.factory import open_on
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage.store import create_config
 
 BATCH = 64

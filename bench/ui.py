@@ -40,7 +40,7 @@ from transports import SERVERS, way
 from holdfast import Monitor, Registry
 from holdfast.backends import open_backend
 from holdfast.backends.memory import MemoryBackend
-from holdfast.registry.factory import open_on
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.spec import Phase, Pool, RunSpec
 from holdfast.registry.storage.connecting import Address
 from holdfast.registry.storage.store import create_config

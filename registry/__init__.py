@@ -8,8 +8,7 @@ The rooms, from the ground up; each imports only what is below it:
 - `writing`, `loading`: put states on a store, and read them into memory.
 - `comparing`, `following`, `formats`, `maintenance`, `names`, `streams`, `pool`: one use each.
 - `training`, `merging`, `transitions`: add checkpoints to a run.
-- `runs`, `refs`, `registry`, `factory`, `sync`: the objects and
-  functions for users. `cli` is the command.
+- `runs`, `registries`: the objects and functions for users. `cli` is the command.
 
 docs/architecture.md describes them, with every step of a save and of a load.
 """

@@ -106,7 +106,7 @@ def test_reading_a_run_loads_nothing_that_it_does_not_need(tmp_path: Path) -> No
     assert "holdfast.registry.names.releases" not in loaded
 
 
-@pytest.mark.parametrize("name", ["runs.rooms", "handles"])
+@pytest.mark.parametrize("name", ["runs.rooms", "registries.handles"])
 def test_what_is_imported_late_is_what_type_checkers_see(name: str) -> None:
     late = importlib.import_module(f"holdfast.registry.{name}")
     tree = ast.parse(Path(late.__file__ or "").read_text())

@@ -17,10 +17,10 @@ import pytest
 import holdfast
 from holdfast import formats
 from holdfast.formats import andrea, thalia
-from holdfast.registry import handles
 from holdfast.registry.names.releases import Release
 from holdfast.registry.pool.entries import PoolEntry
 from holdfast.registry.pool.selection import Matchup
+from holdfast.registry.registries import handles
 from holdfast.registry.runs import rooms
 from holdfast.registry.runs.view import RunView
 
@@ -282,5 +282,7 @@ def test_every_option_of_a_new_run_is_passed_on(monkeypatch, reg, name: str) -> 
     source = reg.create_run("source").save({"w": np.zeros(3)}, step=1)
     values = (source, "new") if name == "fork" else ("source",)
     call = getattr(reg, name)
-    given, found = passed_on(monkeypatch, call, "holdfast.registry.handles.RunOptions", *values)
+    given, found = passed_on(
+        monkeypatch, call, "holdfast.registry.registries.handles.RunOptions", *values
+    )
     assert found == {name: given[name] for name in given.keys() - {"create", "group"}}

@@ -25,7 +25,7 @@ from holdfast.registry.comparing.bisecting import bisect as search
 from holdfast.registry.comparing.diff import TensorDiff, diff
 from holdfast.registry.errors import InvalidInput, MissingObject, NotFound, RegistryError
 from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.storage.connecting import Address
 from holdfast.registry.values.suggest import near

@@ -21,7 +21,7 @@ from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.merging.merge import MERGE
 from holdfast.registry.names.marks import checkpoint_marks
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 
 _LS = (

@@ -13,7 +13,7 @@ from holdfast.registry.cli.options import flag, option
 from holdfast.registry.cli.output import Part
 from holdfast.registry.cli.progress import Bar
 from holdfast.registry.maintenance.gc_report import GcReport, Tally
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 
 
 @command(writes, bar="deleting")

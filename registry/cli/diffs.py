@@ -21,7 +21,7 @@ from holdfast.registry.history.log_values import json_ready
 from holdfast.registry.history.plain_values import ValueDiff
 from holdfast.registry.history.replay import CheckpointRecord
 from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo, phase_value
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 
 _DIFF = (
     Column("component", "name"),

@@ -17,7 +17,7 @@ from holdfast.registry.cli.progress import Bar
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats.table import EXTENSIONS, MAIN_EXTENSIONS, NAMES
 from holdfast.registry.loading.stored import reader_of
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 
 _TENSORS = (Column("tensor", "path"), Column("dtype", drop=1), Column("shape"))
 _FORMAT = option("--format", "NAME", f"Its format: {NAMES}. By default name or content tell it.")

@@ -16,7 +16,6 @@ from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
-from holdfast.registry.factory import init
 from holdfast.registry.layouts import (
     NAMES,
     CheckoutReport,
@@ -25,7 +24,8 @@ from holdfast.registry.layouts import (
     import_spec,
     keep_checked_out,
 )
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import init
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.runs.view import committer_of
 

@@ -17,7 +17,7 @@ from holdfast.registry.errors import IntegrityError, NotFound, UnsupportedFormat
 from holdfast.registry.history import actions
 from holdfast.registry.history.actions import Action, Commit, line_digest
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 
 _LOG = (

@@ -19,7 +19,7 @@ from holdfast.registry.journal.folder import RunFolder, run_folders
 from holdfast.registry.journal.pushing import Listed
 from holdfast.registry.journal.records import Note
 from holdfast.registry.journal.settings import FOLDER_VARIABLE, Journal
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.runs.view import committer_of
 

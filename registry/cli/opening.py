@@ -10,8 +10,8 @@ import typer
 from holdfast.backends.wrappers import Watched
 from holdfast.registry.cli.options import STORAGE_OPTION
 from holdfast.registry.cli.progress import Bar
-from holdfast.registry.factory import open, open_on  # noqa: A004
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open, open_on  # noqa: A004
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage.connecting import Address
 from holdfast.registry.storage.heads import open_heads
 from holdfast.registry.storage.option_texts import VARIABLE, from_pairs

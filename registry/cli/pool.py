@@ -14,7 +14,7 @@ from holdfast.registry.cli.describe import iso, picked
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag, former_flag, option
 from holdfast.registry.pool.entries import PoolEntry
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 
 _LS = (
     Column("version", text="v{:04d}".format),

@@ -11,9 +11,9 @@ from holdfast.registry.cli.opening import address_given, address_of
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.cli.progress import Bar
-from holdfast.registry.factory import init as make_registry
+from holdfast.registry.registries.factory import init as make_registry
+from holdfast.registry.registries.sync import sync as sync_registries
 from holdfast.registry.storage.connecting import trust as trust_registry
-from holdfast.registry.sync import sync as sync_registries
 
 _SYNCED = (
     Column("run"),

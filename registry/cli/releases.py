@@ -13,7 +13,7 @@ from holdfast.registry.cli.options import argument, option
 from holdfast.registry.cli.output import Part
 from holdfast.registry.names.cards import write_card
 from holdfast.registry.names.releases import Release
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 
 _LS = (
     Column("version"),

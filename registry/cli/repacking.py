@@ -14,7 +14,7 @@ from holdfast.registry.cli.output import Part
 from holdfast.registry.cli.progress import Bar
 from holdfast.registry.maintenance.repacking.repack import RepackReport
 from holdfast.registry.maintenance.repacking.repack_plan import RewrittenPack
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 
 _REASONS = {"dead": "dead in part", "recoded": "recoded", "small": "small"}
 _COUNTS = (

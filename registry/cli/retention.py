@@ -16,8 +16,8 @@ from holdfast.registry.errors import AmbiguousRef, NotFound
 from holdfast.registry.history.retention import RetentionPlan, Verdict
 from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
 from holdfast.registry.names.marks import checkpoint_marks
-from holdfast.registry.refs import is_digest
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.refs import is_digest
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.values.suggest import near
 

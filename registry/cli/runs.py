@@ -26,7 +26,7 @@ from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history.log_values import decode_plain
 from holdfast.registry.loop.last_heard import LastHeard, last_heard
 from holdfast.registry.loop.overhead import waited_share
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.spec import Retention
 from holdfast.registry.spec.monitors import Monitor

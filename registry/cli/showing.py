@@ -19,7 +19,7 @@ from holdfast.registry.following.watching import Patience
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.layouts.following import follow_run
 from holdfast.registry.loop.last_heard import LastHeard
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.runs.view import committer_of
 from holdfast.registry.values.digest import Digest

@@ -15,7 +15,7 @@ from holdfast.registry.cli.output import Part, Sentence
 from holdfast.registry.comparing.stats import StateStats, TensorStats
 from holdfast.registry.comparing.stats import stats as sum_up
 from holdfast.registry.loading.stored import Stored
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 
 _STATS = (
     Column("tensor", "path"),

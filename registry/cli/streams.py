@@ -18,7 +18,7 @@ from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history.actions import Lifetime
 from holdfast.registry.history.log_values import json_ready
 from holdfast.registry.history.replay import StreamRecord
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 
 _LS = (
     Column("stream", "name"),

@@ -15,7 +15,7 @@ from holdfast.registry.cli.options import argument
 from holdfast.registry.cli.output import Part
 from holdfast.registry.errors import NotFound, RegistryError
 from holdfast.registry.maintenance.usage import RunUsage, Usage, measure
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.values.suggest import near
 
 _SIZES = (

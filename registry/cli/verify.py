@@ -17,7 +17,7 @@ from holdfast.registry.cli.wording import in_commands
 from holdfast.registry.errors import IntegrityError
 from holdfast.registry.maintenance.findings import Finding, VerifyReport
 from holdfast.registry.maintenance.repair import Left, RepairReport
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 
 
 @command(reads, bar="verifying")

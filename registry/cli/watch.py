@@ -18,7 +18,7 @@ from holdfast.registry.following.watching import Watch
 from holdfast.registry.history.log_values import check_phase
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.storage.connecting import Address
 from holdfast.registry.values.suggest import near

@@ -18,11 +18,11 @@ from tempfile import TemporaryDirectory
 from holdfast.registry.comparing.diff import Diff, diff
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.exact_resume import rng
-from holdfast.registry.factory import init, open  # noqa: A004
 from holdfast.registry.history.log_values import check_step
 from holdfast.registry.history.plain_values import plain_values
 from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import init, open  # noqa: A004
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.values.digest import Digest
 
 #: Trains to a step in the registry at a path, which it continues if it has trained there before.

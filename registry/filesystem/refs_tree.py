@@ -15,7 +15,7 @@ from holdfast.registry.filesystem.state_folder import COMPANIONS, StateFolder, i
 from holdfast.registry.filesystem.tree import File, Folder
 from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
 from holdfast.registry.loading.stored import Stored
-from holdfast.registry.refs import is_digest
+from holdfast.registry.registries.refs import is_digest
 from holdfast.registry.runs.run import Run
 from holdfast.registry.spec.monitors import Monitor
 

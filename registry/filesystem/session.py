@@ -10,11 +10,11 @@ from typing import Any
 
 from holdfast.backends.opening import Transport
 from holdfast.registry.errors import AmbiguousRef, Conflict, InvalidInput, NotFound
-from holdfast.registry.factory import open as open_registry
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
-from holdfast.registry.refs import find_in_run
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open as open_registry
+from holdfast.registry.registries.refs import find_in_run
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.storage.recent_chunks import RECENT_BYTES, RecentChunks
 

@@ -17,7 +17,7 @@ from IPython.core.completer import SimpleCompletion, context_matcher
 from holdfast.registry.errors import RegistryError
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
-from holdfast.registry.registry import Registry, refs_in
+from holdfast.registry.registries.registry import Registry, refs_in
 from holdfast.registry.runs.view import RunView
 
 if TYPE_CHECKING:

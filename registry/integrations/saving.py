@@ -14,7 +14,7 @@ from holdfast.registry.exact_resume import rng
 from holdfast.registry.history.writer_token import check_not_completed
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loop.checkpointer import Checkpointer
-from holdfast.registry.refs import find_in_run
+from holdfast.registry.registries.refs import find_in_run
 from holdfast.registry.runs.run import Run
 from holdfast.registry.training.pending import PendingSave
 

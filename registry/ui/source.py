@@ -14,10 +14,10 @@ from typing import Self
 from holdfast.backends.wrappers import Metered, ReadOnly
 from holdfast.backends.wrappers.metered import Usage
 from holdfast.registry.errors import RegistryError, StoreUnavailable
-from holdfast.registry.factory import open_on
 from holdfast.registry.history.births import Birth, read_birth
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.runs.view import committer_of
 from holdfast.registry.storage.connecting import Address

@@ -1,7 +1,7 @@
 """Import states that are already stored: from another registry, a parent run, or an eviction.
 
 Each object gets a key that may be named (`holdfast.registry.writing.object_writer`): an existing
-object, or a verified copy. `holdfast.registry.sync`, a fork and an undone eviction use this.
+object, or a verified copy. `sync`, a fork and an undone eviction use this.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 import holdfast
 from holdfast.registry.errors import Conflict
 from holdfast.registry.history.actions import EvictEntries, Promote
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.spec import Phase, Pool, RunSpec
 from tests.contention.processes import all_at_once
 

@@ -9,7 +9,7 @@ import pytest
 
 import holdfast
 from holdfast.registry.history.actions import ReportMetrics, SetTag
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from tests.contention.processes import all_at_once, annotate, begin, save_the_same, train
 from tests.support.sameness import assert_same
 from tests.support.states import make_state

@@ -13,8 +13,8 @@ import pytest
 
 from holdfast import sync
 from holdfast.backends.wrappers import Call, Metered
-from holdfast.registry.factory import open_on
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.storage.chunking import CHUNK_BYTES
 from tests.support.states import make_state

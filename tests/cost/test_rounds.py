@@ -8,7 +8,6 @@ from functools import cache
 import pytest
 
 from holdfast.backends import parse
-from holdfast.registry.factory import open_on
 from holdfast.registry.history.actions import (
     AddCheckpoint,
     CreateRun,
@@ -18,7 +17,8 @@ from holdfast.registry.history.actions import (
 )
 from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line
 from holdfast.registry.history.replay import Slot
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage.heads import Heads, open_heads
 from holdfast.registry.storage.keys import slot_key
 from holdfast.registry.values.digest import Digest

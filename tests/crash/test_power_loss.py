@@ -21,7 +21,7 @@ import holdfast
 from holdfast import Retention
 from holdfast.backends.local import LocalBackend
 from holdfast.backends.wrappers import InjectedCrash
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage.store import create_config
 from tests.crash.courses import check_sound, uninterrupted
 from tests.crash.disk import Disk

@@ -12,7 +12,7 @@ import numpy as np
 import holdfast
 from holdfast.registry.history.actions import AddCheckpoint, Place
 from holdfast.registry.history.log import RunLog, commit_line
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage.framing import wrap_frame
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.placement import Placement, Rows

@@ -14,7 +14,7 @@ import pytest
 import holdfast
 from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.errors import RegistryError
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from tests.damage.forging import CALM, FORGED, FORK
 from tests.support.commands import invoke
 from tests.support.inline import InlinePools

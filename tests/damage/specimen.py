@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.backends import Backend
 from holdfast.registry.errors import IntegrityError, RegistryError, UnsupportedFormat
-from holdfast.registry.factory import open_on
 from holdfast.registry.history.epochs import encode_sweep
 from holdfast.registry.maintenance.verify import VerifyReport
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.storage.keys import CONFIG, EPOCHS, RUNS, epoch_key
 from tests.support.inline import without_threads
 from tests.support.sameness import assert_same

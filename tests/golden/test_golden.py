@@ -10,10 +10,10 @@ import pytest
 
 import holdfast
 from holdfast.registry.errors import Malformed
-from holdfast.registry.factory import open_on
 from holdfast.registry.history.epochs import CondemnedShard, EpochHeader
 from holdfast.registry.history.replay import RunManifest, Slot, advance
 from holdfast.registry.history.snapshots import REPLAY_VERSION
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.storage.fetching import verify_pack_chunks
 from holdfast.registry.storage.framing import split_lines, unwrap_frame
 from holdfast.registry.storage.keys import ObjectKey, slot_key, snapshot_key

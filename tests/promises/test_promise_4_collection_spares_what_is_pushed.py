@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.backends import Backend, Body
 from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash, Wrapper
-from holdfast.registry.factory import open_on
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.storage.keys import KINDS, ObjectKey
 from tests.support.pictures import RUN
 from tests.support.sameness import assert_same

@@ -17,7 +17,7 @@ from holdfast.registry import formats
 from holdfast.registry.errors import IncompatibleState, IntegrityError, InvalidInput
 from holdfast.registry.history.actions import AddCheckpoint, Place
 from holdfast.registry.history.log import RunLog, commit_line
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage.manifest import Component, Manifest
 from holdfast.registry.storage.placement import Placement, Rows
 from holdfast.registry.values.canonical import Json

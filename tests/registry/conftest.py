@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.backends import Backend
 from holdfast.backends.memory import MemoryBackend
-from holdfast.registry.factory import open_on
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import Registry
 from tests.support.stores import Open, new_backend, small_grid
 
 

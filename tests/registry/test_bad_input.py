@@ -41,10 +41,10 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
     UnsupportedValue,
 )
-from holdfast.registry.factory import open_on
 from holdfast.registry.history import log
 from holdfast.registry.history.actions import SetStatus
 from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.storage import framing
 from holdfast.registry.storage.framing import join_lines, split_lines, wrap_frame

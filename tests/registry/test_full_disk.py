@@ -18,7 +18,7 @@ from holdfast import Retention
 from holdfast.backends import reserve
 from holdfast.registry.errors import StoreFull
 from holdfast.registry.maintenance import gc
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage.keys import snapshot_key
 from tests.support.states import save_small, small_state
 from tests.support.stores import packs_of

@@ -13,7 +13,7 @@ import holdfast
 from holdfast import Retention, sync
 from holdfast.registry.errors import StoreUnsuitable
 from holdfast.registry.maintenance.gc import DAY_S, Collector
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from tests.support.states import save_small, small_state
 
 #: An unfinished file and a probe, as they are called, so that only the link keeps them.

@@ -13,7 +13,7 @@ from holdfast.backends.errors import InvalidLocation, ReadOnlyStore
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.errors import Conflict, Damaged, InvalidInput, NotFound, UnsupportedFormat
-from holdfast.registry.factory import open_on
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.storage.store import RegistryConfig, create_config, read_config
 from tests.support.faults import Forgetful, Hooked, Once
 from tests.support.states import same, small_state

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 import pytest
 
 import holdfast.registry.history.creation
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage.store import RegistryConfig, Store
 from tests.schedules.store import Answer, Asking, Request
 from tests.support.inline import without_threads

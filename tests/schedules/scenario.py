@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.errors import RegistryError
 from holdfast.registry.maintenance.gc import collect
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage.store import create_config
 from tests.schedules.actors import Actor, Ended, Program, named_after
 from tests.schedules.soundness import Content, Soundness, Violation, objects_of, opened

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 from holdfast.backends import Backend
 from holdfast.registry.errors import RegistryError
-from holdfast.registry.factory import open_on
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest, Slot, advance
 from holdfast.registry.loading.stored import Stored
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage.fetching import verify_pack_chunks
 from holdfast.registry.storage.keys import KINDS, ObjectKey, slot_key
 from holdfast.registry.storage.manifest import Manifest

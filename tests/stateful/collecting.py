@@ -7,7 +7,7 @@ from hypothesis.stateful import precondition, rule
 
 from holdfast.registry.errors import IntegrityError
 from holdfast.registry.maintenance.gc import Collector
-from holdfast.registry.sync import sync
+from holdfast.registry.registries.sync import sync
 from tests.stateful.base import (
     COLLECTORS,
     Base,

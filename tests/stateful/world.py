@@ -18,8 +18,8 @@ from holdfast.backends.base import ObjectInfo
 from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import InjectedCrash, Wrapper
-from holdfast.registry.factory import open_on
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.storage.keys import KINDS, ObjectKey
 from holdfast.registry.storage.store import create_config

@@ -9,7 +9,7 @@ from pathlib import Path
 import holdfast
 from holdfast.registry.history.log import RunLog, list_runs
 from holdfast.registry.history.replay import RunManifest, advance
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.storage.keys import KINDS
 from holdfast.registry.writing.object_writer import placed_keys

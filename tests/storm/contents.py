@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.backends.memory import MemoryBackend
-from holdfast.registry.factory import open_on
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.spec import Phase, Pool, Retention, RunSpec
 from holdfast.registry.storage.store import create_config
 

@@ -22,11 +22,11 @@ from holdfast.registry.errors import (
     RestoreFailed,
     StoreUnavailable,
 )
-from holdfast.registry.factory import open_on
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading.stored import Stored
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.values.digest import Digest
 from tests.storm.contents import LOOSE, difference

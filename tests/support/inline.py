@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 
 
 class Inline(Executor):

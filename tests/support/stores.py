@@ -10,8 +10,8 @@ import pytest
 
 from holdfast.backends import Backend
 from holdfast.backends.memory import MemoryBackend
-from holdfast.registry.factory import open_on
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage import chunking, manifest
 from holdfast.registry.storage.codecs import CODECS
 from holdfast.registry.storage.store import create_config

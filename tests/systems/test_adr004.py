@@ -17,7 +17,7 @@ from holdfast import Run
 from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
 from holdfast.registry.history.actions import AddCheckpoint, Evict
 from holdfast.registry.names.cards import read_card
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from tests.support.sameness import assert_same
 from tests.systems import adr004 as acts
 from tests.systems.adr004 import ACCURACY, CARD, CHAPTERS, LOSS, MILESTONES, RUN, Story, Training

@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
-from holdfast.registry.refs import find_in_run, is_digest
+from holdfast.registry.registries.refs import find_in_run, is_digest
 from holdfast.registry.ui.source import Source
 
 

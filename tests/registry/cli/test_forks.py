@@ -11,9 +11,9 @@ import pytest
 import holdfast
 from holdfast.registry.cli import history
 from holdfast.registry.history import actions
+from holdfast.registry.registries.sync import sync
 from holdfast.registry.spec import Retention, RunSpec
 from holdfast.registry.spec.presets import load_preset, preset_names
-from holdfast.registry.sync import sync
 from holdfast.registry.values.digest import Digest
 from tests.registry.cli.calling import Call, CallJson, Terminal
 

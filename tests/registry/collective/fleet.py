@@ -24,7 +24,7 @@ _PRELOADED = [
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
-    "holdfast.registry.registry",
+    "holdfast.registry.registries.registry",
     "holdfast.registry.collective.torch_group",
     "holdfast.registry.collective.trainer",
     "tests.registry.collective.acts",

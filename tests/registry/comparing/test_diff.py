@@ -17,7 +17,7 @@ from holdfast.backends.wrappers import Metered
 from holdfast.registry.comparing.diff import Diff, diff
 from holdfast.registry.comparing.distances import Distance
 from holdfast.registry.errors import Damaged
-from holdfast.registry.factory import open_on
+from holdfast.registry.registries.factory import open_on
 from tests.support.faults import flip
 from tests.support.stores import new_backend, packs_of, small_grid
 from tests.support.strategies import examples

@@ -11,9 +11,9 @@ import torch
 
 from holdfast.backends.wrappers import Metered
 from holdfast.filesystem import HoldfastFileSystem
-from holdfast.registry.factory import open_on
 from holdfast.registry.filesystem import session
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.spec.monitors import Monitor
 
 URL = "memory://files"

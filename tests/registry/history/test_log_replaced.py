@@ -14,10 +14,10 @@ from holdfast import Retention
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.errors import IntegrityError, RolledBack
-from holdfast.registry.factory import open_on
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.maintenance.gc import Collector
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.storage.keys import slot_key
 from tests.support.states import small_state

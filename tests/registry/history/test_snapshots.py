@@ -10,12 +10,12 @@ from holdfast import Monitor
 from holdfast.backends.wrappers import Metered
 from holdfast.backends.wrappers.metered import Call
 from holdfast.registry.errors import Conflict, NotFound, RolledBack
-from holdfast.registry.factory import open_on
 from holdfast.registry.history.actions import AddCheckpoint, Evict, SetPin
 from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest, advance
 from holdfast.registry.history.snapshots import REPLAY_VERSION, Snapshots
 from holdfast.registry.maintenance.histories import read_history
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.spec import Retention
 from holdfast.registry.storage.framing import join_lines, split_lines
 from holdfast.registry.storage.keys import slot_key, snapshot_key, snapshot_slot

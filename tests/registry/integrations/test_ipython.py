@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from holdfast import Monitor, Registry
-from holdfast.registry.factory import open_on
-from holdfast.registry.registry import refs_in
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import refs_in
 from tests.support.faults import flip
 from tests.support.states import small_state
 from tests.support.stores import slots

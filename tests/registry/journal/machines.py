@@ -10,12 +10,12 @@ import pytest
 
 from holdfast.backends import Backend, disk
 from holdfast.backends.errors import StoreUnavailable
-from holdfast.registry.factory import open_on
 from holdfast.registry.journal.background import BackgroundCarrier
 from holdfast.registry.journal.carrier import Carrier
 from holdfast.registry.journal.folder import RunFolder
 from holdfast.registry.journal.settings import Journal
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import Registry
 from tests.support.inline import without_threads
 
 RUN = "run"

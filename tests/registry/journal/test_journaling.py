@@ -23,13 +23,13 @@ from holdfast.registry.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from holdfast.registry.factory import open_on
 from holdfast.registry.journal import background
 from holdfast.registry.journal.background import BackgroundCarrier
 from holdfast.registry.journal.folder import RunFolder
 from holdfast.registry.journal.records import Entry
 from holdfast.registry.journal.settings import Journal, choose_journal
 from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.storage.store import create_config
 from holdfast.registry.writing.change import Composed

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from holdfast.registry.errors import Conflict, OnlyLocal
-from holdfast.registry.factory import open_on
 from holdfast.registry.journal.background import BackgroundCarrier
 from holdfast.registry.journal.carrier import Carrier
 from holdfast.registry.journal.folder import RunFolder
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.spec import Retention, RunSpec
 from tests.registry.journal.machines import RUN, Machine, Outage, actions_of
 from tests.support.faults import Hooked

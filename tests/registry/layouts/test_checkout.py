@@ -12,7 +12,7 @@ from holdfast import Run
 from holdfast.registry.errors import Conflict, InvalidInput
 from holdfast.registry.following import watching
 from holdfast.registry.layouts import keep_checked_out, made
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.view import committer_of
 from holdfast.registry.spec.presets import load_preset
 from tests.registry.layouts.test_round_trips import hydra_run, hydra_state, links, names

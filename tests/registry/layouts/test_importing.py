@@ -21,7 +21,7 @@ from holdfast.registry.errors import InvalidInput
 from holdfast.registry.following import watching
 from holdfast.registry.layouts import import_spec
 from holdfast.registry.layouts.importing import Importer
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from tests.registry.layouts.test_round_trips import hydra_run, hydra_state
 from tests.support.commands import invoke
 from tests.support.loads import steps

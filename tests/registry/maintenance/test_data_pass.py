@@ -12,7 +12,7 @@ import pytest
 from holdfast.backends import Backend
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.factory import open_on
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.storage.placement import Rows
 from tests.support.faults import Hooked, flip
 from tests.support.stores import contents, small_grid

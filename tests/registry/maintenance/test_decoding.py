@@ -10,7 +10,7 @@ import pytest
 import holdfast
 from holdfast import Retention
 from holdfast.registry.errors import IntegrityError
-from holdfast.registry.factory import open_on
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.storage import codecs
 from holdfast.registry.storage.chunk_cache import ChunkCache
 from tests.support.commands import invoke

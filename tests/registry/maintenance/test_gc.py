@@ -22,12 +22,12 @@ from holdfast.registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from holdfast.registry.factory import open_on
 from holdfast.registry.history.actions import Mark, Place
 from holdfast.registry.history.epochs import encode_sweep, encode_upgrade
 from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog
 from holdfast.registry.maintenance.gc import DAY_S, Collector, collect
 from holdfast.registry.maintenance.live import Needs
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.spec import Draw, Phase, Pool, RunSpec
 from holdfast.registry.storage.framing import join_lines
 from holdfast.registry.storage.keys import (

@@ -21,7 +21,6 @@ from holdfast.registry.errors import (
     RegistryError,
     StoreUnavailable,
 )
-from holdfast.registry.factory import open_on
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.epochs import encode_sweep
 from holdfast.registry.history.log import RunLog
@@ -30,7 +29,8 @@ from holdfast.registry.maintenance.repacking import packs as repack_packs
 from holdfast.registry.maintenance.repacking import repack
 from holdfast.registry.maintenance.repacking import repack_plan as repack_plan
 from holdfast.registry.maintenance.repacking import runs as repack_runs
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage import codecs
 from holdfast.registry.storage.keys import ObjectKey, epoch_key, log_prefix
 from holdfast.registry.values.digest import Digest

@@ -13,7 +13,6 @@ from holdfast import Retention
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash, Metered
 from holdfast.registry.errors import Conflict, Damaged, InvalidInput, Malformed
-from holdfast.registry.factory import open_on
 from holdfast.registry.maintenance.gc import collect
 from holdfast.registry.maintenance.repacking import chunks as repack_chunks
 from holdfast.registry.maintenance.repacking import packs as repack_packs
@@ -25,7 +24,8 @@ from holdfast.registry.maintenance.repacking.repack import RepackReport
 from holdfast.registry.maintenance.repacking.repack_plan import RepackPlan, plan_repack
 from holdfast.registry.maintenance.repacking.survey import Survey
 from holdfast.registry.maintenance.repacking.targets import Target
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage import codecs
 from holdfast.registry.storage.chunk_cache import ChunkCache
 from holdfast.registry.storage.codecs import CODECS, LZ4, RAW, ZSTD

@@ -11,10 +11,10 @@ from holdfast import Retention
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.errors import Damaged, MissingObject
-from holdfast.registry.factory import open_on
 from holdfast.registry.history.actions import Evict, Eviction
 from holdfast.registry.maintenance.usage import StateUsage, Usage, measure
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage import codecs
 from holdfast.registry.storage.keys import ObjectKey, slot_key
 from holdfast.registry.storage.placement import PackRef

@@ -10,11 +10,11 @@ import pytest
 
 from holdfast.backends.wrappers import Metered, Wrapper
 from holdfast.registry.errors import IntegrityError, StorageError, StoreUnavailable
-from holdfast.registry.factory import open_on
 from holdfast.registry.history.actions import Mark, Place
 from holdfast.registry.history.epochs import encode_sweep, encode_upgrade
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.snapshots import REPLAY_VERSION
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.spec import Retention
 from holdfast.registry.storage import codecs
 from holdfast.registry.storage.codecs import CODECS, LZ4, RAW, ZSTD

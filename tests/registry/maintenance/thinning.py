@@ -10,8 +10,8 @@ import numpy as np
 from holdfast import Registry, Retention
 from holdfast.backends import Backend
 from holdfast.backends.wrappers import Faulty
-from holdfast.registry.factory import open_on
 from holdfast.registry.maintenance.gc import collect
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.storage.codecs import Compression
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.pack import PackEntry, PackTable, trailer

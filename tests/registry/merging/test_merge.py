@@ -23,8 +23,8 @@ from holdfast.registry.errors import (
     NotFound,
     UnsupportedValue,
 )
-from holdfast.registry.factory import open_on
 from holdfast.registry.merging import averaging
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.spec import Phase, RunSpec
 from tests.support.collectors import mark, sweep
 from tests.support.faults import Hooked, Once, flip

@@ -660,7 +660,7 @@ def test_any_numbers_come_back_as_torch_rounds_them(data):
     # Tensors much of which would vanish are refused.
     values = np.where((torch.from_numpy(values).to(narrow) == 0).numpy(), 0, values).astype(dtype)
     with (
-        holdfast.registry.factory.open_on(new_backend()) as opened,
+        holdfast.registry.registries.factory.open_on(new_backend()) as opened,
         small_grid(64, list_threshold=3),
     ):
         state = {"t": torch.from_numpy(values.copy()), "n": values}

@@ -617,7 +617,7 @@ def test_closing_finishes_the_save_and_the_handle_can_be_used_again(gate, gated)
 
 
 def test_closing_the_registry_finishes_the_save():
-    from holdfast.registry.factory import open_on
+    from holdfast.registry.registries.factory import open_on
 
     backend = new_backend()
     with open_on(backend) as registry:

@@ -26,7 +26,7 @@ import holdfast
 from holdfast.backends import ByteRange
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.errors import Damaged, InvalidInput
-from holdfast.registry.factory import open_on
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.storage import cache_folder, chunk_cache, codecs, fetching
 from holdfast.registry.storage.chunk_cache import ChunkCache
 from holdfast.registry.storage.keys import ObjectKey

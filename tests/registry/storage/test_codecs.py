@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast import sync
 from holdfast.registry.errors import Damaged, IntegrityError, InvalidInput, Malformed
-from holdfast.registry.factory import open_on
 from holdfast.registry.history.log import RunLog
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.storage import codecs
 from holdfast.registry.storage.codecs import CODECS, COMPRESSIONS, LZ4, RAW, ZSTD
 from holdfast.registry.storage.codecs import blosc as frames

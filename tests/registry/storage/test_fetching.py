@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage import ranged_reads
 from tests.support.stores import small_grid
 

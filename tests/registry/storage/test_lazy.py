@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.errors import Damaged, InvalidInput, MissingObject, NotFound, OutOfRange
-from holdfast.registry.factory import open_on
+from holdfast.registry.registries.factory import open_on
 from tests.support.faults import flip
 from tests.support.states import filled, same, save_small, small_state
 from tests.support.stores import new_backend, packs_of, small_grid

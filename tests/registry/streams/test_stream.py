@@ -19,9 +19,9 @@ from holdfast.registry.errors import (
     NotFound,
     UnsupportedValue,
 )
-from holdfast.registry.factory import open_on
 from holdfast.registry.history import slots as slots_module
 from holdfast.registry.history.actions import AppendStream
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.streams import appends as stream_appends
 from holdfast.registry.streams.segments import pack_entries
 from holdfast.registry.writing.change import Composed

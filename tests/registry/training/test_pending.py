@@ -23,7 +23,7 @@ import atexit, os, sys, threading, time
 import numpy as np
 from holdfast.backends import StoreUnavailable, open_backend
 from holdfast.backends.wrappers import Wrapper
-from holdfast.registry.factory import open_on
+from holdfast.registry.registries.factory import open_on
 # Else imported with the first run, and what is registered last is called first.
 import holdfast.registry.training.pending
 

@@ -15,12 +15,12 @@ from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.local import LocalBackend
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import Conflict, Damaged, Fenced, IncompatibleState, InvalidInput
-from holdfast.registry.factory import open as open_place
-from holdfast.registry.factory import open_on
 from holdfast.registry.history import slots
+from holdfast.registry.registries.factory import open as open_place
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.sync import sync
 from holdfast.registry.storage.keys import slot_key
 from holdfast.registry.storage.store import create_config
-from holdfast.registry.sync import sync
 from holdfast.registry.training.pending import PendingSave
 from tests.support.faults import Gate, Silent, flip
 from tests.support.states import save_small, small_state

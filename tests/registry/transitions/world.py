@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import Run
 from holdfast.registry.errors import RegistryError
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.transitions import Transitioned
 from tests.support.loads import actions_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from holdfast.backends.wrappers import Call, Metered
-from holdfast.registry.factory import open_on
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.storage.keys import slot_key
 from holdfast.registry.ui.queries.lineage import read_lineage
 from holdfast.registry.ui.queries.run import show_run

@@ -16,7 +16,7 @@ from holdfast.registry.history.actions import Line, Mark, Place, SetPin, SetStat
 from holdfast.registry.history.epochs import encode_sweep
 from holdfast.registry.history.log import RunLog, commit_line
 from holdfast.registry.history.replay import Forgotten, RunManifest
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage.keys import ObjectKey, epoch_key, slot_key
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest

@@ -14,10 +14,10 @@ import holdfast
 from holdfast import sync
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.errors import Damaged, InvalidInput, Malformed
-from holdfast.registry.factory import open_on
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.retention import Retention
 from holdfast.registry.history.state_reader import PlacedState
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.storage import codecs
 from holdfast.registry.storage.chunk_cache import ChunkCache
 from holdfast.registry.storage.codecs import COMPRESSIONS, RAW

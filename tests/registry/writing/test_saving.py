@@ -11,8 +11,8 @@ import pytest
 import holdfast
 from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.wrappers import Metered, Wrapper
-from holdfast.registry.factory import open_on
 from holdfast.registry.pytree import ArrayLeaf
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.manifest import LIST_THRESHOLD
 from holdfast.registry.storage.pack import PACK_BYTES, open_pack

@@ -25,7 +25,7 @@ from holdfast.registry.errors import (
     Malformed,
     MissingObject,
 )
-from holdfast.registry.factory import open_on
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.storage.manifest import TensorEntry
 from holdfast.registry.storage.recent_chunks import RecentChunks
 from holdfast.registry.values.digest import Digest

@@ -13,10 +13,10 @@ import holdfast
 from holdfast.backends import parse
 from holdfast.backends.wrappers import Metered, Wrapper
 from holdfast.registry.errors import Conflict, Damaged, RolledBack
-from holdfast.registry.factory import open_on
 from holdfast.registry.history import log as log_module
 from holdfast.registry.history.epochs import Epochs
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage.heads import open_heads
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import save_small, small_state

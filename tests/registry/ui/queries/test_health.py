@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from holdfast import Retention, sync
-from holdfast.registry.factory import open_on
 from holdfast.registry.journal.background import BackgroundCarrier
 from holdfast.registry.journal.carrier import Carrier
 from holdfast.registry.journal.folder import RunFolder
 from holdfast.registry.journal.settings import Journal
+from holdfast.registry.registries.factory import open_on
 from holdfast.registry.ui.queries.health import check, health_view, journal_view, mirror_view
 from holdfast.registry.ui.views.health import VIEW
 from holdfast.registry.ui.views.view import Asked

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from holdfast.registry.history.log import RunLog, list_runs
     from holdfast.registry.loading.checkpoint import Checkpoint
-    from holdfast.registry.refs import find_by_id, find_in_run, is_digest, refs_of
+    from holdfast.registry.registries.refs import find_by_id, find_in_run, is_digest, refs_of
     from holdfast.registry.runs.run import Run
     from holdfast.registry.runs.view import committer_of
     from holdfast.registry.spec import RunSpec
@@ -44,12 +44,12 @@ else:
             "committer_of": "runs.view",
             "creation": "history.creation",
             "default_ids": "history.creation",
-            "find_by_id": "refs",
-            "find_in_run": "refs",
+            "find_by_id": "registries.refs",
+            "find_in_run": "registries.refs",
             "forked": "history.creation",
-            "is_digest": "refs",
+            "is_digest": "registries.refs",
             "list_runs": "history.log",
-            "refs_of": "refs",
+            "refs_of": "registries.refs",
         },
     )
 

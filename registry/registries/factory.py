@@ -12,7 +12,7 @@ from holdfast.backends.location import parse
 from holdfast.backends.opening import Transport
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.journal.settings import Journal, choose_journal
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs import rooms
 from holdfast.registry.storage.chunk_cache import ChunkCache, choose_cache
 from holdfast.registry.storage.codecs import Compression, check_compression

@@ -22,11 +22,11 @@ from holdfast.registry.errors import (
     NotFound,
     UnsupportedFormat,
 )
-from holdfast.registry.factory import open  # noqa: A004
 from holdfast.registry.history.actions import Commit, Line, Place, line_digest
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.registry import Registry
+from holdfast.registry.registries.factory import open  # noqa: A004
+from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage.placement import PackRef
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest

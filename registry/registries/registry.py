@@ -1,7 +1,6 @@
 """An open registry: its runs, and the stored states that refs name.
 
-`holdfast.registry.factory` creates and opens registries; `Registry` inherits its maintenance from
-`holdfast.registry.upkeep`.
+`factory` creates and opens registries; `Registry` inherits its maintenance from `upkeep`.
 """
 
 from __future__ import annotations
@@ -14,21 +13,28 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.backends.escape import quoted
-from holdfast.registry import handles
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
+from holdfast.registry.registries import handles
+from holdfast.registry.registries.upkeep import MaintainedRegistry
 from holdfast.registry.runs import rooms
 from holdfast.registry.storage.keys import check_run_id
 from holdfast.registry.storage.store import Store
-from holdfast.registry.upkeep import MaintainedRegistry
 from holdfast.registry.values import markup
 from holdfast.registry.values.suggest import near
 
 if TYPE_CHECKING:
     from holdfast.registry.collective.group import Group
-    from holdfast.registry.handles import Checkpoint, Progress, Run, RunLog, RunSpec, Transfers
     from holdfast.registry.history.actions import CreateRun
     from holdfast.registry.journal.settings import Journal
     from holdfast.registry.loading.stored import Stored
+    from holdfast.registry.registries.handles import (
+        Checkpoint,
+        Progress,
+        Run,
+        RunLog,
+        RunSpec,
+        Transfers,
+    )
     from holdfast.registry.runs.rooms import Branches, Diff
     from holdfast.registry.spec import Retention
     from holdfast.registry.spec.monitors import Monitor
