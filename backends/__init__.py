@@ -1,12 +1,9 @@
 """Stores of bytes: folders, buckets and memory behind one interface.
 
 - `base`: `Backend`, the interface: its docstrings say what each method promises.
-- `local`, with `disk`, `folders`, `walk`, `mounts` and `reserve`: a folder.
-- `s3`, with `s3_client`, `s3_body`, `s3_errors` and `s3_proof`: a bucket; `memory`: neither.
-- `fsspec_store`, with `fsspec_dialect`, `fsspec_s3`, `fsspec_azure` and `fsspec_gcs`: a file system
-  of fsspec; `fsspec_door` decides which of them are written to.
+- `local`: a folder; `s3`: a bucket; `memory`: neither; `fsspec`: any file system of fsspec.
 - `location`: reads URLs, and hides secrets in them; `secrets` hides those of options.
-- `opening`: `open_backend` makes the backend of a URL; `s3_settings` reads options of S3.
+- `opening`: `open_backend` makes the backend of a URL.
 - `patience`, `waiting`: how long a call may take. `probe`: whether two writers can win.
 - `wrappers`: backends around a backend; `testing`: the contract that every backend passes.
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from holdfast.backends.base import Backend
 from holdfast.backends.errors import InvalidLocation, StoreUnsuitable
-from holdfast.backends.local import LocalBackend
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.location import (
     SCHEMES,
     Location,
@@ -25,7 +25,7 @@ from holdfast.backends.location import (
     redact,
 )
 from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.s3_settings import TakenOver, take_over
+from holdfast.backends.s3.settings import TakenOver, take_over
 
 Transport = Literal["boto3", "s3fs"]
 
@@ -92,7 +92,7 @@ def _open_foreign(url: str, scheme: str, options: dict[str, Any]) -> Backend:
             where=redact(url),
             expected="the URL of the registry itself",
         )
-    from holdfast.backends.fsspec_door import make, open_file_system
+    from holdfast.backends.fsspec.door import make, open_file_system
 
     return open_file_system(make(scheme, url, options), url)
 
@@ -100,29 +100,29 @@ def _open_foreign(url: str, scheme: str, options: dict[str, Any]) -> Backend:
 def _open_object(
     fs: Any, path: str | os.PathLike[str], options: dict[str, Any], transport: str | None
 ) -> Backend:
-    from holdfast.backends import fsspec_door
+    from holdfast.backends.fsspec import door
 
     where = redact(os.fspath(path))
-    fsspec_door.check_object(fs, os.fspath(path))
+    door.check_object(fs, os.fspath(path))
     if options:
         raise InvalidLocation(
             "options beside a file system object", where=where, found=", ".join(sorted(options))
         )
-    named = fsspec_door.class_name(fs)
+    named = door.class_name(fs)
     if named == "s3fs.core.S3FileSystem":
         if transport == "s3fs":
-            return fsspec_door.open_file_system(fs, os.fspath(path))
+            return door.open_file_system(fs, os.fspath(path))
         location = parse(f"s3://{fs._strip_protocol(os.fspath(path))}")
-        return _open_s3(location, fsspec_door.options_of(fs), transport)
+        return _open_s3(location, door.options_of(fs), transport)
     _refuse({}, transport, where)
-    return fsspec_door.open_file_system(fs, os.fspath(path))
+    return door.open_file_system(fs, os.fspath(path))
 
 
 def _open_s3(location: Location, options: dict[str, Any], transport: str | None) -> Backend:
     if transport == "s3fs":
         return _open_by_s3fs(location, options)
     try:
-        from holdfast.backends.s3 import S3Backend
+        from holdfast.backends.s3.backend import S3Backend
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "botocore":
             raise
@@ -136,7 +136,7 @@ def _open_s3(location: Location, options: dict[str, Any], transport: str | None)
 
 
 def _open_by_s3fs(location: Location, options: dict[str, Any]) -> Backend:
-    from holdfast.backends.fsspec_door import make, open_file_system
+    from holdfast.backends.fsspec.door import make, open_file_system
 
     url = replace(location, endpoint_url=None, region=None).url
     if location.endpoint_url is not None:
@@ -180,6 +180,6 @@ def _configured(scheme: str) -> dict[str, Any]:
     folder = Path(os.path.expanduser("~"), ".config", "fsspec")  # noqa: PTH111
     if not named and not folder.is_dir():
         return {}
-    from holdfast.backends.fsspec_door import configured
+    from holdfast.backends.fsspec.door import configured
 
     return configured(scheme)

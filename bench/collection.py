@@ -53,7 +53,7 @@ def build_holdfast(folder: Path, objects: int) -> None:
 
 def collect_holdfast(folder: Path) -> dict[str, Any]:
     """Collect, and return what it took."""
-    from holdfast.backends.local import LocalBackend
+    from holdfast.backends.local.backend import LocalBackend
     from holdfast.backends.wrappers import Metered
     from holdfast.registry.maintenance.gc import Collector
     from holdfast.registry.registries.factory import open_on

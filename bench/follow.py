@@ -44,7 +44,7 @@ from rich.table import Table
 from safetensors.torch import save_file
 
 import holdfast
-from holdfast.backends.local import LocalBackend
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.registries.factory import open_on
 from holdfast.registry.storage.chunk_cache import ChunkCache

@@ -134,7 +134,7 @@ def _io() -> dict[str, int]:
 
 def _metered() -> dict[str, int]:
     """Count what Holdfast's backend hands out; return the counter, which goes on counting."""
-    from holdfast.backends.local import LocalBackend
+    from holdfast.backends.local.backend import LocalBackend
 
     counted = {"bytes": 0, "calls": 0}
     get = LocalBackend.get

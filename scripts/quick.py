@@ -67,8 +67,7 @@ class Reach:
     def _of_one(self, file: Path) -> Iterator[tuple[Path, int]]:
         if _is_test(file) and (self._root / file).exists():
             yield file, -1
-        mirror = self._mirror(file)
-        yield from ((test, 0) for test in self._tests(mirror) if self._mirrors(test, file))
+        yield from ((test, 0) for test in self._named_after(file))
         module = self._module(file)
         yield from self._naming(file) if module is None else self._importers(module)
 
@@ -104,9 +103,12 @@ class Reach:
         is_test = file.parts[0] == self._tests_folder.name
         return file.parent if is_test else self._tests_folder / file.parent
 
-    def _mirrors(self, test: Path, file: Path) -> bool:
-        """Return whether tests are those of a file by name: of `a/b.py` are `tests/a/test_b.py`."""
-        return test == self._mirror(file) / f"test_{file.stem}.py"
+    def _named_after(self, file: Path) -> Iterator[Path]:
+        """Yield the tests of `a/b/c.py` by name: `tests/a/b/test_c.py`, and `tests/a/test_b.py`."""
+        mirror = self._mirror(file)
+        for test in (mirror / f"test_{file.stem}.py", mirror.with_name(f"test_{mirror.name}.py")):
+            if (self._root / test).exists():
+                yield test
 
     def _tests(self, folder: Path) -> Iterator[Path]:
         for path in sorted((self._root / folder).rglob("test_*.py")):

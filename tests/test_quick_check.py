@@ -125,6 +125,6 @@ def test_the_nearest_come_first_and_none_begins_after_the_deadline(
 
 
 def test_the_real_tree_can_be_read() -> None:
-    reached = quick.Reach(quick.ROOT).of([Path("backends/local.py")])
+    reached = quick.Reach(quick.ROOT).of([Path("backends/local/backend.py")])
     assert reached[0] == Path("tests/backends/test_local.py")
     assert Path("tests/backends/test_contract.py") in reached

@@ -26,7 +26,7 @@ from holdfast.backends import (
     refuse_links,
 )
 from holdfast.backends.limits import VARIABLE as MAX_RECORD
-from holdfast.backends.mounts import ALLOW, file_system
+from holdfast.backends.local.mounts import ALLOW, file_system
 from holdfast.backends.patience import LEAST_RATE, TIMEOUT
 from holdfast.backends.probe import probe_put_if_absent
 from holdfast.registry.cli import output

@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from holdfast.backends.disk import NO_ROOM, no_room
 from holdfast.backends.escape import quoted
+from holdfast.backends.local.disk import NO_ROOM, no_room
 from holdfast.registry.errors import (
     AccessDenied,
     InvalidInput,

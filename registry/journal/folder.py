@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TypeVar
 
-from holdfast.backends.local import LocalBackend
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.registry.errors import Fenced, IntegrityError, ObjectNotFound, StorageError
 from holdfast.registry.history.actions import RunStatus
 from holdfast.registry.history.log import new_signature

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from weakref import WeakSet
 
-from holdfast.backends import disk
+from holdfast.backends.local import disk
 
 
 class FileLock:

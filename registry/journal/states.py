@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
-from holdfast.backends.local import LocalBackend
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.state_reader import PlacedState

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from holdfast.backends.escape import quoted
-from holdfast.backends.walk import TEMPORARY
+from holdfast.backends.local.walk import TEMPORARY
 from holdfast.registry.errors import IntegrityError, Malformed, RegistryError, UnsupportedFormat
 from holdfast.registry.history.epochs import EpochHeader, Epochs
 from holdfast.registry.maintenance.findings import Finding, Severity

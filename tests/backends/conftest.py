@@ -2,7 +2,8 @@
 
 import pytest
 
-from holdfast.backends import fsspec_store, s3
+from holdfast.backends.fsspec import store as fsspec_store
+from holdfast.backends.s3 import backend as s3
 
 pytest.register_assert_rewrite("holdfast.backends.testing")
 

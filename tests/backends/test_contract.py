@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.backends import Backend, open_backend
-from holdfast.backends.local import LocalBackend
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.testing import BackendContract
 from holdfast.backends.wrappers import Metered

@@ -28,8 +28,8 @@ from holdfast.backends import (
     open_backend,
     waiting,
 )
-from holdfast.backends.fsspec_door import dialect_of
-from holdfast.backends.fsspec_store import FsspecBackend
+from holdfast.backends.fsspec.door import dialect_of
+from holdfast.backends.fsspec.store import FsspecBackend
 from holdfast.backends.patience import Patience
 from holdfast.backends.testing import BackendContract
 from tests.backends.test_gateway import BELIEVED, CALLS, LIES, fixed

@@ -21,7 +21,7 @@ from holdfast.backends import (
     parse,
 )
 from holdfast.backends.patience import Patience
-from holdfast.backends.s3 import S3Backend
+from holdfast.backends.s3.backend import S3Backend
 from tests.servers.gateway import PAGE, Answer, Gateway, Lie, Request
 
 PATIENCE = Patience(attempts=2, first_s=0.001)

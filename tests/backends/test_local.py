@@ -22,13 +22,10 @@ from holdfast.backends import (
     StoreFull,
     StoreUnavailable,
     StoreUnsuitable,
-    disk,
-    folders,
-    mounts,
     open_backend,
-    reserve,
 )
-from holdfast.backends.local import LocalBackend
+from holdfast.backends.local import disk, folders, mounts, reserve
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.testing import keys_of
 
 

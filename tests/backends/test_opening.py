@@ -32,12 +32,12 @@ from holdfast.backends import (
     StoreUnsuitable,
     open_backend,
 )
-from holdfast.backends.fsspec_door import dialect_of
-from holdfast.backends.fsspec_store import FsspecBackend
-from holdfast.backends.local import LocalBackend
+from holdfast.backends.fsspec.door import dialect_of
+from holdfast.backends.fsspec.store import FsspecBackend
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.s3 import S3Backend
-from holdfast.backends.s3_settings import take_over
+from holdfast.backends.s3.backend import S3Backend
+from holdfast.backends.s3.settings import take_over
 from tests.servers.fixtures import S3Server
 from tests.servers.gateway import Gateway
 from tests.support.faults import everything_said
@@ -293,7 +293,7 @@ def test_subclass_of_a_listed_class_is_only_read() -> None:
 
 def test_driver_older_than_the_tested_ones_is_only_read(monkeypatch: pytest.MonkeyPatch) -> None:
     s3fs = pytest.importorskip("s3fs")
-    monkeypatch.setattr("holdfast.backends.fsspec_door.version", lambda _: "2024.10.0")
+    monkeypatch.setattr("holdfast.backends.fsspec.door.version", lambda _: "2024.10.0")
     backend = open_backend("bucket/x", fs=s3fs.S3FileSystem(anon=True), transport="s3fs")
     with pytest.raises(ReadOnlyStore, match=r"s3fs is older than 2026\.3"):
         backend.put("a", b"x")

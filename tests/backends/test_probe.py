@@ -14,7 +14,7 @@ from holdfast.backends import (
     StoreUnsuitable,
     open_backend,
 )
-from holdfast.backends.local import LocalBackend
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.probe import ProbeReport, probe_put_if_absent
 from holdfast.backends.testing import keys_of

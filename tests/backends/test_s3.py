@@ -32,8 +32,8 @@ from holdfast.backends import (
     StoreUnsuitable,
     open_backend,
 )
-from holdfast.backends.s3 import S3Backend
-from holdfast.backends.s3_body import SendBody, fill
+from holdfast.backends.s3.backend import S3Backend
+from holdfast.backends.s3.body import SendBody, fill
 from holdfast.backends.testing import keys_of
 from holdfast.backends.waiting import Wait
 from holdfast.backends.wrappers import Metered
@@ -571,7 +571,7 @@ def test_bytes_of_every_request_are_counted(
             super().__init__(*args, **options)
             made.append(self)
 
-    monkeypatch.setattr("holdfast.backends.s3.Wait", Seen)
+    monkeypatch.setattr("holdfast.backends.s3.backend.Wait", Seen)
     script.answers = [Answer(206, body=bytes(400_000)), Answer(200, body=bytes(400_000))]
     backend.get("a", ByteRange(0, 400_000), into=[memoryview(bytearray(400_000))])
     backend.get("a")

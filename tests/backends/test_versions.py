@@ -9,7 +9,7 @@ import boto3
 import pytest
 
 from holdfast.backends import Backend, open_backend
-from holdfast.backends.s3 import S3Backend
+from holdfast.backends.s3.backend import S3Backend
 
 _RADOSGW = pytest.param("radosgw", marks=pytest.mark.radosgw)
 

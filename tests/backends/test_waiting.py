@@ -22,7 +22,7 @@ import pytest
 
 from holdfast.backends import ByteRange, InvalidLocation, StoreUnavailable, parse, waiting
 from holdfast.backends.patience import Patience, patience_of_environment
-from holdfast.backends.s3 import S3Backend
+from holdfast.backends.s3.backend import S3Backend
 from holdfast.backends.waiting import Wait
 from tests.servers.fixtures import S3Server
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.backends import disk
+from holdfast.backends.local import disk
 from holdfast.backends.wrappers import InjectedCrash
 from tests.support.stores import Scratch
 

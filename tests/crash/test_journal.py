@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.backends.local import LocalBackend
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash
 from holdfast.registry.errors import RegistryError
 from holdfast.registry.journal.states import EntryStates

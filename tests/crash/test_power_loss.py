@@ -19,7 +19,7 @@ import pytest
 
 import holdfast
 from holdfast import Retention
-from holdfast.backends.local import LocalBackend
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.wrappers import InjectedCrash
 from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage.store import create_config

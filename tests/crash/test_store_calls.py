@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.backends import Backend
-from holdfast.backends.local import LocalBackend
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.wrappers import Fault, InjectedCrash
 from holdfast.registry.errors import RegistryError, StoreUnavailable
 from holdfast.registry.storage.store import create_config

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast.backends.local import LocalBackend
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.registry.errors import BeyondLimit, Damaged, StorageError
 from holdfast.registry.storage.framing import join_lines, split_lines, unwrap_frame, wrap_frame
 from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry

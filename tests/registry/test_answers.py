@@ -32,7 +32,7 @@ def held(
     url = moto_url()
     monkeypatch.setenv("AWS_ENDPOINT_URL", gateway.url)
     impatient = Patience(attempts=2, first_s=0)
-    monkeypatch.setattr("holdfast.backends.s3.patience_of_environment", lambda: impatient)
+    monkeypatch.setattr("holdfast.backends.s3.backend.patience_of_environment", lambda: impatient)
     with holdfast.init(url, skip_race_probe=True) as held:
         yield held
 

@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast import Retention
-from holdfast.backends import reserve
+from holdfast.backends.local import reserve
 from holdfast.registry.errors import StoreFull
 from holdfast.registry.maintenance import gc
 from holdfast.registry.registries.registry import Registry

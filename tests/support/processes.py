@@ -11,7 +11,7 @@ from typing import Any
 
 #: The programs of processes. The server starts once, so that it must know all of them by then.
 _PROGRAMS = [
-    "holdfast.backends.s3",
+    "holdfast.backends.s3.backend",
     "tests.contention.processes",
     "tests.crash.looper",
     "tests.crash.pusher",

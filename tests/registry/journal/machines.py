@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.backends import Backend, disk
+from holdfast.backends import Backend
 from holdfast.backends.errors import StoreUnavailable
+from holdfast.backends.local import disk
 from holdfast.registry.journal.background import BackgroundCarrier
 from holdfast.registry.journal.carrier import Carrier
 from holdfast.registry.journal.folder import RunFolder

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.backends.local import LocalBackend
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.registry.errors import (
     Conflict,
     Fenced,

@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import Retention, sync
-from holdfast.backends.local import LocalBackend
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash, Metered, ReadOnly, Wrapper
 from holdfast.registry.errors import (
     Conflict,

@@ -12,7 +12,7 @@ import torch
 
 from holdfast import Monitor
 from holdfast.backends.errors import StoreUnavailable
-from holdfast.backends.local import LocalBackend
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import Conflict, Damaged, Fenced, IncompatibleState, InvalidInput
 from holdfast.registry.history import slots

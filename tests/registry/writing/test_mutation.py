@@ -15,7 +15,7 @@ import pytest
 from botocore.awsrequest import AWSResponse
 
 import holdfast
-from holdfast.backends.s3 import S3Backend
+from holdfast.backends.s3.backend import S3Backend
 from holdfast.registry.errors import UnsupportedValue
 from holdfast.registry.registries.factory import open_on
 from holdfast.registry.spec import RunSpec

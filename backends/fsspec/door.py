@@ -36,9 +36,9 @@ from fsspec.spec import AbstractFileSystem
 
 from holdfast.backends.base import Backend
 from holdfast.backends.errors import InvalidLocation, StoreUnavailable, StoreUnsuitable
-from holdfast.backends.fsspec_dialect import Dialect
-from holdfast.backends.fsspec_store import FsspecBackend
-from holdfast.backends.local import LocalBackend
+from holdfast.backends.fsspec.dialect import Dialect
+from holdfast.backends.fsspec.store import FsspecBackend
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.location import parse, redact
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.secrets import Secrets
@@ -74,12 +74,12 @@ class _Listed:
 
 
 _LISTED = {
-    "s3fs.core.S3FileSystem": _Listed("s3fs", (2026, 3), ("fsspec_s3", "S3Dialect")),
+    "s3fs.core.S3FileSystem": _Listed("s3fs", (2026, 3), ("s3", "S3Dialect")),
     **dict.fromkeys(
         ("gcsfs.core.GCSFileSystem", "gcsfs.extended_gcsfs.ExtendedGcsFileSystem"),
-        _Listed("gcsfs", (2026, 3), ("fsspec_gcs", "GcsDialect")),
+        _Listed("gcsfs", (2026, 3), ("gcs", "GcsDialect")),
     ),
-    "adlfs.spec.AzureBlobFileSystem": _Listed("adlfs", (2026, 2), ("fsspec_azure", "AzureDialect")),
+    "adlfs.spec.AzureBlobFileSystem": _Listed("adlfs", (2026, 2), ("azure", "AzureDialect")),
 }
 _UNPROVEN = (
     "its create is not known to be a condition of the server; a driver that looks for the object "
@@ -231,7 +231,7 @@ def dialect_of(fs: Any) -> Dialect:
 
 
 def _dialect(listed: _Listed) -> Dialect:
-    module = import_module(f"holdfast.backends.{listed.dialect[0]}")
+    module = import_module(f"holdfast.backends.fsspec.{listed.dialect[0]}")
     found: Dialect = getattr(module, listed.dialect[1])()
     return found
 

@@ -11,8 +11,7 @@ without a lock and without check-then-act. The first put makes the folder itself
 
 Reading follows symbolic links below the folder. Writing and deleting refuse them (`folders`).
 
-`holdfast.backends.mounts` checks the file system; `HOLDFAST_ALLOW_NETWORK_FS=1` allows network
-ones.
+`mounts` checks the file system; `HOLDFAST_ALLOW_NETWORK_FS=1` allows network ones.
 """
 
 # Paths are strings here: making a Path costs more than many of these calls.
@@ -30,7 +29,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NoReturn, TypeVar
 
-from holdfast.backends import disk, folders, reserve
 from holdfast.backends.base import (
     Backend,
     Body,
@@ -43,9 +41,10 @@ from holdfast.backends.base import (
 )
 from holdfast.backends.errors import InvalidLocation, ObjectNotFound, StorageError, StoreUnavailable
 from holdfast.backends.limits import check_whole
+from holdfast.backends.local import disk, folders, reserve
+from holdfast.backends.local.mounts import check_file_system, tells_free_bytes
+from holdfast.backends.local.walk import TEMPORARY, Walk
 from holdfast.backends.location import Location
-from holdfast.backends.mounts import check_file_system, tells_free_bytes
-from holdfast.backends.walk import TEMPORARY, Walk
 
 _T = TypeVar("_T")
 

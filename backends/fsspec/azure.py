@@ -36,9 +36,9 @@ from holdfast.backends.errors import (
     ObjectTruncated,
     StorageError,
 )
-from holdfast.backends.fsspec_dialect import Call, Dialect, Page, Query, not_proven, unanswered
+from holdfast.backends.fsspec.dialect import Call, Dialect, Page, Query, not_proven, unanswered
 from holdfast.backends.patience import Patience
-from holdfast.backends.s3_proof import NotProven
+from holdfast.backends.s3.proof import NotProven
 
 _CONNECT_S = 10.0
 _UNANSWERED = (ServiceRequestError, ServiceResponseError, IncompleteReadError)

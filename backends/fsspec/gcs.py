@@ -35,7 +35,7 @@ from holdfast.backends.errors import (
     ObjectTruncated,
     StorageError,
 )
-from holdfast.backends.fsspec_dialect import Call, Dialect, Page, Query, not_proven, unanswered
+from holdfast.backends.fsspec.dialect import Call, Dialect, Page, Query, not_proven, unanswered
 from holdfast.backends.patience import Patience
 
 # Larger than every object: gcsfs sends larger ones in parts.

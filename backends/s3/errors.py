@@ -9,7 +9,7 @@
 | QuotaExceeded, EntityTooLarge, 507 | StoreFull |
 | NotImplemented | StoreUnsuitable |
 | SlowDown, 429, 5xx, timeouts, broken connections, BadDigest | StoreUnavailable |
-| an answer without proof (`holdfast.backends.s3_proof`) | StoreUnavailable |
+| an answer without proof (`holdfast.backends.s3.proof`) | StoreUnavailable |
 | anything else | StorageError |
 """
 
@@ -37,7 +37,7 @@ from holdfast.backends.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
-from holdfast.backends.s3_proof import NotProven, Redirected
+from holdfast.backends.s3.proof import NotProven, Redirected
 
 _CREDENTIALS = {
     "ExpiredToken": "the credentials have expired",

@@ -2,7 +2,7 @@
 
 `put_if_absent` is `pipe_file(mode="create")`, never a look and then a write. In most file systems
 that method is itself a look and then a write, so only listed classes are written to
-(`holdfast.backends.fsspec_door`); all others are read only.
+(`holdfast.backends.fsspec.door`); all others are read only.
 
 A backend makes an instance of its own from the one that it is given, and another one in a forked
 child: an event loop and its sockets cannot be shared. Listings never come from fsspec's cache of
@@ -48,7 +48,7 @@ from holdfast.backends.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
-from holdfast.backends.fsspec_dialect import Call, Dialect, Query, unanswered
+from holdfast.backends.fsspec.dialect import Call, Dialect, Query, unanswered
 from holdfast.backends.limits import check_whole
 from holdfast.backends.location import redact
 from holdfast.backends.patience import TIMEOUT, Attempts, Patience, patience_of_environment

@@ -42,10 +42,10 @@ from holdfast.backends.errors import (
 from holdfast.backends.limits import check_whole
 from holdfast.backends.location import Location
 from holdfast.backends.patience import TIMEOUT, Attempts, Patience, patience_of_environment
-from holdfast.backends.s3_body import SendBody, fill
-from holdfast.backends.s3_client import make_client
-from holdfast.backends.s3_errors import error_code, is_absent, translated
-from holdfast.backends.s3_proof import (
+from holdfast.backends.s3.body import SendBody, fill
+from holdfast.backends.s3.client import make_client
+from holdfast.backends.s3.errors import error_code, is_absent, translated
+from holdfast.backends.s3.proof import (
     NotProven,
     check_deleted,
     check_found,
@@ -53,7 +53,7 @@ from holdfast.backends.s3_proof import (
     check_page,
     check_written,
 )
-from holdfast.backends.s3_settings import S3Settings
+from holdfast.backends.s3.settings import S3Settings
 from holdfast.backends.waiting import Wait, waiting
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import os
 import re
 from contextlib import suppress
 
-from holdfast.backends import folders
-from holdfast.backends.walk import TEMPORARY
+from holdfast.backends.local import folders
+from holdfast.backends.local.walk import TEMPORARY
 
 RESERVE = f"{TEMPORARY}/reserve"
 #: Size of one file: one block for a slot, and one block by which its folder may grow.

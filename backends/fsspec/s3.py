@@ -14,10 +14,10 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from holdfast.backends.base import ObjectInfo
 from holdfast.backends.errors import AccessDenied, ObjectNotFound, StorageError
-from holdfast.backends.fsspec_dialect import Call, Dialect, Page, Query
+from holdfast.backends.fsspec.dialect import Call, Dialect, Page, Query
 from holdfast.backends.patience import Patience
-from holdfast.backends.s3_errors import error_code, translated
-from holdfast.backends.s3_proof import (
+from holdfast.backends.s3.errors import error_code, translated
+from holdfast.backends.s3.proof import (
     NotProven,
     check_answered,
     check_deleted,

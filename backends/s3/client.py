@@ -1,8 +1,7 @@
 """Make the client of the SDK, with connections that another thread can cut.
 
-The SDK sends each request once. `holdfast.backends.s3` retries, since it knows which answers to
-accept and when to stop. The SDK repeats a request only to follow an answer that names the bucket's
-region.
+The SDK sends each request once. `backend` retries, since it knows which answers to accept and when
+to stop. The SDK repeats a request only to follow an answer that names the bucket's region.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from botocore.loaders import Loader, create_loader
 from holdfast.backends.errors import InvalidLocation
 from holdfast.backends.location import Location
 from holdfast.backends.patience import Patience
-from holdfast.backends.s3_proof import check_raw
-from holdfast.backends.s3_settings import S3Settings
+from holdfast.backends.s3.proof import check_raw
+from holdfast.backends.s3.settings import S3Settings
 from holdfast.backends.waiting import Wait, current
 
 if TYPE_CHECKING:
