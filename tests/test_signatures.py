@@ -16,6 +16,7 @@ import pytest
 
 import holdfast
 from holdfast import formats
+from holdfast.distributed import Group
 from holdfast.formats import andrea, thalia
 from holdfast.registry.names.releases import Release
 from holdfast.registry.pool.entries import PoolEntry
@@ -29,6 +30,7 @@ OURS = "holdfast"
 VARIADIC = {"Run.undo": "checkpoints"}
 #: Names that annotations use and modules import for type checkers alone.
 FOR_CHECKERS = {
+    "Group": Group,
     "SeedSequence": np.random.SeedSequence,
     "Matchup": Matchup,
     "Stored": holdfast.Stored,
@@ -273,7 +275,7 @@ def test_every_option_of_a_checkpointer_is_passed_on(monkeypatch, reg) -> None:
     call = reg.create_run("run").checkpointer
     given, found = passed_on(monkeypatch, call, "holdfast.registry.runs.rooms.LoopOptions")
     of_saves = found.pop("save")
-    assert {**found, **of_saves} == given
+    assert {**found, **of_saves} == {**given, "group": None}
     assert set(of_saves) == set(SAVE) - {"state", "step", *PER_STEP}
 
 

@@ -29,6 +29,8 @@ _HINT = (
     "Give every rank the same value (rank 0's, by torch.distributed.broadcast), or wrap what each "
     "rank has for itself in holdfast.distributed.PerRank."
 )
+#: The arguments that all ranks must give alike, even where rank 0 decides about the others.
+_OF_ALL = ("step", "companions")
 _DICTS = {"d": None, "od": None, "sd": 0, "dd": 1}
 
 
@@ -124,7 +126,8 @@ def greeting(
     columns: list[bytes] = []
     for part in parts.values():
         columns += [part.copies.tobytes(), *part.own]
-    return join({"request": _fields(request), "states": states}, *columns)
+    said = {"request": _fields(request), "decides": request.first_rank_decides, "states": states}
+    return join(said, *columns)
 
 
 def explanation(parts: Mapping[str, RankPart], name: str, component: str) -> bytes:
@@ -163,12 +166,15 @@ def _fields(request: SaveRequest) -> dict[str, Any]:
 def check_requests(greetings: Sequence[Message], where: str) -> None:
     """Refuse ranks that save something else than rank 0.
 
+    Where rank 0 decides, for itself, why it saves and with which metrics, only step and companions
+    are compared.
+
     Raises:
         IncompatibleState: An argument differs.
     """
-    first = greetings[0][0]["request"]
+    first, decides = greetings[0][0]["request"], greetings[0][0]["decides"]
     for rank, (header, _) in enumerate(greetings):
-        for name in dict.fromkeys([*first, *header["request"]]):
+        for name in _OF_ALL if decides else dict.fromkeys([*first, *header["request"]]):
             mine, theirs = first.get(name), header["request"].get(name)
             if mine != theirs:
                 raise IncompatibleState(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from holdfast.registry import pytree
@@ -89,6 +90,12 @@ class CollectiveTrainer(Trainer):
             stored, target, group=self._calls.group, component=component, strict=strict
         )
 
+    def abstain(self, error: BaseException) -> None:
+        """Tell the other ranks, which begin a save, that this one has failed before it."""
+        with suppress(Exception):  # `settle` raises it
+            self._background.wait(None)
+        self._end(self._calls.begin(), error)
+
     def leave(self, status: RunStatus) -> None:
         """Set the status; the other ranks leave it to rank 0."""
         if self._leads:
@@ -105,8 +112,7 @@ class CollectiveTrainer(Trainer):
         try:
             return _flatten(state, request)
         except BaseException as error:
-            # The others are about to wait for this rank.
-            self._end(self._calls.begin(), error)
+            self._end(self._calls.begin(), error)  # the others are about to wait for this rank
             raise
 
     def _store_and_commit(self, save: PreparedSave) -> Checkpoint:

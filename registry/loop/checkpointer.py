@@ -74,7 +74,8 @@ class Checkpointer:
     def __enter__(self) -> Self:
         run, options = self._trainer.run, self._options
         self._reaction = options.reaction(run.spec.signals)
-        self._ranks = ranks_here(options.ranks, options.barrier_s)
+        self._ranks = ranks_here(options.ranks, options.barrier_s, options.group)
+        self._saves = self._ranks.rank == 0 or options.group is not None
         has_own = options.every_steps is not None or options.every_s is not None
         every_steps = options.every_steps if has_own else _preset_cadence(run, options)
         self._cadence = Cadence(every_steps, options.every_s, self._trainer.resumed_step)
@@ -151,8 +152,8 @@ class Checkpointer:
             converged: Save now, and wait until the checkpoint is durable.
 
         Returns:
-            The save that was begun; `None` if none was, and on other ranks than 0. Its `outcome`
-            tells whether it was skipped.
+            The save that was begun; `None` if none was, and on other ranks than 0 unless all save
+            together. Its `outcome` tells whether it was skipped.
 
         Raises:
             InvalidInput: An argument is wrong.
@@ -192,7 +193,7 @@ class Checkpointer:
                 expected="with run.checkpointer(...) as checkpointer: ...",
             )
         checked = check_step(step)
-        if self._last is None and self._ranks.rank == 0:
+        if self._last is None and self._saves:
             check_not_completed(self._trainer.run)  # the first save may be hours away
         if self._last is not None and checked <= self._last.step:
             raise InvalidInput(
@@ -248,15 +249,27 @@ class Checkpointer:
     def _save_here(self, why: Why, *, now: bool, forced: bool) -> PendingSave | None:
         assert self._last is not None
         last, options = self._last, self._options
-        state = last.state() if callable(last.state) else last.state
-        if self._ranks.rank != 0:
+        try:
+            state = last.state() if callable(last.state) else last.state
+        except BaseException as error:
+            self._trainer.abstain(error)
+            raise
+        if not self._saves:
             return None
         told = self._overhead.meta(
             why=why, every_steps=self._cadence.every_steps, every_s=self._cadence.every_s
         )
         meta = {**last.arguments["meta"], META_KEY: told}
         arguments = {**options.save, **last.arguments, "metrics": last.metrics, "meta": meta}
-        request = SaveRequest(last.step, takes_over=True, streams=self._streams, **arguments)
+        together = options.group is not None
+        request = SaveRequest(
+            last.step,
+            takes_over=True,
+            streams=self._streams,
+            every_rank=together,
+            first_rank_decides=together,
+            **arguments,
+        )
         if now:
             saved = _done(self._trainer.save(state, request), last.step)
         else:
@@ -302,6 +315,8 @@ class Checkpointer:
 
     def _stop(self, agreed: int) -> None:
         """Save the last step and leave: by SystemExit, or by `stopped` if `exits` is false."""
+        if self._signals.stop is None and self._stop_step is None:  # another rank was asked
+            self._deadline.begin(signal.SIGINT if agreed == _INTERRUPT else signal.SIGTERM)
         try:
             self._trainer.settle()
         except Exception as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from holdfast.backends.escape import quoted
+from holdfast.registry.collective.group import Group
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.loop.notice import Notice, NoticeSource
 from holdfast.registry.loop.ranks import Ranks
@@ -23,6 +24,7 @@ class LoopOptions:
 
     Attributes:
         save: The arguments of every save, by name.
+        group: The ranks that save together, if the handle has them.
     """
 
     every_steps: int | None
@@ -40,6 +42,7 @@ class LoopOptions:
     ranks: Ranks | None
     barrier_s: float
     save: dict[str, Any]
+    group: Group | None
 
     def __post_init__(self) -> None:
         """Check them.
@@ -54,11 +57,20 @@ class LoopOptions:
         _check_count("exit_code", self.exit_code, 0, 255)
         _check_count("sigint_exit_code", self.sigint_exit_code, 0, 255)
         check_busy(self.busy)
+        if self.group is not None:
+            self._check_together()
         Notice(self.notice)
         if not isinstance(self.on_best, bool | Monitor):
             raise _wrong("on_best", "True, or Monitor(metric=..., mode=...)", self.on_best)
         if self.sigusr1 is not None and self.sigusr1 not in get_args(WhenAsked):
             raise _wrong("sigusr1", " or ".join(get_args(WhenAsked)), self.sigusr1)
+
+    def _check_together(self) -> None:
+        """Refuse settings that ranks which save together cannot follow; the first save would."""
+        if self.busy != "wait":  # each rank would leave another save out
+            raise _wrong("busy", "wait, since all ranks save together", self.busy)
+        if self.save["precision"] is not None:
+            raise _wrong("precision", "None, since all ranks save together", "a policy")
 
     def reaction(self, preset: Signals | None) -> Reaction:
         """Return how the training reacts to signals: as asked here, or as the preset says."""

@@ -7,6 +7,7 @@ import sys
 from typing import Protocol
 
 from holdfast.backends.escape import quoted
+from holdfast.registry.collective.group import Group
 from holdfast.registry.errors import InvalidInput
 
 #: The module that needs torch.
@@ -41,12 +42,34 @@ class Alone:
         return value
 
 
-def ranks_here(given: Ranks | None, barrier_s: float) -> Ranks:
+_ALONE = Alone()
+
+
+def ranks_here(given: Ranks | None, barrier_s: float, group: Group | None = None) -> Ranks:
     """Return the given ranks, or those of torch.distributed if it is initialized.
 
+    Args:
+        given: The ranks, if the program gives them.
+        barrier_s: Seconds after which waiting for others of torch.distributed is an error.
+        group: The ranks that save together, if they do.
+
     Raises:
-        InvalidInput: The given object has no `rank` and `highest`.
+        InvalidInput: The given object has no `rank` and `highest`, or they are not those of the
+            group.
     """
+    found = _found(given, barrier_s)
+    if group is not None and (found.rank != group.rank or (group.size > 1 and found is _ALONE)):
+        raise InvalidInput(
+            "the ranks of the checkpointer are not those of the run's group",
+            where="ranks",
+            expected=f"rank {group.rank} of {group.size}",
+            found=f"rank {found.rank}" if found is not _ALONE else "one process",
+            hint="Pass `ranks=`, an object with `rank` and `highest(value)` over the same ranks.",
+        )
+    return found
+
+
+def _found(given: Ranks | None, barrier_s: float) -> Ranks:
     if given is not None:
         if not isinstance(getattr(given, "rank", None), int) or not hasattr(given, "highest"):
             raise InvalidInput(
@@ -58,8 +81,8 @@ def ranks_here(given: Ranks | None, barrier_s: float) -> Ranks:
         return given
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return Alone()
+        return _ALONE
     if distributed.get_world_size() == 1:
-        return Alone()
+        return _ALONE
     found: Ranks = importlib.import_module(_TORCH_RANKS).TorchRanks(barrier_s)
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.registry.errors import InvalidInput
 from holdfast.registry.precision.policy import PrecisionPolicy
 from holdfast.registry.runs import rooms
 from holdfast.registry.runs.resuming import ResumableRun
@@ -48,7 +47,8 @@ class LoopingRun(ResumableRun):
 
         At the end of each step the loop calls `it.step(step, state, metrics)`, which saves if it is
         time. SIGTERM and SIGINT wait for that call: it saves the state, sets the run to
-        `interrupted`, and raises SystemExit (`docs/training.md`).
+        `interrupted`, and raises SystemExit (`docs/training.md`). On a handle with a `group` every
+        rank has a checkpointer and all save together, when rank 0 says so and with its arguments.
 
         Args:
             every_steps: Save at each multiple of this step.
@@ -81,14 +81,9 @@ class LoopingRun(ResumableRun):
             allow_nonfinite: Let NaN and infinity become latest.
 
         Raises:
-            InvalidInput: An argument is wrong, or the handle has a `group`.
+            InvalidInput: An argument is wrong; with a `group` also `precision`, another `busy` than
+                `wait`, and `ranks` that are not those of the group.
         """
-        if self._trainer.is_collective:
-            raise InvalidInput(
-                "a handle with a group has no checkpointer yet",
-                where=self.id,
-                hint="Call `run.save` or `run.save_async` on every rank at the end of a step.",
-            )
         save = {
             "phase": phase,
             "compression": compression,
@@ -113,5 +108,6 @@ class LoopingRun(ResumableRun):
             ranks=ranks,
             barrier_s=barrier_s,
             save=save,
+            group=self.group,
         )
         return rooms.Checkpointer(self._trainer, options)

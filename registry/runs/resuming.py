@@ -50,6 +50,7 @@ class ResumableRun(CuratedRun):
     ) -> None:
         super().__init__(committer)
         self._compared = compared
+        self._group = group
         self._trainer: Trainer
         if group is not None:
             self._trainer = rooms.CollectiveTrainer(committer, group)
@@ -57,6 +58,11 @@ class ResumableRun(CuratedRun):
             self._trainer = rooms.JournaledTrainer(committer, journal)
         else:
             self._trainer = Trainer(committer)
+
+    @property
+    def group(self) -> Group | None:
+        """The ranks of a job that save together; `None` if this process saves alone."""
+        return self._group
 
     # Coming back
 

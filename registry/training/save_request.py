@@ -59,6 +59,7 @@ class SaveRequest:
         takes_over: Whether the program becomes the run's only trainer; for a push it does not.
         phase: The given phase; `None` for the present phase of the run.
         meta: The encoded plain value.
+        first_rank_decides: Whether the arguments of rank 0 count for all ranks that save together.
 
     Args:
         every_rank: Whether all ranks of a job save together.
@@ -85,9 +86,11 @@ class SaveRequest:
         precision: PrecisionPolicy | None = None,
         allow_lossy_optimizer: bool = False,
         every_rank: bool = False,
+        first_rank_decides: bool = False,
     ) -> None:
         if not every_rank:
             require_first_rank()
+        self.first_rank_decides = first_rank_decides
         self.takes_over = takes_over
         self.phase = None if phase is None else check_phase(phase)
         self.step = check_step(step)

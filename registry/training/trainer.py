@@ -113,6 +113,9 @@ class Trainer:
                 self._committed()
             return run
 
+    def abstain(self, error: BaseException) -> None:
+        """Do nothing; where ranks save together, the others are told that this one cannot."""
+
     def settle(self) -> None:
         """Wait for the running saves; raise the first error that was not raised already."""
         self._reset_after_fork()

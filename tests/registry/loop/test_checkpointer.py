@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from holdfast import Monitor
-from holdfast.registry.errors import Conflict, InvalidInput
+from holdfast.distributed import PerRank, ThreadGroup
+from holdfast.registry.errors import Conflict, InvalidInput, RankFailed
 from holdfast.registry.loop import cadence, notice
+from holdfast.registry.loop.deadline import Deadline
 from holdfast.registry.loop.overhead import told
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.signals import Signals
@@ -452,6 +454,37 @@ def train_on_ranks(
     return ended
 
 
+@pytest.fixture
+def together(run, backend, open_registry):
+    """Return the handles of two ranks that save together."""
+    groups = ThreadGroup.make(2, deadline_s=20)
+    return [open_registry(backend).run("run", group=one) for one in groups]
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_ranks_that_save_together_decide_together(run, together, monkeypatch, background):
+    monkeypatch.setattr(notice, "_EVERY_S", 0.0)
+
+    begin, begun = Deadline.begin, list[int]()
+    monkeypatch.setattr(Deadline, "begin", lambda self, n: (begun.append(n), begin(self, n)))
+
+    def own(rank: int, step: int) -> dict[str, object]:
+        return {**state(step), "own": PerRank(10 * rank)}
+
+    ended = train_on_ranks(together, stop_at=5, gather=own, background=background)
+    assert [getattr(error, "code", error) for error in ended] == [143, 143]
+    assert whys(run) == [(2, "cadence"), (4, "cadence"), (5, "signal")]
+    assert run.latest().load(only="own") == {"own": {0: 0, 1: 10}}
+    assert begun.count(signal.SIGTERM) == 2, "only the rank that was asked has a deadline"
+    assert run.status == "interrupted"
+
+
+@pytest.mark.parametrize("option", [{"busy": "skip"}, {"precision": "bf16"}, {"ranks": None}])
+def test_settings_that_ranks_cannot_share_are_refused(together, option):
+    with pytest.raises(InvalidInput, match=next(iter(option))):
+        together[0].checkpointer(**option).__enter__()
+
+
 @pytest.mark.parametrize("background", [True, False])
 def test_ranks_leave_at_one_boundary_and_only_the_first_saves(
     run, backend, open_registry, monkeypatch, background
@@ -465,20 +498,24 @@ def test_ranks_leave_at_one_boundary_and_only_the_first_saves(
     assert run.manifest.commits == 1 + 3 + 1
 
 
+@pytest.mark.parametrize("groups", [False, True])
 @pytest.mark.parametrize("broken", [0, 1])
 def test_a_rank_that_cannot_gather_its_state_stops_all(
-    run, backend, open_registry, monkeypatch, broken
+    run, backend, open_registry, request, broken, groups
 ):
-    other = open_registry(backend).run("run")
+    runs = [run, open_registry(backend).run("run")]
+    if groups:
+        runs = request.getfixturevalue("together")
 
     def gather(rank: int, step: int) -> dict[str, object]:
         if rank == broken and step == 4:
             raise OSError("gone")
         return state(step)
 
-    ended = train_on_ranks([run, other], stop_at=9, background=False, gather=gather)
+    ended = train_on_ranks(runs, stop_at=9, background=False, gather=gather)
     assert isinstance(ended[broken], OSError)
-    assert isinstance(ended[1 - broken], Conflict)
+    assert isinstance(ended[1 - broken], RankFailed if groups else Conflict)
+    assert getattr(ended[1 - broken], "rank", broken) == broken
     assert steps(run)[:1] == [2]
 
 
