@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +13,8 @@ import numpy as np
 from holdfast.registry.collective import shards
 from holdfast.registry.collective.group import Group, LinksBroken
 from holdfast.registry.collective.plan import Part, WrongLayout, make_plan
-from holdfast.registry.collective.rounds import spread_chunks
 from holdfast.registry.collective.shards import ShardLeaf, whole_shape
+from holdfast.registry.collective.spreading import spread_chunks
 from holdfast.registry.collective.structure import Ints, Structure
 from holdfast.registry.collective.talk import Calls, Talk
 from holdfast.registry.collective.wire import broken, join, rebuild
@@ -52,8 +52,9 @@ def load_into(
 
     Every rank calls it with its part of the target: DTensors of any layout, and plain tensors that
     are whole on every rank. The layout need not be the one of the save. Each rank fetches and
-    verifies about its share of the chunks, and sends the other ranks their pieces; besides the
-    target it needs memory for about 64 MiB of chunks. Otherwise as `Stored.load_into`.
+    verifies about its share of the chunks, and sends the other ranks their pieces. Chunks are read
+    straight into the target where its memory holds them whole; for the others a rank needs memory
+    for about 100 MiB. Otherwise as `Stored.load_into`.
 
     Args:
         stored: A checkpoint, or another stored state; the same on every rank.
@@ -184,21 +185,20 @@ class _Filling:
             self._memory[tensor] = found
         return found
 
-    def read(self, part: Part, numbers: Sequence[int]) -> Mapping[int, Any]:
-        """Return the bytes of owned chunks, verified."""
-        data: dict[int, Any] = {}
-        first: dict[Digest, int] = {}
-        for number in numbers:
+    def read(self, part: Part, wanted: Mapping[int, Any]) -> None:
+        """Fill memory with owned chunks, every byte verified."""
+        first: dict[Digest, Any] = {}
+        copies: list[tuple[Any, Any]] = []
+        for number, data in wanted.items():
             tensor, at = int(part.chunks[number, 0]), int(part.chunks[number, 1])
-            entry = self._entries[tensor]
-            digest = self._reader.chunk_digests(entry)[at]
+            digest = self._reader.chunk_digests(self._entries[tensor])[at]
             if digest in first:
-                data[number] = data[first[digest]]
-                continue
-            first[digest] = number
-            data[number] = np.empty(entry.grid.sizes()[at], np.uint8)
-        self._reader.read_chunks({d: memoryview(data[n]) for d, n in first.items()})
-        return data
+                copies.append((data, first[digest]))
+            else:
+                first[digest] = data
+        self._reader.read_chunks({digest: memoryview(data) for digest, data in first.items()})
+        for data, source in copies:
+            data[:] = source
 
     def settle(self) -> None:
         """Widen tensors in place, and copy staged ones to their target."""
@@ -255,7 +255,7 @@ def _fill(filling: _Filling, calls: Calls, talk: Talk, part: Part) -> None:
             part,
             filling.items,
             filling.memory,
-            lambda numbers: filling.read(part, numbers),
+            lambda wanted: filling.read(part, wanted),
         )
     except LinksBroken as error:
         talk.is_broken = True

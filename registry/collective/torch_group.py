@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import torch
@@ -125,9 +126,11 @@ class TorchGroup:
             raise LinksBroken(f"rank {', '.join(map(str, absent))} did not connect")
 
     def _disconnect(self, links: str) -> None:
-        gloo = self._gloo.pop(links, None)
-        if gloo is not None:
-            gloo.abort()
+        ending = [self._gloo.pop(links, None)]
+        if ending[0] is not None:
+            ending[0].abort()
+            # The group waits some 20 ms for its threads when its memory is released.
+            Thread(target=ending.clear, name="holdfast-disconnect").start()
 
     def break_links(self, links: str) -> None:
         """End connections: the other side of each gets an error."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,8 @@ import pytest
 
 import holdfast
 from holdfast import Checkpoint, Registry
-from holdfast.distributed import Group, PerRank
-from holdfast.registry.collective import plan
+from holdfast.distributed import Group
 from holdfast.registry.collective.leading import Leading
-from holdfast.registry.collective.shards import ShardLeaf
 from holdfast.registry.errors import (
     IncompatibleState,
     InvalidInput,
@@ -25,53 +22,15 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.history.actions import AddCheckpoint
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.pytree import numpy_arrays
 from holdfast.registry.writing.object_writer import Condemned
 from tests.registry.collective.ranks import Died, Mortal, Troubled, group_of, mortals, together
+from tests.registry.collective.rows import WHOLE, state
 
 #: Long enough for a rank that is well, on a busy machine.
 WELL_S = 30.0
 
 
-@pytest.fixture
-def reg(tmp_path: Path) -> Registry:
-    made = holdfast.init(tmp_path / "reg")
-    made.create_run("run")
-    return made
-
-
-class Rows:
-    """An array of which a rank has some rows: what a DTensor is, without torch."""
-
-    def __init__(self, whole: Any, rank: int, size: int) -> None:
-        rows = -(-len(whole) // size)
-        self.begin = min(rank * rows, len(whole))
-        self.part = np.ascontiguousarray(whole[self.begin : self.begin + rows])
-        self.whole = whole
-
-
-@pytest.fixture(autouse=True)
-def rows_are_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.registry.pytree.encoding import HANDLERS
-
-    def encode(encoder: Any, value: Rows, link: Any, depth: int) -> Any:
-        node = numpy_arrays.encode_array(encoder, value.part, link, depth)
-        offset = (value.begin, *(0 for _ in value.whole.shape[1:]))
-        leaf = encoder.leaves[-1]
-        encoder.leaves[-1] = ShardLeaf.of(leaf, value.whole.shape, offset, is_copied=False)
-        return node
-
-    monkeypatch.setitem(HANDLERS, Rows, encode)
-    # Several rounds, for several exchanges.
-    monkeypatch.setattr(plan, "ROUND_BYTES", 2**20)
-
-
-WHOLE = np.random.default_rng(0).standard_normal((1500, 1000)).astype(np.float32)
-
-
-def state(rank: int, size: int, seed: float = 0) -> dict[str, Any]:
-    whole = {"w": Rows(WHOLE + np.float32(seed), rank, size), "b": np.arange(100) + seed}
-    return {"model": whole, "rng": PerRank(rank)}
+pytestmark = pytest.mark.usefixtures("rows_are_sharded")
 
 
 def saving(reg: Registry, step: int = 1, **other: Any) -> Callable[[Group], Checkpoint]:
