@@ -4,8 +4,10 @@
   `torch_group` is that of torch.distributed; `wire` spells the messages and errors.
 - `shards`, `torch_shards`: a state as one rank has it, with the box that it has of each tensor;
   `per_rank`: values that each rank has for itself.
-- `structure`: tensors and chunks as boxes; `plan`: who stores which chunk, and which bytes travel
-  for that; `rounds` moves them for a save, and `spreading` for a load.
+- `structure`: tensors and chunks as boxes; `boxes`: those of one rank, written shortly;
+  `patterns`: tensors that are cut alike; `plan`: who stores which chunk, and which bytes travel
+  for that; `planning` makes plans, `rounds` carries them out for a save, and
+  `spreading` for a load.
 - `part`: what one rank stores; `agreement` compares what all have.
 - `leading`, `following`: the two sides of a save; `storing`: its end, on rank 0; `talk`: its
   messages; `outcome`: how it ended. `trainer`: the trainer of a run with a group.

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.registry.collective.boxes import Boxes
 from holdfast.registry.collective.shards import Layout, ShardLeaf, whole_shape
 from holdfast.registry.collective.structure import Ints
 from holdfast.registry.collective.talk import Message
@@ -142,7 +143,8 @@ def explanation(parts: Mapping[str, RankPart], name: str, component: str) -> byt
 
 def layout_of(parts: Mapping[str, RankPart], name: str) -> bytes:
     """Return the layout of a state as a message."""
-    return join({}, parts[name].layout.rows.tobytes())
+    layout = parts[name].layout
+    return join({}, *Boxes.from_rows(layout.rows, len(layout.leaves)).encode())
 
 
 def _fields(request: SaveRequest) -> dict[str, Any]:

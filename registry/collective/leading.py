@@ -12,11 +12,14 @@ import numpy as np
 from holdfast.registry import pytree
 from holdfast.registry.collective import agreement
 from holdfast.registry.collective.agreement import RankPart
+from holdfast.registry.collective.boxes import Boxes
 from holdfast.registry.collective.group import LinksBroken
 from holdfast.registry.collective.outcome import find_write
 from holdfast.registry.collective.part import PartOrder, PartReport, write_part
+from holdfast.registry.collective.patterns import WrongLayout
 from holdfast.registry.collective.per_rank import merge
-from holdfast.registry.collective.plan import Part, Plan, WrongLayout, make_plan
+from holdfast.registry.collective.plan import Part, Plan
+from holdfast.registry.collective.planning import make_plan
 from holdfast.registry.collective.shards import ShardLeaf, whole_bytes, whole_shape
 from holdfast.registry.collective.storing import Storing
 from holdfast.registry.collective.talk import Calls, Message, Talk
@@ -170,13 +173,12 @@ class Leading:
             return self._plans.whole[name]
         if any(one["plan"] != key for one in said):
             self._talk.order({"kind": "layout", "state": name})
-            rows = self._talk.gather(
+            found = self._talk.gather(
                 agreement.layout_of(self._parts, name), "describing their layouts"
             )
-            width = part.layout.rows.shape[1]
-            tables = [np.frombuffer(one[0], np.int64).reshape(-1, width) for _, one in rows]
+            boxes = [Boxes.decode(columns) for _, columns in found]
             try:
-                plan = make_plan(part.layout.structure, tables)
+                plan = make_plan(part.layout.structure, boxes)
             except WrongLayout as error:
                 raise UnsupportedValue(
                     error.what,

@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 
 from holdfast.registry.collective import shards
+from holdfast.registry.collective.boxes import Boxes
 from holdfast.registry.collective.group import Group, LinksBroken
-from holdfast.registry.collective.plan import Part, WrongLayout, make_plan
+from holdfast.registry.collective.patterns import WrongLayout
+from holdfast.registry.collective.plan import Part
+from holdfast.registry.collective.planning import make_plan
 from holdfast.registry.collective.shards import ShardLeaf, whole_shape
 from holdfast.registry.collective.spreading import spread_chunks
 from holdfast.registry.collective.structure import Ints, Structure
@@ -106,7 +109,7 @@ class _Filling:
     Attributes:
         report: The paths on each side.
         structure: The tensors that are read in chunks, in order.
-        rows: Tensor, offset and extent of each sharded one.
+        boxes: The boxes that this rank has of them.
         items: Bytes of an element of each of those tensors.
     """
 
@@ -149,7 +152,8 @@ class _Filling:
             for n, leaf in enumerate(self._leaves)
             if isinstance(leaf, ShardLeaf)
         ]
-        self.rows: Ints = np.array(rows, np.int64).reshape(-1, 1 + 2 * self.structure.axes)
+        table = np.array(rows, np.int64).reshape(-1, 1 + 2 * self.structure.axes)
+        self.boxes = Boxes.from_rows(table, len(self._entries))
         self._memory: dict[int, tuple[Any, Ints]] = {}
 
     @property
@@ -218,7 +222,7 @@ def _leaves(target: object) -> dict[str, ArrayLeaf]:
 def _agree(filling: _Filling, calls: Calls, talk: Talk) -> Part:
     """Compare what the ranks load, and plan; return this rank's part."""
     group = calls.group
-    said = join({"digest": filling.digest}, filling.rows.tobytes())
+    said = join({"digest": filling.digest}, *filling.boxes.encode())
     if group.rank:
         talk.report(said)
         _listen(talk)
@@ -231,10 +235,9 @@ def _agree(filling: _Filling, calls: Calls, talk: Talk) -> Part:
                 where=f"rank {rank}",
                 hint="Give every rank the same checkpoint and a target of the same paths.",
             )
-    width = filling.rows.shape[1]
-    tables = [np.frombuffer(columns[0], np.int64).reshape(-1, width) for _, columns in found]
+    boxes = [Boxes.decode(columns) for _, columns in found]
     try:
-        plan = make_plan(filling.structure, tables, loads=True)
+        plan = make_plan(filling.structure, boxes, loads=True)
     except WrongLayout as error:
         raise IncompatibleState(
             error.what, where=filling.where(error.tensor), found=error.found

@@ -1,17 +1,28 @@
-"""Messages between ranks: a line of JSON, then columns of bytes. Errors cross as their parts."""
+"""Messages between ranks: a line of JSON, then columns of bytes. Errors cross as their parts.
+
+Tables of integers cross as compressed columns.
+"""
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import zstandard
+
 from holdfast.backends import Buffer
 from holdfast.registry import errors
+from holdfast.registry.collective.structure import Ints
 from holdfast.registry.errors import RankFailed, RegistryError
 
 _CLASSES: dict[str, type[RegistryError]] = {name: getattr(errors, name) for name in errors.__all__}
 _PARTS = ("expected", "found", "hint")
+#: Before a table: rows, columns, and the number of its type.
+_TABLE = "<IIB"
+_TYPES = (np.dtype("<i4"), np.dtype("<i8"))
 
 
 def join(header: dict[str, Any], *columns: Buffer) -> bytes:
@@ -29,6 +40,22 @@ def split(data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
         columns.append(view[start : start + length])
         start += length
     return header, columns
+
+
+def pack_table(table: Ints) -> bytes:
+    """Return a table of integers as bytes."""
+    is_small = not table.size or (int(table.min()) >= -(2**31) and int(table.max()) < 2**31)
+    columns = np.ascontiguousarray(table.T, _TYPES[not is_small])
+    head = struct.pack(_TABLE, *table.shape, not is_small)
+    return head + zstandard.ZstdCompressor(level=1).compress(columns.tobytes())
+
+
+def unpack_table(data: Buffer) -> Ints:
+    """Read what `pack_table` has made."""
+    view = memoryview(data)
+    rows, width, kind = struct.unpack_from(_TABLE, view)
+    columns = zstandard.ZstdDecompressor().decompress(view[struct.calcsize(_TABLE) :])
+    return np.frombuffer(columns, _TYPES[kind]).reshape(width, rows).T.astype(np.int64)
 
 
 def describe(error: BaseException, rank: int) -> dict[str, Any]:

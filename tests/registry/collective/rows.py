@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from holdfast.distributed import PerRank
-from holdfast.registry.collective import plan
+from holdfast.registry.collective import planning
 from holdfast.registry.collective.shards import ShardLeaf
 from holdfast.registry.pytree import numpy_arrays
 from holdfast.registry.pytree.encoding import HANDLERS
@@ -37,7 +37,7 @@ def shard_rows(patch: pytest.MonkeyPatch, round_bytes: int = 2**20) -> None:
         return node
 
     patch.setitem(HANDLERS, Rows, encode)
-    patch.setattr(plan, "ROUND_BYTES", round_bytes)
+    patch.setattr(planning, "ROUND_BYTES", round_bytes)
 
 
 def state(rank: int, size: int, seed: float = 0) -> dict[str, Any]:

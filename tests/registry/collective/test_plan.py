@@ -5,15 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holdfast.registry.collective import plan as planning
-from holdfast.registry.collective.plan import Part, Plan, WrongLayout, make_plan
+from holdfast.registry.collective import planning
+from holdfast.registry.collective.boxes import Boxes
+from holdfast.registry.collective.patterns import WrongLayout
+from holdfast.registry.collective.plan import Part, Plan
+from holdfast.registry.collective.planning import make_plan
 from holdfast.registry.collective.structure import Ints, Structure
 
 STATE = Structure(
     ("float32", "int8", "float32", "float64"),
     ((1003, 3001), (5_000_001,), (7, 13, 300, 41), (5, 9)),
 )
-Boxes = list[tuple[slice, ...]]
+Slices = list[tuple[slice, ...]]
 
 
 def cut(length: int, parts: int) -> list[tuple[int, int]]:
@@ -39,7 +42,13 @@ def layouts(ranks: int, dice: np.random.Generator, mesh: tuple[int, int]) -> lis
     return [np.array(one, np.int64).reshape(-1, 1 + 2 * STATE.axes) for one in tables]
 
 
-def boxes_of(part: Ints, at: int) -> Boxes:
+def boxes(structure: Structure, tables: list[Ints]) -> list[Boxes]:
+    """Return the layouts as rank 0 gets them."""
+    made = [Boxes.from_rows(one, len(structure.shapes)).encode() for one in tables]
+    return [Boxes.decode([memoryview(one) for one in columns]) for columns in made]
+
+
+def boxes_of(part: Ints, at: int) -> Slices:
     axes = STATE.axes
     return [
         tuple(slice(a, b) for a, b in zip(row[at : at + axes], row[at + axes :], strict=True))
@@ -57,7 +66,7 @@ def test_every_element_travels_once_and_rounds_are_bounded(
 ) -> None:
     monkeypatch.setattr(planning, "ROUND_BYTES", 5 * 2**20)
     tables = layouts(ranks, np.random.default_rng(ranks), mesh)
-    plan = make_plan(STATE, tables, loads=loads)
+    plan = make_plan(STATE, boxes(STATE, tables), loads=loads)
     parts = [Part.decode([memoryview(one) for one in plan.part(r).encode()]) for r in range(ranks)]
     check_chunks(parts)
     if loads:
@@ -148,7 +157,7 @@ def check_rounds(plan: Plan, parts: list[Part]) -> None:
 
 def test_chunks_are_spread_over_the_ranks_that_have_them() -> None:
     tables = layouts(4, np.random.default_rng(1), (4, 1))
-    owners = make_plan(STATE, [one[:0] for one in tables]).owner
+    owners = make_plan(STATE, boxes(STATE, [one[:0] for one in tables])).owner
     assert np.bincount(owners, minlength=4).min() >= 2  # whole tensors: any rank may own
 
 
@@ -156,13 +165,13 @@ def test_chunks_are_spread_over_the_ranks_that_have_them() -> None:
 def test_parts_that_overlap_or_leave_gaps_are_refused(end: int) -> None:
     one = Structure(("float32",), ((100, 20),))
     tables = [np.array([[0, begin, 0, stop - begin, 20]]) for begin, stop in ((0, 61), (61, 100))]
-    make_plan(one, tables)
+    make_plan(one, boxes(one, tables))
     tables[0][0, 3] = end
     with pytest.raises(WrongLayout):
-        make_plan(one, tables)
+        make_plan(one, boxes(one, tables))
 
 
 def test_a_tensor_that_only_some_ranks_shard_is_refused() -> None:
     one = Structure(("float32",), ((100, 20),))
     with pytest.raises(WrongLayout, match="some ranks only"):
-        make_plan(one, [np.array([[0, 0, 0, 100, 20]]), np.zeros((0, 5), np.int64)])
+        make_plan(one, boxes(one, [np.array([[0, 0, 0, 100, 20]]), np.zeros((0, 5), np.int64)]))

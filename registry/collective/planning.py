@@ -1,0 +1,167 @@
+"""Make the plan of a layout: choose the owner of each chunk, and the round of what travels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from holdfast.registry.collective.boxes import Boxes
+from holdfast.registry.collective.patterns import Patterns
+from holdfast.registry.collective.plan import Plan, sources
+from holdfast.registry.collective.structure import Ints, Structure
+
+#: The most bytes that a rank sends, and that it receives, in one round.
+ROUND_BYTES = 16 * 2**20
+#: Of more ranks that have a part of a chunk, this many are compared.
+_ABLE = 16
+#: Chunks whose rounds are chosen together, and how many of each owner at once.
+_BATCH = 2**14
+_WAVES = 16
+
+
+def make_plan(structure: Structure, layouts: Sequence[Boxes], *, loads: bool = False) -> Plan:
+    """Return the plan of a layout.
+
+    Args:
+        structure: The tensors.
+        layouts: The boxes of each rank.
+        loads: Whether the pieces travel from the owner of a chunk to every rank that has them, and
+            not from one of those ranks to the owner.
+
+    Raises:
+        WrongLayout: The parts of a tensor overlap or leave gaps, or only some ranks shard it.
+    """
+    patterns = Patterns(structure, layouts)
+    owner = _owners(patterns)
+    rounds = _Rounds(patterns, owner, loads=loads)
+    for low in range(0, len(owner), _BATCH):
+        rounds.add(np.arange(low, min(low + _BATCH, len(owner))))
+    return Plan(patterns, loads, owner, rounds.of, rounds.count, rounds.moved_bytes)
+
+
+def _owners(patterns: Patterns) -> Ints:
+    """Choose the owner of each chunk: the rank with the least so far that has a part of it."""
+    slots = [
+        (_able(patterns, slot), size) for slot, size in enumerate(patterns.slot_bytes.tolist())
+    ]
+    first = patterns.slots_first.tolist()
+    owned = [0] * patterns.ranks
+    owners: list[int] = []
+    for pattern in patterns.of.tolist():
+        for able, size in slots[first[pattern] : first[pattern + 1]]:
+            if len(able) > _ABLE:
+                at = len(owners) * _ABLE % len(able)
+                able = able[at : at + _ABLE].tolist()
+            owner = able[0] if len(able) == 1 else min(able, key=owned.__getitem__)
+            owned[owner] += size
+            owners.append(owner)
+    return np.array(owners, np.int64)
+
+
+def _able(patterns: Patterns, slot: int) -> Any:
+    """Return the ranks that have a part of a slot: a list, or an array if they are many."""
+    pieces = slice(*patterns.pieces_first[slot : slot + 2])
+    first = patterns.holders_first
+    having = [patterns.holders[first[b] : first[b + 1]] for b in patterns.piece_box[pieces]]
+    able = having[0] if len(having) == 1 else np.concatenate(having)
+    return able if len(able) > _ABLE else able.tolist()
+
+
+class _Rounds:
+    """The choice of rounds, batch by batch.
+
+    Chunks are taken in waves, one of each owner. A round ends before the wave with which a rank
+    would send or receive too much.
+
+    Attributes:
+        of: The round of each chunk.
+        count: The rounds so far.
+        moved_bytes: The bytes that travel in them.
+    """
+
+    def __init__(self, patterns: Patterns, owner: Ints, *, loads: bool) -> None:
+        self._patterns, self._owner, self._loads = patterns, owner, loads
+        self.of: Ints = np.zeros(len(owner), np.int64)
+        self.count = self.moved_bytes = 0
+        self._now = 0
+        # The bytes of this round, of each rank for its own chunks and then for those of others.
+        self._fill: Ints = np.zeros(2 * patterns.ranks, np.int64)
+
+    def add(self, chunks: Ints) -> None:
+        """Choose the rounds of some chunks."""
+        patterns, owner = self._patterns, self._owner
+        slots = patterns.slots_of(chunks, patterns.tensor_of(chunks))
+        at, piece = patterns.pieces_of(slots)
+        if self._loads:
+            several, other = patterns.holders_of(piece)
+            at, piece = at[several], piece[several]
+        else:
+            other = sources(patterns, owner, chunks[at], piece)
+        away = other != owner[chunks[at]]
+        at, other, nbytes = at[away], other[away], patterns.piece_bytes[piece[away]]
+        self.moved_bytes += int(nbytes.sum())
+        self.of[chunks] = self._now
+        moved = np.bincount(at, nbytes, minlength=len(chunks))
+        travels = np.flatnonzero(moved)
+        if self._loads:
+            # The owner holds whole chunks until their pieces are sent.
+            moved = np.maximum(moved, patterns.slot_bytes[slots])
+        wave = np.zeros(len(chunks), np.int64)
+        wave[travels] = _ordinals(owner[chunks[travels]])
+        where = np.concatenate([travels, at])
+        column = np.concatenate([owner[chunks[travels]], other + patterns.ranks])
+        self._place(chunks, wave, where, column, np.concatenate([moved[travels], nbytes]))
+
+    def _place(self, chunks: Ints, wave: Ints, where: Ints, column: Ints, nbytes: Ints) -> None:
+        """Place transfers: the chunk, the rank whose bytes they fill, and the bytes of each."""
+        order = np.argsort(wave[where], kind="stable")
+        where, column, nbytes = where[order], column[order], nbytes[order]
+        waves = int(wave[where[-1]]) + 1 if len(where) else 0
+        first = np.searchsorted(wave[where], np.arange(waves + 1))
+        at, width = 0, len(self._fill)
+        while at < waves:
+            until = min(at + _WAVES, waves)
+            some = slice(first[at], first[until])
+            cell = (wave[where[some]] - at) * width + column[some]
+            table = np.bincount(cell, nbytes[some], minlength=(until - at) * width)
+            filled = table.reshape(-1, width).cumsum(axis=0) + self._fill
+            over = (filled > ROUND_BYTES).any(axis=1)
+            fit = int(over.argmax()) if over.any() else until - at
+            if fit:
+                here = where[first[at] : first[at + fit]]
+                self.of[chunks[here]] = self._now
+                self._fill = filled[fit - 1].astype(np.int64)
+                self.count = self._now + 1
+                at += fit
+            elif self._fill.any():
+                self._next()
+            else:
+                some = slice(first[at], first[at + 1])
+                self._place_singly(chunks, where[some], column[some], nbytes[some])
+                at += 1
+
+    def _place_singly(self, chunks: Ints, where: Ints, column: Ints, nbytes: Ints) -> None:
+        """Place a wave that is too much for one round, chunk by chunk."""
+        for one in np.unique(where):
+            here = where == one
+            columns, size = column[here], nbytes[here]
+            if (self._fill[columns] + size > ROUND_BYTES).any() and self._fill.any():
+                self._next()
+            np.add.at(self._fill, columns, size.astype(np.int64))
+            self.of[chunks[one]] = self._now
+            self.count = self._now + 1
+
+    def _next(self) -> None:
+        self._now += 1
+        self._fill = np.zeros_like(self._fill)
+
+
+def _ordinals(values: Ints) -> Ints:
+    """Return how often each value has come before."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    found = np.empty(len(values), np.int64)
+    found[order] = np.arange(len(values)) - np.searchsorted(ordered, ordered)
+    return found
