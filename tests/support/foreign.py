@@ -13,11 +13,12 @@ import pytest
 #: Environment variable: the folder with the files; by default one beside the checkout.
 VARIABLE = "HOLDFAST_FOREIGN_FILES"
 _DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "golden"
+FOLDER = Path(os.environ.get(VARIABLE, _DEFAULT))
 
 
 def foreign(name: str) -> Path:
     """Return a file or folder; skip the test where it is missing."""
-    path = Path(os.environ.get(VARIABLE, _DEFAULT)) / name
+    path = FOLDER / name
     if not path.exists():
         pytest.skip(f"no files of other programs here: {path.name} ({VARIABLE} names their folder)")
     return path

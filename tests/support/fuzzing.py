@@ -1,32 +1,38 @@
 """Fuzz targets: one for each format of files, for a few inputs in a test or for long by hand.
 
-    python -m tests.support.fuzzing FORMAT SECONDS
+    python -m tests.support.fuzzing FORMAT SECONDS [CORPUS]
 
 An input is a sound file with bytes changed; reading it must give a state or a typed error, within
 a bound of memory and time. With atheris, which follows the branches that an input reaches, the
-program uses that; without it, its own mutations. It prints what it did, and the input that failed.
+program uses that; without it, its own mutations. It writes its figures as a line of JSON, and the
+input that failed to a file. `scripts/fuzz` starts it, in several processes one after another.
 """
 
 from __future__ import annotations
 
+import dis
 import gc
 import hashlib
 import io
+import json
+import operator as op
 import os
 import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, NoneType
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,19 +43,15 @@ from holdfast.registry.formats import table
 from holdfast.registry.formats.thalia import save_delta
 from holdfast.registry.formats.thalia.framing import DELTA_MAGIC
 from tests.registry.formats import test_burn, test_cobre, test_hf, test_thalia
-
-try:
-    import atheris
-except ImportError:
-    atheris: ModuleType | None = None  # type: ignore[no-redef]
+from tests.support.foreign import FOLDER
 
 #: The formats that read more than bytes.
 FORMATS = ("torch", "safetensors", "zarr", "npz", "thalia", "burn", "hf", "cobre", "andrea")
 #: The most memory of the process beyond what it has at its start, and time for one input.
 MEMORY_BYTES = 6 * 2**30
 INPUT_S = 20
-#: Seconds of one process with atheris, which keeps the result of each comparison of arrays.
-PART_S = 300
+#: The most bytes of an input.
+INPUT_BYTES = 20_000
 
 
 def samples(name: str, folder: Path) -> list[Path]:
@@ -78,6 +80,7 @@ def samples(name: str, folder: Path) -> list[Path]:
             formats.write(folder / "a.zarr", {"arrays": tensors})
         case "npz":
             formats.write(folder / "a.npz", {"arrays": tensors})
+            formats.write(folder / "entry.npz", {"arrays": {"a": np.arange(3)}})
             np.savez_compressed(folder / "b.npz", a=np.arange(12).reshape(3, 4).T, b=np.ones(2))
         case "thalia":
             for ending in ("", ".zst", ".lz4"):
@@ -104,21 +107,32 @@ def samples(name: str, folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def repacked(archive: Path, pickle: bytes) -> bytes:
-    """Return an archive of torch with another pickle, so that a changed one is always reached."""
+def foreign_samples(name: str, folder: Path) -> list[Path]:
+    """Copy the files and folders of a format that programs of other systems wrote, if any."""
+    if not FOLDER.is_dir():
+        return []
+    shutil.copytree(FOLDER, folder / "foreign", ignore=shutil.ignore_patterns("*.md", "*.json"))
+    return [
+        path
+        for path in sorted((folder / "foreign").rglob("*"))
+        if path.stat().st_size < INPUT_BYTES
+        and formats.detect(path) == name
+        and not formats.validate(path, format=name)
+    ]
+
+
+def entry_of(archive: Path) -> str | None:
+    """Return the entry of an archive of which only that one is changed."""
+    return {"pickled.pt": "pickled/data.pkl", "entry.npz": "a.npy"}.get(archive.name)
+
+
+def repacked(archive: bytes, name: str, content: bytes) -> bytes:
+    """Return an archive with another content of an entry, whose checksum is right."""
     made = io.BytesIO()
-    with zipfile.ZipFile(archive) as old, zipfile.ZipFile(made, "w") as new:
+    with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(made, "w") as new:
         for entry in old.infolist():
-            is_pickle = entry.filename.endswith("/data.pkl")
-            new.writestr(entry, pickle if is_pickle else old.read(entry))
+            new.writestr(entry, content if entry.filename == name else old.read(entry))
     return made.getvalue()
-
-
-def pickle_of(archive: Path) -> bytes:
-    """Return the pickle of an archive of torch."""
-    with zipfile.ZipFile(archive) as found:
-        (name,) = (name for name in found.namelist() if name.endswith("/data.pkl"))
-        return found.read(name)
 
 
 class Target:
@@ -127,23 +141,30 @@ class Target:
     Args:
         name: The format.
         folder: An empty folder for its files.
+        foreign: Whether files of other programs are among them, where they are at hand.
     """
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, *, foreign: bool = False) -> None:
         self.name = name
         self.tried = self.refused = 0
         self.roots = samples(name, folder)
+        if foreign:
+            self.roots += foreign_samples(name, folder)
         self.files = [
-            (root, file, file.read_bytes())
+            (root, file, self._changeable(file))
             for root in self.roots
             for file in (sorted(root.rglob("*")) if root.is_dir() else [root])
             if file.is_file()
         ]
-        #: A file of which only the pickle is changed.
-        self.pickled = folder / "pickled.pt"
-        if name == "torch":
-            others = [one for one in self.files if one[1] != self.pickled]
-            self.files = [*others, (self.pickled, self.pickled, pickle_of(self.pickled))]
+
+    @staticmethod
+    def _changeable(file: Path) -> bytes:
+        """Return the bytes of a file that are changed: all, or those of one entry."""
+        entry = entry_of(file)
+        if entry is None:
+            return file.read_bytes()
+        with zipfile.ZipFile(file) as archive:
+            return archive.read(entry)
 
     def mutated(self, chance: random.Random) -> bytes:
         """Return an input: the number of a file, and its changed content."""
@@ -171,10 +192,10 @@ class Target:
         """Read an input; raise whatever is no typed error."""
         if not data:
             return
-        root, file, sound = self.files[data[0] % len(self.files)]
-        content = data[1:]
-        if file == self.pickled:
-            content, sound = repacked(file, content), file.read_bytes()
+        root, file, _ = self.files[data[0] % len(self.files)]
+        content, sound = data[1:], file.read_bytes()
+        if entry := entry_of(file):
+            content = repacked(sound, entry, content)
         if self.name == "thalia" and not content.startswith(DELTA_MAGIC):  # deltas have no checksum
             content = content[:-32] + hashlib.sha256(content[:-32]).digest()
         file.write_bytes(content)
@@ -193,12 +214,12 @@ class Target:
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Stop a reading that does not end."""
-    signal.setitimer(signal.ITIMER_REAL, INPUT_S)
+    """Stop a reading that does not end. Only its own time counts: other programs may run too."""
+    signal.setitimer(signal.ITIMER_PROF, INPUT_S)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _out_of_time(number: int, frame: object) -> None:
@@ -211,18 +232,19 @@ def _bound_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, hard))
 
 
-def _report(target: Target, seconds: float, engine: str) -> None:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    print(
-        f"{target.name}: {target.tried} inputs in {seconds:.0f} s ({engine}), "
-        f"{target.refused} refused, peak {peak} MiB, no fault",
-        flush=True,
-    )
+def _report(target: Target, seconds: float) -> None:
+    figures = {
+        "inputs": target.tried,
+        "refused": target.refused,
+        "seconds": seconds,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+    print(json.dumps(figures), flush=True)
 
 
 def _own(target: Target, seconds: float) -> None:
-    chance, start = random.Random(), time.monotonic()
-    while time.monotonic() - start < seconds:
+    chance, start = random.Random(), time.process_time()
+    while time.process_time() - start < seconds:
         data = target.mutated(chance)
         try:
             target.try_one(data)
@@ -230,31 +252,47 @@ def _own(target: Target, seconds: float) -> None:
             Path(f"fuzz-{target.name}.bin").write_bytes(data)
             print(f"the input is in fuzz-{target.name}.bin", file=sys.stderr)
             raise
-    _report(target, time.monotonic() - start, "own mutations")
+    _report(target, time.process_time() - start)
 
 
-def _with_atheris(target: Target, folder: Path, seconds: float, corpus: Path) -> None:
-    assert atheris is not None
-    corpus.mkdir(exist_ok=True)
+def _library() -> ModuleType | None:
+    """Return atheris where it is installed. Importing it is for programs, not for tests."""
+    return None if find_spec("atheris") is None else import_module("atheris")
+
+
+def _with_atheris(
+    atheris: ModuleType, target: Target, folder: Path, seconds: float, corpus: Path
+) -> None:
+    corpus.mkdir(parents=True, exist_ok=True)
     for number, (_, _, data) in enumerate(target.files):
         (corpus / str(number)).write_bytes(bytes([number]) + data)
-    start = time.monotonic()
+    start = time.process_time()
+    shift = import_module("atheris.version_dependent").CMP_OP_SHIFT_AMOUNT
 
     def one(data: bytes) -> None:
+        if atheris._trace_cmp.__name__ != "compared":  # the library sets its own at its start
+            atheris._trace_cmp = _comparison(atheris._trace_cmp, shift)  # type: ignore[attr-defined]
         target.try_one(data)
-        if time.monotonic() - start > seconds:
-            _report(target, time.monotonic() - start, "atheris")
+        if time.process_time() - start > seconds:
+            _report(target, time.process_time() - start)
             shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)  # the library has no other way out of its loop
 
-    options = ["-rss_limit_mb=8192", "-max_len=20000", "-verbosity=0", str(corpus)]
-    atheris.Setup([sys.argv[0], *options], one)
+    def changed(data: bytes, most: int, seed: int) -> bytes:
+        mutated: bytes = atheris.Mutate(data[1:], most - 1)
+        return data[:1] + mutated  # of the same file
+
+    options = [
+        "-rss_limit_mb=8192",
+        f"-max_len={INPUT_BYTES}",
+        f"-artifact_prefix=fuzz-{target.name}-",
+    ]
+    atheris.Setup([sys.argv[0], *options, str(corpus)], one, custom_mutator=changed)
     atheris.Fuzz()
 
 
-def _instrument() -> None:
+def _instrument(atheris: ModuleType) -> None:
     """Let atheris follow every function, method and closure that reads bytes of files."""
-    assert atheris is not None
     for one in table.FORMATS:
         assert one.module
     rooms = tuple(f"holdfast.registry.{room}" for room in ("formats", "pytree", "zarr", "values"))
@@ -264,15 +302,20 @@ def _instrument() -> None:
             atheris.instrument_func(value)
 
 
-def _in_parts(name: str, seconds: float) -> None:
-    """Run one target in several processes, one after another, that share what they have found."""
-    with tempfile.TemporaryDirectory() as corpus:
-        while seconds > 0:
-            part = str(min(seconds, PART_S))
-            command = [sys.executable, "-m", "tests.support.fuzzing", name, part, corpus]
-            if status := subprocess.run(command, check=False).returncode:
-                sys.exit(status)
-            seconds -= PART_S
+def _comparison(traced: Callable[..., object], shift: int) -> Callable[..., object]:
+    """Return the comparison of atheris for plain values alone: it never frees a result.
+
+    That of two arrays is an array, and memory would only grow.
+    """
+    plain = (int, str, bytes, float, NoneType)
+    signs = dict(zip(dis.cmp_op, (op.lt, op.le, op.eq, op.ne, op.gt, op.ge), strict=True))
+
+    def compared(left: Any, right: Any, sign: int, counter: int, constant: bool) -> object:
+        if isinstance(left, plain) and isinstance(right, plain):
+            return traced(left, right, sign, counter, constant)
+        return signs[dis.cmp_op[sign >> shift]](left, right)
+
+    return compared
 
 
 def main(name: str, seconds: str, corpus: str | None = None) -> None:
@@ -280,20 +323,19 @@ def main(name: str, seconds: str, corpus: str | None = None) -> None:
 
     Args:
         name: The format.
-        seconds: How long.
+        seconds: How long, in seconds of the processor.
         corpus: A folder for inputs that reach something new; with atheris alone.
     """
-    if atheris is not None and name in FORMATS and float(seconds) > PART_S:
-        return _in_parts(name, float(seconds))
     warnings.simplefilter("ignore")
-    if name not in FORMATS:
-        sys.exit(f"no such format: {name}; one of {', '.join(FORMATS)}")
+    atheris = _library()
+    if atheris is not None:
+        _instrument(atheris)
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
     (folder / "files").mkdir()
-    signal.signal(signal.SIGALRM, _out_of_time)
+    signal.signal(signal.SIGPROF, _out_of_time)
     try:
-        target = Target(name, folder / "files")
+        target = Target(name, folder / "files", foreign=True)
         for root in target.roots:
             formats.read(root, format=name, portable=True)
         _bound_memory()
@@ -301,12 +343,10 @@ def main(name: str, seconds: str, corpus: str | None = None) -> None:
             _own(target, float(seconds))
         else:
             found = folder / "corpus" if corpus is None else Path(corpus)
-            _with_atheris(target, folder, float(seconds), found)
+            _with_atheris(atheris, target, folder, float(seconds), found)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    if atheris is not None and float(sys.argv[2]) <= PART_S:
-        _instrument()
     main(*sys.argv[1:])
