@@ -64,8 +64,9 @@ def fuzz(name: str, seconds: float, corpus: Path) -> int:
         command = [sys.executable, "-m", "tests.support.fuzzing", name, part, str(corpus)]
         done = subprocess.run(command, capture_output=True, check=False)
         if done.returncode:
-            said = done.stderr.decode(errors="replace")
-            print(f"{name}: FAILED after {figures}\n{said[-10_000:]}", flush=True)
+            said = (done.stdout + done.stderr).decode(errors="replace").splitlines()
+            told = "\n".join(line for line in said if " cov: " not in line)
+            print(f"{name}: FAILED with status {done.returncode}\n{told}", flush=True)
             return done.returncode
         figures.add(**json.loads(done.stdout))
         for branches, features in STATUS.findall(done.stderr)[-1:]:
