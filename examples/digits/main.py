@@ -215,7 +215,7 @@ def compare(story: Story, reg: Registry, folder: Path, killed: str, straight: st
     total = sum(one.size_bytes for one in every)
     kept = bytes_in(folder)
     story.claim(
-        f"equal chunks are stored once: {megabytes(total)} of checkpoints take {megabytes(kept)}",
+        f"equal chunks are stored once: {size(total)} of checkpoints take {size(kept)}",
         kept < 0.6 * total,
     )
 
@@ -273,7 +273,7 @@ def look_back(story: Story, reg: Registry, folder: Path, run_id: str) -> None:
     branch = reg.fork(gate, f"{run_id}-branch")
     cost = bytes_in(folder) - before
     story.claim(
-        f"a fork from the gate, {gate.size_bytes:,} B of state, costs {cost:,} B",
+        f"a fork from the gate, {size(gate.size_bytes)} of state, costs {size(cost)}",
         cost < 64 * 1024 and reg.checkpoint(f"{branch.id}/latest").digest == gate.digest,
     )
 
@@ -292,7 +292,7 @@ def release(story: Story, reg: Registry, folder: Path, run_id: str) -> None:
     cost = bytes_in(folder) - before
     story.say(f"{published.ref}: {', '.join(published.components)}; {published.digest.short}")
     story.claim(
-        f"it holds the model alone and costs {cost:,} B",
+        f"it holds the model alone and costs {size(cost)}",
         list(published.components) == ["model"] and cost < 64 * 1024,
     )
     found = reg.stored(f"{run_id}/releases/latest")
@@ -369,9 +369,7 @@ def mirror(story: Story, reg: Registry, endpoint: str) -> str:
         began = time.monotonic()
         report = holdfast.sync(reg, there)
         took_s = time.monotonic() - began
-        story.say(
-            f"synced {len(report.runs)} runs: {megabytes(report.bytes_copied)}, {took_s:.1f} s"
-        )
+        story.say(f"synced {len(report.runs)} runs: {size(report.bytes_copied)}, {took_s:.1f} s")
         ids = [
             {name: [ck.digest for ck in side.run(name).checkpoints()] for name in side.runs()}
             for side in (reg, there)
@@ -398,9 +396,7 @@ def verify(story: Story, url: str) -> None:
         began = time.monotonic()
         report = reg.verify(deep=True)
         took_s = time.monotonic() - began
-        read = (
-            f"{report.checkpoints} checkpoints, {megabytes(report.bytes_checked)}, {took_s:.1f} s"
-        )
+        read = f"{report.checkpoints} checkpoints, {size(report.bytes_checked)}, {took_s:.1f} s"
         story.claim(f"{url} is sound ({read})", report.ok)
         for finding in report.findings:
             story.say(f"{finding.severity}: {finding.message}")
@@ -409,7 +405,7 @@ def verify(story: Story, url: str) -> None:
 def describe(ck: Checkpoint) -> str:
     """Return a checkpoint in one line."""
     loss = ck.metrics["validation_loss"]
-    return f"step {ck.step:4}  validation loss {loss:.4f}  {ck.size_bytes:,} B  {ck.digest.short}"
+    return f"step {ck.step:4}  validation loss {loss:.4f}  {size(ck.size_bytes)}  {ck.digest.short}"
 
 
 def bytes_in(folder: Path) -> int:
@@ -418,9 +414,11 @@ def bytes_in(folder: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def megabytes(size_bytes: int) -> str:
-    """Return a number of bytes for people."""
-    return f"{size_bytes / 1e6:.1f} MB"
+def size(size_bytes: int) -> str:
+    """Return a number of bytes for people, in the units that Holdfast prints."""
+    if size_bytes < 2**20:
+        return f"{size_bytes / 2**10:.1f} KiB"
+    return f"{size_bytes / 2**20:.1f} MiB"
 
 
 def shown(path: Path) -> str:
