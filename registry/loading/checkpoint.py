@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from holdfast.registry.errors import NotFound
 from holdfast.registry.history.actions import CommitKeys, ReportMetrics
@@ -34,7 +34,7 @@ class Checkpoint(Stored):
     """One checkpoint of a run. Its data is read only when it is asked for."""
 
     def __init__(self, store: Store, log: RunLog, record: CheckpointRecord) -> None:
-        super().__init__(store, log, record.manifest, _step_ref(record))
+        super().__init__(store, log, record.manifest, step_ref(record))
         self._n = record.n
         self._record = record
 
@@ -235,8 +235,18 @@ class Checkpoint(Stored):
         Committer(self._store, self._log).commit(actions)
 
 
-def _step_ref(record: CheckpointRecord) -> str:
-    return f"{phase_segment(record.phase)}/step{record.step:08d}"
+class _AtStep(Protocol):
+    """A checkpoint, or what was made from one, that knows its phase and step."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def step(self) -> int: ...
+
+
+def step_ref(at: _AtStep) -> str:
+    """Return the name of a step within its run, such as `main/step00000200`."""
+    return f"{phase_segment(at.phase)}/step{at.step:08d}"
 
 
 def phase_segment(phase: str) -> str:

@@ -7,8 +7,8 @@ whoever wrote it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal
 
@@ -95,13 +95,17 @@ class Chart:
         payload: What the script of the page draws; JSON.
         table: The same as a table.
         height_px: Its height.
+        is_empty: Whether it has no value that can be drawn.
+        key: Its symbols, each with its meaning, if the script draws no legend.
     """
 
     title: str
     about: str
     payload: Mapping[str, Any]
     table: Table
-    height_px: int = field(default=260)
+    height_px: int = 260
+    is_empty: bool = False
+    key: tuple[tuple[str, str], ...] = ()
 
 
 def curves(
@@ -149,6 +153,7 @@ def curves(
         about=f"{title} by {counter}: {names}; {len(rows)} values",
         payload=payload,
         table=table(("curve", counter, "time", "value"), rows),
+        is_empty=not any(math.isfinite(point.value) for curve in found for point in curve.points),
     )
 
 
@@ -160,6 +165,7 @@ def figure(
     shown: Table,
     *,
     height_px: int = 320,
+    key: Iterable[tuple[str, str]] = (),
 ) -> Chart:
     """Return a chart that Plotly draws from its own description.
 
@@ -173,9 +179,10 @@ def figure(
         layout: Plotly's layout.
         shown: The table beneath it.
         height_px: Its height.
+        key: Its symbols, each with its meaning.
     """
     payload = {"kind": "figure", "data": _plain(list(data)), "layout": _plain(dict(layout))}
-    return Chart(title, about, payload, shown, height_px)
+    return Chart(title, about, payload, shown, height_px, key=tuple(key))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:

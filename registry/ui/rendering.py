@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from markupsafe import Markup
 
 from holdfast.backends.escape import printable
 from holdfast.registry.history.log_values import format_time, is_dated, json_ready, moment
+from holdfast.registry.loading.checkpoint import step_ref
 from holdfast.registry.ui.charts import Moment
 from holdfast.registry.values import amounts
 
@@ -42,12 +44,15 @@ def _environment() -> Environment:
     )
     found.filters |= {
         "age": age,
+        "ago": ago,
         "count": counted,
         "number": number,
         "pretty": pretty,
         "share": amounts.share,
         "size": amounts.size,
         "spark_points": spark_points,
+        "step_ref": step_ref,
+        "with_code": with_code,
         "when": when,
     }
     found.tests |= {"moment": lambda value: isinstance(value, Moment)}
@@ -79,6 +84,11 @@ def age(time_ms: int) -> Markup:
     )
 
 
+def ago(time_ms: int) -> Markup:
+    """Return how long ago a time of the log was, in a column that does not say so."""
+    return age(time_ms) + (" ago" if amounts.age(time_ms)[0].isdigit() else "")
+
+
 def when(time_ms: int) -> Markup:
     """Return a time of the log: UTC, to the second."""
     return Markup('<time datetime="{}">{}</time>').format(_iso(time_ms), format_time(time_ms))
@@ -91,6 +101,15 @@ def _iso(time_ms: int) -> str:
 def pretty(value: object) -> str:
     """Return a plain value, such as a configuration, as indented JSON."""
     return json.dumps(json_ready(value), indent=2, ensure_ascii=False, default=str)
+
+
+def with_code(text: str) -> Markup:
+    """Return a sentence; what it has between backticks is marked as code."""
+    parts = re.split(r"`([^`]+)`", printable(text, spare="\n\t"))
+    return Markup().join(
+        Markup("<code>{}</code>").format(part) if place % 2 else part
+        for place, part in enumerate(parts)
+    )
 
 
 def spark_points(values: Sequence[float]) -> str:

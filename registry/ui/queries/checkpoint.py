@@ -17,7 +17,7 @@ from holdfast.registry.comparing.stats import TensorStats, stats_of
 from holdfast.registry.errors import RegistryError, StoreUnavailable
 from holdfast.registry.formats.content import OPAQUE
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.checkpoint import Checkpoint, step_ref
 from holdfast.registry.loading.files import FileInfo, is_tree
 from holdfast.registry.loading.fit import tensors_by_path
 from holdfast.registry.loading.stored import Stored, log_of, reader_of
@@ -117,7 +117,8 @@ class Provenance:
         preset: Name of its preset; empty without one.
         seed: The master seed.
         input_hash: What identifies the input data.
-        parent: Ref of the checkpoint that the run was forked from, as `RUN/ID`.
+        parent: Name of the checkpoint that the run was forked from, as `RUN/PHASE/stepN`.
+        parent_ref: A ref that finds it, as `RUN/ID`.
         environment: Git commit, versions, device and host.
         config: The configuration; `None` without one.
     """
@@ -127,6 +128,7 @@ class Provenance:
     seed: str
     input_hash: str | None
     parent: str | None
+    parent_ref: str | None
     environment: tuple[tuple[str, str], ...]
     config: Any
 
@@ -435,8 +437,9 @@ def _provenance(run: RunManifest) -> Provenance | None:
     return Provenance(
         run.created_ms,
         run.spec.name or "",
-        str(int(created.seed, 16)),
+        f"0x{created.seed}",
         created.input_hash,
+        None if parent is None else f"{parent.run}/{step_ref(parent)}",
         None if parent is None else f"{parent.run}/{parent.checkpoint.short}",
         tuple(sorted(created.environment.items())),
         plain(created.config),

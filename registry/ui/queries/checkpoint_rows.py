@@ -10,6 +10,7 @@ from holdfast.registry.history.retention import has_policies, plan_retention
 from holdfast.registry.loading.checkpoint import phase_segment
 from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.ui.queries.events import Event
+from holdfast.registry.ui.queries.runs import monitor_of
 from holdfast.registry.ui.queries.values import Saved
 from holdfast.registry.ui.source import now_ms
 
@@ -24,7 +25,7 @@ class CheckpointRow:
         state: `kept`, `evicted` or `superseded`.
         reason: Why it stays or went.
         marks: Names that point at it.
-        value: The value of the run's monitor.
+        value: The value of the metric that the run is listed with.
     """
 
     ref: str
@@ -42,7 +43,7 @@ def read_rows(
     went = {one.checkpoint: one for one in events if one.lane == "retention"}
     stays = {} if run is None else _reasons(run)
     marks = {} if run is None else _marks(run)
-    monitor = run.monitors[0] if run is not None and run.monitors else None
+    monitor = None if run is None else monitor_of(run)
     for one in saved:
         last = went.get(one.n)
         is_evicted = last is not None and last.kind == "evict"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,8 +42,10 @@ class RunShown:
         events: What happened, the newest first.
         checkpoints: Its checkpoints, the newest first.
         timeline: The events by time; `None` without any.
-        charts: A chart for each metric, the monitored ones first; at most `MOST_CHARTS`.
-        metrics: How many metrics there are.
+        charts: A chart for each metric with several values, the monitored ones first; at most
+            `MOST_CHARTS`.
+        metrics: How many metrics have several values.
+        single: Metrics with one value, each with it and the checkpoint that has it.
         streams: Its streams.
         config: Its configuration.
         environment: Where it began.
@@ -59,6 +62,7 @@ class RunShown:
     timeline: Chart | None
     charts: tuple[Chart, ...]
     metrics: int
+    single: tuple[tuple[str, float, str], ...]
     streams: tuple[StreamShown, ...]
     config: object
     environment: Mapping[str, str]
@@ -94,6 +98,7 @@ def show_run(
     manifest = None if run is None else run.manifest
     rows = tuple(read_rows(saved, events, manifest))
     shown = () if run is None else tuple(read_streams(run, streams))
+    counts = Counter(name for one in saved for name in one.metrics)
     return RunShown(
         row=None if manifest is None else row_of(manifest),
         facts=() if manifest is None else tuple(_facts(manifest)),
@@ -101,8 +106,9 @@ def show_run(
         events=events[::-1],
         checkpoints=rows[::-1],
         timeline=timeline(events, rows) if events else None,
-        charts=tuple(_charts(saved, rows, manifest, metric)),
-        metrics=len(metric_names(saved)),
+        charts=tuple(_charts(saved, rows, manifest, metric, counts)),
+        metrics=sum(count > 1 for count in counts.values()),
+        single=tuple(_single(rows, counts)),
         streams=shown,
         config=_config(manifest),
         environment=_environment(manifest),
@@ -128,15 +134,29 @@ def _distinct(troubles: Iterable[Trouble], chronicle: Chronicle) -> tuple[Troubl
 
 
 def _charts(
-    saved: Sequence[Saved], rows: Sequence[CheckpointRow], run: RunManifest | None, wanted: str
+    saved: Sequence[Saved],
+    rows: Sequence[CheckpointRow],
+    run: RunManifest | None,
+    wanted: str,
+    counts: Mapping[str, int],
 ) -> Iterable[Chart]:
     first = [need for monitor in run.monitors for need in monitor.needs] if run else []
     counter = "step" if run is None else run.spec.phase(run.phase or "").counter
-    for metric in metric_names(saved, first, matching=wanted)[:MOST_CHARTS]:
+    names = [one for one in metric_names(saved, first, matching=wanted) if counts[one] > 1]
+    for metric in names[:MOST_CHARTS]:
         found = curves_of(saved, metric)
         if len(found) == 1:
             found = (Curve(metric, found[0].points, found[0].is_faint),)
         yield curves(metric, found, tuple(_marks(rows, metric)), counter=counter)
+
+
+def _single(
+    rows: Iterable[CheckpointRow], counts: Mapping[str, int]
+) -> Iterable[tuple[str, float, str]]:
+    for row in rows:
+        for name, value in row.saved.metrics.items():
+            if counts[name] == 1:
+                yield name, value, row.ref
 
 
 def _marks(rows: Iterable[CheckpointRow], metric: str) -> Iterable[Mark]:

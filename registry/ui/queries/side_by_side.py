@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.registry.errors import InvalidInput, RegistryError
+from holdfast.registry.history.log_values import json_ready
 from holdfast.registry.history.plain_values import config_by_path
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading.checkpoint import phase_segment
@@ -21,6 +24,7 @@ from holdfast.registry.ui.queries.values import (
     read_saved,
 )
 from holdfast.registry.ui.source import Source
+from holdfast.registry.values.amounts import number
 
 #: Runs that are compared at most.
 MOST_RUNS = 20
@@ -49,8 +53,10 @@ class SideBySide:
 
     Attributes:
         rows: The runs, in the order in which they were chosen.
-        charts: A chart for each metric, with a curve for each run; at most `MOST_CHARTS`.
-        metrics: How many metrics there are.
+        charts: A chart for each metric of which a run has several values, with a curve for each
+            run; at most `MOST_CHARTS`.
+        metrics: How many such metrics there are.
+        single: The metrics of which each run has at most one value.
         settings: Seed, preset, origin and the like.
         config: Values of the configurations that differ.
         same_config: How many values of the configurations are equal.
@@ -62,6 +68,7 @@ class SideBySide:
     rows: tuple[RunRow, ...]
     charts: tuple[Chart, ...]
     metrics: int
+    single: tuple[ValueRow, ...]
     settings: tuple[ValueRow, ...]
     config: tuple[ValueRow, ...]
     same_config: int
@@ -105,10 +112,21 @@ def compare_runs(source: Source, names: Sequence[str], *, metric: str = "") -> S
         troubles.extend(trouble_of(error) for error in chronicle.errors)
     config = list(_value_rows([_config(run) for run in runs]))
     environment = list(_value_rows([_environment(run) for run in runs]))
+    curved = {
+        name
+        for ones in saved.values()
+        for name, count in Counter(name for one in ones for name in one.metrics).items()
+        if count > 1
+    }
     return SideBySide(
         rows=tuple(row_of(run) for run in runs),
-        charts=tuple(_charts(runs, saved, metric)),
-        metrics=len(metric_names([one for found in saved.values() for one in found])),
+        charts=tuple(_charts(runs, saved, metric, curved)),
+        metrics=len(curved),
+        single=tuple(
+            row
+            for row in _value_rows([_values(saved.get(run.run_id, ())) for run in runs])
+            if row.name not in curved
+        ),
         settings=tuple(_value_rows([_settings(run) for run in runs])),
         config=tuple(row for row in config if any(row.differs)),
         same_config=sum(not any(row.differs) for row in config),
@@ -119,15 +137,23 @@ def compare_runs(source: Source, names: Sequence[str], *, metric: str = "") -> S
 
 
 def _charts(
-    runs: Sequence[RunManifest], saved: Mapping[str, tuple[Saved, ...]], wanted: str
+    runs: Sequence[RunManifest],
+    saved: Mapping[str, tuple[Saved, ...]],
+    wanted: str,
+    curved: Container[str],
 ) -> Iterator[Chart]:
     first = [need for run in runs for monitor in run.monitors for need in monitor.needs]
     every = [one for found in saved.values() for one in found]
-    for metric in metric_names(every, first, matching=wanted)[:MOST_CHARTS]:
+    names = [one for one in metric_names(every, first, matching=wanted) if one in curved]
+    for metric in names[:MOST_CHARTS]:
         found = [
             curve for name, ones in saved.items() for curve in curves_of(ones, metric, prefix=name)
         ]
         yield curves(metric, found, overlays=True)
+
+
+def _values(saved: Iterable[Saved]) -> dict[str, str]:
+    return {name: number(value) for one in saved for name, value in one.metrics.items()}
 
 
 def _value_rows(columns: Sequence[Mapping[str, Any]]) -> Iterator[ValueRow]:
@@ -139,7 +165,8 @@ def _value_rows(columns: Sequence[Mapping[str, Any]]) -> Iterator[ValueRow]:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else repr(value)
+    ready = json_ready(value)
+    return ready if isinstance(ready, str) else json.dumps(ready, ensure_ascii=False)
 
 
 def _config(run: RunManifest) -> Mapping[str, Any]:

@@ -92,6 +92,7 @@ def parts_chart(usage: Usage) -> Chart:
             "barmode": "stack",
             "xaxis": byte_axis(usage.total_bytes),
             "yaxis": {"visible": False},
+            "margin": {"l": 24, "r": 24, "t": 22, "b": 8},
             "legend": _LEGEND,
             "showlegend": True,
         },
@@ -102,7 +103,7 @@ def parts_chart(usage: Usage) -> Chart:
 
 def runs_chart(runs: Sequence[RunUsage]) -> Chart:
     """Return a bar for each of the largest runs: what it alone needs, and what it shares."""
-    shown = runs[:_BARS][::-1]
+    shown = [one for one in runs[:_BARS] if one.own_bytes or one.shared_bytes][::-1]
     names = [one.run for one in shown]
     traces = [
         _bar([one.own_bytes for one in shown], names, "its own", "var(--accent)"),

@@ -19,24 +19,57 @@ _LANES: dict[Lane, str] = {
     "names": "gates, releases, forks",
     "checkpoints": "checkpoints",
 }
-#: Symbol, colour and fill of a checkpoint by its state.
+#: The look of checkpoints by their state.
 _STATES = {
-    "kept": ("circle", "var(--accent)"),
-    "evicted": ("circle-open", "var(--muted)"),
-    "superseded": ("x-thin-open", "var(--muted)"),
+    "kept": {"symbol": "circle", "color": "var(--accent)", "size": 9},
+    "best": {"symbol": "star", "color": "var(--accent)", "size": 13},
+    "evicted": {"symbol": "circle-open", "color": "var(--muted)", "size": 9},
+    "superseded": {"symbol": "x-thin-open", "color": "var(--muted)", "size": 9},
 }
+#: Symbol and colour of other events by their kind; of all others a circle.
 _SYMBOLS = {
     "gate": ("diamond", "var(--good)"),
-    "release": ("star", "var(--good)"),
+    "release": ("star-diamond", "var(--good)"),
+    "latest release": ("star-diamond-open", "var(--good)"),
     "tag": ("triangle-down", "var(--good)"),
+    "artifact": ("hexagon", "var(--good)"),
     "transition": ("triangle-right", "var(--second)"),
-    "pivot": ("triangle-right", "var(--second)"),
+    "warm start": ("triangle-right-open", "var(--second)"),
+    "pivot": ("triangle-left", "var(--second)"),
+    "begin": ("circle-open-dot", "var(--second)"),
+    "status": ("square", "var(--second)"),
     "restore": ("arrow-left", "var(--warn)"),
     "take over": ("cross", "var(--warn)"),
     "fork": ("triangle-up", "var(--second)"),
-    "fork to": ("triangle-up", "var(--second)"),
+    "fork to": ("triangle-up-open", "var(--second)"),
     "evict": ("circle-open", "var(--muted)"),
+    "bring back": ("circle", "var(--good)"),
+    "promote": ("triangle-up", "var(--accent)"),
+    "match": ("hourglass", "var(--second)"),
     "drop": ("x", "var(--bad)"),
+}
+#: Characters that look like the symbols.
+_GLYPHS = {
+    "arrow-left": "◂",
+    "circle": "●",
+    "circle-open": "○",
+    "circle-open-dot": "◉",
+    "cross": "✚",
+    "diamond": "◆",
+    "hexagon": "⬢",
+    "hourglass": "⧗",
+    "square": "■",
+    "star": "★",
+    "star-diamond": "✦",
+    "star-diamond-open": "✧",
+    "triangle-down": "▼",
+    "triangle-left": "◀",
+    "triangle-right": "▶",
+    "triangle-right-open": "▷",
+    "triangle-up": "▲",
+    "triangle-up-open": "△",
+    "x": "✖",
+    "x-thin-open": "✕",
 }
 _HOVER = "%{customdata[0]}<br>%{customdata[1]}<br>%{customdata[2]}<extra></extra>"
 
@@ -64,6 +97,7 @@ def timeline(events: Sequence[Event], rows: Sequence[CheckpointRow]) -> Chart:
         for one in events
         if one.lane in _LANES
     ]
+    key = [(_GLYPHS[one["marker"]["symbol"]], one["name"]) for one in traces]
     return figure(
         "Time line",
         f"{len(rows)} checkpoints and {len(told)} other events by time",
@@ -71,6 +105,7 @@ def timeline(events: Sequence[Event], rows: Sequence[CheckpointRow]) -> Chart:
         layout,
         table(("time", "lane", "event", "of", "reason"), listed[::-1]),
         height_px=90 + 36 * len(lanes),
+        key=key,
     )
 
 
@@ -79,50 +114,52 @@ def _has(events: Iterable[Event], lane: Lane) -> bool:
 
 
 def _checkpoints(rows: Sequence[CheckpointRow]) -> Iterator[dict[str, Any]]:
-    if not rows:
-        return
-    yield {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [row.saved.time_ms for row in rows],
-        "y": [_LANES["checkpoints"]] * len(rows),
-        "marker": {
-            "symbol": ["star" if "best" in row.marks else _STATES[row.state][0] for row in rows],
-            "color": [_STATES[row.state][1] for row in rows],
-            "size": [13 if "best" in row.marks else 9 for row in rows],
-        },
-        "customdata": [
-            [row.ref, f"{row.state}: {row.reason}".rstrip(": "), ", ".join(row.marks)]
-            for row in rows
-        ],
-        "hovertemplate": _HOVER,
-    }
+    """Yield the checkpoints of each state, the best ones apart."""
+    for state, look in _STATES.items():
+        found = [row for row in rows if _state(row) == state]
+        if not found:
+            continue
+        yield {
+            "type": "scatter",
+            "mode": "markers",
+            "name": state,
+            "x": [row.saved.time_ms for row in found],
+            "y": [_LANES["checkpoints"]] * len(found),
+            "marker": look,
+            "customdata": [
+                [row.ref, f"{row.state}: {row.reason}".rstrip(": "), ", ".join(row.marks)]
+                for row in found
+            ],
+            "hovertemplate": _HOVER,
+        }
+
+
+def _state(row: CheckpointRow) -> str:
+    return "best" if "best" in row.marks else row.state
 
 
 def _others(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
-    if not events:
-        return
-    kinds = [_SYMBOLS.get(one.kind, ("circle", "var(--second)")) for one in events]
-    yield {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [one.time_ms for one in events],
-        "y": [_LANES[one.lane] for one in events],
-        "marker": {
-            "symbol": [symbol for symbol, _ in kinds],
-            "color": [colour for _, colour in kinds],
-            "size": 10,
-        },
-        "customdata": [
-            [
-                f"{one.kind} {one.subject}",
-                one.reason,
-                f"commit {one.n}, {one.author}" if one.author else "",
-            ]
-            for one in events
-        ],
-        "hovertemplate": _HOVER,
-    }
+    """Yield the events of each kind."""
+    for kind in dict.fromkeys(one.kind for one in events):
+        found = [one for one in events if one.kind == kind]
+        symbol, colour = _SYMBOLS.get(kind, ("circle", "var(--second)"))
+        yield {
+            "type": "scatter",
+            "mode": "markers",
+            "name": kind,
+            "x": [one.time_ms for one in found],
+            "y": [_LANES[one.lane] for one in found],
+            "marker": {"symbol": symbol, "color": colour, "size": 10},
+            "customdata": [
+                [
+                    f"{one.kind} {one.subject}",
+                    one.reason,
+                    f"commit {one.n}, {one.author}" if one.author else "",
+                ]
+                for one in found
+            ],
+            "hovertemplate": _HOVER,
+        }
 
 
 def _spans(rows: Sequence[CheckpointRow]) -> list[tuple[str, int, int]]:

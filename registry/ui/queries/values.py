@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from holdfast.registry.history import actions
 from holdfast.registry.history.actions import Commit
 from holdfast.registry.ui.charts import Curve, Point
+from holdfast.registry.values.digest import Digest
 
 #: Charts of metrics on one page.
 MOST_CHARTS = 24
@@ -19,6 +20,7 @@ class Saved:
 
     Attributes:
         n: Number of its commit.
+        id: Its id.
         phase: Its phase.
         step: Its step.
         time_ms: When it was saved.
@@ -28,6 +30,7 @@ class Saved:
     """
 
     n: int
+    id: Digest
     phase: str
     step: int
     time_ms: int
@@ -45,6 +48,7 @@ def read_saved(commits: Iterable[Commit]) -> tuple[Saved, ...]:
                 case actions.AddCheckpoint():
                     found[commit.n] = Saved(
                         commit.n,
+                        action.manifest,
                         action.phase,
                         action.step,
                         commit.time_ms,

@@ -35,8 +35,8 @@
       automargin: true, gridcolor: variable("--line"), zerolinecolor: variable("--line"),
       linecolor: variable("--line"), tickcolor: variable("--line"), fixedrange: narrow(),
     };
-    if (narrow() && given?.type === "date") Object.assign(own, { nticks: 3, tickangle: 0 });
-    return { ...own, ...given };
+    const room = narrow() && given?.type === "date" ? { nticks: 3, tickangle: 0 } : {};
+    return { ...own, ...given, ...room };
   }
   function layoutOf(given, height) {
     const layout = {
@@ -83,7 +83,7 @@
       const few = curve.values.length <= 40;
       const line = {
         type: "scatter", x: along(curve), y: curve.values, name: told.has(key) || curve.faint ? curve.name : curve.group,
-        legendgroup: key, showlegend: !told.has(key),
+        legendgroup: key, showlegend: isUnified && !told.has(key),
         // Equal curves of several runs are seen beneath one another.
         mode: few ? "lines+markers" : "lines", line: { color: colour, width: 1.8 + (payload.overlays ? Math.max(0, Math.min(groups.length, 4) - 1 - index) : 0), dash: curve.faint ? "dot" : "solid" },
         marker: { size: 5, color: colour },
@@ -95,17 +95,18 @@
         data.push({ ...line, mode: "lines", y: smoothed(curve.values, by) });
       } else data.push(line);
     });
-    for (const mark of payload.marks) {
+    for (const kind of new Set(payload.marks.map((mark) => mark.kind))) {
+      const marks = payload.marks.filter((mark) => mark.kind === kind);
       data.push({
-        type: "scatter", mode: "markers", x: along(mark), y: mark.values, name: mark.label, showlegend: false,
-        marker: { symbol: SYMBOLS[mark.kind], size: mark.kind === "best" ? 13 : 10, color: variable("--good") },
-        hovertemplate: "%{y:.6g}<extra>%{fullData.name}</extra>",
+        type: "scatter", mode: "markers", x: marks.flatMap(along), y: marks.flatMap((mark) => mark.values), name: kind,
+        marker: { symbol: SYMBOLS[kind], size: kind === "best" ? 13 : 10, color: variable("--good") },
+        text: marks.map((mark) => mark.label), hovertemplate: "%{y:.6g}<extra>%{text}</extra>",
       });
     }
     const layout = {
       xaxis: byTime ? { type: "date" } : { title: { text: payload.counter, standoff: 4 }, rangemode: "normal" },
       yaxis: { type: asked.get("log") === "1" ? "log" : "linear" },
-      showlegend: isUnified,
+      showlegend: isUnified || payload.marks.length > 0,
       hovermode: isUnified ? "x unified" : "closest",
     };
     return { data, layout };

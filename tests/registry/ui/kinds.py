@@ -10,6 +10,7 @@ import numpy as np
 
 import holdfast
 from holdfast import Monitor, Registry, Retention
+from holdfast.registry.storage.framing import join_lines, split_lines
 
 #: Markup in every text that a writer chooses; `hacked` would be set if any of it were run.
 EVIL = "<img src=x onerror=hacked=1><script>hacked=1</script><b>&amp;"
@@ -86,14 +87,15 @@ def damage(folder: Path) -> None:
 
 
 def many(folder: Path) -> None:
-    """Add a thousand names of runs, of which pages may read only those that they show."""
-    source = folder / "runs" / "night"
+    """Add a thousand runs that have begun, of which pages may read only those that they show."""
+    first = sorted((folder / "runs" / "night" / "log").iterdir())[0]
+    lines = split_lines(first.read_bytes(), where=first.name)
     for number in range(1000):
         name = f"20200101_{number // 60:04d}{number % 60:02d}_0000000a"
         log = folder / "runs" / name / "log"
         log.mkdir(parents=True)
-        first = sorted((source / "log").iterdir())[0]
-        (log / first.name).write_bytes(first.read_bytes().replace(b'"night"', f'"{name}"'.encode()))
+        named = [line.replace(b'"night"', f'"{name}"'.encode()) for line in lines]
+        (log / first.name).write_bytes(join_lines(named))
 
 
 def make(kind: str, folder: Path) -> Path:

@@ -95,7 +95,7 @@ def test_side_by_side_shows_what_differs(source: Source) -> None:
     found = compare_runs(source, ["night", "night-wide"])
     config = {row.name: row for row in found.config}
     assert config["lr"].values == ("0.1", "0.2")
-    assert config["wide"].values == (None, "True")
+    assert config["wide"].values == (None, "true")
     assert config["lr"].differs == (False, True)
     loss = next(chart for chart in found.charts if chart.title == "loss")
     names = [curve["name"] for curve in loss.payload["curves"]]

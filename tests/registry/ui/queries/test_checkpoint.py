@@ -58,7 +58,7 @@ def test_a_checkpoint_is_described_without_reading_a_tensor(saved, backend: Memo
     assert found.previous == "r/main/step00000002"
     assert found.meta == {"note": "<b>"}
     assert found.provenance.config == {"lr": 0.1}
-    assert found.provenance.seed == "7"
+    assert found.provenance.seed == "0x0000000000000007"
 
 
 def test_small_tensors_are_shown_together(saved, backend, monkeypatch) -> None:
