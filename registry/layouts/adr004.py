@@ -23,6 +23,7 @@ from holdfast.registry.spec.presets import load_preset
 
 NAME: Final = "adr004"
 SIDECARS: Final = False
+COMPANIONS: Final = True
 _PHASE: Final = "main"
 #: The tier of milestones, and the companion of a checkpoint that is the file `epoch_NNNN.pt`.
 MILESTONE: Final = "milestone"

@@ -20,6 +20,7 @@ from holdfast.registry.spec.presets import load_preset
 
 NAME: Final = "andrea"
 SIDECARS: Final = False
+COMPANIONS: Final = False
 CHECKPOINT: Final = "step_{step:06d}.bin"
 STREAM: Final = "{stem}.{name}.json"
 _STREAMS: Final = ("loss", "samples", "state")

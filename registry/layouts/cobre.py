@@ -22,6 +22,7 @@ from holdfast.registry.spec.presets import load_preset
 
 NAME: Final = "cobre"
 SIDECARS: Final = False
+COMPANIONS: Final = False
 CHECKPOINT: Final = "policy_{step:06d}"
 REAL: Final = "policy"
 LATEST: Final = "latest"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.following import watching
 from holdfast.registry.following.watching import OVER, Patience
 from holdfast.registry.layouts.importing import ImportedFile, Importer
-from holdfast.registry.layouts.scanning import check_folder, identity
+from holdfast.registry.layouts.scanning import check_folder, has_sidecar, identity
 from holdfast.registry.layouts.tree import Found, Layout
 from holdfast.registry.writing.committer import Committer
 
 _T = TypeVar("_T")
+#: The kinds of files that have sidecars in a layout that has them.
+_VERIFIED: Final = ("checkpoint", "gate", "artifact", "release")
 
 
 def follow_run(committer: Committer, look: Callable[[], _T], patience: Patience) -> Iterator[_T]:
@@ -61,16 +63,17 @@ def _follow(
     done: dict[str, tuple[int, ...]] = {}
     while True:
         _, found = importer.find()
+        newest = {one.phase: one.path for one in found if one.kind == "checkpoint"}
         is_news = False
         for one in found:
-            seen = completeness.of(one)
+            seen = completeness.of(one, is_newest=newest.get(one.phase) == one.path)
             if seen is None or done.get(one.path) == seen:
                 continue
-            report = importer.take(one)
+            reports = importer.take(one)
             done[one.path] = seen
-            if report.outcome != "there already":
-                is_news = True
-                yield report
+            new = [report for report in reports if report.outcome != "there already"]
+            is_news |= bool(new)
+            yield from new
         if is_news:
             patience.begin()
         if patience.is_over:
@@ -79,26 +82,43 @@ def _follow(
 
 
 class _Completeness:
-    """Whether files are complete: by their content, else by quiet time."""
+    """Whether files are complete: by their content, else by quiet time.
+
+    Programs write a sidecar after its file, and companions after their checkpoint. So a file
+    without its sidecar, and the newest checkpoint, are complete after quiet time alone.
+    """
 
     def __init__(self, layout: Layout, root: Path, quiet_s: float) -> None:
         self._layout, self._root, self._quiet_s = layout, root, quiet_s
         self._since: dict[str, tuple[tuple[int, ...], float]] = {}
 
-    def of(self, found: Found) -> tuple[int, ...] | None:
-        """Return what tells the present content of a complete file; `None` of another one."""
-        paths = [found.path, *found.companions.values()]
-        paths += [] if found.beside is None else [found.beside]
+    def of(self, found: Found, *, is_newest: bool) -> tuple[int, ...] | None:
+        """Return what tells the present content of a complete file; `None` of another one.
+
+        Args:
+            found: The file.
+            is_newest: Whether it is the newest checkpoint of its phase.
+        """
+        states = [found.path, *found.companions.values()]
+        paths = [*states, *([] if found.beside is None else [found.beside])]
+        waits = is_newest and self._layout.COMPANIONS
+        waits |= (
+            found.kind in _VERIFIED
+            and self._layout.SIDECARS
+            and not all(has_sidecar(self._root / path) for path in states)
+        )
         try:
             seen = [identity(self._root / path) for path in paths]
-            wholes = [self._is_whole(*pair) for pair in zip(paths, seen, strict=True)]
+            wholes = [
+                self._is_whole(path, one, waits) for path, one in zip(paths, seen, strict=True)
+            ]
         except OSError:
             return None  # it was renamed or removed meanwhile
         return tuple(number for one in seen for number in one) if all(wholes) else None
 
-    def _is_whole(self, path: str, seen: tuple[int, ...]) -> bool:
+    def _is_whole(self, path: str, seen: tuple[int, ...], waits: bool) -> bool:
         says = self._layout.is_complete(self._root / path)
-        if says is not None:
+        if says is False or (says and not waits):
             return says
         now = watching._monotonic()
         before, since = self._since.get(path, ((), now))

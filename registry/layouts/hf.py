@@ -17,6 +17,7 @@ from holdfast.registry.spec import RunSpec
 
 NAME: Final = "hf"
 SIDECARS: Final = False
+COMPANIONS: Final = False
 CHECKPOINT: Final = "checkpoint-{step:01d}"
 
 

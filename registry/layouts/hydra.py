@@ -25,6 +25,7 @@ from holdfast.registry.spec.presets import load_preset
 
 NAME: Final = "hydra"
 SIDECARS: Final = True
+COMPANIONS: Final = True
 _EVAL: Final = "eval."
 #: The component of an imported model of the pool that holds its `.meta.json`.
 _META: Final = "meta"

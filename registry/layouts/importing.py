@@ -41,6 +41,10 @@ from holdfast.registry.values.parse_limits import check_json, max_record_bytes
 from holdfast.registry.writing.committer import Committer
 
 Outcome = Literal["imported", "there already", "refused", "passed over"]
+_LATE: Final = (
+    "it came after its checkpoint was taken in, and companions are saved with their checkpoint; to "
+    "have both, import the folder into another run"
+)
 #: Files of these names belong to others, and are not told of.
 _BESIDE: Final = (SIDECAR, ".meta.json", ".meta")
 
@@ -52,7 +56,8 @@ class ImportedFile:
     Attributes:
         path: Its name, relative to the folder.
         outcome: `imported` (in a dry run: would be), `there already`, `refused` or `passed over`.
-        kind: What it is: `checkpoint`, `gate`, `artifact`, `release`, `stream`; empty if unknown.
+        kind: What it is: `checkpoint`, `companion` of one, `gate`, `artifact`, `release`, `card` of
+            one, `stream`; empty if unknown.
         ref: Where it is now, or would be after a dry run; empty if nothing is saved of it.
         why: Why it was refused or passed over.
         warnings: What is odd about it.
@@ -102,7 +107,7 @@ class Importer:
             StorageError: The registry or the folder failed; what was reported stays.
         """
         scan, found = self.find()
-        done = [self.take(one) for one in found]
+        done = [report for one in found for report in self.take(one)]
         return [*done, *unknown(scan, found)]
 
     def find(self) -> tuple[Scan, list[Found]]:
@@ -120,7 +125,7 @@ class Importer:
             reading = self._layout.reading(gate, self._root / gate.path, self._options)
         except (RegistryError, OSError):
             return len(order)  # it will be refused there
-        at = reading.phase or "", reading.step
+        at = reading.phase or "", reading.step or 0
         earlier = [
             index
             for index, one in enumerate(order)
@@ -128,46 +133,61 @@ class Importer:
         ]
         return earlier[-1] + 1 if earlier else 0
 
-    def take(self, found: Found) -> ImportedFile:
-        """Take in one file."""
-        act: Callable[[Found], ImportedFile] = {
-            "checkpoint": self._checkpoint,
+    def take(self, found: Found) -> list[ImportedFile]:
+        """Take in one file with those that belong to it; return a report for each."""
+        acts: dict[str, Callable[[Found], ImportedFile]] = {
             "gate": self._gate,
             "artifact": self._artifact,
             "release": self._release,
             "latest release": self._latest_release,
             "stream": self._stream,
-        }[found.kind]
+        }
         try:
-            return act(found)
+            if found.kind == "checkpoint":
+                return self._checkpoint(found)
+            report = acts[found.kind](found)
         except (InvalidInput, Conflict, NotFound, UnsupportedFormat) as error:
-            return ImportedFile(found.path, "refused", found.kind, why=" ".join(str(error).split()))
+            why = " ".join(str(error).split())
+            return [ImportedFile(found.path, "refused", found.kind, why=why)]
         except OSError as error:
-            return ImportedFile(found.path, "refused", found.kind, why=str(error))
+            return [ImportedFile(found.path, "refused", found.kind, why=str(error))]
+        if found.kind == "release" and found.beside is not None:
+            return [report, ImportedFile(found.beside, report.outcome, "card", report.ref)]
+        return [report]
 
     # Checkpoints
 
-    def _checkpoint(self, found: Found) -> ImportedFile:
+    def _checkpoint(self, found: Found) -> list[ImportedFile]:
         companions: dict[str, object] = {}
         with self._unchanged(found.path, *found.companions.values()):
             sha256, warnings = self._digest(found.path)
             known = self._imported().get((found.path, sha256))
             if known is not None:
-                return ImportedFile(found.path, "there already", found.kind, self._ref_of(known))
+                return self._known_checkpoint(found, known)
             reading = self._layout.reading(found, self._root / found.path, self._options)
             for name, path in found.companions.items():
                 warnings += self._digest(path)[1]
                 file = self._root / path
                 companions[name] = formats.read(file, format=found.format, portable=True).state
-        self._step = max(self._step, reading.step)
         ref, _ = self._save(found, reading, sha256, companions)
-        return ImportedFile(
-            found.path,
-            "imported",
-            found.kind,
-            ref,
-            warnings=(*warnings, *reading.warnings),
-        )
+        warned = (*warnings, *reading.warnings)
+        more = [
+            ImportedFile(path, "imported", "companion", ref) for path in found.companions.values()
+        ]
+        return [ImportedFile(found.path, "imported", found.kind, ref, warnings=warned), *more]
+
+    def _known_checkpoint(self, found: Found, n: int) -> list[ImportedFile]:
+        """Report a checkpoint that was taken in before, and companions that came too late."""
+        ref, saved = self._ref_of(n), self._committer.log.knowing(n).by_n[n].companions
+        return [
+            ImportedFile(found.path, "there already", found.kind, ref),
+            *(
+                ImportedFile(path, "there already", "companion", ref)
+                if name in saved
+                else ImportedFile(path, "refused", "companion", why=_LATE)
+                for name, path in found.companions.items()
+            ),
+        ]
 
     @property
     def _run_id(self) -> str:
@@ -179,10 +199,12 @@ class Importer:
         """Save a state; return its ref, and the checkpoint if this is no dry run."""
         run = self._committer.log.run
         phase = reading.phase or found.phase
+        step = self._next_step() if reading.step is None else reading.step
+        self._step = max(self._step, step)
         tiers = {tier.name for tier in run.spec.phase(phase or "").tiers}
         noted = {"layout": self._name, "file": found.path, "sha256": sha256, **found.noted}
         request = SaveRequest(
-            reading.step,
+            step,
             takes_over=False,
             phase=phase,
             metrics=metrics_of(reading.state),
@@ -192,12 +214,17 @@ class Importer:
         )
         if self._dry_run:
             planned = phase_segment(prepare_save(reading.state, request, run).phase)
-            return f"{self._run_id}/{planned}/step{reading.step:08d}", None
+            return f"{self._run_id}/{planned}/step{step:08d}", None
         if phase is not None:
             self._enter(phase)
         saved = self._trainer.save(reading.state, request)
         self._imported()[found.path, sha256] = saved.n
         return saved.ref, saved
+
+    def _next_step(self) -> int:
+        """Return the step after all that the run has had."""
+        records = self._committer.log.history().by_n.values()
+        return max([self._step, *(record.step for record in records)]) + 1
 
     def _enter(self, phase: str) -> None:
         """Record that the run has entered a phase; nobody knows what its transition has changed."""
@@ -379,11 +406,10 @@ def unknown(scan: Scan, found: list[Found]) -> list[ImportedFile]:
     """Return the files of a folder that mean nothing, or that were refused for their names."""
     meant = {one.path for one in found} | {one.beside for one in found}
     meant |= {path for one in found for path in one.companions.values()}
-    meant |= {path for one in found for path in one.noted.get("milestones", "").split("\n")}
     folders = tuple(f"{one.path}/" for one in found)
     refused = [ImportedFile(name, "refused", why=why) for name, why in scan.refused.items()]
     others = [
-        ImportedFile(name, "passed over", why="the layout has no such file")
+        ImportedFile(name, "passed over", why="the layout takes no such file in")
         for name, target in scan.files.items()
         if target is None
         and name not in meant

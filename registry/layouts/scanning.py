@@ -95,6 +95,16 @@ def check_folder(root: Path) -> None:
     )
 
 
+def has_sidecar(path: Path) -> bool:
+    """Return whether a file has a sidecar that is complete."""
+    try:
+        with path.with_name(path.name + SIDECAR).open("rb") as file:
+            match = _LINE.fullmatch(file.read(4096).decode(errors="replace"))
+    except OSError:
+        return False
+    return match is not None and match[2] == path.name
+
+
 def verified_digest(path: Path, *, wants_sidecar: bool) -> tuple[str, list[str]]:
     """Return the SHA-256 of a file in hex, compared with its sidecar, and warnings.
 

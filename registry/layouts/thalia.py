@@ -23,6 +23,7 @@ from holdfast.registry.spec.presets import load_preset, preset_names
 
 NAME: Final = "thalia"
 SIDECARS: Final = False
+COMPANIONS: Final = False
 CHECKPOINT: Final = "stage{step:01d}.thalia"
 LATEST: Final = "latest.thalia"
 _NAMES: Final = tuple(
@@ -77,8 +78,7 @@ def find(files: Mapping[str, str | None]) -> Iterable[Found]:
             others.append(path)
     for step, path in sorted(stages):
         yield Found(path, "checkpoint", NAME, step=step)
-    for step, path in enumerate(sorted(others), start=max([0, *(one for one, _ in stages)]) + 1):
-        yield Found(path, "checkpoint", NAME, step=step)
+    yield from (Found(path, "checkpoint", NAME) for path in sorted(others))
 
 
 def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:  # noqa: ARG001
@@ -88,7 +88,7 @@ def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:  #
         InvalidInput: It breaks a rule of the format.
     """
     state: Any = formats.read(path, format=NAME, portable=True).state
-    return Reading(state, found.step or 0)
+    return Reading(state, found.step)
 
 
 def is_complete(path: Path) -> bool | None:

@@ -69,7 +69,7 @@ class Found:
         kind: What it becomes.
         name: Name of a gate, artifact or stream, or version of a release.
         phase: Phase of a checkpoint.
-        step: Step of a checkpoint by the file's name; `None` if only its content says it.
+        step: Step of a checkpoint by the file's name; `None` if the name does not say it.
         tier: Retention class of a checkpoint.
         format: The name of its format; for streams `json` or `jsonl`.
         companions: Files that belong to a checkpoint, by the name of the companion.
@@ -95,13 +95,13 @@ class Reading:
 
     Attributes:
         state: The state.
-        step: Its step.
+        step: Its step; `None` if nothing says it: it follows those that the run has.
         warnings: What is odd about it.
         phase: Its phase, if only its content says it.
     """
 
     state: Any
-    step: int
+    step: int | None
     warnings: tuple[str, ...] = ()
     phase: str | None = None
 
@@ -111,6 +111,8 @@ class Layout(Protocol):
 
     #: Whether its files have `.sha256` sidecars.
     SIDECARS: bool
+    #: Whether other files may belong to a checkpoint, which programs write after it.
+    COMPANIONS: bool
 
     def spec(self) -> RunSpec:
         """Return the specification of a run that an import creates: its preset."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -16,13 +17,13 @@ import pytest
 import torch
 
 import holdfast
-from holdfast import Run
+from holdfast import Run, formats
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.following import watching
 from holdfast.registry.layouts import import_spec
 from holdfast.registry.layouts.importing import Importer
 from holdfast.registry.registries.registry import Registry
-from tests.registry.layouts.test_round_trips import hydra_run, hydra_state
+from tests.registry.layouts.test_round_trips import adr_tree, hydra_run, hydra_state
 from tests.support.commands import invoke
 from tests.support.loads import steps
 
@@ -260,6 +261,96 @@ def test_restarted_follower_takes_nothing_twice(
     write_step(tmp_path, 200)
     assert list(followed(andrea, tmp_path)) == ["imported step_000200.bin"]
     assert andrea.manifest.count == 2
+
+
+def test_newest_checkpoint_waits_for_the_files_that_come_after_it(
+    reg: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program of ADR-004 writes a milestone, and that of Hydra a sidecar, after a file."""
+    adr, tree = adr_tree(tmp_path / "adr"), tmp_path / "tree"
+    late = ["epoch_0010.pt", "best_loss_0.1111_epoch_0009.pt", "best_accuracy_0.9090_epoch_0009.pt"]
+    (tree / "training").mkdir(parents=True)
+    (tree / "milestones").mkdir()
+
+    def move(*names: str) -> None:
+        for name in names:
+            (adr / name).rename(tree / name)
+
+    Clock(
+        monkeypatch,
+        [
+            lambda: move("training/epoch_0009_step_00009000.pt"),
+            lambda: move(*(f"milestones/{name}" for name in late[1:])),
+            lambda: move("training/epoch_0010_step_00010000.pt"),
+            lambda: move(f"milestones/{late[0]}"),
+        ],
+    )
+    run = reg.create_run("adr", preset=import_spec("adr004"))
+    taken = list(followed(run, tree, "adr004"))
+    assert sorted(taken) == sorted(
+        f"imported {path.relative_to(tree)}" for path in tree.rglob("*.pt")
+    )
+    assert run.latest().companions.keys() == {"milestone"}  # type: ignore[union-attr]
+
+    folder = tmp_path / "phase1/checkpoints"
+    folder.mkdir(parents=True)
+    older, newer = (folder / f"ckpt_phase1_step{step:08d}.pt" for step in (7, 8))
+    sidecar = folder / f"{older.name}.sha256"
+
+    def write_sidecar(to: int | None) -> None:
+        line = f"{hashlib.sha256(older.read_bytes()).hexdigest()}  {older.name}\n"
+        sidecar.write_text(line[:to])
+
+    Clock(
+        monkeypatch,
+        [
+            lambda: torch.save(hydra_state(1, 8, 1.0), newer),  # its sidecar never comes
+            lambda: torch.save(hydra_state(1, 7, 1.0), older),
+            lambda: write_sidecar(20),
+            lambda: write_sidecar(None),
+        ],
+    )
+    hydra = reg.create_run("hydra", preset=import_spec("hydra"))
+    reports = hydra.watch_folder(tmp_path, layout="hydra", quiet_s=60, timeout_s=600)
+    assert {one.path: (one.outcome, bool(one.warnings)) for one in reports} == {
+        f"phase1/checkpoints/{older.name}": ("imported", False),
+        f"phase1/checkpoints/{newer.name}": ("imported", True),
+    }
+
+
+def test_companion_that_comes_too_late_is_refused(reg: Registry, tmp_path: Path) -> None:
+    tree = adr_tree(tmp_path / "adr")
+    late = tree / "milestones/best_accuracy_0.9090_epoch_0009.pt"
+    content = late.read_bytes()
+    late.unlink()
+    run = reg.create_run("adr", preset=import_spec("adr004"))
+    first = {one.path: (one.outcome, one.kind) for one in run.import_tree(tree)}
+    assert first["milestones/best_loss_0.1111_epoch_0009.pt"] == ("imported", "companion")
+    assert first["metadata/model_cards/v1.0.1.yaml"] == ("imported", "card")
+    late.write_bytes(content)
+    (tree / "milestones/best_accuracy_0.5_epoch_0009.pt").write_bytes(content)
+    second = {one.path: one for one in run.import_tree(tree)}
+    assert second["milestones/best_loss_0.1111_epoch_0009.pt"].outcome == "there already"
+    told = [path for path, one in second.items() if one.outcome in ("refused", "passed over")]
+    assert set(told) >= {
+        f"milestones/best_accuracy_{value}_epoch_0009.pt" for value in ("0.9090", "0.5")
+    }
+
+
+def test_brains_without_numbers_are_taken_in_behind_those_before(
+    reg: Registry, tmp_path: Path
+) -> None:
+    def write(name: str, number: float) -> None:
+        state = {"regions": {"a": {"weights": {"w": torch.tensor([number])}}}, "pathways": {}}
+        formats.write(tmp_path / name, {**state, "config": {}})
+
+    run = reg.create_run("brains", preset=import_spec("thalia"))
+    write("b.thalia", 1)
+    write("stage4.thalia", 2)
+    assert set(outcomes(run.import_tree(tmp_path)).values()) == {"imported"}
+    write("a.thalia", 3)
+    assert outcomes(run.import_tree(tmp_path))["a.thalia"] == "imported"
+    assert steps(run) == [4, 5, 6]
 
 
 _PROGRAM = """
