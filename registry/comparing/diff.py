@@ -103,7 +103,8 @@ class Diff:
             if count
         }
         differing = [one for one in self.tensors if one.kind != "same"]
-        heads = ("component", "is", *KINDS, "values")
+        norm = ["norm of the difference"] * any(one.distance for one in differing)
+        heads = ("component", "difference", *KINDS, "values")
         parts = [
             (one.name, one.kind, *(one.tensors.get(kind, 0) for kind in KINDS), one.values)
             for one in self.components
@@ -114,8 +115,8 @@ class Diff:
             facts,
             markup.Rows(heads, parts, len(parts), "components"),
             markup.Rows(
-                ("tensor", "is", "bytes", "norm of the difference"),
-                map(_tensor_row, differing),
+                ("tensor", "difference", "size", *norm),
+                (_tensor_row(one)[: 3 + len(norm)] for one in differing),
                 len(differing),
                 "tensors",
             ),

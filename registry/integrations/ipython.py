@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 #: `name.method(arguments "begun`, at the end of the text before the cursor.
 _CALL = re.compile(r"(?<![\w.)\]])(\w+)\.(\w+)\(([^()]*)(['\"])([^'\"()]*)$")
 _MATCHER = "holdfast"
+#: Methods of a run whose first argument is a phase; others have `phase=`.
+_OF_PHASES = ("best", "checkpoints", "latest", "metrics", "monitor")
 #: The most completions that are offered.
 _MOST = 500
 
@@ -72,7 +74,7 @@ def completions(thing: Any, method: str, before: str, begun: str) -> Iterable[st
             case Registry():
                 return list(_of_registry(thing, method, begun))
             case RunView():
-                return _of_run(thing, method)
+                return _of_run(thing, method, before)
             case Stored():
                 return _of_stored(thing, method, before)
     except RegistryError:
@@ -81,7 +83,7 @@ def completions(thing: Any, method: str, before: str, begun: str) -> Iterable[st
 
 
 def _of_registry(reg: Registry, method: str, begun: str) -> Iterator[str]:
-    if method in ("run", "compare") or (
+    if method in ("run", "compare", "repack") or (
         method in ("checkpoint", "stored", "fork", "diff") and "/" not in begun
     ):
         yield from reg.runs()
@@ -90,16 +92,19 @@ def _of_registry(reg: Registry, method: str, begun: str) -> Iterator[str]:
         yield from (f"{run_id}/{ref}" for ref in refs_in(reg, run_id))
 
 
-def _of_run(run: RunView, method: str) -> list[str]:
+def _of_run(run: RunView, method: str, before: str) -> list[str]:
     manifest = run.manifest
+    if before.rstrip().endswith("phase=") or method in _OF_PHASES:
+        return list(manifest.phases_saved)
     match method:
-        case "gate" | "artifact":
+        case "gate" | "artifact" | "tag":
             return [pin.name for pin in manifest.pins_of(method)]
+        case "set_gate":
+            return [pin.name for pin in manifest.pins_of("gate")]
         case "stream":
             return [stream.name for stream in manifest.streams]
-        case "plot" | "metrics" | "best" | "latest" | "checkpoints":
-            metrics = (name for one in manifest.live() for name in one.metrics)
-            return list(dict.fromkeys(metrics if method == "plot" else manifest.phases_saved))
+        case "plot":
+            return list(dict.fromkeys(name for one in manifest.live() for name in one.metrics))
     return []
 
 

@@ -102,7 +102,7 @@ class Stored:
             parts = self.manifest.components if self._is_placed() else {}
         except Exception as error:  # shown in the place of the components
             return error
-        heads = ("component", "tensors", "bytes", "types", "digest")
+        heads = ("component", "tensors", "size", "types", "digest")
         rows = (_component_row(name, part) for name, part in parts.items())
         return markup.Rows(heads, rows, len(parts), "components")
 

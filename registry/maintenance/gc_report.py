@@ -71,7 +71,7 @@ class GcReport:
             "freed": size(self.freed_bytes),
         }
         rows = [(kind, one.objects, size(one.size_bytes)) for kind, one in counted]
-        table = markup.Rows(("kind", "objects", "bytes"), rows, len(rows), "kinds")
+        table = markup.Rows(("kind", "objects", "size"), rows, len(rows), "kinds")
         return markup.describe("Collection", "dry run" if self.dry_run else "done", facts, table)
 
     def before(self, later: GcReport) -> GcReport:

@@ -7,6 +7,7 @@ never part of a template.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import cycle
 from typing import Any
 
 from holdfast.registry.errors import InvalidInput
@@ -45,11 +46,13 @@ def plot_run(
     drawn = list(curves.of_metrics([metrics] if isinstance(metrics, str) else metrics))
     drawn += _of_streams(committer, streams)
     figure = graph.Figure()
-    for curve in drawn:
-        figure.add_trace(_line(graph, curve))
-    for curve in drawn:
+    # A star has the colour of its line.
+    coloured = list(zip(drawn, cycle(figure.layout.template.layout.colorway or (None,))))
+    for curve, colour in coloured:
+        figure.add_trace(_line(graph, curve, colour))
+    for curve, colour in coloured:
         if curve.best is not None:
-            figure.add_trace(_star(graph, curve, curve.best))
+            figure.add_trace(_star(graph, curve, curve.best, colour))
     _mark(figure, curves.marks())
     figure.update_layout(
         title_text=text(committer.log.run_id),
@@ -78,7 +81,7 @@ def _of_streams(committer: Committer, streams: StreamKeys | None) -> Iterator[Cu
         yield from of_stream(name, Stream(committer, name).read(), wanted)
 
 
-def _line(graph: Any, curve: Curve) -> Any:
+def _line(graph: Any, curve: Curve, colour: str | None) -> Any:
     label = _label(curve)
     return graph.Scatter(
         x=[point.x for point in curve.points],
@@ -86,18 +89,19 @@ def _line(graph: Any, curve: Curve) -> Any:
         customdata=[text(point.ref) or label for point in curve.points],
         name=label,
         mode="lines+markers" if curve.points[0].ref else "lines",
+        line={"color": colour},
         hovertemplate=_HOVER,
     )
 
 
-def _star(graph: Any, curve: Curve, best: Point) -> Any:
+def _star(graph: Any, curve: Curve, best: Point, colour: str | None) -> Any:
     return graph.Scatter(
         x=[best.x],
         y=[_height(best)],
         customdata=[text(best.ref)],
         name=f"best {_label(curve)}",
         mode="markers",
-        marker={"symbol": "star", "size": 14},
+        marker={"symbol": "star", "size": 14, "color": colour},
         hovertemplate=_HOVER,
     )
 

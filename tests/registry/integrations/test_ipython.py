@@ -67,6 +67,8 @@ def completed(shell, text: str) -> list[str]:
         ('run.stream("l', ["losses"]),
         ('run.plot(["lo', ["loss"]),
         ('run.latest("m', ["main"]),
+        ('run.plot("loss", phase="', ["main"]),
+        ('run.tag("', ["shipped"]),
         ('ck.load(only=["model/', ["model/w", "model/b"]),
         ('ck.lazily("o', ["optimizer"]),
         ('ck["model/', ["model/w", "model/b"]),
