@@ -6,11 +6,10 @@ from datetime import datetime
 from typing import Any
 
 from holdfast.registry.cli import output
-from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.history.actions import AddCheckpoint
-from holdfast.registry.history.log_values import decode_plain, is_dated, moment
+from holdfast.registry.history.log_values import decode_or_keep, is_dated, moment
 from holdfast.registry.history.replay import CheckpointRecord, Pin
-from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo, phase_segment, phase_value
+from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo, phase_value, step_ref
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.runs.run import Run
@@ -46,17 +45,9 @@ def short(digest: Digest) -> str:
     return digest.short
 
 
-def plain(encoded: Any) -> Any:
-    """Return a value of the log; in its encoded form if only another program can rebuild it."""
-    try:
-        return None if encoded is None else decode_plain(encoded)
-    except IncompatibleState:
-        return encoded
-
-
 def ref(run_id: str, record: CheckpointRecord | AddCheckpoint) -> str:
     """Return the name that finds a checkpoint."""
-    return f"{run_id}/{phase_segment(record.phase)}/step{record.step:08d}"
+    return f"{run_id}/{step_ref(record)}"
 
 
 def named(stored: Stored) -> str:
@@ -80,7 +71,7 @@ def record_json(run_id: str, record: CheckpointRecord, pointed: list[str]) -> di
         "created": iso(record.time_ms),
         "size_bytes": record.size_bytes,
         "metrics": record.metrics,
-        "meta": plain(record.meta),
+        "meta": decode_or_keep(record.meta),
         "marks": pointed,
         "nonfinite": list(record.nonfinite),
     }

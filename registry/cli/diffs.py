@@ -9,18 +9,23 @@ from holdfast.registry.cli import output
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked, tensor_json
-from holdfast.registry.cli.lineage import parent_ref
 from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import argument, flag
 from holdfast.registry.cli.output import Part
-from holdfast.registry.comparing.branches import Branches, StepPair, pair_ref
+from holdfast.registry.comparing.branches import Branches, StepPair
 from holdfast.registry.comparing.diff import KINDS, Diff, TensorDiff
 from holdfast.registry.comparing.diff import diff as compare
 from holdfast.registry.comparing.distances import Distance
 from holdfast.registry.history.log_values import json_ready
 from holdfast.registry.history.plain_values import ValueDiff
 from holdfast.registry.history.replay import CheckpointRecord
-from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo, phase_value
+from holdfast.registry.loading.checkpoint import (
+    Checkpoint,
+    TensorInfo,
+    parent_ref,
+    phase_value,
+    step_ref,
+)
 from holdfast.registry.registries.registry import Registry
 
 _DIFF = (
@@ -76,12 +81,12 @@ def _print_branches(found: Branches) -> Iterator[Part]:
     yield f"fork: {'none in common' if fork is None else parent_ref(fork)}"
     yield from (str(one) for one in (*found.settings, *found.config))
     yield ""
-    yield Table(_BRANCHES, [{**_pair_json(pair), "at": pair_ref(pair)} for pair in found.steps])
+    yield Table(_BRANCHES, [{**_pair_json(pair), "at": step_ref(pair)} for pair in found.steps])
     yield ""
     if found.difference is None or found.differs_at is None:
         yield "no common step differs"
         return
-    yield f"first difference, at {pair_ref(found.differs_at)}:"
+    yield f"first difference, at {step_ref(found.differs_at)}:"
     yield from _print_diff(found.difference, is_main=False)
 
 

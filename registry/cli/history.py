@@ -17,6 +17,8 @@ from holdfast.registry.errors import IntegrityError, NotFound, UnsupportedFormat
 from holdfast.registry.history import actions
 from holdfast.registry.history.actions import Action, Commit, line_digest
 from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.log_values import decode_or_keep
+from holdfast.registry.loading.checkpoint import parent_ref
 from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 
@@ -115,7 +117,7 @@ def _shapes(chapter: _Chapter, *, named: bool) -> Iterator[dict[str, Any]]:
 
 
 def _action(values: dict[str, Any]) -> dict[str, Any]:
-    encoded = {name: describe.plain(values[name]) for name in _ENCODED if name in values}
+    encoded = {name: decode_or_keep(values[name]) for name in _ENCODED if name in values}
     return {**values, **encoded}
 
 
@@ -179,7 +181,7 @@ def _of(refs: Mapping[int, str], n: int) -> str:
 
 def _begun(action: actions.CreateRun) -> str:
     preset = f", preset {action.spec.name}" if action.spec and action.spec.name else ""
-    origin = f", a fork of {lineage.parent_ref(action.parent)}" if action.parent else ""
+    origin = f", a fork of {parent_ref(action.parent)}" if action.parent else ""
     return f"begin the run{preset}{origin}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.registry.history.actions import Parent
 from holdfast.registry.history.births import read_birth
 from holdfast.registry.history.log import list_runs
-from holdfast.registry.loading.checkpoint import phase_segment, phase_value
+from holdfast.registry.loading.checkpoint import parent_ref, phase_value
 from holdfast.registry.runs.run import Run
 from holdfast.registry.storage.store import Store
 
@@ -38,11 +38,6 @@ def parent_of(run: Run) -> Parent | None:
     """Return the parent of a run that was forked."""
     created = run.manifest.created
     return None if created is None else created.parent
-
-
-def parent_ref(parent: Parent) -> str:
-    """Return the name of the checkpoint that a fork continues from."""
-    return f"{parent.run}/{phase_segment(parent.phase)}/step{parent.step:08d}"
 
 
 def lineage_json(run: Run, forks: list[str]) -> dict[str, Any]:

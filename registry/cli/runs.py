@@ -16,14 +16,14 @@ import typer
 from holdfast.registry.cli import describe, lineage, options, output
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
-from holdfast.registry.cli.describe import iso, plain, ref, source
+from holdfast.registry.cli.describe import iso, ref, source
 from holdfast.registry.cli.failures import mark
 from holdfast.registry.cli.listing import Listing
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.trends import sparkline
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.history.log_values import decode_plain
+from holdfast.registry.history.log_values import decode_or_keep, decode_plain
 from holdfast.registry.loop.last_heard import LastHeard, last_heard
 from holdfast.registry.loop.overhead import waited_share
 from holdfast.registry.registries.registry import Registry
@@ -145,7 +145,7 @@ def run_json(run: Run, forks: list[str]) -> dict[str, Any]:
         "last_heard": _heard_json(run),
         "waited_share": _waited_json(run),
         "seed": f"0x{created.seed}" if created else None,
-        "config": plain(created.config if created else None),
+        "config": decode_or_keep(created.config if created else None),
         "config_hash": created.config_hash if created else None,
         "environment": created.environment if created else {},
         "monitors": [{"metric": m.metric, "mode": m.mode} for m in manifest.monitors],

@@ -10,7 +10,7 @@ from holdfast.registry.history.actions import Parent
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.plain_values import ValueDiff, compare_configs
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
+from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.storage.store import Store
 
 
@@ -149,8 +149,3 @@ def _seed(run: RunManifest) -> int | None:
 
 def _input_hash(run: RunManifest) -> str | None:
     return run.created.input_hash if run.created else None
-
-
-def pair_ref(pair: StepPair) -> str:
-    """Return the name of a step within a run."""
-    return f"{phase_segment(pair.phase)}/step{pair.step:08d}"

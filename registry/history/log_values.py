@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.backends.escape import MAX_DECIMAL_BITS, hexadecimal, quoted, shown
 from holdfast.registry import pytree
-from holdfast.registry.errors import InvalidInput, UnsupportedValue
+from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.parse_limits import check_json
@@ -77,6 +77,14 @@ def _depth(skeleton: canonical.Json) -> int:
 def decode_plain(skeleton: canonical.Json) -> Any:
     """Return the value that `encode_plain` has encoded."""
     return pytree.unflatten_component(skeleton, ())
+
+
+def decode_or_keep(encoded: canonical.Json) -> Any:
+    """Return the value; in its encoded form if only another program can rebuild it."""
+    try:
+        return None if encoded is None else decode_plain(encoded)
+    except IncompatibleState:
+        return encoded
 
 
 def plain_digest(skeleton: canonical.Json) -> Digest:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Literal, Protocol
 
 from holdfast.registry.errors import NotFound
-from holdfast.registry.history.actions import CommitKeys, ReportMetrics
+from holdfast.registry.history.actions import CommitKeys, Parent, ReportMetrics
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import check_metrics, decode_plain, format_time, moment
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
@@ -247,6 +247,11 @@ class _AtStep(Protocol):
 def step_ref(at: _AtStep) -> str:
     """Return the name of a step within its run, such as `main/step00000200`."""
     return f"{phase_segment(at.phase)}/step{at.step:08d}"
+
+
+def parent_ref(parent: Parent) -> str:
+    """Return the name of the checkpoint that a fork continues from."""
+    return f"{parent.run}/{step_ref(parent)}"
 
 
 def phase_segment(phase: str) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from holdfast.registry.errors import MissingObject, RegistryError, StoreUnavailable
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.loading.checkpoint import step_ref
 from holdfast.registry.maintenance.live import StoredFile, list_objects, place_of
 from holdfast.registry.maintenance.repacking.survey import (
     Chunk,
@@ -237,7 +237,7 @@ def _holders(run: RunManifest, number: int) -> Iterator[_Holder]:
 def _ref(run_id: str, record: CheckpointRecord) -> str:
     if record.superseded:
         return f"{run_id}/{record.manifest.short}"
-    return f"{run_id}/{phase_segment(record.phase)}/step{record.step:08d}"
+    return f"{run_id}/{step_ref(record)}"
 
 
 def _list(store: Store) -> tuple[dict[ObjectKey, StoredFile], dict[str, int], int]:

@@ -13,7 +13,7 @@ from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.history.log_values import moment
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.loading.checkpoint import phase_segment, step_ref
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.values.suggest import near
 
@@ -197,7 +197,7 @@ class Curves:
                 return record.n
 
     def _ref(self, record: CheckpointRecord) -> str:
-        return f"{self._run.run_id}/{phase_segment(record.phase)}/step{record.step:08d}"
+        return f"{self._run.run_id}/{step_ref(record)}"
 
 
 def of_stream(

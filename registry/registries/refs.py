@@ -19,7 +19,7 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
 )
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
+from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment, step_ref
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.runs.run import Run
 from holdfast.registry.spec.monitors import Monitor
@@ -74,7 +74,7 @@ def refs_of(run: Run) -> list[str]:
     for phase in dict.fromkeys(one.phase for one in manifest.live()):
         pointers = _pointers(manifest, run.spec.phase(phase).monitors, phase)
         found += [f"{phase_segment(phase)}/{name}" for name in pointers]
-    found += [f"{phase_segment(one.phase)}/step{one.step:08d}" for one in manifest.live()]
+    found += [step_ref(one) for one in manifest.live()]
     found += [pin.ref for pin in manifest.pins]
     found += ["releases/latest"] if manifest.release is not None else []
     return [*found, *(f"pool/v{entry.version:04d}" for entry in manifest.roster())]

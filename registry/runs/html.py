@@ -6,7 +6,7 @@ from itertools import islice
 
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.loading.checkpoint import step_ref
 from holdfast.registry.values import markup
 from holdfast.registry.values.amounts import number, size
 
@@ -36,7 +36,7 @@ def _newest(live: list[CheckpointRecord]) -> markup.Rows:
     names = list(dict.fromkeys(name for one in newest for name in one.metrics))[:_MOST_METRICS]
     rows = [
         (
-            f"{phase_segment(one.phase)}/step{one.step:08d}",
+            step_ref(one),
             *(number(one.metrics[name]) if name in one.metrics else None for name in names),
             size(one.size_bytes),
             format_time(one.time_ms),
@@ -47,7 +47,7 @@ def _newest(live: list[CheckpointRecord]) -> markup.Rows:
 
 
 def _best(record: CheckpointRecord | None) -> str | None:
-    return None if record is None else f"{phase_segment(record.phase)}/step{record.step:08d}"
+    return None if record is None else step_ref(record)
 
 
 def _names(run: RunManifest, kind: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.registry.history.log_values import moment
 from holdfast.registry.history.replay import CheckpointRecord
-from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.loading.checkpoint import step_ref
 from holdfast.registry.tables.columns import Column, table
 
 COLUMNS = (
@@ -50,7 +50,7 @@ def metric_column(name: str) -> str:
 
 def _rows(run_id: str, records: Iterable[CheckpointRecord]) -> Iterator[dict[str, object]]:
     for one in records:
-        name = f"{phase_segment(one.phase)}/step{one.step:08d}"
+        name = step_ref(one)
         if one.superseded:
             name = one.manifest.short
         yield {

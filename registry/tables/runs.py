@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast.registry.errors import RegistryError, StoreUnavailable
-from holdfast.registry.history.actions import Parent
 from holdfast.registry.history.log_values import decode_plain, json_ready, moment
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.loading.checkpoint import parent_ref
 from holdfast.registry.storage.store import Store
 from holdfast.registry.tables.columns import Column, table
 
@@ -72,7 +71,7 @@ def _row(run: RunManifest) -> dict[str, object]:
         "error": run.dropped,
         "phase": run.phase,
         "preset": run.spec.name or None,
-        "parent": created and created.parent and _parent(created.parent),
+        "parent": created and created.parent and parent_ref(created.parent),
         "created": moment(run.created_ms),
         "checkpoints": len(live),
         "evicted": run.evicted_count,
@@ -86,7 +85,3 @@ def _row(run: RunManifest) -> dict[str, object]:
         "seed": created and f"0x{created.seed}",
         "config": created and json.dumps(json_ready(decode_plain(created.config))),
     }
-
-
-def _parent(parent: Parent) -> str:
-    return f"{parent.run}/{phase_segment(parent.phase)}/step{parent.step:08d}"

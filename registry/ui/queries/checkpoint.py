@@ -16,8 +16,9 @@ from holdfast.registry.comparing.histograms import Histogram, histogram
 from holdfast.registry.comparing.stats import TensorStats, stats_of
 from holdfast.registry.errors import RegistryError, StoreUnavailable
 from holdfast.registry.formats.content import OPAQUE
+from holdfast.registry.history.log_values import decode_or_keep
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading.checkpoint import Checkpoint, step_ref
+from holdfast.registry.loading.checkpoint import Checkpoint, parent_ref
 from holdfast.registry.loading.files import FileInfo, is_tree
 from holdfast.registry.loading.fit import tensors_by_path
 from holdfast.registry.loading.stored import Stored, log_of, reader_of
@@ -25,7 +26,6 @@ from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.names.releases import Release
 from holdfast.registry.pytree import leaf_kinds
 from holdfast.registry.storage.manifest import TensorEntry
-from holdfast.registry.ui.queries.encoded import plain
 from holdfast.registry.ui.queries.states import find
 from holdfast.registry.ui.queries.trouble import Trouble, tried
 from holdfast.registry.ui.source import Source
@@ -268,7 +268,7 @@ def state_view(source: Source, ref: str) -> StateView:
         companions=_companions(stored),
         files=tuple((files or {}).items())[:FILES_SHOWN],
         file_count=len(files or {}),
-        meta=None if record is None else plain(record.meta),
+        meta=None if record is None else decode_or_keep(record.meta),
         card=(card or "")[:CARD_SHOWN],
         provenance=_provenance(run),
         pull=_pull(source.registry.url, stored, contents),
@@ -439,10 +439,10 @@ def _provenance(run: RunManifest) -> Provenance | None:
         run.spec.name or "",
         f"0x{created.seed}",
         created.input_hash,
-        None if parent is None else f"{parent.run}/{step_ref(parent)}",
+        None if parent is None else parent_ref(parent),
         None if parent is None else f"{parent.run}/{parent.checkpoint.short}",
         tuple(sorted(created.environment.items())),
-        plain(created.config),
+        decode_or_keep(created.config),
     )
 
 

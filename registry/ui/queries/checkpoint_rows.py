@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.history.retention import has_policies, plan_retention
-from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.loading.checkpoint import step_ref
 from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.ui.queries.events import Event
 from holdfast.registry.ui.queries.runs import monitor_of
@@ -50,7 +50,7 @@ def read_rows(
         state = "evicted" if is_evicted else "superseded" if one.is_superseded else "kept"
         reason = last.reason if last is not None and is_evicted else stays.get(one.n, "")
         yield CheckpointRow(
-            ref=f"{phase_segment(one.phase)}/step{one.step:08d}",
+            ref=step_ref(one),
             saved=one,
             state=state,
             reason=reason,

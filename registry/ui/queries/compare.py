@@ -14,7 +14,7 @@ from itertools import islice
 from holdfast.registry.comparing.diff import ComponentDiff, Diff, TensorDiff, diff
 from holdfast.registry.comparing.distances import Distance, differing_bytes, distances
 from holdfast.registry.history.plain_values import ValueDiff, compare_configs
-from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
+from holdfast.registry.loading.checkpoint import Checkpoint, step_ref
 from holdfast.registry.loading.stored import log_of
 from holdfast.registry.ui.queries.states import find_checkpoint
 from holdfast.registry.ui.source import Source
@@ -214,7 +214,7 @@ def offered(source: Source, refs: Iterable[str]) -> tuple[str, ...]:
         known += [f"{run.id}/latest", *([f"{run.id}/best"] if run.manifest.monitors else [])]
         known += [f"{run.id}/{pin.ref}" for pin in run.manifest.pins if pin.kind in ("gate", "tag")]
         newest = islice(run.manifest.newest_first(), OFFERED)
-        known += [f"{run.id}/{phase_segment(one.phase)}/step{one.step:08d}" for one in newest]
+        known += [f"{run.id}/{step_ref(one)}" for one in newest]
     return tuple(known)
 
 

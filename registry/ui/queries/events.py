@@ -8,7 +8,7 @@ from typing import Literal
 
 from holdfast.registry.history import actions
 from holdfast.registry.history.actions import Action, Commit
-from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.loading.checkpoint import parent_ref, step_ref
 from holdfast.registry.ui.queries.forks import Fork
 
 Lane = Literal["checkpoints", "names", "phases", "trainer", "retention", "pool", "streams"]
@@ -102,7 +102,7 @@ def _of_run(action: Action, refs: Mapping[int, str], *, first: bool) -> Iterator
             if parent is None:
                 yield "trainer", "begin", action.environment.get("host", ""), "", None
             else:
-                origin = f"{parent.run}/{phase_segment(parent.phase)}/step{parent.step:08d}"
+                origin = parent_ref(parent)
                 yield "trainer", "fork", origin, "no data was copied", None
         case actions.TakeOver():
             reason = "training begins" if first else "the earlier trainer may no longer save"
@@ -124,7 +124,7 @@ def _of_run(action: Action, refs: Mapping[int, str], *, first: bool) -> Iterator
 def _in_pool(action: actions.Promote | actions.EvictEntries | actions.RateMatch) -> _Said:
     match action:
         case actions.Promote():
-            of = action.gate or f"{phase_segment(action.phase)}/step{action.step:08d}"
+            of = action.gate or step_ref(action)
             return "pool", "promote", f"v{action.version:04d}", of, action.checkpoint
         case actions.EvictEntries():
             versions = ", ".join(f"v{version:04d}" for version in action.versions)
@@ -137,7 +137,7 @@ def _in_pool(action: actions.Promote | actions.EvictEntries | actions.RateMatch)
 def _refs(commits: Iterable[Commit]) -> dict[int, str]:
     """Return the names of checkpoints within their run, by the numbers of their commits."""
     return {
-        commit.n: f"{phase_segment(action.phase)}/step{action.step:08d}"
+        commit.n: step_ref(action)
         for commit in commits
         for action in commit.actions
         if isinstance(action, actions.AddCheckpoint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.loading.checkpoint import step_ref
 from holdfast.registry.ui.source import Source
 
 #: Seconds for which a list of the runs is good enough to find forks.
@@ -38,7 +38,7 @@ def read_forks(source: Source, name: str) -> tuple[Fork, ...]:
     unread = source.unread_births(names)
     known = names if len(unread) <= UNASKED else sorted({*names} - {*unread})
     found = [
-        Fork(child, birth.created_ms, f"{phase_segment(parent.phase)}/step{parent.step:08d}")
+        Fork(child, birth.created_ms, step_ref(parent))
         for child, birth in source.births(known).items()
         if birth is not None and (parent := birth.parent) is not None and parent.run == name
     ]

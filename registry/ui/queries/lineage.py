@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.registry.history.log_values import decode_or_keep
 from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, RunManifest
-from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.loading.checkpoint import step_ref
 from holdfast.registry.merging.merge import MERGE
-from holdfast.registry.ui.queries.encoded import plain
 from holdfast.registry.ui.queries.runs import BIRTHS_UNASKED, newest_first
 from holdfast.registry.ui.queries.trouble import Trouble, trouble_of
 from holdfast.registry.ui.source import Source
@@ -190,7 +190,7 @@ def _rows(run: RunManifest) -> Iterator[LineageRow]:
     if parent is None:
         yield LineageRow(name, run.created_ms, "begin", run.spec.name)
     else:
-        origin = Origin(parent.run, _ref(parent.phase, parent.step))
+        origin = Origin(parent.run, step_ref(parent))
         yield LineageRow(name, run.created_ms, "fork", origins=(origin,))
     for phase in run.phases:
         if not phase.superseded:
@@ -247,7 +247,7 @@ def _may_be_merged(record: CheckpointRecord) -> bool:
 
 
 def _merged(run: str, record: CheckpointRecord) -> Iterator[LineageRow]:
-    meta = plain(record.meta)
+    meta = decode_or_keep(record.meta)
     merge = meta.get(MERGE) if isinstance(meta, Mapping) else None
     sources = merge.get("sources") if isinstance(merge, Mapping) else None
     if isinstance(sources, Sequence) and not isinstance(sources, str):
@@ -263,12 +263,8 @@ def _origins(sources: Iterable[Any]) -> Iterator[Origin]:
             yield Origin(run, rest)
 
 
-def _ref(phase: str, step: int) -> str:
-    return f"{phase_segment(phase)}/step{step:08d}"
-
-
 def _ref_of(record: CheckpointRecord | None) -> str:
-    return "" if record is None else _ref(record.phase, record.step)
+    return "" if record is None else step_ref(record)
 
 
 # Drawing

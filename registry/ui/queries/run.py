@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.registry.errors import IntegrityError, UnsupportedFormat
+from holdfast.registry.history.log_values import decode_or_keep
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.loading.checkpoint import parent_ref
 from holdfast.registry.loop.overhead import waited_share
 from holdfast.registry.runs.run import Run
 from holdfast.registry.ui.charts import Chart, Curve, Mark, Point, curves
 from holdfast.registry.ui.chronicle import Chronicle
 from holdfast.registry.ui.queries.checkpoint_rows import CheckpointRow, read_rows
-from holdfast.registry.ui.queries.encoded import plain
 from holdfast.registry.ui.queries.events import Event, read_events
 from holdfast.registry.ui.queries.forks import Fork, read_forks
 from holdfast.registry.ui.queries.runs import RunRow, row_of
@@ -178,7 +178,7 @@ def _facts(run: RunManifest) -> Iterable[tuple[str, str]]:
     yield "seed", f"0x{created.seed}" if created else ""
     if created is not None and created.parent is not None:
         parent = created.parent
-        yield "forked from", f"{parent.run}/{phase_segment(parent.phase)}/step{parent.step:08d}"
+        yield "forked from", parent_ref(parent)
     yield "trainer", writer.host if writer else ""
     yield "releases", ", ".join(pin.name for pin in run.pins_of("release"))
     yield "gates", ", ".join(pin.name for pin in run.pins_of("gate"))
@@ -189,7 +189,7 @@ def _facts(run: RunManifest) -> Iterable[tuple[str, str]]:
 
 
 def _config(run: RunManifest | None) -> object:
-    return None if run is None or run.created is None else plain(run.created.config)
+    return None if run is None or run.created is None else decode_or_keep(run.created.config)
 
 
 def _environment(run: RunManifest | None) -> Mapping[str, str]:
@@ -198,4 +198,4 @@ def _environment(run: RunManifest | None) -> Mapping[str, str]:
 
 def _waited(run: RunManifest | None) -> float | None:
     latest = None if run is None else run.latest()
-    return None if latest is None else waited_share(plain(latest.meta))
+    return None if latest is None else waited_share(decode_or_keep(latest.meta))

@@ -12,7 +12,7 @@ from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.history.log_values import json_ready
 from holdfast.registry.history.plain_values import config_by_path
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.loading.checkpoint import parent_ref
 from holdfast.registry.ui.charts import Chart, curves
 from holdfast.registry.ui.queries.runs import RunRow, row_of
 from holdfast.registry.ui.queries.trouble import Trouble, trouble_of
@@ -180,7 +180,7 @@ def _environment(run: RunManifest) -> Mapping[str, Any]:
 def _settings(run: RunManifest) -> Mapping[str, Any]:
     created = run.created
     parent = None if created is None else created.parent
-    origin = parent and f"{parent.run}/{phase_segment(parent.phase)}/step{parent.step:08d}"
+    origin = parent and parent_ref(parent)
     found = {
         "preset": run.spec.name,
         "monitors": ", ".join(f"{one.label} ({one.mode})" for one in run.monitors),
