@@ -38,7 +38,7 @@ def bar(label: str) -> Iterator[Bar]:
     if not label or not sys.stderr.isatty():
         yield Bar()
         return
-    from holdfast.registry.cli import terminal
+    from holdfast.registry.storage.progress import terminal_bar  # as rich, only for a terminal
 
-    with terminal.progress_bar(label) as show:
+    with terminal_bar(label) as show:
         yield Bar(show)

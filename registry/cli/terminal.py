@@ -1,4 +1,4 @@
-"""Tables, bars and live views on a terminal. The one module that imports all of rich."""
+"""Tables and live views on a terminal. The one module that imports all of rich."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from contextlib import contextmanager
 from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from holdfast.backends.escape import printable
 from holdfast.registry.cli.columns import Column, Table
 from holdfast.registry.cli.tables import GAP, cells, fitting
-from holdfast.registry.values.amounts import size
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -68,25 +66,6 @@ def wrapped(text: str, width: int) -> list[str]:
     """Return the lines of a text, broken between words only."""
     widest = max(map(cell_len, text.split()), default=0)
     return [line.plain.rstrip() for line in Text(text).wrap(console(), max(width, widest))]
-
-
-class _Moved(ProgressColumn):
-    """The bytes so far, of how many, and how many a second."""
-
-    def render(self, task: Task) -> Text:
-        """Return them in the units of all other output."""
-        total = "" if task.total is None else f" of {size(int(task.total))}"
-        speed = f", {size(int(task.speed))}/s" if task.speed else ""
-        return Text(f"{size(int(task.completed))}{total}{speed}")
-
-
-@contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar on stderr until the block ends; yield what sets its bytes and their total."""
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(24)
-    with Progress(*columns, _Moved(), console=console(stderr=True), transient=True) as progress:
-        task = progress.add_task(label, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ that is a terminal, and otherwise nothing is shown.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -66,7 +67,8 @@ def bar(label: str, total: int | None) -> Iterator[Progress]:
     """
     display = _display_of_notebook()
     if display is None:
-        yield from _bar_on_terminal(label, total)
+        with terminal_bar(label) as show:
+            yield lambda done: show(done, total)
         return
     shown = NotebookBar(label, total, display)
     try:
@@ -115,19 +117,38 @@ class NotebookBar:
         return f'<div class="holdfast"><progress{most}{value}></progress> {markup.text(self)}</div>'
 
 
-def _bar_on_terminal(label: str, total: int | None) -> Iterator[Progress]:
+@contextmanager
+def terminal_bar(label: str) -> Iterator[Callable[[int, int | None], object]]:
+    """Show a bar on stderr while the block runs, if that is a terminal.
+
+    Yields:
+        A function that sets the bytes so far and their total, which may be unknown.
+    """
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield lambda done, total: None  # noqa: ARG005
         return
     from rich.console import Console
-    from rich.progress import BarColumn, FileSizeColumn, SpinnerColumn, TextColumn
-    from rich.progress import Progress as RichProgress
+    from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+    from rich.text import Text
 
-    text = TextColumn("{task.description}", markup=False)
-    columns = SpinnerColumn(), text, BarColumn(bar_width=24), FileSizeColumn()
-    with RichProgress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda done: progress.update(task, completed=done)
+    class Moved(ProgressColumn):
+        """The bytes so far, of how many, and how many a second."""
+
+        def render(self, task: Task) -> Text:
+            total = "" if task.total is None else f" of {size(int(task.total))}"
+            speed = f", {size(int(task.speed))}/s" if task.speed else ""
+            return Text(f"{size(int(task.completed))}{total}{speed}")
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(24),
+        Moved(),
+    )
+    screen = Console(stderr=True, color_system=None if os.environ.get("NO_COLOR") else "auto")
+    with Progress(*columns, console=screen, transient=True) as progress:
+        task = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _display_of_notebook() -> Callable[..., Any] | None:

@@ -37,3 +37,9 @@ def find_checkpoint(source: Source, ref: str) -> Checkpoint:
             expected="a checkpoint, such as RUN/latest",
         )
     return found
+
+
+def source_of(stored: Stored) -> int | None:
+    """Return the commit of the checkpoint that a release, artifact or entry was made from."""
+    found = getattr(stored, "checkpoint", None)
+    return found if isinstance(found, int) else None

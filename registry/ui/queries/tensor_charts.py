@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from holdfast.registry.comparing.histograms import Histogram
 from holdfast.registry.ui.charts import Chart, figure, table
 from holdfast.registry.ui.grids import Cell, Grid, tone
-from holdfast.registry.ui.queries.checkpoint import Contents
 from holdfast.registry.ui.queries.compare import HeatMap
+from holdfast.registry.ui.queries.contents import Contents
 from holdfast.registry.values.amounts import size
 
 #: A part of a path: a name in quotes, or what is between slashes and dots.

@@ -8,16 +8,10 @@ from dataclasses import dataclass
 from holdfast.registry.comparing.histograms import Histogram
 from holdfast.registry.comparing.stats import TensorStats
 from holdfast.registry.ui.charts import Chart
-from holdfast.registry.ui.queries.checkpoint import (
-    Sharing,
-    StateView,
-    Statistics,
-    distribution,
-    sharing,
-    state_view,
-    statistics,
-)
+from holdfast.registry.ui.queries.checkpoint import StateView, state_view
+from holdfast.registry.ui.queries.sharing import Sharing, sharing
 from holdfast.registry.ui.queries.tensor_charts import histogram_chart, treemap
+from holdfast.registry.ui.queries.tensor_values import Statistics, distribution, statistics
 from holdfast.registry.ui.queries.trouble import tried
 from holdfast.registry.ui.source import Source
 from holdfast.registry.ui.views.view import Asked, Shown, View

@@ -150,25 +150,9 @@ def test_from_a_run_to_the_values_of_a_tensor_and_what_moved(site: Sites, watche
     watch.check()
 
 
-def test_sorting_and_filtering_stay_in_the_url(site: Sites, watched: Opened) -> None:
-    found = site("ordinary")
-    watch = watched(found.base)
-    page = watch.page
-    page.goto(found.url)
-    watch.ready()
-    page.get_by_role("button", name="run", exact=True).click()
-    assert "sort=name" in page.url
-    names = page.locator("#runs tbody th").all_inner_texts()
-    assert names == sorted(names)
-    page.reload()
-    watch.ready()
-    assert page.locator("#runs tbody th").all_inner_texts() == names
-    page.get_by_role("searchbox").fill("wide")
-    assert page.locator("#runs tbody tr:visible").count() == 1
-    watch.check()
-
-
-def test_the_keyboard_reaches_the_content_and_sorts(site: Sites, watched: Opened) -> None:
+def test_rows_are_sorted_and_filtered_by_mouse_and_keyboard_and_stay_in_the_url(
+    site: Sites, watched: Opened
+) -> None:
     found = site("ordinary")
     watch = watched(found.base)
     page = watch.page
@@ -185,6 +169,15 @@ def test_the_keyboard_reaches_the_content_and_sorts(site: Sites, watched: Opened
     page.keyboard.press("Enter")
     assert head.get_attribute("aria-sort") == "ascending"
     assert "sort=best" in page.url
+    page.get_by_role("button", name="run", exact=True).click()
+    assert "sort=name" in page.url
+    names = page.locator("#runs tbody th").all_inner_texts()
+    assert names == sorted(names)
+    page.reload()
+    watch.ready()
+    assert page.locator("#runs tbody th").all_inner_texts() == names
+    page.get_by_role("searchbox").fill("wide")
+    assert page.locator("#runs tbody tr:visible").count() == 1
     watch.check()
 
 

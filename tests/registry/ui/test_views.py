@@ -131,7 +131,7 @@ def test_two_checkpoints_that_hardly_fit_the_budget(reg: Registry, source: Sourc
     run.save({"large": large + 1, "small": small * 2, "new": small * 3, "note": None}, step=2)
     both = "before=r/main/step1&after=r/main/step2"
     text = shown(source, f"/compare?{both}&values=1&budget=4")
-    assert "1 tensor not read: 24.0 MiB beyond 4 MiB" in text
+    assert "1 tensor of 24.0 MiB did not fit into 4 MiB" in text
     assert "new moved" in text
     assert '"a" null' in text
     assert "Both are the same state" in shown(source, "/compare?before=r/latest&after=r/latest")

@@ -18,8 +18,10 @@ from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.cli.app import app
 from holdfast.registry.errors import Damaged, NotFound
 from holdfast.registry.storage.connecting import Address
-from holdfast.registry.ui.queries import checkpoint as query
-from holdfast.registry.ui.queries.checkpoint import distribution, sharing, state_view, statistics
+from holdfast.registry.ui.queries import contents as contents_query
+from holdfast.registry.ui.queries.checkpoint import state_view
+from holdfast.registry.ui.queries.sharing import sharing
+from holdfast.registry.ui.queries.tensor_values import distribution, statistics
 from holdfast.registry.ui.source import Source
 from tests.registry.ui.sources import source_of
 from tests.support.faults import flip
@@ -62,7 +64,7 @@ def test_a_checkpoint_is_described_without_reading_a_tensor(saved, backend: Memo
 
 
 def test_small_tensors_are_shown_together(saved, backend, monkeypatch) -> None:
-    monkeypatch.setattr(query, "TENSORS_SHOWN", 2)
+    monkeypatch.setattr(contents_query, "TENSORS_SHOWN", 2)
     with source_of(backend) as source:
         found = state_view(source, "r/latest").contents
     assert len(found.tensors) == 2
