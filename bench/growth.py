@@ -2,8 +2,8 @@
 
 The store is a dict in memory and a state takes a few bytes, so that what is timed is Holdfast's own
 work: replay, retention, the slot and the snapshots. One run for each size lives at the same time,
-and batches of 64 commits go to them in turn, in a new random order: each batch has one snapshot in
-it. A run keeps its newest `--live` checkpoints, so all but the smallest have that many.
+and batches of 64 commits go to them in turn, in a new random order: each batch has its share of the
+snapshots. A run keeps its newest `--live` checkpoints, so all but the smallest have that many.
 
 `--tensors` times a save and a load of a state of that many tensors, per tensor. `--runs` makes that
 many runs in a folder, lists, opens, verifies and collects them, and reports the peak of memory.

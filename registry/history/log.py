@@ -29,8 +29,8 @@ from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.process import ProcessLock, host_name
 
-#: A snapshot is written when the log has grown by this many slots.
-SNAPSHOT_EVERY = 64
+#: The least number of slots between snapshots.
+SNAPSHOT_EVERY = 8
 #: Races that an append may lose before it gives up.
 MAX_LOST_RACES = 20
 
@@ -370,8 +370,14 @@ class RunLog:
     def _open_from(self, slot: int, *, check_head: bool) -> bool:
         """Open the run from a snapshot; return whether that was possible."""
         proofs = self._slots.prove(self.seen.skipped(slot)) if check_head else ()
-        reading = self._store.pools.small.submit(self._snapshots.read, slot)
-        slots = list(self.slots(slot))
+        small = self._store.pools.small
+        reading, tied = (
+            small.submit(self._snapshots.read, slot),
+            small.submit(self._slots.get, slot),
+        )
+        numbers = self._slots.numbers(slot)
+        first = tied.result()
+        slots = [] if first is None else [first, *self.fetch(numbers[1:])]
         found = reading.result()
         opened = self._snapshots.parse(found, slots[0]) if found and slots else None
         if opened is None:
@@ -385,7 +391,7 @@ class RunLog:
         return True
 
     def _write_snapshot(self, slot: Slot, *, at_once: bool) -> None:
-        if not at_once and not self._snapshots.is_due(self.run, SNAPSHOT_EVERY):
+        if not at_once and not self._snapshots.is_due(self.run, slot, SNAPSHOT_EVERY):
             return
         data = self._snapshots.encode(self.run, slot)
         # A snapshot is a cache: the commit is valid even if this fails.

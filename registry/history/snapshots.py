@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import pairwise
 
 from holdfast.registry.errors import IntegrityError, ObjectNotFound, RegistryError
-from holdfast.registry.history.actions import line_digest
+from holdfast.registry.history.actions import SetStatus, line_digest
 from holdfast.registry.history.replay import RunManifest, Slot
 from holdfast.registry.storage.framing import join_lines, split_lines
 from holdfast.registry.storage.keys import snapshot_key, snapshot_prefix, snapshot_slot
@@ -20,8 +20,13 @@ from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.records import Record
 
-#: Slots between snapshots: one for each sixteen kept checkpoints, up to a bound.
-_KEPT_PER_SLOT = 16
+#: The least number of slots between snapshots at the end of a training.
+_EVERY_AT_END = 4
+#: Kept checkpoints that each of these slots pays for; the second number at the end of a training.
+_KEPT_PER_SLOT, _KEPT_PER_SLOT_AT_END = 16, 64
+#: Bytes of tensors that pay for one kept checkpoint: a thousand times its bytes in a snapshot.
+_TENSOR_BYTES_PER_KEPT = 600_000
+#: After so many slots a snapshot is written however large it is.
 _SLOTS_AT_MOST = 1024
 #: Increase this whenever replay gives another result for the same slots; older snapshots are then
 #: ignored.
@@ -86,14 +91,27 @@ class Snapshots:
             return None
         return run
 
-    def is_due(self, run: RunManifest, every: int) -> bool:
-        """Return whether the log has grown by `every` slots, or by more for a larger snapshot.
+    def is_due(self, run: RunManifest, slot: Slot, every: int) -> bool:
+        """Return whether the log has grown enough since the newest snapshot for another one.
 
-        So two numbers are bounded, however many checkpoints the run keeps: the bytes written for
-        each slot, and the slots that opening it reads.
+        Opening a run reads the slots after its newest snapshot, so snapshots are written often.
+        Each has all kept checkpoints, so it is not due before it is small beside the slots and
+        tensors that were written meanwhile. Most runs that people look at have ended, so those may
+        have larger ones.
+
+        Args:
+            run: The run after the slot.
+            slot: The slot that was put.
+            every: The least number of slots between snapshots, but for the end of a training.
         """
-        for_size = min(len(run.checkpoints) // _KEPT_PER_SLOT, _SLOTS_AT_MOST)
-        return run.next_slot - 1 - self.newest >= max(every, for_size)
+        grown = slot.number - self.newest
+        ends = _ends_training(slot)
+        if grown < (min(every, _EVERY_AT_END) if ends else every):
+            return False
+        tensor_bytes = sum(one.size_bytes for one in run.checkpoints[-grown:])
+        paid = grown * (_KEPT_PER_SLOT_AT_END if ends else _KEPT_PER_SLOT)
+        paid += tensor_bytes // _TENSOR_BYTES_PER_KEPT
+        return len(run.checkpoints) <= paid or grown >= _SLOTS_AT_MOST
 
     def encode(self, run: RunManifest, slot: Slot) -> bytes:
         """Return the snapshot after a slot."""
@@ -121,6 +139,14 @@ class Snapshots:
             known = before.get(id(record)) or (record, record.encode())
             self._lines[id(record)] = known
             yield known[1]
+
+
+def _ends_training(slot: Slot) -> bool:
+    return any(
+        isinstance(action, SetStatus) and action.status != "running"
+        for _, commit in slot.commits
+        for action in commit.actions
+    )
 
 
 def snapshot_header(slot: Slot, version: int) -> bytes:

@@ -249,7 +249,7 @@ class Registry(MaintainedRegistry):
         """Return a row for each run as a `pyarrow.Table`, sorted by name.
 
         docs/notebooks.md lists the columns. A run that cannot be read has the status `damaged` and
-        its error. This opens each run: about three requests for each, several runs at once.
+        its error. This opens each run: about four requests for each, several runs at once.
 
         Raises:
             InvalidInput: pyarrow is not installed.

@@ -370,13 +370,43 @@ def full_replay(store_on, backend) -> RunManifest:
     return advance(RunManifest(run_id="r"), RunLog(store_on(backend), "r").slots())
 
 
-def test_a_snapshot_is_written_every_64_slots(backend, store_on, long_log):
-    assert SNAPSHOT_EVERY == 64
-    assert snapshots(backend) == [snapshot_key("r", 127), snapshot_key("r", 63)]
+def test_a_snapshot_is_written_every_8_slots(backend, store_on, long_log):
+    assert SNAPSHOT_EVERY == 8
+    assert snapshots(backend) == [snapshot_key("r", 15), snapshot_key("r", 7)]
+
+
+def test_a_training_that_ends_leaves_a_snapshot_unless_its_log_is_very_short(run_log, backend):
+    def end(status):
+        run_log.append(lambda run: [commit_line(run, [SetStatus(status=status)])])
+
+    grow(run_log, 1)
+    end("interrupted")
+    assert snapshots(backend) == []
+    end("failed")
+    assert snapshots(backend) == [snapshot_key("r", 3)]
+    grow(run_log, 3)
+    end("running")
+    assert len(snapshots(backend)) == 1
+    end("completed")
+    assert snapshots(backend) == [snapshot_key("r", 8), snapshot_key("r", 3)]
+
+
+def test_opening_through_a_snapshot_of_the_newest_slot_is_four_requests(run_log, backend, store_on):
+    grow(run_log, 3 * SNAPSHOT_EVERY - 1)
+    newest, calls = 3 * SNAPSHOT_EVERY - 1, []
+    mine = RunLog(store_on(Metered(backend, calls)), "r")
+    calls.clear()
+    mine.open()
+    assert sorted((call.method, call.key) for call in calls) == [
+        ("get", slot_key("r", newest)),
+        ("get", snapshot_key("r", newest)),
+        ("list", "runs/r/log/"),
+        ("list", snapshot_prefix("r")),
+    ]
 
 
 def test_opening_through_a_snapshot_is_a_full_replay(backend, store_on, long_log):
-    grow(long_log, 80)
+    grow(long_log, 200)
     mine = reopened(store_on, backend)
     assert mine.run.commits > 200
     assert mine.run.encode() == full_replay(store_on, backend).compact().encode()
@@ -387,7 +417,7 @@ def test_opening_reads_no_slot_before_the_newest_snapshot(backend, store_on, lon
     calls = []
     reopened(store_on, Metered(backend, calls))
     got = sorted(call.key for call in calls if call.method == "get" and "/log/" in call.key)
-    assert got == [slot_key("r", slot) for slot in range(127, long_log.run.next_slot)]
+    assert got == [slot_key("r", slot) for slot in range(15, long_log.run.next_slot)]
     assert sum(call.method == "list" for call in calls) == 2
 
 
@@ -430,7 +460,7 @@ def _body(data: bytes, **changes) -> bytes:
     return canonical.encode({**canonical.decode(body, where="x"), **changes})
 
 
-NEWEST = snapshot_key("r", 127)
+NEWEST = snapshot_key("r", 15)
 MANGLED = {
     "empty": lambda data: b"",
     "cut": lambda data: data[:-1],
@@ -445,12 +475,12 @@ MANGLED = {
         [_header(data, replay=99), _body(data, status="failed")]
     ),
     "another slot's header": lambda data: join_lines(
-        [_header(data, slot=126), _body(data, status="failed")]
+        [_header(data, slot=14), _body(data, status="failed")]
     ),
     "another log's slot": lambda data: join_lines(
         [_header(data, slot_digest="0" * 64), _body(data, status="failed")]
     ),
-    "another slot's body": lambda data: join_lines([_header(data), _body(data, next_slot=127)]),
+    "another slot's body": lambda data: join_lines([_header(data), _body(data, next_slot=15)]),
     "another run's": lambda data: join_lines([_header(data), _body(data, run_id="other")]),
     "another head": lambda data: join_lines([_header(data), _body(data, head="0" * 64)]),
     "unknown field": lambda data: join_lines([_header(data), _body(data, more=1)]),
@@ -487,13 +517,13 @@ def test_other_files_among_the_snapshots_are_ignored(backend, store_on, long_log
 
 def test_a_snapshot_of_another_history_of_the_run_is_ignored(backend, store_on, long_log):
     other = new_backend()
-    grow(RunLog(store_on(other), "r"), 130)
+    grow(RunLog(store_on(other), "r"), 20)
     backend.put(NEWEST, other.get(NEWEST))
     assert reopened(store_on, backend).run.encode() == long_log.run.encode()
 
 
 def test_a_handle_opened_through_a_snapshot_goes_on_appending(backend, store_on, long_log):
     mine = reopened(store_on, backend)
-    grow(mine, 70)
+    grow(mine, SNAPSHOT_EVERY)
     assert len(snapshots(backend)) == 3
     assert mine.run.encode() == full_replay(store_on, backend).compact().encode()

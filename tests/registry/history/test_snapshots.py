@@ -10,9 +10,9 @@ from holdfast import Monitor
 from holdfast.backends.wrappers import Metered
 from holdfast.backends.wrappers.metered import Call
 from holdfast.registry.errors import Conflict, NotFound, RolledBack
-from holdfast.registry.history.actions import AddCheckpoint, Evict, SetPin
+from holdfast.registry.history.actions import AddCheckpoint, Evict, SetPin, SetStatus
 from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line
-from holdfast.registry.history.replay import CheckpointRecord, RunManifest, advance
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest, Slot, advance
 from holdfast.registry.history.snapshots import REPLAY_VERSION, Snapshots
 from holdfast.registry.maintenance.histories import read_history
 from holdfast.registry.registries.factory import open_on
@@ -305,17 +305,31 @@ def test_records_are_encoded_once_and_the_bytes_are_those_of_the_whole(reg):
     assert sum(encoded) < 11 * 8
 
 
-def test_a_run_of_many_checkpoints_has_its_snapshots_further_apart(reg):
-    def run(kept: int, slots: int) -> RunManifest:
-        one = CheckpointRecord.model_construct(n=1)
-        return RunManifest.model_construct(
-            run_id="r", next_slot=slots, checkpoints=(one,) * kept, gone=None
-        )
-
+@pytest.mark.parametrize(
+    ("kept", "megabytes", "status", "apart"),
+    [
+        (0, 0, "running", 8),
+        (128, 0, "running", 8),
+        (1024, 0, "running", 64),
+        (4096, 0, "running", 256),
+        (10**5, 0, "running", 1024),
+        # Large states pay for snapshots, and so does the end of a training.
+        (1024, 100, "running", 8),
+        (1024, 0, "interrupted", 16),
+        (256, 0, "completed", 4),
+    ],
+)
+def test_a_snapshot_is_due_when_it_is_cheap(reg, kept, megabytes, status, apart):
+    """Or the bytes written for each slot would grow with the number of checkpoints."""
+    one = CheckpointRecord.model_construct(n=1, size_bytes=megabytes * 10**6)
+    run = RunManifest.model_construct(run_id="r", checkpoints=(one,) * kept, gone=None)
     snapshots = Snapshots(reg.store, "r", newest=99)
-    for kept, apart in ((0, 64), (1024, 64), (4096, 256), (10**5, 1024)):
-        assert not snapshots.is_due(run(kept, 99 + apart), SNAPSHOT_EVERY)
-        assert snapshots.is_due(run(kept, 100 + apart), SNAPSHOT_EVERY)
+
+    def is_due(number: int) -> bool:
+        line = commit_line(RunManifest.empty("r"), [SetStatus(status=status)])
+        return snapshots.is_due(run, Slot.build(number, [line]), SNAPSHOT_EVERY)
+
+    assert [number for number in range(99, 1200) if is_due(number)] == list(range(99 + apart, 1200))
 
 
 def test_a_handle_keeps_only_the_newest_snapshot_in_mind(trained, backend):

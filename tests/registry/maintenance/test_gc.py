@@ -772,6 +772,7 @@ def test_marking_an_idle_run_costs_two_requests(thinned, backend, reg):
         ("list", "runs/"),
         ("get", slot_key("run", marked - 1)),
         ("put_if_absent", slot_key("run", marked)),
+        ("put", snapshot_key("run", marked)),  # the eighth slot; a mark before it has none
     ]
 
 
