@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.registry.errors import IntegrityError, ObjectNotFound, UnsupportedFormat
 from holdfast.registry.history.actions import CreateRun, Parent
-from holdfast.registry.history.replay import Slot
+from holdfast.registry.history.replay import RunManifest, Slot
 from holdfast.registry.storage.keys import slot_key
 from holdfast.registry.storage.store import Store
 
@@ -39,3 +39,8 @@ def read_birth(store: Store, name: str) -> Birth | None:
             if isinstance(action, CreateRun):
                 return Birth(commit.time_ms, action.parent)
     return None
+
+
+def birth_of(run: RunManifest) -> Birth | None:
+    """Return the beginning of a run that is open; `None` if it has no commit."""
+    return None if run.created is None else Birth(run.created_ms, run.created.parent)

@@ -1,15 +1,18 @@
-"""The commits of a run as they were read once; later looks read only the new ones."""
+"""The commits of a run as they were read once; later looks read only new or older ones."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from holdfast.registry.errors import IntegrityError, UnsupportedFormat
 from holdfast.registry.history.actions import Commit
 from holdfast.registry.history.log import RunLog
 
-#: Slots that are read at most; of a longer log the newest.
+#: Slots that are read at most unless more are asked for; of a longer log the newest.
 LONGEST = 2000
+#: Slots of the first part, and of the others: what is read is shown while older ones are read.
+_FIRST, _MORE = 64, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,37 +21,63 @@ class Chronicle:
 
     Attributes:
         commits: The commits.
-        first_slot: The slot that reading began with; above 0 if the log is longer.
+        first_slot: The slot that they begin with; above 0 if older ones were not read.
         next_slot: The slot after the last one that was read.
         errors: The errors of slots that could not be read; their commits are absent.
+        pending: How many older slots are still being read.
     """
 
     commits: tuple[Commit, ...] = ()
     first_slot: int = 0
     next_slot: int = 0
     errors: tuple[IntegrityError | UnsupportedFormat, ...] = ()
+    pending: int = 0
 
 
-def read_on(log: RunLog, known: Chronicle | None, end: int) -> Chronicle:
-    """Return a chronicle that has the slots up to `end`: one request for each new one.
+def read_on(log: RunLog, known: Chronicle | None, end: int, most: int) -> Iterator[Chronicle]:
+    """Yield chronicles that grow: new slots first, then older ones; one request for each slot.
 
     Args:
         log: The log of the run.
         known: What was read before.
         end: The number of slots that the log has.
+        most: How many of the newest slots the last chronicle has at least.
     """
-    if known is None:
-        first = max(0, end - LONGEST)
-        known = Chronicle(first_slot=first, next_slot=first)
-    commits, errors, number = list(known.commits), list(known.errors), known.next_slot
-    while number < end:
+    first = max(0, end - most)
+    found = known or Chronicle(first_slot=max(first, end - _FIRST), next_slot=end - _FIRST)
+    if found.next_slot < end:
+        commits, errors = _read(log, max(found.next_slot, found.first_slot), end)
+        found = replace(
+            found,
+            commits=(*found.commits, *commits),
+            errors=(*found.errors, *errors),
+            next_slot=end,
+        )
+    yield replace(found, pending=max(0, found.first_slot - first))
+    while found.first_slot > first:
+        start = max(first, found.first_slot - _MORE)
+        commits, errors = _read(log, start, found.first_slot)
+        found = replace(
+            found,
+            commits=(*commits, *found.commits),
+            errors=(*errors, *found.errors),
+            first_slot=start,
+        )
+        yield replace(found, pending=start - first)
+
+
+def _read(
+    log: RunLog, start: int, end: int
+) -> tuple[list[Commit], list[IntegrityError | UnsupportedFormat]]:
+    """Return the commits of slots, and the errors of those that are damaged."""
+    commits: list[Commit] = []
+    errors: list[IntegrityError | UnsupportedFormat] = []
+    while start < end:
         try:
-            for slot in log.fetch(range(number, end)):
+            for slot in log.fetch(range(start, end)):
                 commits.extend(commit for _, commit in slot.commits)
-                number += 1
+                start += 1
         except (IntegrityError, UnsupportedFormat) as error:
             errors.append(error)
-            number += 1  # the slots after a damaged one can be read all the same
-    return replace(
-        known, commits=tuple(commits), next_slot=max(end, known.next_slot), errors=tuple(errors)
-    )
+            start += 1  # the slots after a damaged one can be read all the same
+    return commits, errors

@@ -1,20 +1,24 @@
-"""The registry behind the pages: runs that stay open, several read at once, requests counted."""
+"""The registry behind the pages: runs that stay open, several read at once, requests counted.
+
+All views share two bounded pools of threads: `OPENERS` for runs and logs, each of which waits for
+small requests in the pool of the handle.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 from holdfast.backends.wrappers import Metered, ReadOnly
 from holdfast.backends.wrappers.metered import Usage
 from holdfast.registry.errors import RegistryError, StoreUnavailable
-from holdfast.registry.history.births import Birth, read_birth
+from holdfast.registry.history.births import Birth, birth_of, read_birth
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.registries.factory import open_on
 from holdfast.registry.registries.registry import Registry
@@ -22,10 +26,14 @@ from holdfast.registry.runs.run import Run
 from holdfast.registry.runs.view import committer_of
 from holdfast.registry.storage.connecting import Address
 from holdfast.registry.storage.heads import open_heads
-from holdfast.registry.ui.chronicle import Chronicle, read_on
+from holdfast.registry.ui.chronicle import LONGEST, Chronicle, read_on
 
-#: Runs that are opened at once; each waits for a few small requests of its own.
-_OPENERS = 8
+#: Runs and logs that are read at once; each waits for a few small requests of its own.
+OPENERS = 32
+#: Seconds for which what was read for a part of a table need not be read again for the rest.
+FRESH_S = 5.0
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,25 @@ class Opened:
     runs: dict[str, Run]
     failed: dict[str, RegistryError]
     pending: tuple[str, ...]
+
+    def joined(self, other: Opened) -> Opened:
+        """Return these runs and other ones."""
+        return Opened(
+            self.runs | other.runs, self.failed | other.failed, self.pending + other.pending
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A run that is read, or was read a moment ago."""
+
+    began_s: float
+    outcome: Future[Run]
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether its outcome can be used by a further look."""
+        return not self.outcome.done() or time.monotonic() - self.began_s < FRESH_S
 
 
 class Source:
@@ -65,8 +92,9 @@ class Source:
         self._runs: dict[str, Run] = {}
         self._chronicles: dict[str, Chronicle] = {}
         self._births: dict[str, Birth | None] = {}
-        self._opening: dict[str, Future[Run]] = {}
-        self._threads = ThreadPoolExecutor(_OPENERS, "holdfast-ui")
+        self._opening: dict[str, _Reading] = {}
+        self._reading: dict[tuple[str, int], Future[Chronicle]] = {}
+        self._threads = ThreadPoolExecutor(OPENERS, "holdfast-ui")
 
     @classmethod
     def open(cls, address: Address) -> Self:
@@ -126,6 +154,8 @@ class Source:
     def runs(self, names: Sequence[str], within_s: float | None = None) -> Opened:
         """Return several runs as of now, read at once.
 
+        Those that are read in time are not read again by a look for the others.
+
         Args:
             names: Their names.
             within_s: Seconds to wait at most. Default: until all are read.
@@ -134,14 +164,15 @@ class Source:
             StoreUnavailable: The store does not answer.
         """
         futures = {name: self._begin(name) for name in names}
-        wait(futures.values(), timeout=within_s)
+        _, unread = wait(futures.values(), timeout=within_s)
         runs: dict[str, Run] = {}
         failed: dict[str, RegistryError] = {}
         for name, future in futures.items():
-            if not future.done():
+            if future in unread:
                 continue
-            with self._lock:
-                self._opening.pop(name, None)
+            if not unread:
+                with self._lock:
+                    self._opening.pop(name, None)
             try:
                 runs[name] = future.result()
             except StoreUnavailable:
@@ -150,32 +181,56 @@ class Source:
                 failed[name] = error
         return Opened(runs, failed, tuple(name for name in names if name not in {*runs, *failed}))
 
-    def chronicle(self, name: str) -> Chronicle:
+    def chronicle(
+        self, name: str, *, most: int = LONGEST, within_s: float | None = None
+    ) -> Chronicle:
         """Return the commits of a run as far as `run` has read it: one request for each new slot.
 
         Those of a run that cannot be opened are read as well as they can be.
 
+        Args:
+            name: The run.
+            most: How many of the newest slots to read.
+            within_s: Seconds after which what was read is returned, the newest; reading older slots
+                goes on. Default: until all are read.
+
         Raises:
             IntegrityError: Not even the names of its slots are in order.
+            StoreUnavailable: The store does not answer.
         """
+        reading = self.begin_chronicle(name, most=most)
+        wait([reading], timeout=within_s)
         with self._lock:
-            run, known = self._runs.get(name), self._chronicles.get(name)
-        log = RunLog(self.registry.store, name) if run is None else committer_of(run).log
-        end = log.length() if run is None else log.run.next_slot
-        found = read_on(log, known, end)
-        if not found.errors:  # what is damaged may be restored meanwhile
-            with self._lock:
-                self._chronicles[name] = found
-        return found
+            if not reading.done():
+                return self._chronicles.get(name, Chronicle(pending=most))
+            self._reading.pop((name, most), None)
+        return reading.result()
+
+    def begin_chronicle(self, name: str, *, most: int = LONGEST) -> Future[Chronicle]:
+        """Begin to read the commits of a run; `chronicle` then waits for them."""
+        with self._lock:
+            reading = self._reading.get((name, most))
+            if reading is None:
+                reading = self.begin(lambda: self._read_chronicle(name, most))
+                self._reading[name, most] = reading
+            return reading
+
+    def begin(self, read: Callable[[], _T]) -> Future[_T]:
+        """Begin to read something while the caller reads something else.
+
+        Args:
+            read: Must not wait for runs or chronicles: it runs in the threads that read those.
+        """
+        return self._threads.submit(read)
 
     def births(self, names: Sequence[str]) -> dict[str, Birth | None]:
         """Return the beginnings of runs: one request for each that was not read before.
 
-        A run whose beginning cannot be read has `None`.
+        A run that is open tells its own. One whose beginning cannot be read has `None`.
         """
-        with self._lock:
-            unknown = [name for name in names if name not in self._births]
-        read = self._threads.map(lambda name: read_birth(self.registry.store, name), unknown)
+        unknown = self.unread_births(names)
+        store = self.registry.store
+        read = store.pools.small.map(lambda name: read_birth(store, name), unknown)
         found = dict(zip(unknown, read, strict=True))
         with self._lock:
             self._births.update(found)
@@ -184,7 +239,23 @@ class Source:
     def unread_births(self, names: Sequence[str]) -> list[str]:
         """Return the names whose beginnings were not read yet."""
         with self._lock:
+            for name, run in self._runs.items():
+                if name not in self._births:
+                    self._births[name] = birth_of(run.manifest)
             return [name for name in names if name not in self._births]
+
+    def _read_chronicle(self, name: str, most: int) -> Chronicle:
+        with self._lock:
+            run, known = self._runs.get(name), self._chronicles.get(name)
+        if known is not None and known.errors:
+            known = None  # what is damaged may be restored meanwhile
+        log = RunLog(self.registry.store, name) if run is None else committer_of(run).log
+        end = log.length() if run is None else log.run.next_slot
+        found = Chronicle()
+        for found in read_on(log, known, end, most):
+            with self._lock:
+                self._chronicles[name] = found
+        return found
 
     def _refreshed(self, run: Run) -> Run:
         try:
@@ -198,9 +269,10 @@ class Source:
     def _begin(self, name: str) -> Future[Run]:
         with self._lock:
             known = self._opening.get(name)
-            if known is None:
-                known = self._opening[name] = self._threads.submit(self.run, name)
-            return known
+            if known is None or not known.is_fresh:
+                reading = self._threads.submit(self.run, name)
+                known = self._opening[name] = _Reading(time.monotonic(), reading)
+            return known.outcome
 
 
 def now_ms() -> int:

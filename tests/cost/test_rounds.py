@@ -88,6 +88,10 @@ def test_run_opens_in_three_rounds_however_long_it_is(commits: int) -> None:
     assert _rounds(long_run(commits), lambda registry: registry.run("long")) <= 3
 
 
+def test_run_whose_newest_slot_has_a_snapshot_opens_in_two() -> None:
+    assert _rounds(long_run(64), lambda registry: registry.run("long")) == 2
+
+
 @pytest.mark.parametrize("seen", [1, 500, 990, 1000])
 def test_a_head_that_was_seen_before_is_proved_within_these_rounds(seen: int) -> None:
     store = long_run(1000)

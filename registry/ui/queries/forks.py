@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.registry.loading.checkpoint import step_ref
 from holdfast.registry.ui.source import Source
 
 #: Seconds for which a list of the runs is good enough to find forks.
-_MAX_AGE_S = 60
+MAX_AGE_S = 60
 #: First commits of runs that are read to find forks, without being asked to.
 UNASKED = 64
 
@@ -28,13 +29,17 @@ class Fork:
     ref: str
 
 
-def read_forks(source: Source, name: str) -> tuple[Fork, ...]:
+def read_forks(source: Source, name: str, names: Sequence[str]) -> tuple[Fork, ...]:
     """Return the forks of a run, oldest first.
 
-    The runs are listed once a minute, and the first commit of each is read once. If more than
-    `UNASKED` runs are unread, only forks among the others are found.
+    The first commit of each run is read once. If more than `UNASKED` runs are unread, only forks
+    among the others are found.
+
+    Args:
+        source: The registry.
+        name: The run.
+        names: All runs.
     """
-    names = source.names(max_age_s=_MAX_AGE_S)
     unread = source.unread_births(names)
     known = names if len(unread) <= UNASKED else sorted({*names} - {*unread})
     found = [

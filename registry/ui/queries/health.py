@@ -25,7 +25,7 @@ from holdfast.registry.storage.keys import epoch_key
 from holdfast.registry.storage.store import WRITER_VERSION, Store
 from holdfast.registry.ui.queries.runs import PAGE, newest_first
 from holdfast.registry.ui.queries.trouble import Trouble, trouble_of
-from holdfast.registry.ui.source import Source, now_ms
+from holdfast.registry.ui.source import FRESH_S, Source, now_ms
 
 #: Rows of tables; the rest is counted.
 SHOWN = 500
@@ -203,7 +203,8 @@ def health_view(source: Source, *, count: int = PAGE, within_s: float | None = N
         StoreUnavailable: The store does not answer.
     """
     store = source.registry.store
-    names = source.names()
+    epoch = source.begin(lambda: _epoch(store))
+    names = source.names(max_age_s=0 if within_s is None else FRESH_S)
     opened = source.runs(newest_first(source, names)[:count], within_s)
     manifests = [run.manifest for run in opened.runs.values()]
     live = [one for one in manifests if one.status in _ALIVE and one.dropped is None]
@@ -220,7 +221,7 @@ def health_view(source: Source, *, count: int = PAGE, within_s: float | None = N
         store.config.compression or "none",
         WRITER_VERSION,
         store.heads is not None,
-        _epoch(store),
+        epoch.result(),
         last_verify(store),
         tuple(sorted(map(_writer, live), key=lambda one: -one.heard_ms)),
         tuple(damaged.items()),

@@ -7,6 +7,7 @@ run that it came from.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from holdfast.registry.loading.checkpoint import step_ref
 from holdfast.registry.merging.merge import MERGE
 from holdfast.registry.ui.queries.runs import BIRTHS_UNASKED, newest_first
 from holdfast.registry.ui.queries.trouble import Trouble, trouble_of
-from holdfast.registry.ui.source import Source
+from holdfast.registry.ui.source import FRESH_S, Source
 
 #: Runs of one graph at most.
 MOST_RUNS = 50
@@ -116,8 +117,8 @@ def read_lineage(
 ) -> Lineage:
     """Return the graph of some runs with their ancestors and descendants.
 
-    One listing; the first commit of each run, one request each and once only, unless there are more
-    than `BIRTHS_UNASKED` unread ones; and opening each run of the graph.
+    One listing; opening each run of the graph; and the first commit of each other run, one request
+    each and once only, unless there are more than `BIRTHS_UNASKED` unread ones.
 
     Args:
         source: The registry.
@@ -128,20 +129,19 @@ def read_lineage(
     Raises:
         StoreUnavailable: The store does not answer.
     """
-    names = source.names()
+    until = None if within_s is None else time.monotonic() + within_s
+    names = source.names(max_age_s=0 if within_s is None else FRESH_S)
+    chosen = (list(wanted) or newest_first(source, names))[:MOST_RUNS]
+    first = source.runs(chosen, within_s)
     unread = source.unread_births(names)
     if len(unread) <= BIRTHS_UNASKED or reads_births:
         source.births(names)
         unread = []
-    known = [name for name in names if name not in set(unread)]
-    parents = {
-        name: birth.parent.run
-        for name, birth in source.births(known).items()
-        if birth is not None and birth.parent is not None
-    }
-    chosen = list(wanted) or newest_first(source, names)[:MOST_RUNS]
-    family = _family(source, chosen, parents, set(names))[:MOST_RUNS]
-    opened = source.runs(family, within_s)
+    # A run that is still being read tells its parent later.
+    known = {*names} - {*unread} - {*first.pending} | {*first.failed}
+    family = _family(source, chosen, known, {*names})[:MOST_RUNS]
+    left = None if until is None else max(0.0, until - time.monotonic())
+    opened = first.joined(source.runs([name for name in family if name not in {*chosen}], left))
     runs = {name: run.manifest for name, run in opened.runs.items()}
     rows = sorted(
         (row for run in runs.values() for row in _rows(run)),
@@ -160,22 +160,28 @@ def read_lineage(
     )
 
 
-def _family(
-    source: Source, chosen: Sequence[str], parents: dict[str, str], names: set[str]
-) -> list[str]:
-    """Return runs with their ancestors and descendants."""
+def _family(source: Source, chosen: Sequence[str], known: set[str], names: set[str]) -> list[str]:
+    """Return runs with their ancestors and descendants.
+
+    Args:
+        source: The registry.
+        chosen: The runs.
+        known: Runs whose beginnings are known, or are read here.
+        names: All runs.
+    """
+    parents = {
+        name: birth.parent.run
+        for name, birth in source.births(sorted(known & names)).items()
+        if birth is not None and birth.parent is not None
+    }
     found = dict.fromkeys(chosen)
     for name in chosen:  # ancestors; a parent may be in another registry
-        while True:
-            if name not in parents:
-                birth = source.births([name])[name] if name in names else None
-                if birth is None or birth.parent is None:
-                    break
-                parents[name] = birth.parent.run
+        while name in parents and parents[name] in names and parents[name] not in found:
             name = parents[name]
-            if name in found or name not in names:
-                break
             found[name] = None
+            birth = source.births([name])[name]
+            if birth is not None and birth.parent is not None:
+                parents[name] = birth.parent.run
     grew = True
     while grew:
         more = [name for name, parent in parents.items() if parent in found and name not in found]

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast.registry.history.actions import Commit, EvictEntries, Promote, RateMatch
-from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import PoolRecord
 from holdfast.registry.ui.source import Source
 from holdfast.registry.values.digest import Digest
@@ -159,12 +158,15 @@ def pool_view(source: Source, run_id: str, *, everything: bool = False) -> PoolV
         IntegrityError: Its log is damaged.
     """
     run = source.run(run_id).manifest
-    first = 0 if everything else max(0, run.next_slot - SLOTS_READ)
-    log = _Played()
+    log, read = _Played(), 0
     if run.next_version > 1:  # without a promotion there is nothing to find in the log
-        for slot in RunLog(source.registry.store, run_id).fetch(range(first, run.next_slot)):
-            for _, commit in slot.commits:
-                log.take(commit)
+        most = run.next_slot if everything else SLOTS_READ
+        chronicle = source.chronicle(run_id, most=most)
+        for error in chronicle.errors:
+            raise error
+        for commit in chronicle.commits:
+            log.take(commit)
+        read = chronicle.next_slot - chronicle.first_slot
     rules = run.spec.pool
     return PoolView(
         run_id,
@@ -177,7 +179,7 @@ def pool_view(source: Source, run_id: str, *, everything: bool = False) -> PoolV
         run.status == "running",
         run.commits,
         run.next_slot,
-        run.next_slot - first if run.next_version > 1 else 0,
+        read,
     )
 
 

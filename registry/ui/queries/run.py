@@ -16,7 +16,7 @@ from holdfast.registry.ui.charts import Chart, Curve, Mark, Point, curves
 from holdfast.registry.ui.chronicle import Chronicle
 from holdfast.registry.ui.queries.checkpoint_rows import CheckpointRow, read_rows
 from holdfast.registry.ui.queries.events import Event, read_events
-from holdfast.registry.ui.queries.forks import Fork, read_forks
+from holdfast.registry.ui.queries.forks import MAX_AGE_S, Fork, read_forks
 from holdfast.registry.ui.queries.runs import RunRow, row_of
 from holdfast.registry.ui.queries.streams import StreamShown, read_streams
 from holdfast.registry.ui.queries.timeline import timeline
@@ -26,7 +26,7 @@ from holdfast.registry.ui.queries.values import (
     Saved,
     curves_of,
     metric_names,
-    read_saved,
+    saved_of,
 )
 from holdfast.registry.ui.source import Source
 
@@ -49,7 +49,8 @@ class RunShown:
         streams: Its streams.
         config: Its configuration.
         environment: Where it began.
-        first_commit: Number of the first commit that is shown.
+        first_commit: Number of the first commit whose events are shown.
+        pending: How many older slots of its log are still being read.
         waited: Share of the time in which training waited for saves, 0 to 1.
         troubles: What could not be read.
     """
@@ -67,37 +68,47 @@ class RunShown:
     config: object
     environment: Mapping[str, str]
     first_commit: int
+    pending: int
     waited: float | None
     troubles: tuple[Trouble, ...]
 
 
 def show_run(
-    source: Source, name: str, *, streams: Sequence[str] = (), metric: str = ""
+    source: Source,
+    name: str,
+    *,
+    streams: Sequence[str] = (),
+    metric: str = "",
+    within_s: float | None = None,
 ) -> RunShown:
     """Return a run: the requests of opening it, and one for each slot of its log, once.
 
-    And one listing, with the first commits of runs that may be its forks.
+    And one listing, with the first commits of runs that may be its forks. Kept checkpoints and
+    their metrics need no slots.
 
     Args:
         source: The registry.
         name: The run.
         streams: Streams to read even if they have many segments.
         metric: Only metrics that have this text in their names.
+        within_s: Seconds to wait for the log; slots that were not read by then are pending.
 
     Raises:
         NotFound: There is no such run.
         IntegrityError: Neither the run nor the names of its slots can be read.
         StoreUnavailable: The store does not answer.
     """
+    names = source.begin(lambda: source.names(max_age_s=MAX_AGE_S))
     run, troubles = _open(source, name)
-    chronicle = source.chronicle(name)
-    troubles.extend(trouble_of(error) for error in chronicle.errors)
-    saved = read_saved(chronicle.commits)
-    forks = read_forks(source, name)
-    events = tuple(read_events(chronicle.commits, forks))
     manifest = None if run is None else run.manifest
-    rows = tuple(read_rows(saved, events, manifest))
+    source.begin_chronicle(name)
     shown = () if run is None else tuple(read_streams(run, streams))
+    forks = read_forks(source, name, names.result())
+    chronicle = source.chronicle(name, within_s=within_s)
+    troubles.extend(trouble_of(error) for error in chronicle.errors)
+    saved = saved_of(manifest, chronicle.commits)
+    events = tuple(read_events(chronicle.commits, forks))
+    rows = tuple(read_rows(saved, events, manifest))
     counts = Counter(name for one in saved for name in one.metrics)
     return RunShown(
         row=None if manifest is None else row_of(manifest),
@@ -105,7 +116,7 @@ def show_run(
         forks=forks,
         events=events[::-1],
         checkpoints=rows[::-1],
-        timeline=timeline(events, rows) if events else None,
+        timeline=timeline(events, rows) if events or rows else None,
         charts=tuple(_charts(saved, rows, manifest, metric, counts)),
         metrics=sum(count > 1 for count in counts.values()),
         single=tuple(_single(rows, counts)),
@@ -113,6 +124,7 @@ def show_run(
         config=_config(manifest),
         environment=_environment(manifest),
         first_commit=chronicle.commits[0].n if chronicle.commits else 0,
+        pending=chronicle.pending,
         waited=_waited(manifest),
         troubles=_distinct(troubles, chronicle),
     )
@@ -127,8 +139,8 @@ def _open(source: Source, name: str) -> tuple[Run | None, list[Trouble]]:
 
 def _distinct(troubles: Iterable[Trouble], chronicle: Chronicle) -> tuple[Trouble, ...]:
     found = list(dict.fromkeys(troubles))
-    if chronicle.first_slot:
-        text = f"only the newest {len(chronicle.commits):,} commits are shown"
+    if chronicle.first_slot and not chronicle.pending:
+        text = f"only the newest {len(chronicle.commits):,} commits were read for events"
         found.append(Trouble(text, None))
     return tuple(found)
 

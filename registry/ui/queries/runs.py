@@ -14,7 +14,7 @@ from holdfast.registry.loop.last_heard import last_heard
 from holdfast.registry.runs.run import Run
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.ui.queries.trouble import Trouble, trouble_of
-from holdfast.registry.ui.source import Source, now_ms
+from holdfast.registry.ui.source import FRESH_S, Source, now_ms
 
 #: Rows of the first view, and of each "load more".
 PAGE = 50
@@ -116,7 +116,7 @@ def list_runs(
     Raises:
         StoreUnavailable: The store does not answer.
     """
-    names = list(only) or source.names()
+    names = list(only) or source.names(max_age_s=0 if within_s is None else FRESH_S)
     wanted = [name for name in names if matching.lower() in name.lower()]
     ages = _ages(source, wanted, reads_births=reads_births)
     wanted = _sorted(wanted, ages)

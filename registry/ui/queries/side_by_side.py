@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.registry.errors import InvalidInput, RegistryError
+from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history.log_values import json_ready
 from holdfast.registry.history.plain_values import config_by_path
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading.checkpoint import parent_ref
 from holdfast.registry.ui.charts import Chart, curves
+from holdfast.registry.ui.chronicle import Chronicle
 from holdfast.registry.ui.queries.runs import RunRow, row_of
 from holdfast.registry.ui.queries.trouble import Trouble, trouble_of
 from holdfast.registry.ui.queries.values import (
@@ -21,7 +23,7 @@ from holdfast.registry.ui.queries.values import (
     Saved,
     curves_of,
     metric_names,
-    read_saved,
+    saved_of,
 )
 from holdfast.registry.ui.source import Source
 from holdfast.registry.values.amounts import number
@@ -62,6 +64,7 @@ class SideBySide:
         same_config: How many values of the configurations are equal.
         environment: Values of the environments that differ.
         same_environment: How many are equal.
+        pending: Runs whose logs are still being read.
         troubles: What could not be read.
     """
 
@@ -74,6 +77,7 @@ class SideBySide:
     same_config: int
     environment: tuple[ValueRow, ...]
     same_environment: int
+    pending: int
     troubles: tuple[Trouble, ...]
 
     @property
@@ -82,13 +86,18 @@ class SideBySide:
         return tuple(row.name for row in self.rows)
 
 
-def compare_runs(source: Source, names: Sequence[str], *, metric: str = "") -> SideBySide:
-    """Return some runs side by side: the requests of opening them, and one for each slot, once.
+def compare_runs(
+    source: Source, names: Sequence[str], *, metric: str = "", within_s: float | None = None
+) -> SideBySide:
+    """Return some runs side by side: the requests of opening them.
+
+    And one for each slot of the log of a run that evicted checkpoints, once: it has their metrics.
 
     Args:
         source: The registry.
         names: The runs.
         metric: Only metrics that have this text in their names.
+        within_s: Seconds to wait for these logs; slots that were not read by then are pending.
 
     Raises:
         InvalidInput: Too many runs.
@@ -101,14 +110,11 @@ def compare_runs(source: Source, names: Sequence[str], *, metric: str = "") -> S
     opened = source.runs(names)
     runs = [opened.runs[name].manifest for name in names if name in opened.runs]
     troubles = [trouble_of(error) for error in opened.failed.values()]
+    chronicles = _chronicles(source, [run.run_id for run in runs if run.evicted_count], within_s)
     saved: dict[str, tuple[Saved, ...]] = {}
     for run in runs:
-        try:
-            chronicle = source.chronicle(run.run_id)
-        except RegistryError as error:
-            troubles.append(trouble_of(error))
-            continue
-        saved[run.run_id] = read_saved(chronicle.commits)
+        chronicle = chronicles.get(run.run_id, Chronicle())
+        saved[run.run_id] = saved_of(run, chronicle.commits)
         troubles.extend(trouble_of(error) for error in chronicle.errors)
     config = list(_value_rows([_config(run) for run in runs]))
     environment = list(_value_rows([_environment(run) for run in runs]))
@@ -132,8 +138,23 @@ def compare_runs(source: Source, names: Sequence[str], *, metric: str = "") -> S
         same_config=sum(not any(row.differs) for row in config),
         environment=tuple(row for row in environment if any(row.differs)),
         same_environment=sum(not any(row.differs) for row in environment),
+        pending=sum(one.pending > 0 for one in chronicles.values()),
         troubles=tuple(dict.fromkeys(troubles)),
     )
+
+
+def _chronicles(
+    source: Source, names: Sequence[str], within_s: float | None
+) -> dict[str, Chronicle]:
+    """Return the chronicles of runs, read at once."""
+    until = None if within_s is None else time.monotonic() + within_s
+    for name in names:
+        source.begin_chronicle(name)
+    found = {}
+    for name in names:
+        left = None if until is None else max(0.0, until - time.monotonic())
+        found[name] = source.chronicle(name, within_s=left)
+    return found
 
 
 def _charts(

@@ -1,4 +1,4 @@
-"""The metrics of checkpoints as the log of their run tells them, evicted ones included."""
+"""The metrics of checkpoints: of kept ones from their run, of evicted ones from its log."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.registry.history import actions
 from holdfast.registry.history.actions import Commit
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.ui.charts import Curve, Point
 from holdfast.registry.values.digest import Digest
 
@@ -16,7 +17,7 @@ MOST_CHARTS = 24
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint as its log tells of it.
+    """A checkpoint with its metrics.
 
     Attributes:
         n: Number of its commit.
@@ -39,7 +40,32 @@ class Saved:
     is_superseded: bool = False
 
 
-def read_saved(commits: Iterable[Commit]) -> tuple[Saved, ...]:
+def saved_of(run: RunManifest | None, commits: Iterable[Commit]) -> tuple[Saved, ...]:
+    """Return the checkpoints that a run keeps, and those that commits of its log added.
+
+    Args:
+        run: The run; `None` if it cannot be read.
+        commits: Commits of its log. Only evicted checkpoints need them.
+    """
+    kept = {} if run is None else {one.n: _kept(one) for one in run.checkpoints}
+    found = {one.n: one for one in _told(commits)} | kept
+    return tuple(found[n] for n in sorted(found))
+
+
+def _kept(one: CheckpointRecord) -> Saved:
+    return Saved(
+        one.n,
+        one.manifest,
+        one.phase,
+        one.step,
+        one.time_ms,
+        one.size_bytes,
+        one.metrics,
+        one.superseded,
+    )
+
+
+def _told(commits: Iterable[Commit]) -> Iterable[Saved]:
     """Return the checkpoints that commits added, with what later commits say of them."""
     found: dict[int, Saved] = {}
     for commit in commits:
@@ -64,7 +90,7 @@ def read_saved(commits: Iterable[Commit]) -> tuple[Saved, ...]:
                     for one in list(found.values()):
                         if one.n > since:
                             found[one.n] = replace(one, is_superseded=True)
-    return tuple(found.values())
+    return found.values()
 
 
 def metric_names(

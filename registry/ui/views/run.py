@@ -11,13 +11,20 @@ from holdfast.registry.ui.views.view import Asked, Shown, View
 
 def _ask(source: Source, asked: Asked) -> Shown:
     name = asked.text("run")
-    found = show_run(source, name, streams=asked.texts("stream"), metric=asked.text("metric"))
+    found = show_run(
+        source,
+        name,
+        streams=asked.texts("stream"),
+        metric=asked.text("metric"),
+        within_s=asked.within_s,
+    )
     row = found.row
     return Shown(
         title=name,
         body=found,
         troubles=found.troubles,
         live={name: row.commits} if row is not None and row.is_live else {},
+        is_partial=found.pending > 0,
         run=name,
     )
 

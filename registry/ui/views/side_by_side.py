@@ -10,12 +10,15 @@ from holdfast.registry.ui.views.view import Asked, Shown, View
 
 
 def _ask(source: Source, asked: Asked) -> Shown:
-    found = compare_runs(source, asked.texts("run"), metric=asked.text("metric"))
+    found = compare_runs(
+        source, asked.texts("run"), metric=asked.text("metric"), within_s=asked.within_s
+    )
     return Shown(
         title="Runs side by side",
         body=found,
         troubles=found.troubles,
         live={row.name: row.commits for row in found.rows if row.is_live},
+        is_partial=found.pending > 0,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,7 +77,10 @@ def hostile(reg: Registry) -> None:
 
 
 def damage(folder: Path) -> None:
-    """Damage a slot in the middle of `night`, the first one of `torn`, the manifest of `soup`."""
+    """Damage a slot in the middle of `night`, the first one of `torn`, the manifest of `soup`.
+
+    `night` has no snapshot, which would hide the damage from whoever only opens it.
+    """
     with holdfast.open(folder) as reg:
         name = reg.checkpoint("soup/latest").digest.hex()
     (manifest,) = (folder / "manifests" / name[:2]).glob(f"{name}.*")
@@ -84,6 +88,7 @@ def damage(folder: Path) -> None:
     for name, number in (("night", 4), ("torn", 0)):
         slots = sorted((folder / "runs" / name / "log").iterdir())
         slots[number].write_bytes(b"not a slot\n")
+    shutil.rmtree(folder / "runs" / "night" / "snapshots")
 
 
 def many(folder: Path) -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
-from holdfast.backends.wrappers import Call, Metered
+from holdfast.backends.wrappers import Call, Metered, Wrapper
 from holdfast.registry.registries.factory import open_on
+from holdfast.registry.spec import Retention
 from holdfast.registry.storage.keys import slot_key
+from holdfast.registry.ui.queries.checkpoint import state_view
+from holdfast.registry.ui.queries.health import health_view
 from holdfast.registry.ui.queries.lineage import read_lineage
 from holdfast.registry.ui.queries.run import show_run
 from holdfast.registry.ui.queries.runs import BIRTHS_UNASKED, PAGE, list_runs
 from holdfast.registry.ui.queries.side_by_side import compare_runs
+from holdfast.registry.ui.queries.storage import storage_view
 from holdfast.registry.ui.source import Source
+from tests.registry.ui.sources import source_of
 from tests.support.stores import Scratch, kind_of, new_backend, opened
 
 _LOSS = {"loss": 0.5}
@@ -126,7 +133,7 @@ def test_run_reads_its_log_once_and_then_its_next_slot(asking: Asking) -> None:
     shown = show_run(asking.source, "one")
     assert len(shown.checkpoints) == 4
     assert [fork.run for fork in shown.forks] == ["three"]
-    births = Counter({"list runs": 1, "get log": len(_SLOTS)})
+    births = Counter({"list runs": 1, "get log": len(_SLOTS) - 1})  # its own is known
     assert asking.asked() == _OPENING["one"] + Counter({"get log": _SLOTS["one"]}) + births
     show_run(asking.source, "one")
     assert asking.asked() == Counter({"get log": 1})
@@ -144,4 +151,79 @@ def test_lineage_reads_first_commits_and_opens_the_family(asking: Asking) -> Non
     found = read_lineage(asking.source, ["three"])
     assert set(found.runs) == {"one", "three"}
     opening = _OPENING["one"] + _OPENING["three"]
-    assert asking.asked() == opening + Counter({"list runs": 1, "get log": len(_SLOTS)})
+    # Runs that are open tell their beginnings.
+    assert asking.asked() == opening + Counter({"list runs": 1, "get log": len(_SLOTS) - 1})
+
+
+@pytest.fixture(scope="module")
+def lengths() -> dict[int, Scratch]:
+    """Registries of a run that is trained and one that has ended, with few or many checkpoints."""
+    made = {}
+    for checkpoints in (22, 118):  # as many slots after the newest snapshot
+        made[checkpoints] = new_backend()
+        with opened(made[checkpoints]) as registry:
+            for name in ("trained", "ended"):
+                run = registry.create_run(name, seed=1, retention=_RETENTION.get(name))
+                for step in range(1, checkpoints + 1):
+                    run.save({"w": np.zeros(4)}, step=step, metrics=_LOSS)
+            with run:  # the one that ended
+                pass
+    return made
+
+
+_RETENTION = {"ended": Retention(last=20)}
+#: The requests of a first look: one listing of the runs, and opening both; one has a snapshot of
+#: its newest slot, the other one has seven slots after it.
+_BOTH = 1 + 4 + (4 + 7)
+_VIEWS: dict[str, tuple[Callable[[Source], object], int]] = {
+    "runs": (list_runs, _BOTH + 2),
+    "health": (health_view, _BOTH + 2 + 1),
+    "lineage": (read_lineage, _BOTH + 2),
+    "side by side, nothing evicted": (lambda source: compare_runs(source, ["trained"]), 4 + 7),
+    "checkpoint": (lambda source: state_view(source, "ended/latest"), 4 + 1),
+    "storage": (storage_view, 3),
+}
+
+
+@pytest.mark.parametrize("view", _VIEWS)
+@pytest.mark.parametrize("checkpoints", [22, 118])
+def test_requests_do_not_grow_with_the_checkpoints(
+    view: str, checkpoints: int, lengths: dict[int, Scratch]
+) -> None:
+    ask, requests = _VIEWS[view]
+    asking = Asking(lengths[checkpoints])
+    ask(asking.source)
+    assert len(asking.calls) == requests, asking.asked()
+    asking.source.close()
+
+
+def test_a_run_shows_what_it_keeps_while_its_log_is_read() -> None:
+    backend = new_backend()
+    with opened(backend) as registry:
+        run = registry.create_run("long", seed=1, retention=Retention(last=2))
+        for step in range(1, 101):
+            run.save({"w": np.zeros(4)}, step=step, metrics=_LOSS)
+    held = threading.Event()
+
+    class Held(Wrapper):
+        """Answers for the older slots only when it may."""
+
+        def get(self, key: str, *rest: Any, **how: Any) -> bytes:
+            if key in older:
+                held.wait(30)
+            return self.inner.get(key, *rest, **how)
+
+    older = {slot_key("long", number) for number in range(101 - 64)}
+    with source_of(Held(backend)) as source:
+        source.run("long")
+        shown = show_run(source, "long", within_s=0)
+        while shown.pending != 101 - 64:
+            shown = show_run(source, "long", within_s=0.05)
+        assert [row.saved.step for row in shown.checkpoints][:2] == [100, 99]
+        assert len(shown.checkpoints) == 64
+        held.set()
+        shown = show_run(source, "long")
+        assert (shown.pending, len(shown.checkpoints)) == (0, 100)
+        with source.measured() as used:
+            show_run(source, "long")
+        assert used.requests == 1
