@@ -1,11 +1,15 @@
-"""Requests and milliseconds of each view of `holdfast ui`, on S3 with 20 ms of latency.
+"""Requests and milliseconds of each view of `holdfast ui`, with 20 ms of latency.
 
-    python bench/ui.py [--server radosgw|moto] [--total N] [--runs N] [--checkpoints N] [--rounds N]
+    python bench/ui.py [--server radosgw|moto] [--folder FOLDER] [--total N] [--runs N]
+                       [--checkpoints N] [--rounds N]
 
 It fills a registry of `--total` runs, the newest `--runs` of them with `--checkpoints` checkpoints
-each, a run with a pool, and one of 60 checkpoints of 2 MiB. The other runs have their first commit
-alone: no view reads more of them, which tests/registry/ui/test_requests.py proves. A proxy delays
-every byte by 10 ms each way.
+each, every second one ended, a run with a pool, and one of 60 checkpoints of 2 MiB. The other runs
+have their first commit alone: no view reads more of them, which tests/registry/ui/test_requests.py
+proves. The registry is on S3, and a proxy delays every byte by 10 ms each way.
+
+With `--folder` it is in that folder, and each request takes 20 ms more; it is filled only if the
+folder is not there. `--folder F --runs 1000` has 100,000 checkpoints, which takes minutes to fill.
 
 `first` is the time to the first answer, `whole` to the one that has everything that was asked for:
 a table of runs shows what it has after 0.4 s, and the browser asks again. Each view is asked by a
@@ -25,21 +29,24 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
 import numpy as np
-from transports import SERVERS, way
+from transports import DELAY_S, SERVERS, way
 
+import holdfast
 from holdfast import Monitor, Registry
-from holdfast.backends import open_backend
+from holdfast.backends import ByteRange, ObjectInfo, open_backend
 from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.wrappers import Metered, ReadOnly, Wrapper
 from holdfast.registry.registries.factory import open_on
 from holdfast.registry.spec import Phase, Pool, RunSpec
 from holdfast.registry.storage.connecting import Address
@@ -80,22 +87,30 @@ def paths(total: int) -> dict[str, str]:
     }
 
 
-def fill(url: str, total: int, runs: int, checkpoints: int) -> None:
+def fill(registry: Registry, total: int, runs: int, checkpoints: int) -> None:
+    """Make the runs of a registry."""
+    state = {"model": {"w": np.zeros(1000, np.float32)}}
+    fill_with_states(registry)
+    for number in range(total):
+        run = registry.create_run(
+            name_of(number),
+            seed=1,
+            config={"lr": number},
+            monitor=LOSS,
+        )
+        for step in range(1, checkpoints + 1 if number >= total - runs else 1):
+            run.save(state, step=step, metrics={"loss": 1 / step, "accuracy": 1 - 1 / step})
+        if number % 2:
+            with run:  # it ends
+                pass
+
+
+def copy_to(url: str, options: argparse.Namespace) -> None:
     """Make the registry in memory, and copy its objects."""
     made = MemoryBackend()
     create_config(made, "skipped")
-    state = {"model": {"w": np.zeros(1000, np.float32)}}
     with open_on(made) as registry:
-        fill_with_states(registry)
-        for number in range(total):
-            run = registry.create_run(
-                name_of(number),
-                seed=1,
-                config={"lr": number},
-                monitor=LOSS,
-            )
-            for step in range(1, checkpoints + 1 if number >= total - runs else 1):
-                run.save(state, step=step, metrics={"loss": 1 / step, "accuracy": 1 - 1 / step})
+        fill(registry, options.total, options.runs, options.checkpoints)
     target = open_backend(url)
     with ThreadPoolExecutor(16) as threads:
         list(threads.map(lambda info: target.put(info.key, made.get(info.key)), made.list()))
@@ -145,9 +160,34 @@ class Browser:
         return body
 
 
+class Far(Wrapper):
+    """A store whose requests take a while, as do the pages of its listings."""
+
+    def get(self, key: str, byte_range: ByteRange | None = None, **how: Any) -> bytes:
+        time.sleep(2 * DELAY_S)
+        return self.inner.get(key, byte_range, **how)
+
+    def stat(self, key: str) -> ObjectInfo:
+        time.sleep(2 * DELAY_S)
+        return self.inner.stat(key)
+
+    def list(self, *args: Any, **how: Any) -> Iterator[ObjectInfo]:
+        time.sleep(2 * DELAY_S)
+        for number, info in enumerate(self.inner.list(*args, **how), start=1):
+            yield info
+            if number % 1000 == 0:
+                time.sleep(2 * DELAY_S)
+
+
+def far(folder: str) -> Source:
+    """Return the source of a folder whose requests take a while."""
+    meter = Metered(ReadOnly(Far(open_backend(folder))))
+    return Source(open_on(meter), meter)
+
+
 @contextmanager
-def served(url: str) -> Iterator[tuple[Source, Browser]]:
-    source = Source.open(Address(url))
+def served(open_source: Callable[[], Source]) -> Iterator[tuple[Source, Browser]]:
+    source = open_source()
     server = Server(source)
     thread = threading.Thread(target=server.serve)
     thread.start()
@@ -182,6 +222,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     real = "radosgw" if shutil.which("radosgw") else "moto"
     parser.add_argument("--server", default=real, choices=list(SERVERS))
+    parser.add_argument("--folder", type=Path)
     parser.add_argument("--total", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=60)
     parser.add_argument("--checkpoints", type=int, default=100)
@@ -189,24 +230,33 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
     os.environ["HOLDFAST_HEADS"] = "0"
+    if options.folder is not None:
+        if not options.folder.exists():
+            with holdfast.init(options.folder, skip_race_probe=True) as registry:
+                fill(registry, options.total, options.runs, options.checkpoints)
+        measure_all(options, lambda: far(str(options.folder)))
+        return
     with tempfile.TemporaryDirectory() as folder, SERVERS[options.server]() as behind:
         bucket = f"bench-{secrets.token_hex(4)}"
         boto3.session.Session().client("s3", endpoint_url=behind).create_bucket(Bucket=bucket)
         began = time.perf_counter()
-        filled = f"s3://{bucket}/reg?endpoint_url={behind}"
-        fill(filled, options.total, options.runs, options.checkpoints)
+        copy_to(f"s3://{bucket}/reg?endpoint_url={behind}", options)
         print(f"{options.server}: filled in {time.perf_counter() - began:.0f} s", flush=True)
         with way("latency", behind, Path(folder)) as endpoint:
             url = f"s3://{bucket}/reg?endpoint_url={endpoint}"
-            print(f"{'':24} requests      KiB  first ms  whole ms  again: requests  ms")
-            for label, path in paths(options.total).items():
-                measure(label, path, url, options.rounds)
+            measure_all(options, lambda: Source.open(Address(url)))
 
 
-def measure(label: str, path: str, url: str, rounds: int) -> None:
+def measure_all(options: argparse.Namespace, open_source: Callable[[], Source]) -> None:
+    print(f"{'':24} requests      KiB  first ms  whole ms  again: requests  ms")
+    for label, path in paths(options.total).items():
+        measure(label, path, open_source, options.rounds)
+
+
+def measure(label: str, path: str, open_source: Callable[[], Source], rounds: int) -> None:
     looks, again = [], []
     for _ in range(rounds):
-        with served(url) as (source, browser):
+        with served(open_source) as (source, browser):
             if path != "/":
                 browser.text("/changes.json")  # connections are made before anything is timed
             looks.append(look(source, browser, path))

@@ -28,17 +28,26 @@ class Listing:
         self.damaged: dict[str, RegistryError] = {}
 
     def runs(self) -> list[Run]:
-        """Return the runs that can be read; name stray folders among them on stderr."""
+        """Return the runs that can be read, opened several at once; name stray folders."""
         found = []
-        for name in self._opened.runs():
-            try:
-                found.append(self._opened.run(name))
-            except NotFound:
+        names = self._opened.runs()
+        for name, run in zip(
+            names, self._opened.store.pools.bulk.map(self._open, names), strict=True
+        ):
+            if isinstance(run, NotFound):
                 place = f"{self._opened.url}: runs/{name}"
                 output.note(f"warning: {place} is no run; `holdfast verify` has more")
-            except RegistryError as error:
-                self._pass_over(name, error)
+            elif isinstance(run, RegistryError):
+                self._pass_over(name, run)
+            else:
+                found.append(run)
         return found
+
+    def _open(self, name: str) -> Run | RegistryError:
+        try:
+            return self._opened.run(name)
+        except RegistryError as error:
+            return error
 
     def described(self, runs: Iterable[Run], describe: Callable[[Run], _T]) -> dict[str, _T]:
         """Describe each run, by name; a run that cannot be described counts as damaged."""
