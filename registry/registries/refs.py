@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
 
 from holdfast.registry.errors import (
     AmbiguousRef,
@@ -88,7 +89,9 @@ def _pointers(run: RunManifest, monitors: Sequence[Monitor], phase: str | None) 
     return ["latest", *found] if run.latest(phase) is not None else found
 
 
-def find_by_id(url: str, runs: Iterable[str], open_run: Callable[..., Run], digits: str) -> Stored:
+def find_by_id(
+    url: str, runs: Sequence[str], open_run: Callable[..., Run], digits: str, threads: Executor
+) -> Stored:
     """Return the one checkpoint of any run whose id begins with these digits.
 
     Args:
@@ -96,25 +99,29 @@ def find_by_id(url: str, runs: Iterable[str], open_run: Callable[..., Run], digi
         runs: The names of its runs.
         open_run: Opens a run by its name, with `by_id=True` to find checkpoints by their ids only.
         digits: The first digits of the id, at least 8.
+        threads: Where runs are opened, several at once.
 
     Raises:
         NotFound: There is none.
         AmbiguousRef: Several ids begin with these digits.
         Malformed: None of the runs that can be read has one, and others are damaged.
     """
-    found: dict[bytes, Stored] = {}
-    damaged: dict[str, RegistryError] = {}
-    for name in runs:
+
+    def look(name: str) -> Stored | RegistryError:
         try:
-            checkpoint = find_in_run(open_run(name, by_id=True), digits)
+            return find_in_run(open_run(name, by_id=True), digits)
         except AmbiguousRef:
             raise
-        except NotFound:
-            continue
-        except (IntegrityError, UnsupportedFormat) as error:
-            damaged[name] = error
-            continue
-        found[checkpoint.digest] = checkpoint
+        except (NotFound, IntegrityError, UnsupportedFormat) as error:
+            return error
+
+    found: dict[bytes, Stored] = {}
+    damaged: dict[str, RegistryError] = {}
+    for name, one in zip(runs, threads.map(look, runs), strict=True):
+        if isinstance(one, Stored):
+            found[one.digest] = one
+        elif not isinstance(one, NotFound):
+            damaged[name] = one
     if len(found) > 1:
         raise AmbiguousRef(
             "several checkpoints begin with these digits",

@@ -203,27 +203,63 @@ def test_a_run_shows_what_it_keeps_while_its_log_is_read() -> None:
         run = registry.create_run("long", seed=1, retention=Retention(last=2))
         for step in range(1, 101):
             run.save({"w": np.zeros(4)}, step=step, metrics=_LOSS)
-    held = threading.Event()
+    older = {slot_key("long", number) for number in range(101 - 64)}
+    reached, held = threading.Event(), threading.Event()
 
     class Held(Wrapper):
         """Answers for the older slots only when it may."""
 
         def get(self, key: str, *rest: Any, **how: Any) -> bytes:
             if key in older:
+                reached.set()
                 held.wait(30)
             return self.inner.get(key, *rest, **how)
 
-    older = {slot_key("long", number) for number in range(101 - 64)}
     with source_of(Held(backend)) as source:
-        source.run("long")
-        shown = show_run(source, "long", within_s=0)
-        while shown.pending != 101 - 64:
-            shown = show_run(source, "long", within_s=0.05)
-        assert [row.saved.step for row in shown.checkpoints][:2] == [100, 99]
-        assert len(shown.checkpoints) == 64
-        held.set()
+        try:
+            source.run("long")
+            source.begin_chronicle("long")
+            reached.wait(30)
+            shown = show_run(source, "long", within_s=0)
+        finally:
+            held.set()
+        assert (shown.pending, len(shown.checkpoints)) == (101 - 64, 64)
+        assert [row.saved.step for row in shown.checkpoints[:2]] == [100, 99]
         shown = show_run(source, "long")
         assert (shown.pending, len(shown.checkpoints)) == (0, 100)
         with source.measured() as used:
             show_run(source, "long")
         assert used.requests == 1
+
+
+def test_what_was_read_for_a_part_of_a_table_is_not_read_again_for_the_rest(
+    filled: Scratch,
+) -> None:
+    reached, held = threading.Event(), threading.Event()
+    calls: list[Call] = []
+
+    class Held(Wrapper):
+        """Answers for the slots of one run only when it may."""
+
+        def get(self, key: str, *rest: Any, **how: Any) -> bytes:
+            if key == slot_key("two", 2):
+                reached.set()
+                held.wait(30)
+            return self.inner.get(key, *rest, **how)
+
+    with source_of(Metered(Held(filled), calls)) as source:
+        try:
+            source.runs(["one"])
+            part = source.runs(["one", "two"], within_s=0)
+            while part.pending != ("two",):
+                part = source.runs(["one", "two"], within_s=0.01)
+            reached.wait(30)
+            calls.clear()
+            assert source.runs(["one", "two"], within_s=0).pending == ("two",)
+            assert calls == []
+        finally:
+            held.set()
+        assert set(source.runs(["one", "two"]).runs) == {"one", "two"}
+        assert not any("one" in call.key for call in calls)
+        source.runs(["one", "two"])
+        assert sum("one" in call.key for call in calls) == 1
