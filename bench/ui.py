@@ -49,7 +49,7 @@ from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered, ReadOnly, Wrapper
 from holdfast.registry.registries.factory import open_on
 from holdfast.registry.spec import Phase, Pool, RunSpec
-from holdfast.registry.storage.connecting import Address
+from holdfast.registry.storage.address import Address
 from holdfast.registry.storage.store import create_config
 from holdfast.registry.ui import Server, Source
 

@@ -34,8 +34,8 @@ from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.wording import in_commands
 from holdfast.registry.errors import AccessDenied, InvalidInput, RegistryError, StoreUnsuitable
 from holdfast.registry.history.epochs import Epochs
+from holdfast.registry.storage.address import Address
 from holdfast.registry.storage.chunk_cache import BYTES_VARIABLE, FOLDER_VARIABLE, ChunkCache
-from holdfast.registry.storage.connecting import Address
 from holdfast.registry.storage.heads import MEMORY
 from holdfast.registry.storage.keys import FOLDERS, PROBES
 from holdfast.registry.storage.store import WRITER_VERSION, RegistryConfig, Store, read_config

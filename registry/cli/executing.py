@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.storage.connecting import Address
+from holdfast.registry.storage.address import Address
 from holdfast.registry.values.suggest import near
 
 # Seconds that a command has to end after SIGTERM, before it is killed.

@@ -12,7 +12,7 @@ from holdfast.registry.cli.options import STORAGE_OPTION
 from holdfast.registry.cli.progress import Bar
 from holdfast.registry.registries.factory import open, open_on  # noqa: A004
 from holdfast.registry.registries.registry import Registry
-from holdfast.registry.storage.connecting import Address
+from holdfast.registry.storage.address import Address
 from holdfast.registry.storage.heads import open_heads
 from holdfast.registry.storage.option_texts import VARIABLE, from_pairs
 

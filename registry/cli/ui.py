@@ -15,7 +15,7 @@ from holdfast.registry.cli.opening import address_given
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats.target import check_target, new_file
-from holdfast.registry.storage.connecting import Address
+from holdfast.registry.storage.address import Address
 
 
 @command()

@@ -20,7 +20,7 @@ from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
-from holdfast.registry.storage.connecting import Address
+from holdfast.registry.storage.address import Address
 from holdfast.registry.values.suggest import near
 
 

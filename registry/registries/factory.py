@@ -14,10 +14,10 @@ from holdfast.registry.errors import InvalidInput
 from holdfast.registry.journal.settings import Journal, choose_journal
 from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs import rooms
+from holdfast.registry.storage.address import Address
 from holdfast.registry.storage.chunk_cache import ChunkCache, choose_cache
 from holdfast.registry.storage.codecs import Compression, check_compression
 from holdfast.registry.storage.connecting import (
-    Address,
     create_store,
     open_store,
     open_store_on,

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from holdfast.registry.history.epochs import DAY_S
 from holdfast.registry.runs import rooms
+from holdfast.registry.storage.address import Address
 from holdfast.registry.storage.codecs import Compression
-from holdfast.registry.storage.connecting import Address, open_store
+from holdfast.registry.storage.connecting import open_store
 from holdfast.registry.storage.store import Store
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from holdfast.registry.errors import (
     StoreFull,
     UnsupportedFormat,
 )
+from holdfast.registry.storage.address import Address
 from holdfast.registry.storage.blocks import Blocks
 from holdfast.registry.storage.chunk_cache import ChunkCache
 from holdfast.registry.storage.framing import join_lines, split_lines
@@ -88,6 +89,7 @@ class Store:
         blocks: The memory for the copies of saves.
         cache: The cache of chunks on a local disk, if there is one.
         heads: The heads of its logs that were seen before, if they are remembered.
+        address: Where another process finds it; `None` if it was opened on a backend.
     """
 
     def __init__(
@@ -96,7 +98,9 @@ class Store:
         config: RegistryConfig,
         cache: ChunkCache | None = None,
         heads: Heads | None = None,
+        address: Address | None = None,
     ) -> None:
+        self.address = address
         self.backend = backend
         self.config = config
         self.pools = Pools(backend.concurrency)

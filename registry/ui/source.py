@@ -24,7 +24,7 @@ from holdfast.registry.registries.factory import open_on
 from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.runs.view import committer_of
-from holdfast.registry.storage.connecting import Address
+from holdfast.registry.storage.address import Address
 from holdfast.registry.storage.heads import open_heads
 from holdfast.registry.ui.chronicle import LONGEST, Chronicle, read_on
 

@@ -13,7 +13,7 @@ from holdfast.backends import open_backend
 from holdfast.registry.cli import doctor
 from holdfast.registry.errors import AccessDenied, NotFound
 from holdfast.registry.history import log
-from holdfast.registry.storage.connecting import Address
+from holdfast.registry.storage.address import Address
 from holdfast.registry.storage.keys import epoch_key
 from tests.terraform.judges import (
     ADMINISTRATOR,

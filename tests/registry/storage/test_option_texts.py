@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import InvalidInput
-from holdfast.registry.storage.connecting import Address
+from holdfast.registry.storage.address import Address
 from holdfast.registry.storage.option_texts import VARIABLE, from_environment, from_pairs, merged
 from tests.support.faults import everything_said
 

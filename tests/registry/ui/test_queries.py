@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.registry.storage.connecting import Address
+from holdfast.registry.storage.address import Address
 from holdfast.registry.ui.charts import Curve, Mark, Point, curves, figure, table, thinned
 from holdfast.registry.ui.queries.lineage import Origin, read_lineage
 from holdfast.registry.ui.queries.run import RunShown, show_run

@@ -16,7 +16,7 @@ import holdfast
 from holdfast import Monitor, Registry
 from holdfast.registry import formats
 from holdfast.registry.journal.background import BackgroundCarrier
-from holdfast.registry.storage.connecting import Address
+from holdfast.registry.storage.address import Address
 from holdfast.registry.ui.queries import pool as pool_query
 from holdfast.registry.ui.server import application
 from holdfast.registry.ui.source import Source

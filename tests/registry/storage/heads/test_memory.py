@@ -15,7 +15,7 @@ import pytest
 import holdfast
 from holdfast.backends import parse
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.storage.connecting import Address
+from holdfast.registry.storage.address import Address
 from holdfast.registry.storage.heads import MEMORY, Heads, HeadsFile, folder, memory, open_heads
 from holdfast.registry.values.digest import Digest
 from tests.support.states import small_state

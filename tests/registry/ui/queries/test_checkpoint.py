@@ -17,7 +17,7 @@ from holdfast import Monitor, Registry
 from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.cli.app import app
 from holdfast.registry.errors import Damaged, NotFound
-from holdfast.registry.storage.connecting import Address
+from holdfast.registry.storage.address import Address
 from holdfast.registry.ui.queries import contents as contents_query
 from holdfast.registry.ui.queries.checkpoint import state_view
 from holdfast.registry.ui.queries.sharing import sharing
