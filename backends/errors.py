@@ -76,8 +76,10 @@ def _part(value: object) -> str | None:
 
 
 def _rebuild(cls: type[RegistryError], parts: dict[str, str | None]) -> RegistryError:
-    error = cls.__new__(cls)
+    # By name Python would find that of another builtin class, where there are two.
+    error = OSError.__new__(cls) if issubclass(cls, OSError) else cls.__new__(cls)
     error.__dict__.update(parts)
+    error.args = (error._message(),)
     return error
 
 
