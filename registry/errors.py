@@ -30,6 +30,7 @@ RegistryError                     anything Holdfast refuses or fails to do      
 │   └── RolledBack                a log is not the one that was seen before, or shorter
 ├── UnsupportedFormat             written by a newer or unknown Holdfast: upgrade      exit 8
 ├── RankFailed                    a rank of the job died, was late or failed: see it   exit 1
+├── WorkersFailed                 the workers of an executor died or cannot work       exit 1
 └── RestoreFailed                 no retained checkpoint could be loaded               exit 6
 
 The root and the storage branch, except `OnlyLocal`, are defined in `backends/errors.py`.
@@ -82,6 +83,7 @@ __all__ = [
     "Stranded",
     "UnsupportedFormat",
     "UnsupportedValue",
+    "WorkersFailed",
 ]
 
 
@@ -185,3 +187,7 @@ class RankFailed(RegistryError):
     """
 
     rank: int = -1
+
+
+class WorkersFailed(RegistryError):
+    """The workers of an executor died, were taken away, or cannot work."""

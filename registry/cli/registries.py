@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.backends import parse
 from holdfast.registry.cli import options, output
+from holdfast.registry.cli.cluster import DASK, workers_at
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
@@ -108,6 +109,7 @@ def sync(
     dst_storage_option: list[str] | None = option(
         "--dst-storage-option", "KEY=VALUE", "An option of the store of DST; repeatable."
     ),
+    dask: str | None = DASK,
 ) -> Answer:
     """Copy runs from one registry to another.
 
@@ -115,14 +117,16 @@ def sync(
     """
     src = address_of(source, src_storage_option, side="src")
     dst = address_of(destination, dst_storage_option, side="dst")
-    report = sync_registries(
-        src.url,
-        dst.url,
-        run or None,
-        src_storage_options=src.storage_options,
-        dst_storage_options=dst.storage_options,
-        progress=advance,
-    )
+    with workers_at(dask) as executor:
+        report = sync_registries(
+            src.url,
+            dst.url,
+            run or None,
+            src_storage_options=src.storage_options,
+            dst_storage_options=dst.storage_options,
+            executor=executor,
+            progress=advance,
+        )
     copied = sum(done.commits > 0 for done in report.runs)
     packless = [done for done in report.runs if not done.packs_copied + done.packs_present]
     small = any(done.checkpoints for done in packless) and not report.bytes_copied

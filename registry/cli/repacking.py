@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from holdfast.registry.cli import options, output
+from holdfast.registry.cli.cluster import DASK, workers_at
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import writes
@@ -49,6 +50,7 @@ def repack(
         "deltas) to 32.",
     ),
     dry_run: bool = flag("--dry-run", "Only show what would be rewritten."),
+    dask: str | None = DASK,
 ) -> Answer:
     """Remove dead bytes from packs, and combine small packs.
 
@@ -56,14 +58,16 @@ def repack(
     than they save. No id changes. Safe while others save, read, sync and collect. The old packs
     stay until `gc` deletes them.
     """
-    report = opened.repack(
-        run or None,
-        min_dead=min_dead,
-        compression=compression,  # type: ignore[arg-type]  # checked there
-        keyframe_every=keyframe_every,
-        dry_run=dry_run,
-        progress=advance,
-    )
+    with workers_at(dask) as executor:
+        report = opened.repack(
+            run or None,
+            min_dead=min_dead,
+            compression=compression,  # type: ignore[arg-type]  # checked there
+            keyframe_every=keyframe_every,
+            dry_run=dry_run,
+            executor=executor,
+            progress=advance,
+        )
     idle = _idle(compression, keyframe_every, some=bool(run))
     return Answer(lambda: _json(report), lambda: _text(report) if report.rewritten else [idle])
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast.registry.cli import options, output
+from holdfast.registry.cli.cluster import DASK, workers_at
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked
@@ -38,13 +39,15 @@ def stats(
     patterns: list[str] | None = argument(
         "[PATTERN]...", "Only tensors whose paths match, such as 'model/*'.", default=None
     ),
+    dask: str | None = DASK,
 ) -> Answer:
     """Show minimum, maximum, mean, norm, zeros and NaN of tensors.
 
     This reads the tensors.
     """
     stored = opened.stored(ref)
-    found = sum_up(stored, patterns or ())
+    with workers_at(dask) as executor:
+        found = sum_up(stored, patterns or (), executor=executor)
     return Answer(lambda: _stats_json(stored, found), lambda: _text(found))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from holdfast.registry.cli import output
+from holdfast.registry.cli.cluster import DASK, workers_at
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked
@@ -32,13 +33,15 @@ def du(
     opened: Registry,
     *,
     run: list[str] | None = argument("RUN", "Show each state of these runs.", default=None),
+    dask: str | None = DASK,
 ) -> Answer:
     """Show how many bytes runs and checkpoints use and would free.
 
     Counts bytes as they are stored, without reading data. `own` is needed by nothing else. `freed`
     is what gc and repack can free once the run is dropped or the checkpoint is evicted.
     """
-    usage = measure(opened.store)
+    with workers_at(dask) as executor:
+        usage = measure(opened.store, executor=executor)
     chosen = _chosen(usage, run or [one.run for one in usage.runs])
     damaged = {name: error for name, error in usage.damaged.items() if not run or name in run}
     return Answer(

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from holdfast.registry.cli import options, output
+from holdfast.registry.cli.cluster import DASK, workers_at
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import address_of, opened_at, reads, writes
@@ -46,20 +47,23 @@ def verify(
     write_heads: Path | None = option(
         "--write-heads", "FILE", "Write the heads to FILE if nothing is wrong."
     ),
+    dask: str | None = DASK,
 ) -> Answer:
     """Check that every checkpoint is complete.
 
     Others may use the registry meanwhile. The exit status is 6 if a checkpoint is not complete.
     """
-    report = opened.verify(
-        deep=deep,
-        sample=sample,
-        resume=resume,
-        decode=decode,
-        heads=heads,
-        write_heads=write_heads,
-        progress=advance,
-    )
+    with workers_at(dask) as executor:
+        report = opened.verify(
+            deep=deep,
+            sample=sample,
+            resume=resume,
+            decode=decode,
+            heads=heads,
+            write_heads=write_heads,
+            executor=executor,
+            progress=advance,
+        )
     return Answer(lambda: _json(report), lambda: _text(report), status=_status(ok=report.ok))
 
 

@@ -19,7 +19,7 @@ from holdfast.registry.values.digest import Digest
 _BATCH_BYTES = 8 * 2**20
 #: While a source's chunks are read, their stored bytes and bases take at most this many times the
 #: size of the chunks.
-_READING = 4
+READING = 4
 #: The most memory that the threads take together.
 BUDGET_BYTES = 240 * 2**20
 _MAX_THREADS = 6
@@ -61,14 +61,14 @@ def reduce_pieces(
     Raises:
         IntegrityError: A chunk is damaged or gone.
     """
-    batches = list(_batches(dict.fromkeys(pieces)))
+    batches = list(batches_of(pieces))
     if not batches:
         return {}
     for source in sources:
         source.read_chunks({})  # it indexes its chunks once, not in every thread
-    size = max(sum(map(_held, batch)) for batch in batches)
+    size = max(map(held_bytes, batches))
     # Sources are read one after another.
-    most = budget_bytes // (size + _READING * -(-size // len(sources)))
+    most = budget_bytes // (size + READING * -(-size // len(sources)))
     threads = max(1, min(os.cpu_count() or 1, _MAX_THREADS, len(batches), most))
     # Buffers are used again: new pages would cost more than the work on them.
     buffers: SimpleQueue[memoryview] = SimpleQueue()
@@ -78,11 +78,7 @@ def reduce_pieces(
     def work(batch: Sequence[Piece]) -> list[tuple[Piece, _T]]:
         buffer = buffers.get()
         try:
-            views = _read(sources, batch, buffer)
-            return [
-                (piece, reduce(piece, [views[at, one] for at, one in enumerate(piece.digests)]))
-                for piece in batch
-            ]
+            return list(zip(batch, reduce_batch(sources, batch, reduce, buffer), strict=True))
         finally:
             buffers.put(buffer)
 
@@ -91,15 +87,43 @@ def reduce_pieces(
     return {piece: found for batch in done for piece, found in batch}
 
 
+def reduce_batch(
+    sources: Sequence[Source],
+    batch: Sequence[Piece],
+    reduce: Callable[[Piece, Sequence[memoryview]], _T],
+    buffer: memoryview,
+) -> list[_T]:
+    """Read the chunks of a batch together, and return the result of each piece.
+
+    Args:
+        sources: The states that hold the chunks.
+        batch: The pieces.
+        reduce: As for `reduce_pieces`.
+        buffer: Memory of at least `held_bytes` of the batch.
+
+    Raises:
+        IntegrityError: A chunk is damaged or gone.
+    """
+    views = _read(sources, batch, buffer)
+    return [
+        reduce(piece, [views[at, one] for at, one in enumerate(piece.digests)]) for piece in batch
+    ]
+
+
+def held_bytes(batch: Iterable[Piece]) -> int:
+    """Return the bytes of the chunks of pieces."""
+    return sum(map(_held, batch))
+
+
 def _held(piece: Piece) -> int:
     return piece.nbytes * len(piece.digests)
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+def batches_of(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     """Yield pieces that are read together: neighbours, which are mostly in one pack."""
     batch: list[Piece] = []
     size = 0
-    for piece in pieces:
+    for piece in dict.fromkeys(pieces):
         if batch and size + _held(piece) > _BATCH_BYTES:
             yield batch
             batch, size = [], 0

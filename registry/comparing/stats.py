@@ -9,16 +9,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from queue import Empty, SimpleQueue
+from threading import Lock
 from typing import TYPE_CHECKING
 
-from holdfast.registry.comparing.chunkwise import Piece, reduce_pieces
+from holdfast.registry.comparing.chunkwise import (
+    READING,
+    Piece,
+    batches_of,
+    held_bytes,
+    reduce_batch,
+)
 from holdfast.registry.errors import NotFound
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.state_reader import StateReader
 from holdfast.registry.loading.fit import tensors_by_path
 from holdfast.registry.loading.stored import Stored, reader_of
 from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.workers import Workers
+from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.suggest import near
 
 if TYPE_CHECKING:
@@ -121,19 +135,25 @@ class StateStats:
         return tuple(one for one in self.tensors if not one.is_finite)
 
 
-def stats(stored: Stored, patterns: Sequence[str] = ()) -> StateStats:
+def stats(
+    stored: Stored, patterns: Sequence[str] = (), *, executor: Executor | None = None
+) -> StateStats:
     """Read the tensors of a state and return their statistics. Memory stays below 256 MiB.
 
     Args:
         stored: The state.
         patterns: Patterns of the wanted paths, like those of a shell; `*` matches `/` too. Without
             patterns all tensors are read.
+        executor: Its workers read the tensors, in other processes or on other machines that reach
+            the registry by the same URL (docs/scale.md). Default: threads.
 
     Raises:
         NotFound: A pattern matches no tensor.
+        InvalidInput: The executor's workers cannot reach the registry.
         IntegrityError: A chunk is damaged or gone.
+        WorkersFailed: The executor's workers died.
     """
-    return _stats(stored, _wanted(stored, patterns))
+    return _stats(stored, _wanted(stored, patterns), executor)
 
 
 def stats_of(stored: Stored, paths: Iterable[str]) -> StateStats:
@@ -150,14 +170,22 @@ def stats_of(stored: Stored, paths: Iterable[str]) -> StateStats:
     return _stats(stored, {path: entries[path] for path in paths})
 
 
-def _stats(stored: Stored, entries: Mapping[str, TensorEntry]) -> StateStats:
+def _stats(
+    stored: Stored, entries: Mapping[str, TensorEntry], executor: Executor | None = None
+) -> StateStats:
     from holdfast.registry.comparing import elements
 
+    reader = reader_of(stored)
+    workers = Workers(executor, reader.store)
     pieces = {path: _pieces(stored, entry) for path, entry in entries.items()}
-    found = reduce_pieces(
-        [reader_of(stored)],
-        (piece for parts in pieces.values() for piece in parts),
-        lambda piece, views: elements.summarise(views[0], piece.dtype),
+    if any(pieces.values()):
+        reader.read_chunks({})  # it indexes its chunks once, not in every thread
+    found: dict[Piece, Summary] = {}
+    workers.each(
+        Summarising(reader.run_id, reader.digest, reader.ref, reader),
+        batches_of(piece for parts in pieces.values() for piece in parts),
+        lambda batch, done: found.update(zip(batch, done.result(), strict=True)),
+        size_of=lambda batch: (1 + READING) * held_bytes(batch),
     )
 
     def summary(path: str, entry: TensorEntry) -> Summary:
@@ -168,6 +196,61 @@ def _stats(stored: Stored, entries: Mapping[str, TensorEntry]) -> StateStats:
     return StateStats(
         tuple(_tensor(path, entry, summary(path, entry)) for path, entry in entries.items())
     )
+
+
+class Summarising:
+    """Reads chunks of a state and summarises each. A copy in another process opens the run there.
+
+    Args:
+        run_id: The run.
+        digest: The state's id.
+        ref: Its name, for messages.
+        reader: Reads its chunks; only in this process.
+    """
+
+    def __init__(
+        self, run_id: str, digest: Digest, ref: str, reader: StateReader | None = None
+    ) -> None:
+        self._state = (run_id, digest, ref)
+        self._reader = reader
+        self._lock = Lock()
+        # Buffers are used again: new pages would cost more than the work on them.
+        self._buffers: SimpleQueue[memoryview] = SimpleQueue()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Summarising, self._state)
+
+    def __call__(self, store: Store, batch: Sequence[Piece]) -> list[Summary]:
+        """Return the summary of each piece."""
+        from holdfast.registry.comparing import elements
+
+        buffer = self._buffer(held_bytes(batch))
+        try:
+            return reduce_batch(
+                [self._source(store)],
+                batch,
+                lambda piece, views: elements.summarise(views[0], piece.dtype),
+                buffer,
+            )
+        finally:
+            self._buffers.put(buffer)
+
+    def _source(self, store: Store) -> StateReader:
+        with self._lock:
+            if self._reader is None:
+                run_id, digest, ref = self._state
+                log = RunLog(store, run_id)
+                log.open()
+                self._reader = StateReader(store, log, digest, ref)
+                self._reader.read_chunks({})  # as above
+            return self._reader
+
+    def _buffer(self, size: int) -> memoryview:
+        try:
+            buffer = self._buffers.get_nowait()
+        except Empty:
+            buffer = memoryview(b"")
+        return buffer if buffer.nbytes >= size else memoryview(bytearray(size))
 
 
 def _wanted(stored: Stored, patterns: Sequence[str]) -> dict[str, TensorEntry]:

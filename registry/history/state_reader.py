@@ -59,15 +59,22 @@ class StateReader:
         ref: Its name, for messages.
 
     Attributes:
+        store: The registry's objects.
         digest: The state's id.
+        ref: Its name, for messages.
     """
 
     def __init__(self, store: Store, log: RunLog, digest: Digest, ref: str) -> None:
-        self._store = store
+        self.store = store
         self._log = log
-        self._ref = ref
+        self.ref = ref
         self._indexed: tuple[Place, tuple[ChunkIndex, dict[Digest, bytes]]] | None = None
         self.digest = digest
+
+    @property
+    def run_id(self) -> str:
+        """The run that has, or had, the state."""
+        return self._log.run_id
 
     @property
     def place(self) -> Place:
@@ -80,7 +87,7 @@ class StateReader:
         if found is None:
             raise MissingObject(
                 "the log gives no place for this checkpoint",
-                where=self._ref,
+                where=self.ref,
                 hint="Run `holdfast verify`; a mirror can restore it.",
             )
         return found
@@ -88,7 +95,7 @@ class StateReader:
     @property
     def manifest(self) -> Manifest:
         """The state's manifest."""
-        return self._relocated(lambda place: self._store.manifest(place.manifest_key))
+        return self._relocated(lambda place: self.store.manifest(place.manifest_key))
 
     @property
     def placement(self) -> Placement:
@@ -104,9 +111,9 @@ class StateReader:
 
         def read(place: Place) -> PlacedState:
             # All by one place: a save may rely only on objects of a current place (W2a).
-            manifest = self._store.manifest(place.manifest_key)
+            manifest = self.store.manifest(place.manifest_key)
             placement = self._placement(place)
-            lists = read_lists(self._store, manifest, placement)
+            lists = read_lists(self.store, manifest, placement)
             index_chunks(manifest, placement, lists)
             return PlacedState(place, manifest, placement, lists)
 
@@ -119,7 +126,7 @@ class StateReader:
             IntegrityError: A chunk is damaged or missing.
         """
         self._relocated(
-            lambda place: read_tensors(self._store, manifest, self._placement(place), targets)
+            lambda place: read_tensors(self.store, manifest, self._placement(place), targets)
         )
 
     def read_chunks(self, wanted: Mapping[Digest, memoryview]) -> None:
@@ -133,7 +140,7 @@ class StateReader:
         """
         self._relocated(
             lambda place: read_chunks(
-                self._store, self._placement(place), self._index(place)[0], wanted
+                self.store, self._placement(place), self._index(place)[0], wanted
             )
         )
 
@@ -162,13 +169,13 @@ class StateReader:
             self._relocated(lambda place: check_lists(manifest, self._placement(place)))
 
     def _placement(self, place: Place) -> Placement:
-        return self._store.placement(place.placement_key)
+        return self.store.placement(place.placement_key)
 
     def _index(self, place: Place) -> tuple[ChunkIndex, dict[Digest, bytes]]:
         """Return the index of the chunks, and the digest lists; both are kept for later slices."""
         if self._indexed is None or self._indexed[0] != place:
             placement = self._placement(place)
-            lists = read_lists(self._store, self.manifest, placement)
+            lists = read_lists(self.store, self.manifest, placement)
             self._indexed = place, (index_chunks(self.manifest, placement, lists), lists)
         return self._indexed[1]
 
@@ -190,7 +197,7 @@ class StateReader:
                 last = max(evicted, key=lambda one: one.n, default=None)
                 raise MissingObject(
                     "this state was evicted, and its data was collected",
-                    where=self._ref,
+                    where=self.ref,
                     found=None if last is None else describe_eviction(self._log, last),
                     hint="A mirror that was synced before may still have it.",
                 ) from error

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import nullcontext, suppress
-from functools import partial
 
 from holdfast.backends import ObjectInfo
 from holdfast.registry.errors import (
@@ -26,10 +24,10 @@ from holdfast.registry.errors import (
 from holdfast.registry.maintenance.findings import DataRead
 from holdfast.registry.maintenance.object_checks import Tables, check_object
 from holdfast.registry.maintenance.pass_notes import PassNotes
-from holdfast.registry.maintenance.window import each
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.pack import PackTable
 from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.workers import Outcome, Workers
 
 #: Called with the number of bytes that were read and hashed.
 Count = Callable[[int], object]
@@ -71,6 +69,7 @@ class DataPass:
 
     Args:
         store: The registry's objects.
+        workers: Read and hash them.
         count: Called with the bytes of each pack that was read.
 
     Attributes:
@@ -78,11 +77,12 @@ class DataPass:
         faults: The messages about damaged packs, by key.
     """
 
-    def __init__(self, store: Store, count: Count) -> None:
+    def __init__(self, store: Store, workers: Workers, count: Count) -> None:
         self._store = store
+        self._workers = workers
         self._count = count
         self._bytes = 0
-        self.tables = Tables(store)
+        self.tables = Tables()
         self.faults: dict[ObjectKey, str] = {}
 
     def read(self, sample: float | None, notes: PassNotes | None) -> DataRead:
@@ -95,17 +95,16 @@ class DataPass:
         """
         packs = dict(self._list())
         noted = {key for key, info in packs.items() if notes is not None and notes.holds(info)}
-        rest = [(key, info) for key, info in packs.items() if key not in noted]
+        rest = [info for key, info in packs.items() if key not in noted]
         wanted = sum(info.size_bytes for info in packs.values())
         chosen = rest if sample is None else list(_drawn(rest, sample * wanted))
         self._bytes = 0
         with nullcontext() if notes is None else notes:
-            each(
-                self._store.pools.bulk,
-                partial(self._read_pack, notes),
+            self._workers.each(
+                read_pack,
                 chosen,
-                self._take,
-                size_of=lambda one: one[1].size_bytes,
+                lambda info, outcome: self._take(info, outcome, notes),
+                size_of=lambda info: info.size_bytes,
             )
             if notes is not None and len(chosen) == len(rest):
                 notes.finish()
@@ -123,21 +122,13 @@ class DataPass:
             with suppress(Malformed):  # `file_names` reports it
                 yield ObjectKey.parse(info.key), info
 
-    def _read_pack(
-        self, notes: PassNotes | None, one: tuple[ObjectKey, ObjectInfo]
-    ) -> tuple[PackTable | None, int]:
-        key, info = one
-        data = self._store.backend.get(info.key)
-        table = check_object(data, key)
-        if notes is not None:  # at once, so that it counts even if this process is killed
-            notes.add(info)
-        return table, len(data)
-
     def _take(
-        self, one: tuple[ObjectKey, ObjectInfo], done: Future[tuple[PackTable | None, int]]
+        self,
+        info: ObjectInfo,
+        outcome: Outcome[tuple[PackTable | None, int]],
+        notes: PassNotes | None,
     ) -> None:
-        key, info = one
-        error = done.exception()
+        key, error = ObjectKey.parse(info.key), outcome.error
         if isinstance(error, ObjectNotFound):
             return  # collected meanwhile; if a run needs it, the check of the structure reports it
         fault = fault_of(error)
@@ -145,21 +136,32 @@ class DataPass:
             self.faults[key] = fault
             size_bytes = info.size_bytes
         else:
-            table, size_bytes = done.result()
+            if notes is not None:  # at once, so that it counts even if this process is killed
+                notes.add(info)
+            table, size_bytes = outcome.result()
             if table is not None:
                 self.tables.keep(key, table)
         self._bytes += size_bytes
         self._count(size_bytes)
 
 
-def _drawn(
-    packs: Iterable[tuple[ObjectKey, ObjectInfo]], size_bytes: float
-) -> Iterator[tuple[ObjectKey, ObjectInfo]]:
+def read_pack(store: Store, info: ObjectInfo) -> tuple[PackTable | None, int]:
+    """Read and hash a pack; return its table, and the bytes that were read.
+
+    Raises:
+        IntegrityError: Its bytes do not match its name.
+        UnsupportedFormat: This version does not know its format.
+    """
+    data = store.backend.get(info.key)
+    return check_object(data, ObjectKey.parse(info.key)), len(data)
+
+
+def _drawn(packs: Iterable[ObjectInfo], size_bytes: float) -> Iterator[ObjectInfo]:
     """Yield packs in a new random order until they make up `size_bytes`; at least one."""
     shuffled = list(packs)
     random.SystemRandom().shuffle(shuffled)
-    for key, info in shuffled:
+    for info in shuffled:
         if size_bytes <= 0:
             return
-        yield key, info
+        yield info
         size_bytes -= info.size_bytes

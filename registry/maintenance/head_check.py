@@ -7,7 +7,7 @@ in every registry, so the file of a registry also works for its mirrors.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,14 +63,14 @@ class HeadCheck:
             self._seen.append(seen)
         self._heads: dict[str, Head] = {}
 
-    def commits_of(self, run_id: str) -> Collection[int]:
+    def commits_of(self, run_id: str) -> frozenset[int]:
         """Return the numbers of commits after which the link of a run is needed."""
         heads = (seen.heads.get(run_id) for seen in self._seen)
-        return {head.commits for head in heads if head is not None}
+        return frozenset(head.commits for head in heads if head is not None)
 
     def check(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each source whose head the run does not continue."""
-        run_id, head = history.run.run_id, history.head()
+        run_id, head = history.run_id, history.head
         findings = [
             Finding("head", run_id, message, (run_id,), seen.advice)
             for seen in self._seen
@@ -158,19 +158,19 @@ def _remembered(heads: Heads | None) -> Iterator[_Seen]:
 
 def _difference(history: History, seen: _Seen) -> str | None:
     """Say how a log differs from a head; `None` if it continues from the head."""
-    expected, run = seen.heads.get(history.run.run_id), history.run
+    expected = seen.heads.get(history.run_id)
     if expected is None:
         return None
-    if run.commits < expected.commits:
+    if history.commits < expected.commits:
         return (
-            f"the log has {run.commits} commits; {seen.source} has seen {expected.commits}: "
+            f"the log has {history.commits} commits; {seen.source} has seen {expected.commits}: "
             "its end is gone"
         )
     if history.links.get(expected.commits) != expected.head:
         return f"commit {expected.commits - 1} is not the one that {seen.source} has seen"
-    if seen.is_of_this and run.next_slot < expected.slots:
+    if seen.is_of_this and history.slots < expected.slots:
         return (
-            f"the log has {run.next_slot} slots; {seen.source} has seen {expected.slots}: "
+            f"the log has {history.slots} slots; {seen.source} has seen {expected.slots}: "
             "its end is gone"
         )
     return None

@@ -6,8 +6,8 @@ it. Snapshots are not trusted here: they are compared with the log.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from holdfast.registry import pytree
@@ -36,89 +36,80 @@ _MEND_LOG = (
 )
 
 
-@dataclass(slots=True)
-class History:
-    """A run as far as its log can be read.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A run to read, as a unit of work.
 
     Attributes:
-        run: Its replay up to the first slot that cannot be used.
-        findings: What is wrong with its log and its snapshots.
-        size_bytes: Bytes that were read.
-        slot: The slot that holds the last commit.
-        links: Links of the history after the requested numbers of commits.
-    """
-
-    run: RunManifest
-    findings: list[Finding] = field(default_factory=list)
-    size_bytes: int = 0
-    slot: int | None = None
-    links: dict[int, Digest] = field(default_factory=dict)
-
-    def head(self) -> Head | None:
-        """Return how far the log goes; `None` before the first commit."""
-        run = self.run
-        if run.head is None:
-            return None
-        return Head(
-            run=run.run_id,
-            commits=run.commits,
-            head=run.head,
-            slots=run.next_slot,
-            slot=self.slot,
-        )
-
-    def places(self) -> dict[Place, tuple[str, ...]]:
-        """Return the places of all states that the run holds, with the refs that need them."""
-        placed = self.run.by_manifest
-        return {
-            placed[manifest]: tuple(f"{self.run.run_id}/{holder}" for holder in holders)
-            for manifest, holders in self.run.holders().items()
-            if manifest in placed
-        }
-
-    def unplaced(self) -> dict[Digest, tuple[str, ...]]:
-        """Return the states that the run holds and gives no place, with the refs that need them."""
-        placed = self.run.by_manifest
-        return {
-            manifest: tuple(f"{self.run.run_id}/{holder}" for holder in holders)
-            for manifest, holders in self.run.holders().items()
-            if manifest not in placed
-        }
-
-
-def read_history(
-    store: Store, run_id: str, snapshots: Sequence[int] = (), commits: Collection[int] = ()
-) -> History:
-    """Replay a run from its first slot to its head, or to the first slot that cannot be read.
-
-    Args:
-        store: The registry's objects.
-        run_id: The run.
+        run_id: Its name.
         snapshots: Slots of snapshots that were listed before; they are checked on the way.
         commits: Numbers of commits after which the link of the history is wanted.
     """
-    chosen, wanted = frozenset(snapshots), frozenset(commits)
-    empty = RunManifest(run_id=run_id)
+
+    run_id: str
+    snapshots: tuple[int, ...] = ()
+    commits: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A run as far as its log can be read, up to the first slot that cannot be used.
+
+    Attributes:
+        run_id: Its name.
+        commits: Number of its commits.
+        slots: Number of its slots.
+        epoch: The newest epoch that marks it.
+        checkpoints: Number of its checkpoints that are not evicted.
+        head: How far the log goes; `None` before the first commit.
+        links: Links of the history after the requested numbers of commits.
+        places: The places of all states that the run holds, with the refs that need them.
+        unplaced: The states that it holds and gives no place, with the refs that need them.
+        findings: What is wrong with its log and its snapshots.
+        size_bytes: Bytes that were read.
+    """
+
+    run_id: str
+    commits: int
+    slots: int
+    epoch: int
+    checkpoints: int
+    head: Head | None
+    links: Mapping[int, Digest]
+    places: dict[Place, tuple[str, ...]]
+    unplaced: dict[Digest, tuple[str, ...]]
+    findings: tuple[Finding, ...]
+    size_bytes: int
+
+
+def read_history(store: Store, asked: Asked) -> History:
+    """Replay a run from its first slot to its head, or to the first slot that cannot be read."""
+    return read_run(store, asked)[0]
+
+
+def read_run(store: Store, asked: Asked) -> tuple[History, RunManifest]:
+    """Return the history of a run, and its replay, as `read_history` does."""
+    empty = RunManifest(run_id=asked.run_id)
     try:
         # Compact, with only the numbers of evicted checkpoints: many runs are replayed at once.
-        return _Reading(store, empty.compact(), chosen, wanted).read()
+        reading = _Reading(store, empty.compact(), asked)
+        return reading.read(), reading.run
     except Forgotten:
-        return _Reading(store, empty, chosen, wanted).read()
+        reading = _Reading(store, empty, asked)
+        return reading.read(), reading.run
 
 
 class _Reading:
-    def __init__(
-        self,
-        store: Store,
-        empty: RunManifest,
-        snapshots: frozenset[int],
-        commits: frozenset[int],
-    ) -> None:
+    def __init__(self, store: Store, empty: RunManifest, asked: Asked) -> None:
         self._store = store
         self._run_id = empty.run_id
-        self._snapshots = snapshots
-        self._commits = commits
-        self._history = History(empty)
+        self._snapshots = frozenset(asked.snapshots)
+        self._commits = asked.commits
+        self._findings: list[Finding] = []
+        self._links: dict[int, Digest] = {}
+        self._size_bytes = 0
+        self._slot: int | None = None
+        self.run = empty
 
     def read(self) -> History:
         numbers = self._numbers()
@@ -136,10 +127,42 @@ class _Reading:
         except StorageError:
             raise
         except RegistryError as error:
-            self._report(error.summary, self._history.run.next_slot)
+            self._report(error.summary, self.run.next_slot)
         self._check_tail(end)
         self._check_values()
-        return self._history
+        return self._history()
+
+    def _history(self) -> History:
+        run, placed = self.run, self.run.by_manifest
+        holders = {
+            manifest: tuple(f"{run.run_id}/{ref}" for ref in refs)
+            for manifest, refs in run.holders().items()
+        }
+        return History(
+            run_id=run.run_id,
+            commits=run.commits,
+            slots=run.next_slot,
+            epoch=run.epoch,
+            checkpoints=sum(one.evicted is None for one in run.checkpoints),
+            head=self._head(),
+            links=self._links,
+            places={placed[one]: refs for one, refs in holders.items() if one in placed},
+            unplaced={one: refs for one, refs in holders.items() if one not in placed},
+            findings=tuple(self._findings),
+            size_bytes=self._size_bytes,
+        )
+
+    def _head(self) -> Head | None:
+        run = self.run
+        if run.head is None:
+            return None
+        return Head(
+            run=run.run_id,
+            commits=run.commits,
+            head=run.head,
+            slots=run.next_slot,
+            slot=self._slot,
+        )
 
     def _numbers(self) -> list[int]:
         numbers = []
@@ -156,7 +179,7 @@ class _Reading:
         try:
             for slot in self._slots(stop):
                 waiting.append(slot)
-                self._history.size_bytes += len(slot.data)
+                self._size_bytes += len(slot.data)
                 if slot.number in self._snapshots or len(waiting) == _TOGETHER:
                     together, waiting = waiting, []
                     self._take(together)
@@ -179,12 +202,12 @@ class _Reading:
             raise
 
     def _fold_in(self, slots: Sequence[Slot]) -> None:
-        self._history.run = advance(self._history.run, slots)
+        self.run = advance(self.run, slots)
         for slot in slots:
             for raw, commit in slot.commits:
-                self._history.slot = slot.number
+                self._slot = slot.number
                 if commit.n + 1 in self._commits:
-                    self._history.links[commit.n + 1] = line_digest(raw)
+                    self._links[commit.n + 1] = line_digest(raw)
 
     def _check_tail(self, slots: int) -> None:
         """Report a log that ends before its own snapshot: its newest slots were deleted."""
@@ -196,12 +219,12 @@ class _Reading:
                 slots,
             )
         for slot in self._snapshots:
-            if slot >= self._history.run.next_slot:
+            if slot >= self.run.next_slot:
                 self._check_snapshot(None, slot)
 
     def _check_values(self) -> None:
         """Report values in the log that cannot be decoded."""
-        run, run_id = self._history.run, self._run_id
+        run, run_id = self.run, self._run_id
         if run.created is not None:
             advice = "The run's configuration is lost; its checkpoints are not affected."
             self._check_value("config", run.created.config, run_id, advice)
@@ -216,13 +239,11 @@ class _Reading:
             pytree.check_arrays(name, encoded, ())
             pytree.check_values(name, encoded)
         except Malformed as error:
-            self._history.findings.append(
-                Finding("log", self._run_id, error.summary, (ref,), advice)
-            )
+            self._findings.append(Finding("log", self._run_id, error.summary, (ref,), advice))
 
     def _report(self, message: str, slot: int) -> None:
         affected = (f"{self._run_id} from slot {slot} on",)
-        self._history.findings.append(Finding("log", self._run_id, message, affected, _MEND_LOG))
+        self._findings.append(Finding("log", self._run_id, message, affected, _MEND_LOG))
 
     def _check_snapshot(self, slot: Slot | None, number: int = -1) -> None:
         key = snapshot_key(self._run_id, slot.number if slot is not None else number)
@@ -230,11 +251,11 @@ class _Reading:
             data = self._store.backend.get(key)
         except ObjectNotFound:
             return  # a cache; it may go at any time
-        self._history.size_bytes += len(data)
-        run = None if slot is None else self._history.run
+        self._size_bytes += len(data)
+        run = None if slot is None else self.run
         finding = _snapshot_finding(key, data, self._run_id, slot, run)
         if finding is not None:
-            self._history.findings.append(finding)
+            self._findings.append(finding)
 
 
 def _snapshot_finding(

@@ -36,14 +36,9 @@ def check_object(data: bytes, key: ObjectKey) -> PackTable | None:
 
 
 class Tables:
-    """Tables of contents of packs, kept in memory; even a whole registry's fit there.
+    """Tables of contents of packs, kept in memory; even a whole registry's fit there."""
 
-    Args:
-        store: The store that holds the packs.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self) -> None:
         self._kept: dict[ObjectKey, PackTable] = {}
 
     def __contains__(self, key: ObjectKey) -> bool:
@@ -53,15 +48,19 @@ class Tables:
         """Remember the table of a pack that was read."""
         self._kept[key] = table
 
-    def of(self, pack: PackRef) -> PackTable:
+    def of(self, store: Store, pack: PackRef) -> PackTable:
         """Return a pack's table; read it if it is not kept.
+
+        Args:
+            store: The store that holds the pack.
+            pack: The pack.
 
         Raises:
             MissingObject: The pack is gone.
             IntegrityError: The table is damaged.
         """
         if pack.key not in self._kept:
-            self.keep(pack.key, self._store.read_table(pack))
+            self.keep(pack.key, store.read_table(pack))
         return self._kept[pack.key]
 
 
@@ -82,7 +81,7 @@ def check_rows(store: Store, tables: Tables, manifest: Manifest, placement: Plac
         by_pack[row.pack].append(number)
     raw_bytes: dict[int, int] = {}
     for position, numbers in by_pack.items():
-        table = tables.of(placement.packs[position])
+        table = tables.of(store, placement.packs[position])
         for number in numbers:
             row = placement.rows[number]
             raw_bytes[number] = _check_row(

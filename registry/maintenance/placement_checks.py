@@ -6,15 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import (
-    IntegrityError,
     MissingObject,
     ObjectNotFound,
     RegistryError,
-    UnsupportedFormat,
 )
 from holdfast.registry.history.actions import Place
 from holdfast.registry.maintenance.data_pass import fault_of
@@ -59,12 +57,14 @@ class Checked:
         faults: The faults, by object.
         unfit: Places whose placement is undamaged but wrong, or another state's, each with what is
             wrong: other bytes under the same key cannot repair that.
+        rows: The result of a comparison of each place with its packs.
         size_bytes: Bytes that were read.
     """
 
     packs: dict[Place, tuple[PackRef, ...]] = field(default_factory=dict)
     faults: dict[ObjectKey, Fault] = field(default_factory=dict)
     unfit: dict[Place, str] = field(default_factory=dict)
+    rows: dict[Place, CheckedRows] = field(default_factory=dict)
     size_bytes: int = 0
 
     def blame(self, key: ObjectKey, fault: Fault) -> None:
@@ -72,91 +72,79 @@ class Checked:
         self.faults.setdefault(key, fault)
 
 
+@dataclass(slots=True)
+class CheckedRows:
+    """The result of a comparison of a placement with the tables of its packs.
+
+    It counts only if the packs are there and whole.
+
+    Attributes:
+        faults: The faults of packs.
+        unfit: What is wrong in the placement, or `None`.
+    """
+
+    faults: dict[ObjectKey, Fault] = field(default_factory=dict)
+    unfit: str | None = None
+
+
+#: The placements whose rows are compared with the tables of their packs: none, those whose packs
+#: were all read, all.
+WhichRows = Literal["none", "read", "all"]
+
+
 class PlaceCheck:
-    """Checks places.
+    """Checks places. A copy in another process reads the tables of packs itself.
 
     Args:
-        store: The registry's objects.
-        size_of: Returns the size of an object; `None` where it is gone.
-        may_check_rows: Returns whether the packs of a placement were read, so that its rows can be
-            compared with their tables.
-        tables: These tables.
-        decoding: Decodes encoded chunks, if that is asked for.
+        rows: The placements whose rows are compared with the tables of their packs.
+        tables: The tables that are known already.
+        decoding: Decodes encoded chunks, if that is asked for; only in this process.
     """
 
     def __init__(
-        self,
-        store: Store,
-        size_of: Callable[[ObjectKey], int | None],
-        may_check_rows: Callable[[Placement], bool],
-        tables: Tables,
-        decoding: DecodePass | None = None,
+        self, rows: WhichRows, tables: Tables | None = None, decoding: DecodePass | None = None
     ) -> None:
-        self._store = store
-        self._size_of = size_of
-        self._may_check_rows = may_check_rows
-        self._tables = tables
+        self._rows: WhichRows = rows
+        self._tables = tables or Tables()
+        self._decoding = decoding
         self._proven: set[Digest] = set()  # components: most checkpoints share some
         self._turn = Lock()
-        self._decoding = decoding
 
-    def check(self, places: Sequence[Place]) -> Checked:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (PlaceCheck, (self._rows,))
+
+    def __call__(self, store: Store, places: Sequence[Place]) -> Checked:
         """Check places of one manifest, which is read once for all of them."""
         checked = Checked()
         key = places[0].manifest_key
-        data = self._get(key, checked)
+        data = _get(store, key, checked)
         if data is None:
-            return self._check(places, None, checked)
+            return self._check(store, places, None, checked)
         # A large manifest stays in memory until it is checked: only one of them at a time.
         with self._turn if content_bytes(data) > _LARGE_BYTES else nullcontext():
-            manifest = self._decode(self._manifest, data, key, checked)
-            return self._check(places, manifest, checked)
+            manifest = _decode(self._manifest, data, key, checked)
+            return self._check(store, places, manifest, checked)
 
     def _check(
-        self, places: Sequence[Place], manifest: Manifest | None, checked: Checked
+        self,
+        store: Store,
+        places: Sequence[Place],
+        manifest: Manifest | None,
+        checked: Checked,
     ) -> Checked:
         for place in places:
-            placement = self._read(_placement, place.placement_key, checked)
+            key = place.placement_key
+            data = _get(store, key, checked)
+            placement = None if data is None else _decode(_placement, data, key, checked)
             if placement is None:
                 continue
             checked.packs[place] = placement.packs
-            lacking = [pack for pack in placement.packs if not self._check_pack(pack, checked)]
-            unfit = self._unfit(place, manifest, placement, checked, there=not lacking)
+            unfit = _unfit(place, manifest, placement)
             if unfit is not None:
                 checked.unfit[place] = unfit
+            elif manifest is not None and self._may_check_rows(placement):
+                checked.rows[place] = self._check_rows(store, manifest, placement)
         return checked
-
-    def _read(
-        self, decode: Callable[[bytes, ObjectKey], _T], key: ObjectKey, checked: Checked
-    ) -> _T | None:
-        data = self._get(key, checked)
-        return None if data is None else self._decode(decode, data, key, checked)
-
-    def _get(self, key: ObjectKey, checked: Checked) -> bytes | None:
-        # Not from the handle's cache: the bytes on the store count.
-        try:
-            data = self._store.backend.get(str(key))
-        except ObjectNotFound:
-            checked.blame(key, Fault(missing(key).summary, is_gone=True))
-        except RegistryError as error:
-            checked.blame(key, Fault(fault_of(error) or ""))
-        else:
-            checked.size_bytes += len(data)
-            return data
-        return None
-
-    def _decode(
-        self,
-        decode: Callable[[bytes, ObjectKey], _T],
-        data: bytes,
-        key: ObjectKey,
-        checked: Checked,
-    ) -> _T | None:
-        try:
-            return decode(data, key)
-        except RegistryError as error:
-            checked.blame(key, Fault(fault_of(error) or ""))
-        return None
 
     def _manifest(self, data: bytes, key: ObjectKey) -> Manifest:
         """Return a manifest from which the state can be rebuilt."""
@@ -167,53 +155,73 @@ class PlaceCheck:
                 self._proven.add(part.digest)
         return manifest
 
-    def _check_pack(self, pack: PackRef, checked: Checked) -> bool:
-        found = self._size_of(pack.key)
-        if found == pack.size_bytes:
-            return True
-        if found is None:
-            fault = Fault(missing(pack.key).summary, is_gone=True, size_bytes=pack.size_bytes)
-        else:
-            message = f"{pack.key}: expected {pack.size_bytes} bytes; found {found}"
-            fault = Fault(message, size_bytes=pack.size_bytes)
-        checked.blame(pack.key, fault)
-        return False
+    def _may_check_rows(self, placement: Placement) -> bool:
+        if self._rows == "read":
+            return all(pack.key in self._tables for pack in placement.packs)
+        return self._rows == "all"
 
-    def _unfit(
-        self,
-        place: Place,
-        manifest: Manifest | None,
-        placement: Placement,
-        checked: Checked,
-        *,
-        there: bool,
-    ) -> str | None:
-        """Return what is wrong in an undamaged placement; `None` where nothing is."""
-        if placement.manifest != place.manifest:
-            return f"{place.placement_key}: another checkpoint's placement"
-        if manifest is None:
-            return None
-        # Lists of chunks are read with the packs; here only the manifest's own chunks count.
-        if len(placement.rows) < len(manifest.direct_chunks):
-            return f"{place.placement_key}: the placement does not cover its manifest"
-        if not there or not self._may_check_rows(placement):
-            return None
+    def _check_rows(self, store: Store, manifest: Manifest, placement: Placement) -> CheckedRows:
+        checked = CheckedRows()
         for pack in placement.packs:
             try:
-                self._tables.of(pack)
-            except (IntegrityError, UnsupportedFormat) as error:
-                is_gone = isinstance(error, MissingObject)
-                checked.blame(pack.key, Fault(error.summary, is_gone, pack.size_bytes))
-                return None
+                self._tables.of(store, pack)
+            except RegistryError as error:
+                message, is_gone = fault_of(error) or "", isinstance(error, MissingObject)
+                checked.faults[pack.key] = Fault(message, is_gone, pack.size_bytes)
+                return checked
         try:
-            check_rows(self._store, self._tables, manifest, placement)
+            check_rows(store, self._tables, manifest, placement)
             if self._decoding is not None:
                 for key, message in self._decoding.check(manifest, placement).items():
-                    checked.blame(key, Fault(message, is_within=True))
-        except (IntegrityError, UnsupportedFormat) as error:
-            return error.summary
+                    checked.faults[key] = Fault(message, is_within=True)
+        except RegistryError as error:
+            checked.unfit = fault_of(error)
+        return checked
+
+
+def check_pack(pack: PackRef, found_bytes: int | None) -> Fault | None:
+    """Return what is wrong with a pack, given the size of its object; `None` where it is gone."""
+    if found_bytes == pack.size_bytes:
         return None
+    if found_bytes is None:
+        return Fault(missing(pack.key).summary, is_gone=True, size_bytes=pack.size_bytes)
+    message = f"{pack.key}: expected {pack.size_bytes} bytes; found {found_bytes}"
+    return Fault(message, size_bytes=pack.size_bytes)
+
+
+def _get(store: Store, key: ObjectKey, checked: Checked) -> bytes | None:
+    # Not from the handle's cache: the bytes on the store count.
+    try:
+        data = store.backend.get(str(key))
+    except ObjectNotFound:
+        checked.blame(key, Fault(missing(key).summary, is_gone=True))
+    except RegistryError as error:
+        checked.blame(key, Fault(fault_of(error) or ""))
+    else:
+        checked.size_bytes += len(data)
+        return data
+    return None
+
+
+def _decode(
+    decode: Callable[[bytes, ObjectKey], _T], data: bytes, key: ObjectKey, checked: Checked
+) -> _T | None:
+    try:
+        return decode(data, key)
+    except RegistryError as error:
+        checked.blame(key, Fault(fault_of(error) or ""))
+    return None
 
 
 def _placement(data: bytes, key: ObjectKey) -> Placement:
     return Placement.decode(data, key.digest, where=str(key))
+
+
+def _unfit(place: Place, manifest: Manifest | None, placement: Placement) -> str | None:
+    """Return what is wrong in an undamaged placement, without its packs."""
+    if placement.manifest != place.manifest:
+        return f"{place.placement_key}: another checkpoint's placement"
+    # Lists of chunks are read with the packs; here only the manifest's own chunks count.
+    if manifest is not None and len(placement.rows) < len(manifest.direct_chunks):
+        return f"{place.placement_key}: the placement does not cover its manifest"
+    return None

@@ -12,7 +12,6 @@ own objects, and its epochs condemn its own keys. Only a backup brings them back
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,11 +36,11 @@ from holdfast.registry.maintenance.data_pass import fault_of
 from holdfast.registry.maintenance.findings import Finding, VerifyReport
 from holdfast.registry.maintenance.object_checks import Tables, check_object, check_rows
 from holdfast.registry.maintenance.verify import Need, Progress, Verification
-from holdfast.registry.maintenance.window import each
 from holdfast.registry.storage.keys import ObjectKey, stem
 from holdfast.registry.storage.placement import PackRef
 from holdfast.registry.storage.reading import read_lists
 from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.workers import Outcome, Workers
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.adopting import adopt
 from holdfast.registry.writing.change import Composed
@@ -214,24 +213,24 @@ class _Repair:
         def size_of(key: ObjectKey) -> int:
             return faults[key].size_bytes or 0
 
-        def take(key: ObjectKey, done: Future[tuple[str, int] | str]) -> None:
-            outcome = done.result()
-            if isinstance(outcome, str):
-                self._reasons[str(key)] = outcome
+        def take(key: ObjectKey, done: Outcome[tuple[str, int] | str]) -> None:
+            found = done.result()
+            if isinstance(found, str):
+                self._reasons[str(key)] = found
                 rest.append(key)
                 return
-            source, size_bytes = outcome
+            source, size_bytes = found
             affects = tuple(ref for need in needs[key] for ref in need.refs)
             self.mended.append(Mended(str(key), "restored", source, affects, size_bytes))
             self._verification.forget([key])
             self._sound.add(key)
 
         rest: list[ObjectKey] = []
-        each(self._store.pools.bulk, self._restore_one, keys, take, size_of=size_of)
+        Workers(None, self._store).each(self._restore_one, keys, take, size_of=size_of)
         self.mended.sort(key=lambda one: one.where)
         return sorted(rest)
 
-    def _restore_one(self, key: ObjectKey) -> tuple[str, int] | str:
+    def _restore_one(self, here: Store, key: ObjectKey) -> tuple[str, int] | str:
         """Put one object back; return where it came from and its size, or why it was not."""
         fault = self._verification.faults[key]
         reasons = []
@@ -246,7 +245,7 @@ class _Repair:
                 continue
             if fault.size_bytes in (None, len(data)):
                 if not self._dry_run:
-                    self._store.backend.put(str(key), data)
+                    here.backend.put(str(key), data)
                 return f"{store.backend.url}: {copy}", len(data)
         return "; ".join(reasons) or f"{self._mirror.backend.url} holds no object of this digest"
 
@@ -346,7 +345,7 @@ def _placed_state(store: Store, place: Place) -> PlacedState:
 def _check_source(source: Store, place: Place) -> None:
     """Check that a placement at the source agrees with its packs."""
     manifest, placement = source.manifest(place.manifest_key), source.placement(place.placement_key)
-    check_rows(source, Tables(source), manifest, placement)
+    check_rows(source, Tables(), manifest, placement)
 
 
 def _check_packs(source: Store, place: Place, committer: Committer) -> int:

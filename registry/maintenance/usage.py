@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from holdfast.registry.errors import MissingObject, RegistryError, StoreUnavailable
+from holdfast.registry.errors import MissingObject, RegistryError, StoreUnavailable, WorkersFailed
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading.checkpoint import step_ref
@@ -22,11 +23,13 @@ from holdfast.registry.maintenance.repacking.survey import (
     Chunk,
     Survey,
     chunk_of,
+    read_placement,
     read_runs,
 )
-from holdfast.registry.maintenance.window import in_batches
 from holdfast.registry.storage.keys import KINDS, RUNS, ObjectKey
+from holdfast.registry.storage.placement import Placement
 from holdfast.registry.storage.store import Store, missing
+from holdfast.registry.storage.workers import Outcome, Workers
 from holdfast.registry.values.digest import Digest
 
 #: Attempts to read the registry before an object that is gone counts as lost.
@@ -133,20 +136,27 @@ class _Holder:
     is_pinned: bool = False
 
 
-def measure(store: Store) -> Usage:
+def measure(store: Store, *, executor: Executor | None = None) -> Usage:
     """Count the bytes on a store by the states that need them; see `Registry.usage`.
+
+    Args:
+        store: The registry's objects.
+        executor: Its workers read placements and tables; the counting is done here.
 
     Raises:
         IntegrityError: A file that belongs to no run is damaged or gone.
+        InvalidInput: The executor's workers cannot reach the registry.
         StorageError: The store did not answer.
+        WorkersFailed: The executor's workers died.
     """
+    workers = Workers(executor, store)
     damaged: dict[str, RegistryError] = {}
     attempts = 0
     while True:
         failed: dict[str, RegistryError] = {}
         try:
-            return _measure(store, damaged, failed)
-        except StoreUnavailable:
+            return _measure(store, workers, damaged, failed)
+        except (StoreUnavailable, WorkersFailed):
             raise
         except RegistryError as error:
             attempts += 1
@@ -158,12 +168,16 @@ def measure(store: Store) -> Usage:
 
 
 def _measure(
-    store: Store, damaged: dict[str, RegistryError], failed: dict[str, RegistryError]
+    store: Store,
+    workers: Workers,
+    damaged: dict[str, RegistryError],
+    failed: dict[str, RegistryError],
 ) -> Usage:
     """Count once, without the damaged runs.
 
     Args:
         store: The registry's objects.
+        workers: Read placements and tables.
         damaged: The errors of damaged runs, by name; runs whose log cannot be read are added.
         failed: Receives the runs that make this raise, with their errors.
     """
@@ -177,7 +191,7 @@ def _measure(
             runs.append(run.run_id)
             yield run
 
-    survey = Survey(store, failed)
+    survey = Survey(store, failed, workers)
     survey.read(noted())
     # After the logs, so that every object that they need is in the listing.
     objects, logs, other_bytes = _list(store)
@@ -185,7 +199,7 @@ def _measure(
         with _blamed(runs[holder.run], failed):
             _check_files(holder, objects)
     tally = _Tally(len(runs), holders)
-    _count(store, survey, objects, tally)
+    _count(workers, survey, objects, tally)
     usage = _sum_up(survey, objects, tally, runs, logs, other_bytes)
     return replace(usage, damaged=dict(sorted(damaged.items())))
 
@@ -297,7 +311,7 @@ class _Tally:
 
 
 def _count(
-    store: Store,
+    workers: Workers,
     survey: Survey,
     objects: Mapping[ObjectKey, StoredFile],
     tally: _Tally,
@@ -305,16 +319,17 @@ def _count(
     needs = [
         (number, place) for number, holder in enumerate(tally.holders) for place in holder.places
     ]
-    placements = in_batches(
-        store.pools.small, lambda need: store.placement(need[1].placement_key), needs
-    )
-    for (number, place), placement in zip(needs, placements, strict=True):
+
+    def take(need: tuple[int, Place], done: Outcome[Placement]) -> None:
+        (number, place), placement = need, done.result()
         for key in (place.manifest_key, place.placement_key):
             tally.need(number, key, objects[key].size_bytes)
         tables = [survey.tables[pack.key] for pack in placement.packs]
         for row in placement.rows:
             chunk = chunk_of(tables[row.pack][row.offset])
             tally.need(number, chunk, row.stored_bytes)
+
+    workers.each(read_placement, needs, take, pool="small")
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from holdfast.registry.errors import (
@@ -29,16 +29,22 @@ from holdfast.registry.maintenance.decoding import HELD_BYTES, DecodePass
 from holdfast.registry.maintenance.file_names import Names, check_config
 from holdfast.registry.maintenance.findings import DataRead, Finding, Severity, VerifyReport
 from holdfast.registry.maintenance.head_check import HeadCheck
-from holdfast.registry.maintenance.histories import History, read_history
+from holdfast.registry.maintenance.histories import Asked, History, read_history
 from holdfast.registry.maintenance.object_checks import check_object
 from holdfast.registry.maintenance.pass_notes import PassNotes
-from holdfast.registry.maintenance.placement_checks import Checked, Fault, PlaceCheck
-from holdfast.registry.maintenance.window import each
+from holdfast.registry.maintenance.placement_checks import (
+    Checked,
+    Fault,
+    PlaceCheck,
+    WhichRows,
+    check_pack,
+)
 from holdfast.registry.storage.fetching import verify_pack_chunks
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.pack import open_pack
-from holdfast.registry.storage.placement import PackRef, Placement
+from holdfast.registry.storage.placement import PackRef
 from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.workers import Outcome, Workers
 from holdfast.registry.values.digest import Digest
 
 #: Times that the check repeats places that others moved meanwhile.
@@ -85,10 +91,11 @@ def verify(
     decode: bool = False,
     heads: str | os.PathLike[str] | None = None,
     write_heads: str | os.PathLike[str] | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
     """Check a registry; see `Registry.verify`."""
-    verification = Verification(store, progress, heads)
+    verification = Verification(store, progress, heads, executor)
     if deep or decode or sample is not None or resume is not None:
         verification.read_data(sample, resume, decode=decode)
     report = verification.check()
@@ -105,12 +112,14 @@ class Verification:
         store: Store,
         progress: Progress | None = None,
         heads: str | os.PathLike[str] | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self._store = store
+        self._workers = Workers(executor, store)
         self._head_check = HeadCheck(store, heads)
         self._progress = progress
         self._bytes = 0
-        self._packs = DataPass(store, self._count)
+        self._packs = DataPass(store, self._workers, self._count)
         self._data: DataRead | None = None
         self._decoding: DecodePass | None = None
         self._is_whole = False
@@ -238,24 +247,21 @@ class Verification:
     # Runs, and the places of their states
 
     def _read(self, run_ids: Iterable[str], report: Callable[[History], object]) -> None:
-        def read(run_id: str) -> History:
-            snapshots = self._names.snapshots.get(run_id, ())
-            commits = self._head_check.commits_of(run_id)
-            return read_history(self._store, run_id, snapshots, commits)
-
-        def take(run_id: str, done: Future[History]) -> None:
+        def take(asked: Asked, done: Outcome[History]) -> None:
             history = done.result()
             self._count(history.size_bytes)
-            self._marked[run_id] = history.run.epoch
-            self._histories[run_id] = history.places()
-            self._unplaced[run_id] = history.unplaced()
+            self._marked[asked.run_id] = history.epoch
+            self._histories[asked.run_id] = history.places
+            self._unplaced[asked.run_id] = history.unplaced
             report(history)
 
-        each(self._store.pools.bulk, read, run_ids, take)
+        snapshots, commits_of = self._names.snapshots, self._head_check.commits_of
+        asked = (Asked(one, tuple(snapshots.get(one, ())), commits_of(one)) for one in run_ids)
+        self._workers.each(read_history, asked, take)
 
     def _report_history(self, history: History) -> None:
         self._findings += [*history.findings, *self._head_check.check(history)]
-        self._checkpoints += sum(ck.evicted is None for ck in history.run.checkpoints)
+        self._checkpoints += history.checkpoints
 
     def _held(self) -> Collection[Place]:
         return dict.fromkeys(place for held in self._histories.values() for place in held).keys()
@@ -271,19 +277,36 @@ class Verification:
             groups.setdefault(place.manifest_key, []).append(place)
             self._seen.add(place)
 
-        tables, decoding = self._packs.tables, self._decoding
-        check = PlaceCheck(self._store, self._size_of, self._may_check_rows, tables, decoding)
+        rows: WhichRows = "all" if self._is_whole else "none" if self._data is None else "read"
+        check = PlaceCheck(rows, self._packs.tables, self._decoding)
+        # Only this process knows which packs a sample has read, and which chunks were decoded.
+        is_here = rows == "read" or self._decoding is not None
+        workers = Workers(None, self._store) if is_here else self._workers
+        workers.each(check, groups.values(), self._take_places, size_of=self._held_by)
 
-        def take(_: list[Place], done: Future[Checked]) -> None:
-            checked = done.result()
-            self._count(checked.size_bytes)
-            self._packs_of |= checked.packs
-            self._unfit |= checked.unfit
-            for key, fault in checked.faults.items():
+    def _take_places(self, _: Sequence[Place], done: Outcome[Checked]) -> None:
+        checked = done.result()
+        self._count(checked.size_bytes)
+        self._packs_of |= checked.packs
+        self._unfit |= checked.unfit
+        for key, fault in checked.faults.items():
+            self.faults.setdefault(key, fault)
+        for place, packs in checked.packs.items():
+            found = {pack.key: check_pack(pack, self._size_of(pack.key)) for pack in packs}
+            lacking = {key: fault for key, fault in found.items() if fault is not None}
+            for key, fault in lacking.items():
                 self.faults.setdefault(key, fault)
-
-        bulk = self._store.pools.bulk
-        each(bulk, check.check, groups.values(), take, size_of=self._held_by)
+            # Of a pack that is damaged there is a finding already.
+            if (
+                place in checked.rows
+                and not lacking
+                and self._packs.faults.keys().isdisjoint(found)
+            ):
+                compared = checked.rows[place]
+                for key, fault in compared.faults.items():
+                    self.faults.setdefault(key, fault)
+                if compared.unfit is not None:
+                    self._unfit[place] = compared.unfit
 
     def _held_by(self, places: Sequence[Place]) -> int:
         """Return about how many bytes of memory the check of one manifest's places takes."""
@@ -300,29 +323,16 @@ class Verification:
         except ObjectNotFound:
             return None
 
-    def _may_check_rows(self, placement: Placement) -> bool:
-        if self._packs.faults.keys() & {pack.key for pack in placement.packs}:
-            return False  # the pack has a finding already
-        return self._is_whole or (
-            self._data is not None and all(p.key in self._packs.tables for p in placement.packs)
-        )
-
     def _check_unneeded(self) -> None:
         """Hash the manifests and placements that no run needs: a later save may use them."""
         needed = {key for place in self._packs_of for key in self._keys_of(place)[:2]}
         needed |= {key for place in self._held() for key in self._keys_of(place)[:2]}
         rest = [k for k in self._names.sizes if k.kind != "packs" and k not in needed]
 
-        def check(key: ObjectKey) -> int:
-            data = self._store.backend.get(str(key))
-            check_object(data, key)
-            return len(data)
-
-        def take(key: ObjectKey, done: Future[int]) -> None:
-            error = done.exception()
-            if isinstance(error, ObjectNotFound):
+        def take(key: ObjectKey, done: Outcome[int]) -> None:
+            if isinstance(done.error, ObjectNotFound):
                 return  # collected meanwhile
-            fault = fault_of(error)
+            fault = fault_of(done.error)
             self._count(self._names.sizes[key] if fault is not None else done.result())
             if fault is not None:
                 self.faults[key] = Fault(fault)
@@ -330,7 +340,7 @@ class Verification:
         def held_by(key: ObjectKey) -> int:
             return self._names.sizes[key] * _PARSED
 
-        each(self._store.pools.bulk, check, rest, take, size_of=held_by)
+        self._workers.each(_check_small, rest, take, size_of=held_by)
 
     def _is_there(self, key: ObjectKey) -> bool:
         self._again.add(key)
@@ -403,6 +413,13 @@ class Verification:
                 if fault.is_within:
                     advice = _WRONG_WITHIN
                 yield Finding(kind, str(key), fault.message, refs, advice, severity)
+
+
+def _check_small(store: Store, key: ObjectKey) -> int:
+    """Read and hash a manifest or placement; return its bytes."""
+    data = store.backend.get(str(key))
+    check_object(data, key)
+    return len(data)
 
 
 def _condemned_by(store: Store, key: ObjectKey) -> str:

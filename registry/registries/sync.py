@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,7 @@ from holdfast.registry.registries.factory import open  # noqa: A004
 from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage.placement import PackRef
 from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.workers import Workers
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.suggest import near
 from holdfast.registry.writing.adopting import adopt
@@ -84,6 +86,7 @@ def sync(
     *,
     src_storage_options: Mapping[str, Any] | None = None,
     dst_storage_options: Mapping[str, Any] | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> SyncReport:
     """Bring the destination's runs up to the source's.
@@ -95,6 +98,8 @@ def sync(
         runs: Names of the runs. Default: all of the source.
         src_storage_options: Options of the file system at the URL of the source, as for `open`.
         dst_storage_options: Options of the file system at the URL of the destination.
+        executor: Its workers copy the objects, in other processes or on other machines that reach
+            both registries by the same URLs (docs/scale.md). Default: threads.
         progress: Called after every pack with the number of bytes sent so far.
 
     Raises:
@@ -102,15 +107,18 @@ def sync(
             written. The message names the first commit that differs. The other runs are copied
             first, here as for `IntegrityError`.
         NotFound: The source has no such run, or one of the two is no registry.
-        InvalidInput: Both are the same place, or options are given beside an open registry.
+        InvalidInput: Both are the same place, options are given beside an open registry, or the
+            executor's workers cannot reach a registry; nothing is copied then.
         IntegrityError: Something of the source is damaged or gone; it is not copied.
         RolledBack: The log of a run, in either registry, is older than when this machine saw it.
+        WorkersFailed: The executor's workers died. Runs that were copied stay; call it again.
     """
     with ExitStack() as stack:
         source = _opened(src, src_storage_options, "src", stack)
         destination = _opened(dst, dst_storage_options, "dst", stack)
         if source.url == destination.url:
             raise InvalidInput("a registry cannot be synced to itself", where=source.url)
+        workers = Workers(executor, source.store, destination.store, writes=True)
         seen = source.store.heads.all() if source.store.heads is not None else {}
         known = source.runs()
         # A run that was seen before and is gone is refused, like a log that went back.
@@ -124,7 +132,7 @@ def sync(
         failed: dict[str, IntegrityError | UnsupportedFormat | Diverged] = {}
         for name in chosen:
             try:
-                done.append(_RunCopy(source.store, destination.store, name, sent).copy())
+                done.append(_RunCopy(source.store, destination.store, workers, name, sent).copy())
             except (IntegrityError, UnsupportedFormat, Diverged) as error:
                 failed[name] = error  # copy the other runs first
         if failed:
@@ -177,9 +185,17 @@ class _RunCopy(Change):
 
     noun = "sync"
 
-    def __init__(self, source: Store, destination: Store, run_id: str, sent: _Counter) -> None:
+    def __init__(
+        self,
+        source: Store,
+        destination: Store,
+        workers: Workers,
+        run_id: str,
+        sent: _Counter,
+    ) -> None:
         self._source = source
         self._destination = destination
+        self._workers = workers
         self._run_id = run_id
         self._sent = sent
         self._log = RunLog(destination, run_id)
@@ -229,7 +245,7 @@ class _RunCopy(Change):
                 if place.manifest in there.held and place.manifest not in self._present
             ]
             self._places, choice = adopt(
-                self._source, self._destination, writer, wanted, self._count
+                self._source, self._destination, writer, wanted, self._count, self._workers
             )
         return choice
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ class MaintainedRegistry:
         decode: bool = False,
         heads: str | os.PathLike[str] | None = None,
         write_heads: str | os.PathLike[str] | None = None,
+        executor: Executor | None = None,
         progress: Progress | None = None,
     ) -> VerifyReport:
         """Check the registry: its structure, and with `deep` every byte of it; it may be in use.
@@ -62,6 +64,8 @@ class MaintainedRegistry:
             heads: A local file that `write_heads` wrote, for this registry or its original: a log
                 that is shorter than there, different or gone is an error.
             write_heads: A local file for the heads of all runs; written if no error was found.
+            executor: Its workers read and hash, in other processes or on other machines that reach
+                the registry by the same URL (docs/scale.md). Default: threads.
             progress: Called with the number of bytes checked so far.
 
         Returns:
@@ -69,8 +73,10 @@ class MaintainedRegistry:
 
         Raises:
             InvalidInput: `sample` is no share, `resume` is a file of another kind or registry, or
-                a file of heads cannot be read or written.
+                a file of heads cannot be read or written; or the executor's workers cannot reach
+                the registry.
             StorageError: The store did not answer; with `resume` the next call continues there.
+            WorkersFailed: The executor's workers died; likewise.
         """
         report = rooms.verify(
             self._store,
@@ -80,6 +86,7 @@ class MaintainedRegistry:
             decode=decode,
             heads=heads,
             write_heads=write_heads,
+            executor=executor,
             progress=progress,
         )
         rooms.note_verify(self._store, report)
@@ -154,6 +161,7 @@ class MaintainedRegistry:
         compression: Compression | None = None,
         keyframe_every: int | None = None,
         dry_run: bool = False,
+        executor: Executor | None = None,
         progress: Progress | None = None,
     ) -> RepackReport:
         """Rewrite packs that are unneeded in part, and join small ones.
@@ -172,6 +180,8 @@ class MaintainedRegistry:
             keyframe_every: Cut chains of deltas, so that reading a chunk takes at most this many
                 versions of it, 1 to 32. Default: cut none.
             dry_run: Only plan. To compress or cut, it reads and encodes the chunks.
+            executor: Its workers make the new packs, as for `verify`; the plan and every commit are
+                made here.
             progress: Called with the number of bytes written so far.
 
         Raises:
@@ -180,6 +190,7 @@ class MaintainedRegistry:
             IntegrityError: Something is damaged or gone; the chunks moved by then are sound, and
                 nothing is deleted.
             Conflict: Collections interrupted it too often.
+            WorkersFailed: The executor's workers died; the next repack uses their work.
         """
         return rooms.repack(
             self._store,
@@ -188,13 +199,18 @@ class MaintainedRegistry:
             compression=compression,
             keyframe_every=keyframe_every,
             dry_run=dry_run,
+            executor=executor,
             progress=progress,
         )
 
-    def usage(self) -> Usage:
+    def usage(self, *, executor: Executor | None = None) -> Usage:
         """Count the bytes on the store, by run and checkpoint.
+
+        Args:
+            executor: Its workers read placements and tables of packs, as for `verify`.
 
         Raises:
             IntegrityError: Something is damaged or gone.
+            WorkersFailed: The executor's workers died.
         """
-        return rooms.measure(self._store)
+        return rooms.measure(self._store, executor=executor)

@@ -1,31 +1,73 @@
 """Import states that are already stored: from another registry, a parent run, or an eviction.
 
 Each object gets a key that may be named (`holdfast.registry.writing.object_writer`): an existing
-object, or a verified copy. `sync`, a fork and an undone eviction use this.
+object, or a verified copy. The keys are chosen here; workers copy objects to them.
+`holdfast.registry.registries.sync`, a fork and an undone eviction use this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
 
 from holdfast.registry.history.actions import Place
 from holdfast.registry.storage.fetching import verify_pack_chunks
 from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.manifest import Manifest
 from holdfast.registry.storage.pack import open_pack
-from holdfast.registry.storage.placement import PackRef
+from holdfast.registry.storage.placement import PackRef, Placement
 from holdfast.registry.storage.reading import index_chunks, read_lists
 from holdfast.registry.storage.store import Store
 from holdfast.registry.storage.threads import results
-from holdfast.registry.writing.object_writer import ChosenKeys, Writer, placed_keys
-from holdfast.registry.writing.placing import put_place
+from holdfast.registry.storage.workers import Outcome, Workers
+from holdfast.registry.writing.object_writer import (
+    ChosenKeys,
+    NewPack,
+    Writer,
+    placed_keys,
+    put_pack,
+    put_small,
+)
+from holdfast.registry.writing.placing import place_of
 
-#: Packs held in memory at once on their way from store to store.
-_PACKS_IN_FLIGHT = 4
+#: States that are adopted together, with at most so many bytes of placements, which are held.
+_STATES_AT_ONCE = 1024
+_PLACEMENT_BYTES = 64 * 2**20
+#: Placements that are read at once.
+_READ_AT_ONCE = 64
 
 #: Called for each pack, with whether it had to be sent.
 OnPack = Callable[[PackRef, bool], object]
+_Placed = tuple[Place, Placement]
+
+
+@dataclass(frozen=True, slots=True)
+class PackCopy:
+    """A pack to copy, as a unit of work.
+
+    Attributes:
+        source: The pack at the source.
+        new: Its key at the destination.
+    """
+
+    source: PackRef
+    new: NewPack
+
+
+@dataclass(frozen=True, slots=True)
+class StateCopy:
+    """A manifest and a placement to put, as a unit of work.
+
+    Attributes:
+        manifest: The key of the manifest at the source.
+        placement: The placement at the destination; its packs are there.
+        generation: The epoch that the writer has observed: both get keys of it.
+    """
+
+    manifest: ObjectKey
+    placement: Placement
+    generation: int
 
 
 def adopt(
@@ -34,6 +76,7 @@ def adopt(
     writer: Writer,
     wanted: Sequence[Place],
     on_pack: OnPack | None = None,
+    workers: Workers | None = None,
 ) -> tuple[list[Place], ChosenKeys]:
     """Make sure that a registry has placed manifests under keys that may be named.
 
@@ -43,6 +86,7 @@ def adopt(
         writer: Chooses the keys.
         wanted: Their places at the source.
         on_pack: Called for each pack.
+        workers: Copy the objects from the source to the destination. Default: threads.
 
     Returns:
         Their places at the destination, and all keys that a commit of them names.
@@ -50,38 +94,139 @@ def adopt(
     Raises:
         MissingObject: An object is missing at the source.
         IntegrityError: An object is damaged there; it is not copied.
+        WorkersFailed: The workers died, or cannot work.
     """
     _ = writer.epoch  # observed before any key is chosen, and by one thread
-    placements = [source.placement(place.placement_key) for place in wanted]
-    packs = dict.fromkeys(ref for placement in placements for ref in placement.packs)
-    copied: dict[ObjectKey, ObjectKey] = {}
-    remaining = iter(packs)
-    while batch := list(islice(remaining, _PACKS_IN_FLIGHT)):
-        jobs = [destination.pools.bulk.submit(_copy_pack, source, writer, ref) for ref in batch]
-        for ref, (key, sent) in zip(batch, results(jobs), strict=True):
-            copied[ref.key] = key
+    adoption = _Adoption(workers or Workers(None, source, destination, writes=True), writer)
+    for some in _together(source, wanted):
+        packs = dict.fromkeys(ref for _, placement in some for ref in placement.packs)
+        adoption.copy_packs(destination, packs, on_pack)
+        adoption.put_states(some)
+    return adoption.places, ChosenKeys(frozenset(adoption.keys))
+
+
+def _together(source: Store, wanted: Sequence[Place]) -> Iterator[list[_Placed]]:
+    """Yield states that are adopted together, with their placements at the source."""
+    some: list[_Placed] = []
+    held = 0
+    for start in range(0, len(wanted), _READ_AT_ONCE):
+        few = wanted[start : start + _READ_AT_ONCE]
+        read = Workers(None, source).all(_read_placement, few, pool="small")
+        for placed in zip(few, read, strict=True):
+            some.append(placed)
+            held += placed[1].content_bytes
+        if len(some) >= _STATES_AT_ONCE or held >= _PLACEMENT_BYTES:
+            yield some
+            some, held = [], 0
+    if some:
+        yield some
+
+
+def _read_placement(source: Store, place: Place) -> Placement:
+    return source.placement(place.placement_key)
+
+
+class _Adoption:
+    """The objects of one adoption.
+
+    Attributes:
+        places: The places of the adopted states at the destination.
+        keys: All keys that they name.
+    """
+
+    def __init__(self, workers: Workers, writer: Writer) -> None:
+        self._workers = workers
+        self._writer = writer
+        self._keys_of: dict[ObjectKey, ObjectKey] = {}
+        self.places: list[Place] = []
+        self.keys: set[ObjectKey] = set()
+
+    def copy_packs(
+        self, destination: Store, packs: Iterable[PackRef], on_pack: OnPack | None
+    ) -> None:
+        """Copy packs, except those that the destination has."""
+        new = [ref for ref in packs if ref.key not in self._keys_of]
+        copies: list[PackCopy] = []
+        for ref, present in zip(
+            new, Workers(None, destination).all(self._usable, new), strict=True
+        ):
+            if present is None:
+                copies.append(PackCopy(ref, self._writer.new_pack(ref.key.digest)))
+            else:
+                self._keys_of[ref.key] = present
+                if on_pack is not None:
+                    on_pack(ref, False)
+
+        def take(copy: PackCopy, done: Outcome[bool]) -> None:
+            self._writer.note(copy.new, is_ours=done.result())
+            self._keys_of[copy.source.key] = copy.new.key
             if on_pack is not None:
-                on_pack(ref, sent)
-    places, keys = [], set[ObjectKey]()
-    for place, placement in zip(wanted, placements, strict=True):
-        adopted = replace(
-            placement,
-            packs=tuple(PackRef(copied[ref.key], ref.size_bytes) for ref in placement.packs),
+                on_pack(copy.source, True)
+
+        self._workers.each(copy_pack, copies, take, size_of=lambda copy: copy.source.size_bytes)
+
+    def _usable(self, _: Store, ref: PackRef) -> ObjectKey | None:
+        return self._writer.usable("packs", ref.key.digest, ref.size_bytes)
+
+    def put_states(self, some: Iterable[_Placed]) -> None:
+        """Put manifests and placements of states whose packs are there."""
+        generation = self._writer.epoch
+        units = (
+            StateCopy(place.manifest_key, _moved(placement, self._keys_of), generation)
+            for place, placement in some
         )
-        manifest = source.manifest(place.manifest_key)
-        index_chunks(manifest, adopted, read_lists(destination, manifest, adopted))
-        places.append(put_place(destination, writer, manifest, adopted))
-        keys |= placed_keys(places[-1], adopted)
-    return places, ChosenKeys(frozenset(keys))
+
+        def take(unit: StateCopy, done: Outcome[tuple[Place, tuple[ObjectKey, ...]]]) -> None:
+            place, ours = done.result()
+            self._writer.note_small(ours)
+            self.places.append(place)
+            self.keys |= placed_keys(place, unit.placement)
+
+        self._workers.each(put_state, units, take)
 
 
-def _copy_pack(source: Store, writer: Writer, ref: PackRef) -> tuple[ObjectKey, bool]:
-    """Return the destination's key of a pack, and whether it had to be sent."""
-    present = writer.usable("packs", ref.key.digest, ref.size_bytes)
-    if present is not None:
-        return present, False
-    data = source.read(ref.key)
+def _moved(placement: Placement, keys: Mapping[ObjectKey, ObjectKey]) -> Placement:
+    packs = tuple(PackRef(keys[ref.key], ref.size_bytes) for ref in placement.packs)
+    return replace(placement, packs=packs)
+
+
+def copy_pack(source: Store, destination: Store, unit: PackCopy) -> bool:
+    """Copy a pack; return whether this call put it.
+
+    Raises:
+        MissingObject: It is missing at the source.
+        IntegrityError: It is damaged there; it is not copied.
+    """
+    key = unit.source.key
+    data = source.read(key)
     # Do not copy a damaged pack. Its bytes are in memory, so the check costs one hash.
-    table = open_pack(data, ref.key.digest, where=str(ref.key))
-    verify_pack_chunks(data, table, ref.key)
-    return writer.put_pack(ref.key.digest, [data], len(data)), True
+    table = open_pack(data, key.digest, where=str(key))
+    verify_pack_chunks(data, table, key)
+    return put_pack(destination, unit.new, [data], len(data))
+
+
+def put_state(
+    source: Store, destination: Store, unit: StateCopy
+) -> tuple[Place, tuple[ObjectKey, ...]]:
+    """Put a manifest and its placement; return their place, and the keys that this call put.
+
+    Raises:
+        MissingObject: The manifest is missing at the source.
+        IntegrityError: It is damaged there, or the placement does not fit it.
+    """
+    manifest, placement = source.manifest(unit.manifest), unit.placement
+    index_chunks(manifest, placement, read_lists(destination, manifest, placement))
+    manifest_key = ObjectKey("manifests", manifest.digest, unit.generation)
+    placement_key = ObjectKey("placements", placement.digest, unit.generation)
+    small = destination.pools.small
+    is_ours = results(
+        [
+            small.submit(put_small, destination, manifest_key, manifest.encode(), Manifest),
+            small.submit(put_small, destination, placement_key, placement.encode(), Placement),
+        ]
+    )
+    destination.remember(manifest_key, manifest)
+    destination.remember(placement_key, placement)
+    return place_of(manifest_key, placement_key), tuple(
+        compress((manifest_key, placement_key), is_ours)
+    )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from holdfast.backends import Backend, Body, Buffer, refuse_links
+from holdfast.backends import Backend, Buffer, refuse_links
 from holdfast.registry.errors import IntegrityError, Malformed, ObjectNotFound, StoreFull
 from holdfast.registry.history.actions import Line, Place
 from holdfast.registry.history.epochs import Epochs
@@ -78,6 +78,19 @@ class ChosenKeys:
         return ChosenKeys(self.keys | other.keys, covered)
 
 
+@dataclass(frozen=True, slots=True)
+class NewPack:
+    """A pack that is put under a new key.
+
+    Attributes:
+        key: The key.
+        replaces: Whether an object that was found damaged may be there: it is replaced.
+    """
+
+    key: ObjectKey
+    replaces: bool
+
+
 class Writer:
     """Puts objects for one run, and commits lines that name them.
 
@@ -133,43 +146,37 @@ class Writer:
     def put_pack(self, digest: Digest, body: Sequence[Buffer], size_bytes: int) -> ObjectKey:
         """Make sure that a pack exists; return its key."""
         key = self.usable("packs", digest, size_bytes)
-        if key is not None:
-            return key
-        key = ObjectKey("packs", digest, self.epoch)
-        check_room(self._store.backend, size_bytes)
-        if key not in self.suspect and self._store.backend.put_if_absent(str(key), body):
-            self._durable.add(key)
-        # The pack exists. Replace it if it is damaged.
-        elif key in self.suspect or not self._has_size(key, size_bytes):
-            self._replace(key, body)
-            self.suspect.discard(key)
+        if key is None:
+            new = self.new_pack(digest)
+            key = new.key
+            self.note(new, is_ours=put_pack(self._store, new, body, size_bytes))
         return key
 
-    def _replace(self, key: ObjectKey, body: Body) -> None:
-        # The key is made from the content, so only these bytes are right here.
-        self._store.backend.put(str(key), body)
-        self._durable.add(key)
+    def new_pack(self, digest: Digest) -> NewPack:
+        """Return the key of a pack that is put because none may be named (W2)."""
+        key = ObjectKey("packs", digest, self.epoch)
+        return NewPack(key, replaces=key in self.suspect)
 
-    def _has_size(self, key: ObjectKey, size_bytes: int) -> bool:
-        try:
-            return self._store.backend.stat(str(key)).size_bytes == size_bytes
-        except ObjectNotFound:
-            return False
+    def note(self, pack: NewPack, *, is_ours: bool) -> None:
+        """Note that a new pack is on the store.
+
+        Args:
+            pack: The pack.
+            is_ours: Whether it was put for this writer, so that it is durable.
+        """
+        self.suspect.discard(pack.key)
+        if is_ours:
+            self._durable.add(pack.key)
+
+    def note_small(self, keys: Collection[ObjectKey]) -> None:
+        """Note manifests and placements that were put for this writer, so that they are durable."""
+        self._durable.update(keys)
 
     def put_small(self, kind: Kind, digest: Digest, data: bytes, form: _Decodable) -> ObjectKey:
-        """Make sure that a manifest or placement exists; return its key.
-
-        Two versions of zstd may write different bytes for one content, so an existing file is
-        decoded and not compared.
-        """
+        """Make sure that a manifest or placement exists; return its key."""
         key = ObjectKey(kind, digest, self.epoch)
-        if self._store.backend.put_if_absent(str(key), data):
+        if put_small(self._store, key, data, form):
             self._durable.add(key)
-            return key
-        try:
-            form.decode(self._store.backend.get(str(key)), digest, where=str(key))
-        except (IntegrityError, ObjectNotFound):
-            self._replace(key, data)
         return key
 
     def commit(
@@ -220,6 +227,50 @@ class Writer:
         if unsure:
             self._store.backend.make_durable(map(str, sorted(unsure)))
             self._durable |= unsure
+
+
+def put_pack(store: Store, pack: NewPack, body: Sequence[Buffer], size_bytes: int) -> bool:
+    """Put a pack under the key that a writer has chosen for it.
+
+    Returns:
+        Whether this call put it.
+    """
+    name = str(pack.key)
+    check_room(store.backend, size_bytes)
+    if not pack.replaces and store.backend.put_if_absent(name, body):
+        return True
+    # The pack exists. Replace it if it is damaged.
+    if not pack.replaces and _has_size(store.backend, name, size_bytes):
+        return False
+    # The key is made from the content, so only these bytes are right here.
+    store.backend.put(name, body)
+    return True
+
+
+def put_small(store: Store, key: ObjectKey, data: bytes, form: _Decodable) -> bool:
+    """Put a manifest or placement under the key that a writer has chosen for it.
+
+    Two versions of zstd may write different bytes for one content, so an existing file is decoded
+    and not compared.
+
+    Returns:
+        Whether this call put it.
+    """
+    if store.backend.put_if_absent(str(key), data):
+        return True
+    try:
+        form.decode(store.backend.get(str(key)), key.digest, where=str(key))
+    except (IntegrityError, ObjectNotFound):
+        store.backend.put(str(key), data)
+        return True
+    return False
+
+
+def _has_size(backend: Backend, name: str, size_bytes: int) -> bool:
+    try:
+        return backend.stat(name).size_bytes == size_bytes
+    except ObjectNotFound:
+        return False
 
 
 def check_room(backend: Backend, needed_bytes: int) -> None:

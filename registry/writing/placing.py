@@ -112,11 +112,16 @@ def put_place(store: Store, writer: Writer, manifest: Manifest, placement: Place
     )
     store.remember(manifest_key, manifest)
     store.remember(placement_key, placement)
+    return place_of(manifest_key, placement_key)
+
+
+def place_of(manifest: ObjectKey, placement: ObjectKey) -> Place:
+    """Return the place that names these objects."""
     return Place(
         manifest=manifest.digest,
-        manifest_generation=manifest_key.generation,
+        manifest_generation=manifest.generation,
         placement=placement.digest,
-        placement_generation=placement_key.generation,
+        placement_generation=placement.generation,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 
 from holdfast.backends import Buffer
 from holdfast.registry.errors import Damaged
@@ -91,30 +92,50 @@ class RawChunks:
             yield batch
 
 
+@dataclass(frozen=True, slots=True)
 class ChunkEncoder:
-    """Encodes the chunks that a plan stores in another encoding; may be used by several threads.
+    """Encodes the chunks that a plan stores in another encoding.
 
-    Args:
-        chunks: Reads their raw bytes.
+    Attributes:
+        stored: The pack and the entry of each chunk now, bases of deltas included.
         dtypes: Element types, by chunk.
     """
 
-    def __init__(self, chunks: RawChunks, dtypes: Mapping[Digest, str]) -> None:
-        self._chunks = chunks
-        self._dtypes = dtypes
+    stored: Mapping[Digest, StoredChunk]
+    dtypes: Mapping[Digest, str]
 
-    def encode(self, entries: Sequence[PackEntry]) -> Iterator[tuple[PackEntry, Buffer]]:
+    def only(self, entries: Iterable[PackEntry]) -> ChunkEncoder:
+        """Return an encoder of these chunks alone, small enough to be sent to a worker."""
+        stored: dict[Digest, StoredChunk] = {}
+        waiting = [one for e in entries for one in (e.digest, e.base) if one is not None]
+        while waiting:
+            digest = waiting.pop()
+            if digest not in stored:
+                stored[digest] = self.stored[digest]
+                base = stored[digest][1].base
+                if base is not None:
+                    waiting.append(base)
+        return ChunkEncoder(stored, {d: self.dtypes[d] for d in stored if d in self.dtypes})
+
+    def encode(
+        self, store: Store, entries: Sequence[PackEntry]
+    ) -> Iterator[tuple[PackEntry, Buffer]]:
         """Yield the stored bytes of chunks, a bounded number of them in memory.
+
+        Args:
+            store: The registry's objects.
+            entries: Their entries in the new pack.
 
         Raises:
             MissingObject: A pack with one of them is gone.
             Damaged: A chunk is damaged, or its encoding differs from the plan.
         """
         planned = {entry.digest: entry for entry in entries}
-        for batch in self._chunks.batches(planned):
+        chunks = RawChunks(store, self.stored)
+        for batch in chunks.batches(planned):
             chosen = [planned[digest] for digest in batch]
             bases = [entry.base for entry in chosen if entry.base is not None]
-            raw = self._chunks.read(dict.fromkeys([*batch, *bases]))
+            raw = chunks.read(dict.fromkeys([*batch, *bases]))
             for entry in chosen:
                 yield entry, self._encode(entry, raw)
 
@@ -123,7 +144,7 @@ class ChunkEncoder:
         if entry.codec == RAW:
             return data
         base = None if entry.base is None else raw[entry.base]
-        stored = encode_chunk(data, base, entry.codec, self._dtypes[entry.digest])
+        stored = encode_chunk(data, base, entry.codec, self.dtypes[entry.digest])
         found = Digest(hashlib.sha256(stored).digest())
         if found != entry.stored_digest:
             raise Damaged(

@@ -8,9 +8,8 @@ encodes again (`holdfast.registry.maintenance.repacking.chunks`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from threading import Lock
 
 from holdfast.backends import ByteRange
 from holdfast.registry.errors import Damaged, IntegrityError, ObjectNotFound, ObjectTruncated
@@ -20,7 +19,8 @@ from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.pack import PackEntry, open_pack, trailer
 from holdfast.registry.storage.placement import PackRef
 from holdfast.registry.storage.store import Store, missing
-from holdfast.registry.writing.object_writer import Writer
+from holdfast.registry.storage.workers import Outcome, Workers
+from holdfast.registry.writing.object_writer import NewPack, Writer, put_pack
 
 #: Chunks of one pack are read together up to this many bytes ...
 _READ_BYTES = 16 * 2**20
@@ -50,11 +50,30 @@ class MadePack:
     recoded_after: int
 
 
+@dataclass(frozen=True, slots=True)
+class PackBuild:
+    """A pack to make, as a unit of work.
+
+    Attributes:
+        target: The pack.
+        new: Its key.
+    """
+
+    target: Target
+    new: NewPack
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it takes; decoding and encoding take as much again."""
+        return self.target.size_bytes * (2 if self.target.encoder else 1)
+
+
 class Packs:
-    """Makes packs; may be used by several threads.
+    """The new packs of a repack: chooses their keys, and lets workers make them.
 
     Args:
         store: The registry's objects.
+        workers: Read, verify and put the packs.
         progress: Called with the number of bytes moved so far.
 
     Attributes:
@@ -62,88 +81,120 @@ class Packs:
         bytes_moved: Bytes of the chunks in them.
     """
 
-    def __init__(self, store: Store, progress: Progress | None) -> None:
-        self._store = store
+    def __init__(self, store: Store, workers: Workers, progress: Progress | None) -> None:
+        self._here = Workers(None, store)
+        self._workers = workers
         self._progress = progress
         self._sound: set[ObjectKey] = set()
-        self._lock = Lock()
         self.made: dict[ObjectKey, MadePack] = {}
         self.bytes_moved = 0
 
-    def provide(self, writer: Writer, target: Target) -> PackRef:
-        """Make sure that a whole pack is on the store under a key that a run may name.
+    def provide(self, writer: Writer, targets: Sequence[Target]) -> list[PackRef]:
+        """Make sure that whole packs are on the store under keys that a run may name.
 
         Args:
-            writer: The run's writer; it chooses the key.
-            target: The pack.
+            writer: The run's writer; it chooses the keys.
+            targets: The packs.
 
         Raises:
-            MissingObject: A pack that holds its chunks is gone.
-            Damaged: One of its chunks is damaged; nothing was written.
+            MissingObject: A pack that holds their chunks is gone.
+            Damaged: One of these chunks is damaged; its new pack was not written.
         """
-        key = writer.usable("packs", target.name, target.size_bytes)
-        if key is not None and not self._is_sound(key):
-            # The old packs may be deleted after this: no state may depend on a damaged pack.
-            writer.suspect.add(key)
-            key = None
-        if key is None:
-            body = self._build(target)
-            key = writer.put_pack(target.name, [body], len(body))
-            self._count(key, target)
-        return PackRef(key, target.size_bytes)
+
+        def usable(_: Store, target: Target) -> ObjectKey | None:
+            return writer.usable("packs", target.name, target.size_bytes)
+
+        present = self._here.all(usable, targets)
+        # The old packs may be deleted after this: no state may depend on a damaged pack.
+        unsure = [
+            PackRef(key, target.size_bytes)
+            for key, target in zip(present, targets, strict=True)
+            if key is not None and key not in self._sound
+        ]
+        is_sound = self._workers.all(check_pack, unsure, size_of=lambda pack: pack.size_bytes)
+        for pack, sound in zip(unsure, is_sound, strict=True):
+            (self._sound if sound else writer.suspect).add(pack.key)
+        keys = [key if key in self._sound else None for key in present]
+        builds = [
+            PackBuild(target.alone(), writer.new_pack(target.name))
+            for key, target in zip(keys, targets, strict=True)
+            if key is None
+        ]
+
+        def take(build: PackBuild, done: Outcome[bool]) -> None:
+            writer.note(build.new, is_ours=done.result())
+            self._count(build.new.key, build.target)
+
+        self._workers.each(build_pack, builds, take, size_of=lambda build: build.held_bytes)
+        built = (build.new.key for build in builds)
+        return [
+            PackRef(next(built) if key is None else key, target.size_bytes)
+            for key, target in zip(keys, targets, strict=True)
+        ]
 
     def _count(self, key: ObjectKey, target: Target) -> None:
-        with self._lock:
-            self._sound.add(key)
-            self.made[key] = MadePack(
-                target.size_bytes, len(target.recoded), target.before_bytes, target.recoded_bytes
-            )
-            self.bytes_moved += target.chunk_bytes
-            if self._progress is not None:
-                self._progress(self.bytes_moved)
+        self._sound.add(key)
+        self.made[key] = MadePack(
+            target.size_bytes, len(target.recoded), target.before_bytes, target.recoded_bytes
+        )
+        self.bytes_moved += target.chunk_bytes
+        if self._progress is not None:
+            self._progress(self.bytes_moved)
 
-    def _is_sound(self, key: ObjectKey) -> bool:
-        """Return whether a pack is undamaged; each is read once."""
-        if key in self._sound:
-            return True
-        try:
-            data = memoryview(self._store.read(key))
-            for entry in open_pack(data, key.digest, where=str(key)):
-                _verify(data[entry.offset :][: entry.stored_bytes], entry, key, entry.offset)
-        except IntegrityError:
-            return False
-        with self._lock:
-            self._sound.add(key)
-        return True
 
-    def _build(self, target: Target) -> bytearray:
-        body = bytearray(target.size_bytes)
-        view = memoryview(body)
-        for pack, stretch in _stretches(target):
-            start = stretch[0][0]
-            data = self._read(pack, start, stretch[-1][0] + stretch[-1][1].stored_bytes)
-            for offset, entry in stretch:
-                stored = data[offset - start :][: entry.stored_bytes]
-                _verify(stored, entry, pack.key, offset)
-                view[entry.offset :][: entry.stored_bytes] = stored
-        if target.encoder is not None:
-            for entry, made in target.encoder.encode(target.recoded):
-                view[entry.offset :][: entry.stored_bytes] = made
-        view[target.chunk_bytes :] = target.encoded + trailer(target.encoded)
-        return body
+def check_pack(store: Store, pack: PackRef) -> bool:
+    """Return whether a pack is undamaged; every byte of it is read."""
+    key = pack.key
+    try:
+        data = memoryview(store.read(key))
+        for entry in open_pack(data, key.digest, where=str(key)):
+            _verify(data[entry.offset :][: entry.stored_bytes], entry, key, entry.offset)
+    except IntegrityError:
+        return False
+    return True
 
-    def _read(self, pack: PackRef, start: int, stop: int) -> memoryview:
-        try:
-            return memoryview(self._store.backend.get(str(pack.key), ByteRange(start, stop)))
-        except ObjectNotFound as error:
-            raise missing(pack.key) from error
-        except ObjectTruncated as error:
-            raise Damaged(
-                "damaged pack: it ends before its chunks do",
-                where=pack.key,
-                expected=f"{pack.size_bytes} bytes",
-                found=error.found,
-            ) from error
+
+def build_pack(store: Store, build: PackBuild) -> bool:
+    """Make a new pack and put it; return whether this call put it.
+
+    Raises:
+        MissingObject: A pack that holds its chunks is gone.
+        Damaged: One of its chunks is damaged; nothing was written.
+    """
+    body = make_body(store, build.target)
+    return put_pack(store, build.new, [body], len(body))
+
+
+def make_body(store: Store, target: Target) -> bytearray:
+    """Return the bytes of a new pack, each chunk of it verified."""
+    body = bytearray(target.size_bytes)
+    view = memoryview(body)
+    for pack, stretch in _stretches(target):
+        start = stretch[0][0]
+        data = _read(store, pack, start, stretch[-1][0] + stretch[-1][1].stored_bytes)
+        for offset, entry in stretch:
+            stored = data[offset - start :][: entry.stored_bytes]
+            _verify(stored, entry, pack.key, offset)
+            view[entry.offset :][: entry.stored_bytes] = stored
+    if target.encoder is not None:
+        for entry, made in target.encoder.encode(store, target.recoded):
+            view[entry.offset :][: entry.stored_bytes] = made
+    view[target.chunk_bytes :] = target.encoded + trailer(target.encoded)
+    return body
+
+
+def _read(store: Store, pack: PackRef, start: int, stop: int) -> memoryview:
+    try:
+        return memoryview(store.backend.get(str(pack.key), ByteRange(start, stop)))
+    except ObjectNotFound as error:
+        raise missing(pack.key) from error
+    except ObjectTruncated as error:
+        raise Damaged(
+            "damaged pack: it ends before its chunks do",
+            where=pack.key,
+            expected=f"{pack.size_bytes} bytes",
+            found=error.found,
+        ) from error
 
 
 def _stretches(target: Target) -> Iterator[tuple[PackRef, list[_Wanted]]]:

@@ -377,7 +377,7 @@ class _Forest:
             if form is not None and final is not None and final not in self._stored:
                 made[final] = form
         dtypes = self._known.dtypes if self._known is not None else {}
-        encoder = ChunkEncoder(self._chunks, dtypes) if made else None
+        encoder = ChunkEncoder(self._sources, dtypes) if made else None
         return Recoding(replacements, made, encoder)
 
 

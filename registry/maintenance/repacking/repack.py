@@ -15,6 +15,7 @@ ones.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -30,6 +31,7 @@ from holdfast.registry.maintenance.repacking.survey import Chunk, chunk_of
 from holdfast.registry.storage.codecs import COMPRESSIONS, Compression, check_compression
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.workers import Workers
 from holdfast.registry.writing.deltas import check_keyframe_every
 
 
@@ -89,6 +91,7 @@ def repack(
     compression: Compression | None = None,
     keyframe_every: int | None = None,
     dry_run: bool = False,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> RepackReport:
     """Rewrite packs with unneeded chunks, and put small ones together; see `Registry.repack`."""
@@ -103,12 +106,13 @@ def repack(
         "keyframe_every": check_keyframe_every(keyframe_every),
     }
     chosen = None if runs is None else list(runs)
+    workers = Workers(executor, store, writes=not dry_run)
     if dry_run:
-        return _dry_run_report(plan_repack(store, chosen, **options))
-    repacker = _Repacker(store, progress)
+        return _dry_run_report(plan_repack(store, chosen, **options, workers=workers))
+    repacker = _Repacker(store, workers, progress)
     for attempt in range(PLANS):
         try:
-            repacker.carry_out(plan_repack(store, chosen, **options))
+            repacker.carry_out(plan_repack(store, chosen, **options, workers=workers))
             break
         except MissingObject:
             # Evicted and collected while this planned, or moved by another repack: plan again.
@@ -145,7 +149,7 @@ def _dry_run_report(plan: RepackPlan) -> RepackReport:
 class _Repacker:
     """Carries out one repack, with several plans if others are faster."""
 
-    def __init__(self, store: Store, progress: Progress | None) -> None:
+    def __init__(self, store: Store, workers: Workers, progress: Progress | None) -> None:
         self._store = store
         self._rewritten: dict[ObjectKey, RewrittenPack] = {}
         self._named: set[ObjectKey] = set()
@@ -153,7 +157,7 @@ class _Repacker:
         self._relocated: dict[str, int] = {}
         self._placed_meanwhile = 0
         self._bases: dict[ObjectKey, dict[Chunk, int]] = {}
-        self._packs = Packs(store, progress)
+        self._packs = Packs(store, workers, progress)
 
     def carry_out(self, plan: RepackPlan) -> None:
         self._rewritten |= plan.rewritten

@@ -37,6 +37,7 @@ from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.pack import PACK_BYTES, PackEntry, PackTable
 from holdfast.registry.storage.placement import MAX_DEPTH
 from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.workers import Workers
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.suggest import near
 
@@ -99,6 +100,7 @@ def plan_repack(
     min_dead: float = 0.25,
     codec: str | None = None,
     keyframe_every: int | None = None,
+    workers: Workers | None = None,
 ) -> RepackPlan:
     """Choose the packs to rewrite.
 
@@ -110,13 +112,14 @@ def plan_repack(
         codec: The codec of `holdfast.registry.storage.codecs` for all chunks; without it they keep
             theirs.
         keyframe_every: The most versions of a chunk that a reader has to read for the last one.
+        workers: Read placements and tables. Default: threads.
 
     Raises:
         NotFound: There is no such run.
         MissingObject: An object is gone: lost, or evicted and collected meanwhile.
         IntegrityError: An object is damaged.
     """
-    survey = Survey(store)
+    survey = Survey(store, workers=workers)
     survey.read()
     chosen = None if runs is None else list(runs)
     for name in chosen or ():

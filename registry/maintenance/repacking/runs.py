@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from itertools import islice
 
 from holdfast.registry.history.actions import Line, Place
 from holdfast.registry.history.log import RunLog
@@ -23,16 +22,11 @@ from holdfast.registry.maintenance.window import in_batches
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.placement import PackRef, Placement
 from holdfast.registry.storage.store import Store
-from holdfast.registry.storage.threads import results
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.change import Change
 from holdfast.registry.writing.committer import Committer
 from holdfast.registry.writing.object_writer import ChosenKeys, Writer, placed_keys
 
-#: New packs held in memory at once ...
-_PACKS_IN_FLIGHT = 4
-#: ... and where chunks of them are decoded and encoded, which takes memory too.
-_ENCODED_IN_FLIGHT = 2
 #: Place lines in one slot at most, and placements held in memory at once.
 _PLACES_PER_SLOT = 256
 #: Times that sweeps or other writers may make a plan useless.
@@ -181,18 +175,8 @@ class RunRepack(Change):
         for new in planned:
             if new.is_sound:
                 targets |= new.targets
-        packs: dict[int, PackRef] = {}
-        waiting = iter(targets.items())
-        encodes = any(target.recoded for target in targets.values())
-        at_once = _ENCODED_IN_FLIGHT if encodes else _PACKS_IN_FLIGHT
-        while batch := list(islice(waiting, at_once)):
-            jobs = [
-                self._store.pools.bulk.submit(self._packs.provide, writer, target)
-                for _, target in batch
-            ]
-            for (key, _), pack in zip(batch, results(jobs), strict=True):
-                packs[key] = pack
-        return packs
+        packs = self._packs.provide(writer, list(targets.values()))
+        return dict(zip(targets, packs, strict=True))
 
     def _put(self, writer: Writer, move: tuple[Place, Placement, Placement]) -> _Move:
         place, before, after = move

@@ -21,6 +21,7 @@ from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.pack import PackEntry, PackTable
 from holdfast.registry.storage.placement import PackRef, Placement
 from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.workers import Outcome, Workers
 from holdfast.registry.values.digest import Digest
 
 
@@ -44,6 +45,7 @@ class Survey:
     Args:
         store: The registry's objects.
         failed: Receives the runs that make `read` raise, with their errors.
+        workers: Read placements and tables. Default: threads.
 
     Attributes:
         packs: Every pack that is needed, in the order in which runs and their states name them.
@@ -55,8 +57,14 @@ class Survey:
         condemned: Packs that a sweep condemned and spared: no other run may name them.
     """
 
-    def __init__(self, store: Store, failed: dict[str, RegistryError] | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        failed: dict[str, RegistryError] | None = None,
+        workers: Workers | None = None,
+    ) -> None:
         self._store = store
+        self._workers = workers or Workers(None, store)
         self._failed = {} if failed is None else failed
         self.packs: dict[ObjectKey, PackRef] = {}
         self.packs_of: dict[str, dict[Place, frozenset[ObjectKey]]] = {}
@@ -79,15 +87,12 @@ class Survey:
         """
         logs = map(_held_places, read_runs(self._store) if runs is None else runs)
         # A fork after its parent: the older run stored the chunks that both of them name.
+        wanted: list[tuple[str, Place]] = []
         for _, run_id, places in sorted(logs):
-            try:
-                self._read_run(run_id, places)
-            except RegistryError as error:
-                self._failed[run_id] = error
-                raise
-        tables = in_batches(self._store.pools.small, self._by_offset, self.packs.values())
-        for key, table in zip(self.packs, tables, strict=True):
-            self.tables[key] = table
+            self.packs_of[run_id] = {}
+            wanted += ((run_id, place) for place in places)
+        self._workers.each(read_placement, wanted, self._take_placement, pool="small")
+        self._workers.each(read_table, self.packs.values(), self._take_table, pool="small")
         epochs = Epochs(self._store)
         self.condemned = epochs.condemned(self.packs, epochs.observe())
 
@@ -100,16 +105,13 @@ class Survey:
         after = bisect_right(self._starts, rank, key=lambda start: start[0])
         return self._starts[after - 1][1]
 
-    def _read_run(self, run_id: str, places: list[Place]) -> None:
-        self._starts.append((self._named, run_id))
-        placements = in_batches(self._store.pools.small, self._read_placement, places)
-        self.packs_of[run_id] = {
-            place: self._note(run_id, placement)
-            for place, placement in zip(places, placements, strict=True)
-        }
-
-    def _read_placement(self, place: Place) -> Placement:
-        return self._store.placement(place.placement_key)
+    def _take_placement(self, wanted: tuple[str, Place], done: Outcome[Placement]) -> None:
+        run_id, place = wanted
+        if done.error is not None:
+            self._failed[run_id] = done.error
+        if not self.packs_of[run_id]:
+            self._starts.append((self._named, run_id))
+        self.packs_of[run_id][place] = self._note(run_id, done.result())
 
     def _note(self, run_id: str, placement: Placement) -> frozenset[ObjectKey]:
         """Note the chunks of a placement, and return its packs."""
@@ -127,13 +129,10 @@ class Survey:
                 own[row.pack][row.offset] = own[row.pack].get(row.offset, 0) + 1
         return frozenset(pack.key for pack in placement.packs)
 
-    def _read_table(self, pack: PackRef) -> PackTable:
-        return self._store.read_table(pack)
-
-    def _by_offset(self, pack: PackRef) -> dict[int, PackEntry]:
-        """Return a table by offset; note an error in it for every run that needs the pack."""
+    def _take_table(self, pack: PackRef, done: Outcome[PackTable]) -> None:
+        """Keep a table by offset; note an error in it for every run that needs the pack."""
         try:
-            table = {entry.offset: entry for entry in self._read_table(pack)}
+            table = {entry.offset: entry for entry in done.result()}
             if not self.ranks[pack.key].keys() <= table.keys():
                 raise Malformed(
                     "a placement and its pack name different chunks at one offset",
@@ -145,7 +144,17 @@ class Survey:
                 if any(pack.key in named for named in packs_of.values()):
                     self._failed[run_id] = error
             raise
-        return table
+        self.tables[pack.key] = table
+
+
+def read_placement(store: Store, wanted: tuple[object, Place]) -> Placement:
+    """Return the placement of a state; whoever holds the state comes first."""
+    return store.placement(wanted[1].placement_key)
+
+
+def read_table(store: Store, pack: PackRef) -> PackTable:
+    """Return the table of a pack."""
+    return store.read_table(pack)
 
 
 def read_runs(

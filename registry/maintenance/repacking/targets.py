@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from holdfast.registry.maintenance.repacking.chunks import ChunkEncoder
@@ -43,6 +43,12 @@ class Target:
     def name(self) -> Digest:
         """The digest that names the pack."""
         return Digest.of(self.encoded)
+
+    def alone(self) -> Target:
+        """Return the same with an encoder for its own chunks only, to be sent to a worker."""
+        recoded = self.recoded
+        only = self.encoder.only(recoded) if self.encoder is not None and recoded else None
+        return replace(self, encoder=only)
 
     @property
     def unchanged(self) -> ObjectKey | None:

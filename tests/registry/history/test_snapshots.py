@@ -14,7 +14,7 @@ from holdfast.registry.history.actions import AddCheckpoint, Evict, SetPin, SetS
 from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest, Slot, advance
 from holdfast.registry.history.snapshots import REPLAY_VERSION, Snapshots
-from holdfast.registry.maintenance.histories import read_history
+from holdfast.registry.maintenance.histories import Asked, read_run
 from holdfast.registry.registries.factory import open_on
 from holdfast.registry.spec import Retention
 from holdfast.registry.storage.framing import join_lines, split_lines
@@ -279,10 +279,10 @@ def test_verification_holds_no_records_of_what_was_evicted(reg, backend):
     """Many runs are replayed at once: each takes what it keeps, unless an undo needs more."""
     run = reg.create_run("run", seed=1, retention=Retention(last=2))
     save_small(run, *range(1, 20))
-    read = read_history(reg.store, "run").run
+    read = read_run(reg.store, Asked("run"))[1]
     assert (len(read.checkpoints), len(read.places), read.evicted_count) == (2, 2, 17)
     run.undo()
-    read = read_history(reg.store, "run").run
+    read = read_run(reg.store, Asked("run"))[1]
     assert read.compact().encode() == run.manifest.encode()
     assert reg.verify().ok
 

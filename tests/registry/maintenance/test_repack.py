@@ -257,7 +257,7 @@ def test_stored_bytes_are_moved_as_they_are(run, reg, backend, monkeypatch):
     pack = placement.packs[row.pack]
     assert pack != encoded.packs[encoded.rows[number].pack]
     assert backend.get(str(pack.key))[row.offset :][: row.stored_bytes] == delta
-    table = repack_plan.Survey(reg.store)._read_table(pack)
+    table = reg.store.read_table(pack)
     (entry,) = [one for one in table if one.codec == "xor"]
     assert (entry.base, entry.stored_digest) == (base, Digest.of(delta))
 
@@ -280,9 +280,7 @@ def test_a_dead_chunk_may_be_damaged(run, reg, backend, open_registry):
     newest = run.latest()._reader.placement
     (oldest,) = [ref.key for ref in newest.packs if ref.key != newest.packs[-1].key][:1]
     alive = {row.offset for row in newest.rows if newest.packs[row.pack].key == oldest}
-    table = repack_plan.Survey(reg.store)._read_table(
-        next(ref for ref in newest.packs if ref.key == oldest)
-    )
+    table = reg.store.read_table(next(ref for ref in newest.packs if ref.key == oldest))
     unneeded = next(entry for entry in table if entry.offset not in alive)
     flip(backend, str(oldest), 8 * unneeded.offset)
     reg.repack()
@@ -867,9 +865,9 @@ def test_reads_bridge_gaps_and_are_bounded(run, reg, backend, open_registry, mon
     def reads() -> int:
         calls.clear()
         plan = repack_plan.plan_repack(reg.store)
-        packs = repack_packs.Packs(open_registry(Metered(backend, calls)).store, None)
+        store = open_registry(Metered(backend, calls)).store
         for target in plan.new:
-            body = packs._build(target)
+            body = repack_packs.make_body(store, target)
             assert len(body) == target.size_bytes
         return sum(call.key.startswith("packs/") for call in calls)
 

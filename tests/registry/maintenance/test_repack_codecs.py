@@ -347,9 +347,8 @@ def test_what_is_encoded_to_other_bytes_than_planned_is_not_written(run, reg, ba
     plan = repack_plan.plan_repack(reg.store, codec=ZSTD)
     encode = codecs.encode
     monkeypatch.setattr(codecs, "encode", lambda *all_: encode(*all_)[:-1] + b"?")
-    packs = repack_packs.Packs(reg.store, None)
     with pytest.raises(Damaged, match="other bytes than a moment ago"):
-        packs._build(plan.new[0])
+        repack_packs.make_body(reg.store, plan.new[0])
 
 
 def test_what_is_encoded_together_is_bounded(reg, monkeypatch):
