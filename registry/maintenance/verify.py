@@ -34,6 +34,7 @@ from holdfast.registry.maintenance.object_checks import check_object
 from holdfast.registry.maintenance.pass_notes import PassNotes
 from holdfast.registry.maintenance.placement_checks import (
     Checked,
+    CheckedRows,
     Fault,
     PlaceCheck,
     WhichRows,
@@ -297,16 +298,15 @@ class Verification:
             for key, fault in lacking.items():
                 self.faults.setdefault(key, fault)
             # Of a pack that is damaged there is a finding already.
-            if (
-                place in checked.rows
-                and not lacking
-                and self._packs.faults.keys().isdisjoint(found)
-            ):
-                compared = checked.rows[place]
-                for key, fault in compared.faults.items():
-                    self.faults.setdefault(key, fault)
-                if compared.unfit is not None:
-                    self._unfit[place] = compared.unfit
+            is_whole = not lacking and self._packs.faults.keys().isdisjoint(found)
+            if is_whole and place in checked.rows:
+                self._take_rows(place, checked.rows[place])
+
+    def _take_rows(self, place: Place, checked: CheckedRows) -> None:
+        for key, fault in checked.faults.items():
+            self.faults.setdefault(key, fault)
+        if checked.unfit is not None:
+            self._unfit[place] = checked.unfit
 
     def _held_by(self, places: Sequence[Place]) -> int:
         """Return about how many bytes of memory the check of one manifest's places takes."""
