@@ -21,9 +21,12 @@ from holdfast.registry.storage.chunking import INLINE_BYTES
 from holdfast.registry.values.canonical import Json
 from holdfast.registry.values.dtypes import item_size
 
-#: The module that needs torch, and the library's part that it wraps.
+#: The module that needs torch; the parts of the library with their class, and who encodes it.
 _TORCH_SHARDS = "holdfast.registry.collective.torch_shards"
-_DTENSOR = "torch.distributed.tensor"
+_SHARDED = {
+    "torch.distributed.tensor": ("DTensor", "encode_dtensor"),
+    "torch.distributed._shard.sharded_tensor.api": ("ShardedTensor", "encode_sharded_tensor"),
+}
 
 
 class ShardLeaf(ArrayLeaf):
@@ -96,10 +99,12 @@ class _ShardEncoder(Encoder):
                 self.refuse(link, f"a PerRank cannot be part of {self.role}", "Move it to a dict.")
             self._own.append(per_rank.encode(value))
             return {per_rank.TAG: len(self._own) - 1}
-        library = sys.modules.get(_DTENSOR)
-        if library is not None and isinstance(value, library.DTensor):
-            encode: Callable[..., Json] = importlib.import_module(_TORCH_SHARDS).encode_dtensor
-            return encode(self, value, link, depth)
+        for module, (kind, encoder) in _SHARDED.items():
+            library = sys.modules.get(module)
+            if library is not None and isinstance(value, getattr(library, kind)):
+                encode: Callable[..., Json]
+                encode = getattr(importlib.import_module(_TORCH_SHARDS), encoder)
+                return encode(self, value, link, depth)
         return super()._other(value, link, depth)
 
 

@@ -1,4 +1,7 @@
-"""The boxes of DTensors, computed from their placements and compared with their local parts."""
+"""The boxes of DTensors, computed from their placements and compared with their local parts.
+
+Those of a ShardedTensor, which FSDP1 makes, are what it says.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
@@ -50,6 +55,23 @@ def encode_dtensor(encoder: Encoder, value: DTensor, link: Link, depth: int) -> 
         encoder.refuse(link, "a sharded sparse tensor cannot be stored", "Gather it first.")
     leaf = encoder.leaves[-1]
     encoder.leaves[-1] = ShardLeaf.of(leaf, whole, offset, is_copied=_is_copied(value))
+    return node
+
+
+def encode_sharded_tensor(encoder: Encoder, value: ShardedTensor, link: Link, depth: int) -> Json:
+    """Encode a tensor of FSDP1 as a leaf: the part that this rank has."""
+    whole, shards = tuple(value.size()), value.local_shards()
+    if len(shards) > 1:
+        encoder.refuse(
+            link, "a ShardedTensor with several parts on a rank", "Store its local shards."
+        )
+    offset, extent = (0,) * len(whole), (0,) * len(whole)
+    local = torch.empty(extent, dtype=value.dtype)
+    for shard in shards:
+        offset, local = tuple(shard.metadata.shard_offsets), shard.tensor.detach()
+    node = encode_tensor(encoder, local, link, depth)
+    is_copied = dist.get_world_size(value._process_group) < dist.get_world_size()
+    encoder.leaves[-1] = ShardLeaf.of(encoder.leaves[-1], whole, offset, is_copied=is_copied)
     return node
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -21,7 +22,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.integrations.lightning_io import HoldfastIO, components
+from holdfast.registry.integrations import lightning_shards
+from holdfast.registry.integrations.lightning_io import HoldfastIO, components, from_components
 from holdfast.registry.integrations.saving import OnSave, Saver, capture_ranks, restore_rank
 from holdfast.registry.loop.checkpointer import Checkpointer
 from holdfast.registry.runs.run import Run
@@ -44,7 +46,8 @@ class HoldfastCheckpoint(Checkpoint):
     the foreground, and `background` has no effect: give the checkpointer the cadence.
 
     Args:
-        run: The run. Every rank opens it; rank 0 saves.
+        run: The run. Every rank opens it; rank 0 saves, or with a `group` every rank its part.
+            `FSDPStrategy` and `ModelParallelStrategy` need the group.
         every_n_train_steps: Number of optimizer steps between two saves.
         every_n_epochs: Number of epochs between two saves. Default: 1, if no other is given.
         background: Whether a save returns when the state has been copied (`Run.save_async`).
@@ -71,6 +74,8 @@ class HoldfastCheckpoint(Checkpoint):
         ):
             if value is not None and (type(value) is not int or value < 1):
                 raise InvalidInput(f"{name} must be at least 1", found=quoted(value))
+        self._run = run
+        self._shards = False
         self.io = HoldfastIO(run, files=TorchCheckpointIO())
         self.io.saver = self._saver = Saver(
             run, background=background, on_save=on_save, checkpointer=checkpointer
@@ -95,18 +100,29 @@ class HoldfastCheckpoint(Checkpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let the trainer load `holdfast://` paths."""
         strategy = trainer.strategy
-        if strategy.restore_checkpoint_after_setup:  # FSDP, ModelParallel, DeepSpeed
-            raise InvalidInput(
-                "sharded strategies are not supported yet",
-                where="Trainer(strategy=...)",
-                expected="a strategy whose ranks hold the whole model, such as ddp",
-                found=type(strategy).__name__,
-            )
+        self._shards = lightning_shards.is_sharding(strategy, self._run)
         self.io.trains = trainer.state.fn == TrainerFn.FITTING
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
-        if strategy.checkpoint_io is not self.io:
+        if self._shards:
+            self._load_refs(trainer)
+        elif strategy.checkpoint_io is not self.io:
             self.io._files = strategy.checkpoint_io
             strategy.checkpoint_io = self.io
+
+    def _load_refs(self, trainer: Trainer) -> None:
+        """Load refs in place of a strategy that shards, and that asks no plugin."""
+        strategy: Any = trainer.strategy
+        files = type(strategy).load_checkpoint
+
+        def load_checkpoint(checkpoint_path: Any, weights_only: bool | None = None) -> Any:
+            found = self.io.found(checkpoint_path)
+            if found is None:
+                return files(strategy, checkpoint_path, weights_only=weights_only)
+            if self.io.trains:
+                self._saver.resume_at(found.step)
+            return from_components(lightning_shards.load(trainer, self._run, found))
+
+        strategy.load_checkpoint = load_checkpoint
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -193,12 +209,17 @@ class HoldfastCheckpoint(Checkpoint):
             return
         self._saver.end_step(
             trainer.global_step,
-            lambda: components(trainer._checkpoint_connector.dump_checkpoint(weights_only=False)),
+            lambda: self._dump(trainer),
             {name: float(value) for name, value in trainer.callback_metrics.items()},
             due=is_due,
             first=trainer.is_global_zero,
         )
         trainer.should_stop |= self._saver.stopped
+
+    def _dump(self, trainer: Trainer) -> dict[str, Any]:
+        sharded = lightning_shards.own_parts(trainer.strategy) if self._shards else nullcontext()
+        with sharded:
+            return components(trainer._checkpoint_connector.dump_checkpoint(weights_only=False))
 
 
 def _loader_states(checkpoint: Mapping[str, Any]) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning.pytorch.plugins.io import CheckpointIO
 
-from holdfast.registry.errors import Conflict, NotFound, UnsupportedValue
+from holdfast.registry.errors import Conflict, InvalidInput, NotFound, UnsupportedValue
 from holdfast.registry.integrations.saving import OnSave, Saver, checkpoint_of
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.runs.run import Run
@@ -56,6 +56,12 @@ class HoldfastIO(CheckpointIO):
     ) -> None:
         self.saver = Saver(run, background=background, on_save=on_save)
         self.trains = True
+        if files is None and run.group is not None:
+            raise InvalidInput(
+                "Lightning saves through a plugin on rank 0 alone",
+                where="HoldfastIO",
+                expected="a run without `group`, or HoldfastCheckpoint",
+            )
         self._run = run
         self._files = files
         self._restored: Restored | None = None
@@ -97,10 +103,10 @@ class HoldfastIO(CheckpointIO):
             InvalidInput: The path names another run.
             IntegrityError: It is damaged; no other one is loaded instead.
         """
-        text, found = str(path), None
-        if text.startswith(SCHEME):
-            found = self._found(text.removeprefix(SCHEME))
-        elif self._files is None:
+        text, found = str(path), self.found(path)
+        if found is not None:
+            return from_components(self._load(found))
+        if self._files is None:
             found = self._named(path)
         elif Path(text).exists() or not text.startswith(f"{self._run.id}/"):
             return self._files.load_checkpoint(path, weights_only=weights_only)
@@ -110,7 +116,7 @@ class HoldfastIO(CheckpointIO):
                 where=f"ckpt_path={text!r}",
                 hint=f"A ref finds every checkpoint: {SCHEME}{self._run.id}/latest.",
             )
-        return _from_components(self._load(found))
+        return from_components(self._load(found))
 
     def remove_checkpoint(self, path: Any) -> None:
         """Evict the checkpoint of a path; one that is protected is kept until it is not."""
@@ -129,12 +135,27 @@ class HoldfastIO(CheckpointIO):
         self._evict_unwanted()
 
     def resume(self) -> str | None:
-        """Load the newest whole checkpoint; return its path, or `None` before the first save."""
+        """Load the newest whole checkpoint; return its path, or `None` before the first save.
+
+        Where all ranks save, it is loaded when the trainer has sharded the model.
+        """
+        if self._run.group is not None:
+            newest = self._run.restore_into({}, strict=False)
+            return None if newest is None else f"{SCHEME}{newest.ref}"
         self._restored = self._run.restore()
         return None if self._restored is None else f"{SCHEME}{self._restored.checkpoint.ref}"
 
-    def _found(self, ref: str) -> Checkpoint:
-        """Return the checkpoint of a ref; the one resumed from may be only in a journal."""
+    def found(self, path: Any) -> Checkpoint | None:
+        """Return the checkpoint of a ref; `None` for another path.
+
+        Raises:
+            NotFound: The run has no such checkpoint.
+            InvalidInput: The ref names another run.
+        """
+        scheme, _, ref = str(path).partition(SCHEME)
+        if scheme or not ref:
+            return None
+        # The one resumed from may be only in a journal.
         if self._restored is not None and self._restored.checkpoint.ref == ref:
             return self._restored.checkpoint
         return checkpoint_of(self._run, ref)
@@ -201,7 +222,8 @@ def _path_of(checkpoint: Checkpoint) -> str | None:
     return meta.get(_PATH) if isinstance(meta, Mapping) else None
 
 
-def _from_components(state: Mapping[str, Any]) -> dict[str, Any]:
+def from_components(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo `components`."""
     names = {ours: theirs for theirs, ours in _NAMES.items()}
     return {names.get(name, name): value for name, value in state.items()}
 

@@ -12,6 +12,7 @@ from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.exact_resume import rng
 from holdfast.registry.history.writer_token import check_not_completed
+from holdfast.registry.integrations.sharded import of_first_rank
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loop.checkpointer import Checkpointer
 from holdfast.registry.registries.refs import find_in_run
@@ -33,7 +34,7 @@ class Saver:
         run: The run.
         background: Whether a save returns when the state has been copied.
         on_save: Called with each checkpoint once it is durable, on the caller's thread: for a save
-            in the background at a later step, or at the end.
+            in the background at a later step, or at the end. Where all ranks save, on rank 0.
         checkpointer: Decides about saves beside the trainer, and hears signals.
     """
 
@@ -50,6 +51,9 @@ class Saver:
         self._background = background
         self._on_save = on_save
         self._checkpointer = checkpointer
+        group = run.group
+        self._together = group is not None and group.size > 1
+        self._tells = group is None or group.rank == 0
         self._seen = 0
         self._gather: Gather | None = None
         self._final: dict[str, Any] | None = None
@@ -103,7 +107,9 @@ class Saver:
         if self._checkpointer is None:
             if due and step != self.step:
                 state = gather()
-                if first:
+                if self._together:
+                    state, metrics = of_first_rank(state, metrics)
+                if first or self._together:
                     self.save(state, step, metrics)
                 self.step = step
             return
@@ -112,7 +118,7 @@ class Saver:
         self._seen, self._final = step, None
         try:
             saving = self._checkpointer.step(
-                step, lambda: self._final or gather(), metrics, converged=due
+                step, lambda: self._final or self._gathered(gather), metrics, converged=due
             )
         finally:
             if first and self.stopped:  # it has saved this step without telling
@@ -129,8 +135,11 @@ class Saver:
         only rank 0 knows whether it is saved already.
         """
         if self._gather is not None:
-            self._final, self._gather = self._gather(), None
+            self._final, self._gather = self._gathered(self._gather), None
         self.settle()
+
+    def _gathered(self, gather: Gather) -> Any:
+        return of_first_rank(gather(), {})[0] if self._together else gather()
 
     def settle(self) -> Checkpoint | None:
         """Wait for the saves under way; return the newest checkpoint, if one was saved."""
@@ -151,7 +160,7 @@ class Saver:
 
     def _tell(self, checkpoint: Checkpoint) -> None:
         self._newest = checkpoint
-        if self._on_save is not None:
+        if self._on_save is not None and self._tells:
             self._on_save(checkpoint)
 
 

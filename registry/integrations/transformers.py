@@ -29,6 +29,8 @@ from holdfast.registry.integrations.saving import (
     checkpoint_of,
     restore_rank,
 )
+from holdfast.registry.integrations.sharded import check_group, load_around, prepare_moments
+from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loop.checkpointer import Checkpointer
 from holdfast.registry.runs.run import Run
 
@@ -52,7 +54,8 @@ class HoldfastCallback(TrainerCallback):
     and `background` has no effect: give the checkpointer the cadence, with `save_strategy="no"`.
 
     Args:
-        run: The run. Every rank opens it; rank 0 saves.
+        run: The run. Every rank opens it; rank 0 saves, or with a `group` every rank its part.
+            FSDP2 needs the group.
         background: Whether a save returns when the state has been copied (`Run.save_async`).
         on_save: Called with each checkpoint once it is durable, such as `holdfast.wandb.log`.
         checkpointer: Of the run; the block around the training has entered it.
@@ -72,12 +75,14 @@ class HoldfastCallback(TrainerCallback):
         self._is_due = False
         self._loaded: dict[str, Any] = {}
         self._folder: Path | None = None
+        self._found: Checkpoint | None = None
 
     def resume(self, trainer: Trainer, ref: str | None = None) -> str | None:
         """Prepare a trainer to continue the run; call it before each `train`.
 
         The weights and the Trainer's state go into a temporary folder in `output_dir`, for the
-        Trainer to read; it is removed when training begins. Everything else is loaded directly.
+        Trainer to read; it is removed when training begins. Everything else is loaded directly, and
+        where all ranks save, the weights too.
 
         Args:
             trainer: The trainer that has this callback.
@@ -87,32 +92,60 @@ class HoldfastCallback(TrainerCallback):
             The folder, for `train(resume_from_checkpoint=...)`; `None` before the first save.
 
         Raises:
-            InvalidInput: The trainer shards the model, or the ref names another run.
+            InvalidInput: The trainer shards the model, and not with FSDP2 and a run with `group`;
+                or the ref names another run.
             NotFound: The ref names nothing.
             RestoreFailed: Every checkpoint is damaged.
         """
-        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-            raise InvalidInput(
-                "sharded training is not supported yet",
-                where="TrainingArguments",
-                expected="ranks that hold the whole model",
-                found="FSDP" if trainer.is_fsdp_enabled else "DeepSpeed",
-            )
+        self._check(trainer)
         self._trainer = trainer
         at = None if ref is None else checkpoint_of(self._run, ref)
+        found = self._restore(at) if self._run.group is None else self._agree(at)
+        if found is None:
+            return None
+        self._saver.resume_at(found.step)
+        self._folder = Path(trainer.args.output_dir) / f"holdfast-resume-{found.digest.short}"
+        with trainer.args.main_process_first(local=True, desc="resume"):
+            if trainer.args.local_process_index == 0:
+                self._write_folder(found)
+        return str(self._folder)
+
+    def _check(self, trainer: Any) -> None:
+        """Refuse a trainer that shards the model in a way that is not supported."""
+        if trainer.is_deepspeed_enabled or (
+            trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
+        ):
+            raise InvalidInput(
+                "this sharded training is not supported",
+                where="TrainingArguments",
+                expected="FSDP2 (fsdp_config={'version': 2}), or ranks that hold the whole model",
+                found="FSDP1" if trainer.is_fsdp_enabled else "DeepSpeed",
+            )
+        if trainer.is_fsdp_enabled:
+            check_group(self._run, "TrainingArguments", "FSDP2")
+
+    def _restore(self, at: Checkpoint | None) -> Checkpoint | None:
         restored = self._run.restore(at=at)
         if restored is None:
             return None
-        checkpoint, state = restored.checkpoint, restored.state
+        state = restored.state
         self._loaded = {name: state[name] for name in state if name not in hub_folder.WEIGHTS}
-        self._saver.resume_at(checkpoint.step)
-        self._folder = Path(trainer.args.output_dir) / f"holdfast-resume-{checkpoint.digest.short}"
-        with trainer.args.main_process_first(local=True, desc="resume"):
-            if trainer.args.local_process_index == 0:
-                hub_folder.write_model(checkpoint, self._folder)
-                text = json.dumps(self._loaded["trainer"], default=float)
-                (self._folder / "trainer_state.json").write_text(text)
-        return str(self._folder)
+        return restored.checkpoint
+
+    def _agree(self, at: Checkpoint | None) -> Checkpoint | None:
+        """Find the checkpoint that all ranks load, once the trainer has sharded the model."""
+        self._found = self._run.restore_into({}, at, strict=False)
+        if self._found is not None:
+            self._trainer._load_from_checkpoint = lambda *_: None  # the folder has no weights
+        return self._found
+
+    def _write_folder(self, found: Checkpoint) -> None:
+        assert self._folder is not None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._found is None:
+            hub_folder.write_model(found, self._folder)
+        trainer = self._loaded.get("trainer") or found.load(only="trainer")["trainer"]
+        (self._folder / "trainer_state.json").write_text(json.dumps(trainer, default=float))
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
@@ -133,6 +166,9 @@ class HoldfastCallback(TrainerCallback):
             )
         if state.global_step < state.max_steps:
             self._saver.begin()
+        if self._found is not None:
+            self._loaded = self._fill(self._found, given)
+            self._found = None
         if self._loaded:
             given["optimizer"].load_state_dict(self._loaded["optimizer"])
             given["lr_scheduler"].load_state_dict(self._loaded["scheduler"])
@@ -141,6 +177,16 @@ class HoldfastCallback(TrainerCallback):
             self._loaded = {"rng": self._loaded["rng"]}
         if not args.auto_find_batch_size:  # which may read the folder again
             self._remove_folder(args)
+
+    def _fill(self, found: Checkpoint, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Load the weights and moments into what each rank has of them; return the state."""
+        del self._trainer._load_from_checkpoint
+        model, optimizer = given["model"], given["optimizer"]
+        prepare_moments(model, optimizer.optimizer)
+        parts = hub_folder.model_parts(model)
+        weights = {name: parts[name] for name in hub_folder.WEIGHTS if name in parts}
+        target = {**weights, "optimizer": optimizer.state_dict()}
+        return load_around(self._run, found, target, trains=True)
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any

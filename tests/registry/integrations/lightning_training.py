@@ -12,12 +12,14 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import holdfast
 from holdfast.errors import Conflict, InvalidInput, NotFound, UnsupportedValue
 from holdfast.lightning import HoldfastCheckpoint, HoldfastIO
+from holdfast.registry.integrations.lightning_shards import is_sharding
 from holdfast.registry.journal.background import BackgroundCarrier
 
 #: Four batches an epoch.
@@ -197,9 +199,11 @@ def refuse(url: str) -> None:
         training = trainer(saver)
         kind = type(training.strategy)
         sharded.setattr(kind, "restore_checkpoint_after_setup", property(lambda _: True))
-        with pytest.raises(InvalidInput, match="sharded strategies are not supported yet"):
+        with pytest.raises(InvalidInput, match="this sharded strategy is not supported"):
             training.fit(Net(), *data(DataLoader))
         sharded.undo()
+        with pytest.raises(InvalidInput, match=r"do not save together.*ModelParallelStrategy"):
+            is_sharding(ModelParallelStrategy(), run)
         net = Net()
         net.save_hyperparameters({"activation": torch.nn.functional.relu})
         with pytest.raises(UnsupportedValue, match=r"\['hyper_parameters'\]\['activation'\]"):

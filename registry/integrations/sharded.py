@@ -1,0 +1,106 @@
+"""What trainers share that shard a model: fill it in place, and keep one rank's word for the rest.
+
+A state of theirs has the names and the form of an unsharded one, so its id is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+from holdfast.registry import pytree
+from holdfast.registry.collective.loading import load_into
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.stored import commit_keys, reader_of
+from holdfast.registry.pytree.traversal import is_array, walk
+from holdfast.registry.runs.run import Run
+
+#: The components of which each rank may have a part; rank 0's word counts for all others.
+SHARDED = ("model", "adapter", "optimizer")
+
+
+def check_group(run: Run, where: str, found: str) -> None:
+    """Refuse a trainer that shards a model with a run whose ranks do not save together.
+
+    Raises:
+        InvalidInput: The handle of the run has no group.
+    """
+    if run.group is None:
+        raise InvalidInput(
+            "this trainer shards the model, and the ranks of the run do not save together",
+            where=where,
+            expected="registry.run(..., group=holdfast.distributed.TorchGroup())",
+            found=found,
+            hint="Call torch.distributed.init_process_group() first; torchrun starts the ranks.",
+        )
+
+
+def of_first_rank(state: Mapping[str, Any], metrics: Mapping[str, float]) -> tuple[Any, Any]:
+    """Return a state and metrics in which all is rank 0's but the sharded parts; all ranks call it.
+
+    Clocks, counters of callbacks and metrics of a rank's own batches differ from rank to rank.
+    """
+    rest = {name: part for name, part in state.items() if name not in SHARDED}
+    said: list[Any] = [(rest, dict(metrics)) if torch.distributed.get_rank() == 0 else None]
+    torch.distributed.broadcast_object_list(said, src=0)
+    rest, metrics = said[0]
+    return {name: rest.get(name, state.get(name)) for name in state}, metrics
+
+
+def prepare_moments(model: Any, optimizer: Any) -> None:
+    """Let an optimizer make its moments, which it does not have before its first step."""
+    get_optimizer_state_dict(model, optimizer)
+
+
+def load_around(
+    run: Run, found: Checkpoint, target: Mapping[str, Any], *, trains: bool
+) -> dict[str, Any]:
+    """Load a checkpoint into the tensors of a sharded model; all ranks call it.
+
+    Memory stays bounded: only what the target does not have is loaded by every rank.
+
+    Args:
+        run: The run; its handle has a group.
+        found: The checkpoint; the same on every rank.
+        target: The state of the model, and of the optimizer if it is wanted, by component.
+        trains: Whether the run continues from there.
+
+    Returns:
+        The state. Where the target has a tensor, it is that tensor, filled.
+
+    Raises:
+        IncompatibleState: Shapes or dtypes differ; nothing was read.
+        RegistryError: As `Run.restore_into`.
+    """
+    if trains:
+        run.restore_into(target, found, strict=False)
+    else:
+        assert run.group is not None
+        load_into(found, target, group=run.group, strict=False)
+    kept = commit_keys(found)
+    names = found.components if kept is None else kept.order
+    rest = [name for name in names if name not in target and name not in SHARDED]
+    state: dict[str, Any] = found.load(only=rest, precision="original")
+    parts = {name: part for name, part in target.items() if name in found.components}
+    return {**state, **{name: _filled(found, name, part) for name, part in parts.items()}}
+
+
+def _filled(found: Checkpoint, name: str, part: Any) -> Any:
+    """Return a component with the filled tensors of a target, and its own plain values."""
+    manifest, tensors = found.manifest, dict(walk(name, part))
+    component = manifest.components[name]
+    paths = pytree.leaf_paths(name, component.skeleton)
+    kinds = pytree.leaf_kinds(component.skeleton)
+    arrays, missing = [], []
+    for index, entry in enumerate(component.tensors):
+        array = tensors.get(paths[index])
+        if not is_array(array):
+            array, memory = pytree.allocate(entry.dtype, entry.shape, kinds[index])
+            missing.append((entry, memory))
+        arrays.append(array)
+    reader_of(found).read(manifest, missing)
+    return pytree.unflatten_component(component.skeleton, arrays, name=name)

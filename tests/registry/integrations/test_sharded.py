@@ -1,0 +1,76 @@
+"""Trainers that shard the model: the ids of unsharded saves, killed, resumed on other ranks."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from tests.registry.integrations.children import KILLED, Call, Children, needs
+from tests.support.loads import components
+
+pytestmark = needs("lightning", "transformers", "accelerate")
+
+
+class Ranks:
+    """Processes that train together."""
+
+    def __init__(self, reg: holdfast.Registry, children: Children) -> None:
+        self._url, self._children = reg.url, children
+
+    def run(self, size: int, target: str, name: str, *args: Any) -> list[int]:
+        """Return their exit statuses."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return self._children.run_all(
+            *(
+                Call(
+                    target,
+                    (self._url, name, *args),
+                    {**shared, "RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": "0"},
+                )
+                for rank in map(str, range(size))
+            )
+        )
+
+
+@pytest.fixture
+def ranks(reg: holdfast.Registry, children: Children) -> Ranks:
+    return Ranks(reg, children)
+
+
+def states(reg: holdfast.Registry, name: str) -> dict[int, Any]:
+    """Return the ids of model and optimizer by step."""
+    return {
+        step: (parts["model"], parts["optimizer"]) for step, parts in components(reg, name).items()
+    }
+
+
+def test_lightning(reg: holdfast.Registry, ranks: Ranks) -> None:
+    fit = "lightning_shards.fit"
+    assert ranks.run(1, fit, "alone", "plain", None, {}) == [0]
+    assert ranks.run(1, fit, "killed", "fsdp2", 5, {}) == [KILLED]
+    assert list(states(reg, "killed")) == [4]
+    assert ranks.run(2, fit, "killed", "fsdp", None, {}) == [0, 0]
+    assert states(reg, "killed") == states(reg, "alone")
+
+
+def test_the_hf_trainer(reg: holdfast.Registry, ranks: Ranks, tmp_path: Path) -> None:
+    train, out = "transformers_shards.train", tmp_path / "out"
+    assert ranks.run(1, train, "alone", out, False, None) == [0]
+    assert ranks.run(2, train, "killed", out, True, 5) == [KILLED, KILLED]
+    assert list(states(reg, "killed")) == [2, 4]
+    assert ranks.run(2, train, "killed", out, True, None) == [0, 0]
+    assert states(reg, "killed") == states(reg, "alone")
+
+
+def test_a_loop_with_accelerate(reg: holdfast.Registry, ranks: Ranks) -> None:
+    assert ranks.run(2, "transformers_shards.loop", "loop") == [0, 0]
+    saved = {name: states(reg, name) for name in ("loop", "alone", "resumed")}
+    assert saved["loop"] == saved["alone"]
+    assert saved["resumed"][3] == saved["alone"][3]
