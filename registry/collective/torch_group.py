@@ -58,27 +58,33 @@ class TorchGroup:
         self._gloo: dict[str, Any] = {}
 
     def send(self, to: Sequence[int], name: str, data: bytes) -> None:  # noqa: ARG002
-        """Send a message."""
-        self._store.set(f"{name}/{self.rank}", data)
+        """Send a message; if the store is gone, the next `receive` finds none."""
+        with suppress(RuntimeError):
+            self._store.set(f"{name}/{self.rank}", data)
 
     def receive(self, name: str, senders: Sequence[int], timeout_s: float) -> dict[int, bytes]:
         """Return the messages of a name that are there in time."""
         keys = {one: f"{name}/{one}" for one in senders}
         try:
-            self._store.wait(list(keys.values()), timedelta(seconds=max(timeout_s, 0.001)))
+            keys = self._arrived(keys, timeout_s)
+            if self._store.has_extended_api():
+                found = self._store.multi_get([*keys.values()])
+                return dict(zip(keys, map(bytes, found), strict=True))
+            return {one: self._store.get(key) for one, key in keys.items()}
+        except RuntimeError:  # the store is gone, as it is when rank 0 has it and ends
+            return {}
+
+    def _arrived(self, keys: dict[int, str], timeout_s: float) -> dict[int, str]:
+        try:
+            self._store.wait([*keys.values()], timedelta(seconds=max(timeout_s, 0.001)))
         except RuntimeError:  # some are missing, or the store is gone
-            try:
-                keys = {one: key for one, key in keys.items() if self._store.check([key])}
-            except RuntimeError:
-                return {}
-        if self._store.has_extended_api():
-            found = self._store.multi_get([*keys.values()])
-            return dict(zip(keys, map(bytes, found), strict=True))
-        return {one: self._store.get(key) for one, key in keys.items()}
+            return {one: key for one, key in keys.items() if self._store.check([key])}
+        return keys
 
     def forget(self, name: str) -> None:
         """Drop a message."""
-        self._store.delete_key(f"{name}/{self.rank}")
+        with suppress(RuntimeError):
+            self._store.delete_key(f"{name}/{self.rank}")
 
     def exchange(
         self, links: str, outgoing: Mapping[int, Buffer], incoming: Mapping[int, int]

@@ -7,11 +7,13 @@ import secrets
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast import Registry
+from holdfast.distributed import TorchGroup
 from tests.registry.collective import acts
 from tests.registry.collective.fleet import Fleet
 
@@ -92,6 +94,24 @@ def test_a_rank_in_trouble_breaks_nothing_and_the_retry_works(
     assert not reg.run("run").checkpoints()
     again = fleet.run(3, acts.saved, reg.url, "run", "fsdp", 1)
     assert len(set(again)) == 1
+
+
+class Gone:
+    """A store that ends between a wait and the next call, with the rank that has it."""
+
+    def wait(self, keys: object, timeout: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("Connection reset by peer")
+
+
+def test_a_store_that_is_gone_is_silence() -> None:
+    group = object.__new__(TorchGroup)
+    group.rank, group._store = 1, Gone()
+    group.send([0], "name", b"")
+    group.forget("name")
+    assert group.receive("name", [0], 1.0) == {}
 
 
 @pytest.mark.soak
