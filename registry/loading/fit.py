@@ -88,6 +88,13 @@ def filled_once(
     for path in sources:
         if path in leaves:
             leaf = leaves[path]
+            if hasattr(leaf.source, "addressable_shards"):  # of jax
+                raise IncompatibleState(
+                    "an array of jax cannot be filled",
+                    where=f"{ref}: {path}",
+                    hint="Make another: jax.make_array_from_callback(shape, sharding, "
+                    "lambda index: checkpoint[path][index]).",
+                )
             extents[path] = Extent.of(leaf.source, leaf.dtype, leaf.shape)
             check_writable(f"{ref}: {path}", leaf.source, extents[path])
     again = set()

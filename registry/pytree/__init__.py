@@ -2,9 +2,9 @@
 
 `flatten` makes a `FlatState` of a state, `unflatten` makes the state again; `encoding` and
 `decoding` are their walks. `containers`, `scalars`, `stamps`, `numpy_arrays`, `torch_arrays` have
-one codec for each type below; `adapters` lets callers add types of their own. `claims` checks a
-skeleton from a store before it is used; `parts` cuts one down to some of its values. Only
-`torch_arrays` and `torch_memory` import torch.
+one codec for each type below, and `jax_arrays` for arrays of jax; `adapters` lets callers add types
+of their own. `claims` checks a skeleton from a store before it is used; `parts` cuts one down to
+some of its values. Only `torch_arrays` and `torch_memory` import torch.
 
 The table below decides bytes, so it decides ids: a tag may be added, none changes its meaning.
 `storage`, `training` and `loading` are built on this room. Specified in docs/spec.md, section 4.
@@ -16,7 +16,7 @@ own from 0, in the order of the skeleton), H 16 hexadecimal digits of a double's
 as a node.
 
     tag                        payload                       value
-    t  n                       A                             torch tensor, numpy array
+    t  n                       A                             torch tensor, numpy array (or jax's)
     nt                         [A, "datetime64[ns]"]         numpy array of times, as int64
     B  BA  S                   A                             bytes, bytearray over 4096 bytes, str
                                                              over 64 KiB of UTF-8: uint8 arrays

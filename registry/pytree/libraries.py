@@ -1,7 +1,7 @@
-"""Load the codecs of torch and numpy at the first of their values or tags, never before.
+"""Load the codecs of torch, numpy and jax at the first of their values or tags, never before.
 
 A state can hold a library's values only if that library is loaded, so flattening looks in
-`sys.modules`; rebuilding imports it. No other module of this package imports torch or numpy, except
+`sys.modules`; rebuilding imports it. No other module of this package imports one of them, except
 through the wrappers that are loaded here.
 """
 
@@ -20,10 +20,12 @@ _WRAPPERS = {
         frozenset({"ts", "tt", "tv", "tver", "coo", "csr", "csc", "bsr", "bsc"}),
     ),
     "holdfast.registry.pytree.numpy_arrays": ("numpy", frozenset({"n", "nt", "ns", "nd"})),
+    "holdfast.registry.pytree.jax_arrays": ("jax", frozenset()),  # its arrays are stored as numpy's
 }
 _INSTALL = {
     "torch": "Install it: pip install torch.",
     "numpy": "Install it: pip install numpy.",
+    "jax": "Install it: pip install jax.",
 }
 _loaded: set[str] = set()
 

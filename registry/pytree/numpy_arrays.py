@@ -1,4 +1,4 @@
-"""Codecs of numpy values. The only module of this package that imports numpy."""
+"""Codecs of numpy values. Only this module and `jax_arrays` import numpy."""
 
 from __future__ import annotations
 
