@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
 from holdfast.distributed import TorchGroup
-from holdfast.errors import InvalidInput
+from holdfast.errors import InvalidInput, RankFailed
 from holdfast.lightning import HoldfastCheckpoint, HoldfastIO
 from tests.registry.integrations.lightning_training import trainer
 
@@ -39,6 +38,7 @@ class Net(pl.LightningModule):
     def __init__(self, strike: int | None = None, sends: int = signal.SIGKILL) -> None:
         super().__init__()
         self.strike, self.sends = strike, sends
+        pl.seed_everything(1)
         self.net = torch.nn.Sequential(torch.nn.Linear(5, 301), torch.nn.Linear(301, 1))
         self.register_buffer("scale", torch.full((3,), 0.5))
         self.is_sharded = False
@@ -81,36 +81,76 @@ def loader() -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.arange(80.0).reshape(16, 5) / 80), 4)
 
 
-def fit(url: str, name: str, kind: str, strike: int | None, options: Mapping[str, Any]) -> None:
+class Dying(TorchGroup):
+    """A group whose rank 1 dies in its second save, while the ranks exchange bytes."""
+
+    exchanges = 0
+
+    def exchange(self, *given: Any) -> dict[int, memoryview]:
+        self.exchanges += 1
+        if self.rank == 1 and self.exchanges == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().exchange(*given)
+
+
+def fit(url: str, name: str, kind: str, strike: int | None) -> None:
     """Train as one of some ranks, from what is there; 4 steps an epoch, 2 epochs."""
-    pl.seed_everything(1)
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     with holdfast.open(url) as reg:
         run = reg.run(name, create=True, group=TorchGroup(deadline_s=DEADLINE_S))
+        told: list[holdfast.Checkpoint] = []
         with pytest.raises(InvalidInput, match="on rank 0 alone"):
             HoldfastIO(run)
-        told: list[holdfast.Checkpoint] = []
-        saver = HoldfastCheckpoint(run, every_n_train_steps=4, on_save=told.append, **options)
-        training = trainer(
-            saver,
-            strategy=strategy(kind, size),
-            devices=size,
-            use_distributed_sampler=False,
-        )
-        training.fit_loop.max_epochs = 2
         net = Net(strike)
-        training.fit(net, loader(), ckpt_path=saver.resume())
-        assert bool(told) == (rank == 0)
-        latest = run.latest()
-        assert latest is not None
+        training = _fit(
+            HoldfastCheckpoint(run, every_n_train_steps=4, on_save=told.append), net, kind
+        )
+        assert bool(told) == (dist.get_rank() == 0)
         if kind != "fsdp":  # whose state is a copy
-            parts = [_local(one) for one in net.state_dict().values()]
-            wanted = [one.clone() for one in parts]
-            for one in parts:
-                one.zero_()
-            training.validate(net, loader(), ckpt_path=f"holdfast://{latest.ref}", verbose=False)
-            assert all(map(torch.equal, map(_local, net.state_dict().values()), wanted))
+            _check_validation(training, net, run)
+
+
+def fit_until_asked(url: str, name: str, kind: str, strike: int | None) -> None:
+    """Train under a checkpointer; only rank 1 gets SIGTERM."""
+    dist.init_process_group("gloo")
+    with holdfast.open(url) as reg:
+        run = reg.run(name, create=True, group=TorchGroup(deadline_s=DEADLINE_S))
+        with run.checkpointer(every_steps=100) as checkpointer:
+            saver = HoldfastCheckpoint(run, every_n_epochs=9, checkpointer=checkpointer)
+            _fit(saver, Net(strike if dist.get_rank() == 1 else None, signal.SIGTERM), kind)
+
+
+def fit_until_a_rank_dies(url: str, name: str, kind: str) -> None:
+    """Train until rank 1 dies in the middle of a save; the other one ends with an error."""
+    dist.init_process_group("gloo")
+    with holdfast.open(url) as reg:
+        run = reg.run(name, create=True, group=Dying(deadline_s=5))
+        with pytest.raises(RankFailed, match="rank 1"):
+            _fit(HoldfastCheckpoint(run, every_n_train_steps=4), Net(), kind)
+        assert [one.step for one in run.checkpoints()] == [4]
+    os._exit(3)  # the process group is broken
+
+
+def _fit(saver: HoldfastCheckpoint, net: Net, kind: str) -> pl.Trainer:
+    pl.seed_everything(1)
+    size = dist.get_world_size()
+    options = {"strategy": strategy(kind, size), "devices": size, "use_distributed_sampler": False}
+    training = trainer(saver, **options)
+    training.fit_loop.max_epochs = 2
+    training.fit(net, loader(), ckpt_path=saver.resume())
+    return training
+
+
+def _check_validation(training: pl.Trainer, net: Net, run: holdfast.Run) -> None:
+    """Load the newest checkpoint to validate it."""
+    latest = run.latest()
+    assert latest is not None
+    parts = [_local(one) for one in net.state_dict().values()]
+    wanted = [one.clone() for one in parts]
+    for one in parts:
+        one.zero_()
+    training.validate(net, loader(), ckpt_path=f"holdfast://{latest.ref}", verbose=False)
+    assert all(map(torch.equal, map(_local, net.state_dict().values()), wanted))
 
 
 def _local(parameter: Any) -> torch.Tensor:

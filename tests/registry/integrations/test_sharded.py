@@ -53,10 +53,10 @@ def states(reg: holdfast.Registry, name: str) -> dict[int, Any]:
 
 def test_lightning(reg: holdfast.Registry, ranks: Ranks) -> None:
     fit = "lightning_shards.fit"
-    assert ranks.run(1, fit, "alone", "plain", None, {}) == [0]
-    assert ranks.run(1, fit, "killed", "fsdp2", 5, {}) == [KILLED]
+    assert ranks.run(1, fit, "alone", "plain", None) == [0]
+    assert ranks.run(1, fit, "killed", "fsdp2", 5) == [KILLED]
     assert list(states(reg, "killed")) == [4]
-    assert ranks.run(2, fit, "killed", "fsdp", None, {}) == [0, 0]
+    assert ranks.run(2, fit, "killed", "fsdp", None) == [0, 0]
     assert states(reg, "killed") == states(reg, "alone")
 
 
@@ -74,3 +74,51 @@ def test_a_loop_with_accelerate(reg: holdfast.Registry, ranks: Ranks) -> None:
     saved = {name: states(reg, name) for name in ("loop", "alone", "resumed")}
     assert saved["loop"] == saved["alone"]
     assert saved["resumed"][3] == saved["alone"][3]
+
+
+#: How a training begins and is killed, and how it continues: strategy and number of ranks.
+MOVES = [
+    (("fsdp", 2), ("fsdp2", 1)),
+    (("fsdp2", 2), ("plain", 2)),
+    (("plain", 1), ("fsdp2", 2)),
+    (("fsdp2", 3), ("fsdp", 2)),
+]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_any_strategy_of_lightning_continues_any_other(
+    reg: holdfast.Registry, ranks: Ranks
+) -> None:
+    fit = "lightning_shards.fit"
+    assert ranks.run(1, fit, "alone", "plain", None) == [0]
+    for number, ((first, many), (second, few)) in enumerate(MOVES):
+        name = f"moved-{number}"
+        assert ranks.run(many, fit, name, first, 5) == [KILLED] * many
+        assert ranks.run(few, fit, name, second, None) == [0] * few
+        if 3 not in (many, few):  # a mean over 3 ranks rounds
+            assert states(reg, name) == states(reg, "alone")
+    assert not reg.verify(deep=True).findings
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["fsdp", "fsdp2"])
+def test_a_rank_that_dies_in_a_save_and_the_resumed_training(
+    reg: holdfast.Registry, ranks: Ranks, kind: str
+) -> None:
+    assert ranks.run(2, "lightning_shards.fit", "straight", kind, None) == [0, 0]
+    assert ranks.run(2, "lightning_shards.fit_until_a_rank_dies", "run", kind) == [3, KILLED]
+    assert ranks.run(2, "lightning_shards.fit", "run", kind, None) == [0, 0]
+    assert states(reg, "run") == states(reg, "straight")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["fsdp", "fsdp2"])
+def test_a_signal_to_one_rank_saves_on_all(reg: holdfast.Registry, ranks: Ranks, kind: str) -> None:
+    fit = "lightning_shards.fit_until_asked"
+    assert ranks.run(2, fit, "asked", kind, 3) == [143, 143]
+    assert list(states(reg, "asked")) == [4]
+    assert reg.run("asked").status == "interrupted"
+    assert ranks.run(2, fit, "asked", kind, None) == [0, 0]
+    assert ranks.run(2, "lightning_shards.fit", "straight", kind, None) == [0, 0]
+    assert states(reg, "asked") == states(reg, "straight")
