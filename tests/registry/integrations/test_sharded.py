@@ -45,9 +45,11 @@ def ranks(reg: holdfast.Registry, children: Children) -> Ranks:
 
 
 def states(reg: holdfast.Registry, name: str) -> dict[int, Any]:
-    """Return the ids of model and optimizer by step."""
+    """Return the ids of adapter or model, and of the optimizer, by step."""
+    names = ("adapter", "model", "optimizer")
     return {
-        step: (parts["model"], parts["optimizer"]) for step, parts in components(reg, name).items()
+        step: [parts[one] for one in names if one in parts]
+        for step, parts in components(reg, name).items()
     }
 
 
@@ -66,6 +68,25 @@ def test_the_hf_trainer(reg: holdfast.Registry, ranks: Ranks, tmp_path: Path) ->
     assert ranks.run(2, train, "killed", out, True, 5) == [KILLED, KILLED]
     assert list(states(reg, "killed")) == [2, 4]
     assert ranks.run(2, train, "killed", out, True, None) == [0, 0]
+    assert states(reg, "killed") == states(reg, "alone")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("adapter", [False, True])
+@pytest.mark.parametrize(("first", "second"), [((True, 2), (False, 1)), ((False, 2), (True, 2))])
+def test_the_hf_trainer_continues_sharded_or_not(
+    reg: holdfast.Registry,
+    ranks: Ranks,
+    tmp_path: Path,
+    adapter: bool,
+    first: tuple[bool, int],
+    second: tuple[bool, int],
+) -> None:
+    train, out = "transformers_shards.train", tmp_path / "out"
+    assert ranks.run(1, train, "alone", out, False, None, adapter) == [0]
+    (shards, many), (others, few) = first, second
+    assert ranks.run(many, train, "killed", out, shards, 5, adapter) == [KILLED] * many
+    assert ranks.run(few, train, "killed", out, others, None, adapter) == [0] * few
     assert states(reg, "killed") == states(reg, "alone")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import peft
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
@@ -40,13 +41,20 @@ def model() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(config)
 
 
+def _with_adapter(plain: GPT2LMHeadModel) -> Any:
+    set_seed(2)
+    return peft.get_peft_model(plain, peft.LoraConfig(r=2, target_modules=["c_attn"]))
+
+
 def data() -> list[dict[str, torch.Tensor]]:
     """Rows that are all alike, so that any number of ranks trains the same."""
     row = torch.arange(8)
     return [{"input_ids": row, "labels": row}] * 64
 
 
-def train(url: str, name: str, folder: str, shards: bool, strike: int | None) -> None:
+def train(
+    url: str, name: str, folder: str, shards: bool, strike: int | None, adapter: bool = False
+) -> None:
     """Train as one of some ranks to step 6, from what is there."""
     AcceleratorState.__init__ = _with_fsdp
     rank = int(os.environ["RANK"])
@@ -71,7 +79,8 @@ def train(url: str, name: str, folder: str, shards: bool, strike: int | None) ->
         run = reg.run(name, create=True, group=TorchGroup(deadline_s=DEADLINE_S))
         told: list[holdfast.Checkpoint] = []
         saver = HoldfastCallback(run, on_save=told.append)
-        training = Struck(model(), arguments, train_dataset=data(), callbacks=[saver])
+        net = _with_adapter(model()) if adapter else model()
+        training = Struck(net, arguments, train_dataset=data(), callbacks=[saver])
         training.strike = strike
         training.train(resume_from_checkpoint=saver.resume(training))
         assert bool(told) == (rank == 0)
