@@ -23,8 +23,7 @@ from holdfast.registry.collective.planning import make_plan
 from holdfast.registry.collective.shards import ShardLeaf, whole_bytes, whole_shape
 from holdfast.registry.collective.storing import Storing
 from holdfast.registry.collective.talk import Calls, Message, Talk
-from holdfast.registry.collective.wire import broken
-from holdfast.registry.errors import RankFailed, UnsupportedValue
+from holdfast.registry.errors import UnsupportedValue
 from holdfast.registry.history.actions import Line
 from holdfast.registry.history.log import new_signature
 from holdfast.registry.history.replay import RunManifest
@@ -300,15 +299,8 @@ class Leading:
         try:
             report = write_part(committer.store, committer.writer, group, layout, part, order)
         except LinksBroken as error:
-            talk.is_broken = True
             group.break_links(self._calls.links)
-            talk.gather(broken(error, 0), "exchanging parts of tensors")
-            raise RankFailed(
-                "the connections between the ranks broke",
-                where="rank 0",
-                found=str(error),
-                hint="Nothing was committed. Save again: new connections are made.",
-            ) from error
+            talk.say_why(error, "exchanging parts of tensors")
         said = talk.gather(report.encode(), "storing their parts")
         return [report, *(PartReport.of(*one) for one in said[1:])]
 

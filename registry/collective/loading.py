@@ -20,8 +20,8 @@ from holdfast.registry.collective.shards import ShardLeaf, whole_shape
 from holdfast.registry.collective.spreading import spread_chunks
 from holdfast.registry.collective.structure import Ints, Structure
 from holdfast.registry.collective.talk import Calls, Talk
-from holdfast.registry.collective.wire import broken, join, rebuild
-from holdfast.registry.errors import IncompatibleState, RankFailed
+from holdfast.registry.collective.wire import broken, join, rebuild, unlinked
+from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.history.state_reader import StateReader
 from holdfast.registry.loading.destinations import Destination
 from holdfast.registry.loading.fit import (
@@ -261,13 +261,12 @@ def _fill(filling: _Filling, calls: Calls, talk: Talk, part: Part) -> None:
             lambda wanted: filling.read(part, wanted),
         )
     except LinksBroken as error:
-        talk.is_broken = True
         group.break_links(calls.links)
-        if group.rank:
-            talk.report(broken(error, group.rank))
-            _listen(talk)
-        talk.gather(broken(error, 0), "exchanging parts of tensors")
-        raise RankFailed("the connections between the ranks broke", found=str(error)) from error
+        if not group.rank:
+            talk.say_why(error, "exchanging parts of tensors")
+        talk.report(broken(error, group.rank))
+        _listen(talk)
+        raise unlinked([group.rank], str(error)) from error
     filling.settle()
     if group.rank:
         talk.report(join({}))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 from holdfast.backends import Buffer
 from holdfast.registry.collective.group import Group
-from holdfast.registry.collective.wire import describe, join, lost, rebuild, split
-from holdfast.registry.errors import RankFailed
+from holdfast.registry.collective.wire import broken, describe, join, lost, rebuild, split, unlinked
 
 #: Messages are kept for this many later calls, so that a late rank learns how its call ended.
 _KEPT_CALLS = 8
@@ -112,24 +112,31 @@ class Talk:
         found = group.receive(f"{self.name}/report/{self._reports}", others, limit_s)
         made = {rank: split(data) for rank, data in found.items()}
         made[0] = split(own)
-        failures = [one["failure"] for _, (one, _) in sorted(made.items()) if one.get("failure")]
-        for failure in failures:
-            if not failure.get("is_broken"):
-                raise rebuild(failure)
+        failures = _failures(made)
+        _raise_reason(failures)
         missing = [rank for rank in others if rank not in made]
         if missing:
             raise lost(missing, group.deadline_s, doing)
         if failures:
-            raise RankFailed(
-                "the connections between the ranks broke",
-                where=", ".join(f"rank {one['rank']}" for one in failures),
-                found=failures[0]["what"],
-                hint="Nothing was committed. Save again: new connections are made.",
-            )
+            # A rank that reported, and then gave up waiting for another one, has told why.
+            later = group.receive(f"{self.name}/report/{self._reports + 1}", others, 0)
+            _raise_reason(_failures({rank: split(data) for rank, data in later.items()}))
+            raise unlinked([one["rank"] for one in failures], failures[0]["what"])
         for name in self._parts:  # they are long, and every rank has read its own
             group.forget(name)
         self._parts.clear()
         return [made[rank] for rank in range(group.size)]
+
+    def say_why(self, error: BaseException, doing: str) -> NoReturn:
+        """Raise why the connections of rank 0 broke, once the others were heard.
+
+        Raises:
+            RankFailed: A rank is dead or late, or the connections broke and all ranks are there.
+            RegistryError: A rank has failed; it is the error of that rank.
+        """
+        self.is_broken = True
+        self.gather(broken(error, 0), doing)
+        raise AssertionError("a report that tells of broken connections is raised")
 
     # Of the others
 
@@ -168,3 +175,15 @@ class Talk:
             self.order({"kind": "outcome", "failure": failure})
         else:
             self.report(join({"failure": failure}))
+
+
+def _failures(reports: Mapping[int, Message]) -> list[dict[str, Any]]:
+    found = (header.get("failure") for _, (header, _) in sorted(reports.items()))
+    return [one for one in found if one]
+
+
+def _raise_reason(failures: Sequence[dict[str, Any]]) -> None:
+    """Raise the first error that is more than that connections broke."""
+    for failure in failures:
+        if not failure.get("is_broken"):
+            raise rebuild(failure)

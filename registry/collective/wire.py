@@ -101,3 +101,20 @@ def lost(ranks: Sequence[int], deadline_s: float, doing: str) -> RankFailed:
     )
     made.rank = ranks[0]
     return made
+
+
+def unlinked(ranks: Sequence[int], found: str) -> RankFailed:
+    """Return the error for ranks that are there, and have lost their connections.
+
+    Args:
+        ranks: Those ranks.
+        found: What one of them found.
+    """
+    made = RankFailed(
+        "the connections between the ranks broke",
+        where=", ".join(f"rank {one}" for one in ranks),
+        found=found,
+        hint="Nothing was committed. Save again: new connections are made.",
+    )
+    made.rank = ranks[0]
+    return made

@@ -6,6 +6,10 @@ A schedule is a list of moves. A move is the name of the actor whose next call i
 that could go on to another one is a preemption; where an actor has ended the choice of the next is
 free. Deletes under way count as one more actor.
 
+A rank that waits for another one cannot go on until that has spoken, or has died or ended. In a
+scenario with deadlines one rank may also wait in vain, once: the others are late then. If all wait
+for each other although nobody has died and nobody was late, that is a violation.
+
 Schedules that come to the same world with every actor in the same state go on alike from there, so
 that is looked at once; how many schedules go through it is counted all the same. What a program
 does for each of a set it does in an order that PYTHONHASHSEED decides: counts then differ a little,
@@ -17,16 +21,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from tests.schedules.actors import Ended, State
 from tests.schedules.scenario import Stage
 from tests.schedules.soundness import Violation
-from tests.schedules.store import Fate, Request, World
+from tests.schedules.store import Fate, Request, Talk, World
 
 #: Stands for the deletes under way where actors stand by their place in the list.
 _LANDING = -1
 #: Calls after which two schedules of one world may still differ.
-_CHANGES = ("put", "put_if_absent", "delete", "sync")
+_CHANGES = ("put", "put_if_absent", "delete", "sync", *get_args(Talk))
 _DEAD = State(None, None)
 #: Steps of a schedule, more or less: where priorities may change.
 _USUAL_LENGTH = 60
@@ -57,11 +62,6 @@ class Moment:
 
     world: World
     states: tuple[State, ...]
-
-    def runnable(self) -> list[int]:
-        """Return who can take a step."""
-        going = [i for i, state in enumerate(self.states) if state.request is not None]
-        return [*going, _LANDING] if self.world.late else going
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,9 @@ class Explorer:
         self._actors = stage.actors
         self._names = [actor.name for actor in stage.actors]
         self._mortal = {self._names.index(name) for name in stage.scenario.mortal}
+        self._job = stage.scenario.job
+        ranks = () if self._job is None else self._job.ranks
+        self._ranks = [self._names.index(name) for name in ranks]
         self._path: list[tuple[Move, Moment]] = []
         self._fate: Fate = "now"
         self._counts: dict[object, int] = {}
@@ -149,8 +152,11 @@ class Explorer:
         choose = _CHOOSERS[seed % len(_CHOOSERS)](chance, len(self._actors))
         self._path.clear()
         at = self.start
-        while runnable := at.runnable():
-            at = self._take(at, self._at_random(at, choose(runnable), chance))
+        while runnable := self._runnable(at):
+            waiting = [who for who in self._ranks if self._may_give_up(at, who)]
+            gives_up = waiting and chance.randrange(_ONE_DIES_IN) == 0
+            who = chance.choice(waiting) if gives_up else choose(runnable)
+            at = self._take(at, self._at_random(at, who, chance))
         self._finish(at)
         return self._course(at)
 
@@ -164,7 +170,7 @@ class Explorer:
         at = self.start
         for text in shown:
             at = self._take(at, self._parse(text))
-        if not at.runnable():
+        if not self._runnable(at):
             self._finish(at)
         return self._course(at)
 
@@ -190,11 +196,12 @@ class Explorer:
 
     def _explore(self, at: Moment, current: int | None, left: int) -> int:
         """Return the number of schedules from here on."""
-        runnable = at.runnable()
+        runnable = self._runnable(at)
+        stuck = current if current not in runnable and self._may_give_up(at, current) else None
         if current not in runnable:
             current = None
         numbers = tuple(state.number for state in at.states)
-        key = (at.world.mark, at.world.late, numbers, current, left)
+        key = (at.world.state, numbers, current, stuck, left)
         known = self._counts.get(key)
         if known is not None:
             return known
@@ -211,8 +218,41 @@ class Explorer:
             for move in self._moves(at, who, kills=who == current):
                 found += self._explore(self._take(at, move), who, left - cost)
                 self._path.pop()
+        if stuck is not None:
+            found += self._explore(self._take(at, Move(stuck)), stuck, left)
+            self._path.pop()
         self._counts[key] = found
         return found
+
+    def _runnable(self, at: Moment) -> list[int]:
+        """Return who can take a step."""
+        going = [i for i, state in enumerate(at.states) if state.request is not None]
+        free = [i for i in going if not self._waits(at, i)]
+        if at.world.late:
+            free.append(_LANDING)
+        if free or not going:
+            return free
+        if not at.world.overdue and _DEAD not in at.states:
+            raise self._with_schedule(Violation("all ranks wait for each other"))
+        # Nothing happens any more until the first deadline has passed.
+        waits_s = {i: request.timeout_s for i in going if (request := at.states[i].request)}
+        return [i for i, wait_s in waits_s.items() if wait_s == min(waits_s.values())]
+
+    def _waits(self, at: Moment, who: int) -> bool:
+        """Return whether an actor waits for a rank that may still speak."""
+        request = at.states[who].request
+        if request is None:
+            return False
+        lacking = [at.states[self._ranks[rank]] for rank in at.world.lacking(request)]
+        if request.method == "collect" and _DEAD in lacking:
+            return False  # a connection shows at once that its other end is gone
+        return any(state.request is not None for state in lacking)
+
+    def _may_give_up(self, at: Moment, who: int | None) -> bool:
+        """Return whether the deadline of a rank that waits may pass."""
+        if who is None or self._job is None or not self._job.has_deadlines or at.world.overdue:
+            return False
+        return who != _LANDING and self._waits(at, who)
 
     def _moves(self, at: Moment, who: int, *, kills: bool) -> Iterator[Move]:
         if who == _LANDING:

@@ -11,6 +11,7 @@ from holdfast.registry.maintenance.gc import collect
 from holdfast.registry.registries.registry import Registry
 from holdfast.registry.storage.store import create_config
 from tests.schedules.actors import Actor, Ended, Program, named_after
+from tests.schedules.ranks import Job
 from tests.schedules.soundness import Content, Soundness, Violation, objects_of, opened
 from tests.schedules.store import World
 
@@ -35,6 +36,7 @@ class Scenario:
         mortal: Actors that may die at any call.
         page: Entries of one page of a listing.
         is_disk: Whether the power may go, and takes every name that was not synced.
+        job: The actors that are ranks, and save together.
     """
 
     prepare: Callable[[Registry], object]
@@ -44,6 +46,7 @@ class Scenario:
     mortal: frozenset[str] = frozenset()
     page: int | None = None
     is_disk: bool = False
+    job: Job | None = None
 
 
 class Stage:
@@ -82,13 +85,25 @@ class Stage:
         """
         for actor, end in zip(self.actors, ended, strict=True):
             if end is not None and end.error is not None:
-                if not isinstance(end.error, self.scenario.refused.get(actor.name, ())):
+                if not isinstance(end.error, self._refused(actor.name)):
                     raise Violation(f"{actor.name} failed: {end.error!r}") from end.error
             elif end is not None and isinstance(end.value, Saved):
                 self._check_kept(world, actor.name, end.value)
+        job = self.scenario.job
+        if job is not None:
+            names = (actor.name for actor in self.actors)
+            job.check(world, dict(zip(names, ended, strict=True)), self.soundness)
         if world.mark not in self._quiet:
             self._check_quiet(world.after_power_loss().copy())
+            if job is not None:
+                job.retry(world.copy(), swept=len(self.actors) > len(job.ranks))
             self._quiet.add(world.mark)
+
+    def _refused(self, name: str) -> tuple[type[Exception], ...]:
+        job = self.scenario.job
+        if job is not None and name in job.ranks:
+            return (RegistryError,)  # `Job.check` looks at it more closely
+        return self.scenario.refused.get(name, ())
 
     def _check_kept(self, world: World, name: str, saved: Saved) -> None:
         state = self.soundness.state(world.after_power_loss(), saved.run)

@@ -1,37 +1,59 @@
-"""The store between the actors: one memory backend, whose every call is one step of a schedule.
+"""What is between the actors: one memory backend, whose every call is one step of a schedule.
 
 A call is a `Request`, what it returns an answer that can be compared and kept. Deletes may land
 when they are asked for, later, or twice: those under way are kept here until they are delivered.
 On a disk a put is two calls, the name and the sync of its folder; until the second a loss of power
 takes the name.
+
+Actors that are ranks of one job talk to each other here, too (`tests.schedules.ranks`). A call that
+waits for another rank is carried out when that has spoken, or when its deadline has passed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from holdfast.backends import ObjectNotFound
 from holdfast.backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers, check_into
 from holdfast.backends.memory import MemoryBackend
 
 Method = Literal["get", "put", "put_if_absent", "stat", "list", "delete", "sync", "ready"]
+#: Between ranks: a message is sent, waited for, dropped; bytes are offered to others, and theirs
+#: waited for; connections are ended.
+Talk = Literal["send", "receive", "forget", "offer", "collect", "break"]
+_TALK = get_args(Talk)
 #: When a delete lands: at once; at any later step; at once, and at any later step again.
 Fate = Literal["now", "late", "twice"]
 
 
+#: Bytes from or for each rank.
+Pieces = tuple[tuple[int, bytes], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call of an actor to the store, or its word that it is `ready` for the schedule."""
+    """One call of an actor, or its word that it is `ready` for the schedule.
 
-    method: Method
+    Attributes:
+        rank: The rank that talks.
+        others: The ranks that it waits for.
+        pieces: The bytes that it offers, with the rank for each.
+        timeout_s: How long it waits.
+    """
+
+    method: Method | Talk
     key: str = ""
     body: bytes | None = None
     byte_range: ByteRange | None = None
     start_after: str = ""
     limit: int | None = None
     delimiter: bool = False
+    rank: int = -1
+    others: tuple[int, ...] = ()
+    pieces: Pieces = ()
+    timeout_s: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.method} {self.key}"
@@ -42,7 +64,7 @@ class Absent:
 
 
 ABSENT = Absent()
-Answer = bytes | bool | None | ObjectInfo | tuple[ObjectInfo, ...] | Absent
+Answer = bytes | bool | None | ObjectInfo | tuple[ObjectInfo, ...] | Pieces | Absent
 
 
 class World:
@@ -53,9 +75,12 @@ class World:
         late: Keys of the deletes that were answered and may land yet, oldest first.
         mark: Equal for equal objects.
         unsynced: Keys that a loss of power takes; `None` on a store that has no such.
+        said: What ranks have said, by the kind, the name and the rank.
+        said_mark: Equal where that is equal.
+        overdue: The ranks for which another one has waited in vain.
     """
 
-    __slots__ = ("late", "mark", "objects", "unsynced")
+    __slots__ = ("late", "mark", "objects", "overdue", "said", "said_mark", "unsynced")
 
     def __init__(
         self,
@@ -68,6 +93,9 @@ class World:
         self.late = late
         self.mark = mark
         self.unsynced = unsynced
+        self.said: dict[tuple[str, str, int], bytes | Pieces] = {}
+        self.said_mark = 0
+        self.overdue: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, backend: MemoryBackend) -> World:
@@ -83,7 +111,10 @@ class World:
 
     def copy(self) -> World:
         """Return another world that begins as this one."""
-        return World(self.objects.copy(), self.late, self.mark, self.unsynced)
+        made = World(self.objects.copy(), self.late, self.mark, self.unsynced)
+        made.said, made.said_mark = self.said.copy(), self.said_mark
+        made.overdue = self.overdue
+        return made
 
     def after_power_loss(self) -> World:
         """Return what is left when the power goes now."""
@@ -93,12 +124,14 @@ class World:
         return self._of({key: found for key, found in self.objects.items() if key not in lost})
 
     @property
-    def state(self) -> tuple[int, tuple[str, ...]]:
+    def state(self) -> tuple[int, tuple[str, ...], int, frozenset[int]]:
         """Equal for worlds in which everything goes on alike."""
-        return self.mark, self.late
+        return self.mark, self.late, self.said_mark, self.overdue
 
     def carry_out(self, request: Request, fate: Fate = "now") -> Answer:
         """Do what a call asks for; return its answer."""
+        if request.method in _TALK:
+            return self._talk(request)
         if request.method == "delete" and fate != "now":
             if request.key not in self.late:
                 self.late = (*self.late, request.key)
@@ -116,6 +149,57 @@ class World:
         backend = MemoryBackend()
         backend._store.objects = self.objects
         return backend
+
+    # Between ranks
+
+    def lacking(self, request: Request) -> list[int]:
+        """Return the ranks that a call waits for, and that have not spoken yet."""
+        kind = {"receive": "send", "collect": "offer"}.get(request.method, "")
+        if not request.timeout_s or self._is_broken(request):
+            return []
+        return [one for one in request.others if (kind, request.key, one) not in self.said]
+
+    def _is_broken(self, request: Request) -> bool:
+        links = request.key.partition("#")[0]
+        return request.method == "collect" and ("break", links, -1) in self.said
+
+    def _talk(self, request: Request) -> Answer:
+        method, key = request.method, request.key
+        match method:
+            case "send":
+                self._say((method, key, request.rank), request.body or b"")
+            case "offer":
+                self._say((method, key, request.rank), request.pieces)
+            case "forget":
+                self._say(("send", key, request.rank), None)
+            case "break":
+                self._say((method, key, -1), b"")
+            case _:
+                return self._heard(request)
+        return None
+
+    def _heard(self, request: Request) -> Answer:
+        if lacking := self.lacking(request):
+            self.overdue |= set(lacking)
+            if request.method == "collect":
+                self._say(("break", request.key.partition("#")[0], -1), b"")
+        if self._is_broken(request):
+            return ABSENT
+        kind = {"receive": "send", "collect": "offer"}[request.method]
+        found = [(one, self.said.get((kind, request.key, one))) for one in request.others]
+        if kind == "send":
+            return tuple((one, data) for one, data in found if isinstance(data, bytes))
+        return tuple(
+            (one, data) for one, some in found for to, data in some or () if to == request.rank
+        )
+
+    def _say(self, what: tuple[str, str, int], data: bytes | Pieces | None) -> None:
+        before = self.said.pop(what, None)
+        if before is not None:
+            self.said_mark ^= hash((what, before))
+        if data is not None:
+            self.said[what] = data
+            self.said_mark ^= hash((what, data))
 
     def _do(self, request: Request) -> Answer:
         key, backend = request.key, self.backend()

@@ -1,0 +1,97 @@
+"""Collective saves, interleaved call by call: with deaths, late ranks, evictions, collections.
+
+After every step each checkpoint is whole. In the end every rank that is left has the checkpoint, or
+an error that names the rank in trouble; none says that nothing was committed while something is;
+and a retry succeeds, and puts nothing that is there already.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.registry.collective.rows import shard_rows
+from tests.schedules.broken_collective import BROKEN, without
+from tests.schedules.collective import COLLECTIVE
+from tests.schedules.explore import Explorer
+from tests.schedules.scenario import Stage
+from tests.schedules.soundness import Violation
+from tests.schedules.store import Fate
+
+GONE = "holds what needs .* is gone"
+#: In every run of the tests: the preemptions, and schedules below which something is not
+#: interleaved any more. The others by a soak.
+QUICK = {
+    "a rank dies or is late": (2, 4_000),
+    "one of three dies or is late": (1, 100_000),
+    "two attempts": (1, 100),
+    "a collection": (1, 10_000),
+}
+#: Plays with a collection: one preemption in a soak, and every fate of deletes; the others two.
+SWEPT = {name for name, make in COLLECTIVE.items() if "gc" in make().programs}
+#: Where each rule is found broken: the play, preemptions, what becomes of deletes, what is told.
+FOUND: dict[str, tuple[str, int, Fate, str]] = {
+    "marks_ignored": ("a collection", 1, "now", GONE),
+    "only_own_names_checked": ("something alike", 1, "now", GONE),
+    "sweeps_after_the_ranks": ("copies and a collection", 1, "now", GONE),
+    "epoch_observed_early": ("a new run and a collection", 1, "late", GONE),
+    "rechecked_once": ("a collection", 1, "now", GONE),
+    "old_replay_believed": ("the run of the evicted", 1, "now", GONE),
+    "reported_before_it_is_put": ("a rank dies or is late", 1, "now", GONE),
+    "generations_ignored": ("a collection", 0, "twice", GONE),
+    "attempts_mixed": ("two attempts", 1, "now", "something else than was saved"),
+    "failed_because_absent": ("a rank dies or is late", 1, "now", "that nothing was committed"),
+    "puts_deleted_after_a_failure": ("another run adopts a pack", 1, "now", GONE),
+}
+
+
+@pytest.fixture(autouse=True)
+def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard_rows(monkeypatch)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_all_schedules_with_few_preemptions(name: str) -> None:
+    preemptions, least = QUICK[name]
+    tally = Explorer(Stage(COLLECTIVE[name]())).exhaust(preemptions)
+    print(f"{name}: at most {preemptions} preemptions: {tally}")
+    assert tally.schedules > least
+
+
+#: They take long to find.
+SLOW = {"epoch_observed_early"}
+
+
+@pytest.mark.parametrize(
+    "rule", [pytest.param(one, marks=[pytest.mark.soak] if one in SLOW else []) for one in BROKEN]
+)
+def test_a_broken_rule_is_caught(rule: str) -> None:
+    name, preemptions, fate, message = FOUND[rule]
+    stages = [Stage(COLLECTIVE[name]()) for _ in range(2)]
+    with without(rule):
+        with pytest.raises(Violation, match=message) as caught:
+            Explorer(stages[0]).exhaust(preemptions, fate)
+        # The schedule that is told leads there again, in an explorer that remembers nothing.
+        with pytest.raises(Violation, match=message):
+            Explorer(stages[1]).replay(caught.value.moves)
+    print(f"{rule}: {caught.value}")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", COLLECTIVE)
+def test_soak_all_schedules_with_few_preemptions(name: str) -> None:
+    explorer = Explorer(Stage(COLLECTIVE[name]()))
+    fates: tuple[Fate, ...] = ("now", "late", "twice") if name in SWEPT else ("now",)
+    for fate in fates:
+        tally = explorer.exhaust(1 if name in SWEPT else 2, fate)
+        print(f"{name}, deletes {fate}: {tally}", flush=True)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", COLLECTIVE)
+def test_soak_schedules_at_random(name: str) -> None:
+    explorer = Explorer(Stage(COLLECTIVE[name]()))
+    lengths = [len(explorer.wander(seed).moves) for seed in range(2_000)]
+    print(f"{name}: {len(lengths)} schedules at random, of {max(lengths)} steps at most")
+    assert min(lengths) > 10
