@@ -114,8 +114,9 @@ class ResumableRun(CuratedRun):
 
         For models of which no process has memory for a copy: nothing but the target's tensors is
         loaded, and no older checkpoint is tried. On a handle with a `group` every rank calls it;
-        sharded tensors may have any layout, and each rank fetches about its share. Plain values,
-        such as a step or a generator, are read with `checkpoint.load(only=...)`.
+        sharded tensors may have any layout, and each rank fetches about its share. With a journal
+        the newest checkpoint may be one that is only on this machine. Plain values, such as a step
+        or a generator, are read with `checkpoint.load(only=...)`.
 
         Args:
             target: An object with `state_dict()`, or a dict of tensors.
@@ -149,7 +150,9 @@ class ResumableRun(CuratedRun):
             newest = at
         if newest is None:
             return None
-        if at is None and run.pivots_after(newest.n):
+        # A pivot waits until the registry has every save, so none is after one that it has not.
+        is_carried = newest.durable_in == "registry"
+        if at is None and is_carried and run.pivots_after(newest.n):
             raise Conflict(
                 "a pivot came after the newest checkpoint, and changes more than tensors",
                 where=newest.ref,

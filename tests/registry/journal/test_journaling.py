@@ -111,6 +111,7 @@ def test_a_checkpoint_is_found_again_in_the_registry(
         lambda: run.tag("keeper", first),
         lambda: run.set_gate("end", first),
         lambda: run.restore(at=first),
+        lambda: run.restore_into({}, at=first),
     ):
         with pytest.raises(OnlyLocal, match="not in the registry yet"):
             refused()
@@ -149,6 +150,10 @@ def test_a_restart_here_continues_from_the_journal_and_elsewhere_from_the_regist
     assert here.restore().checkpoint.step == 3
     assert_same(here.restore().state, make_state(3))
     assert elsewhere.restore().checkpoint.step == 1
+    target = {"model": {name: one * 0 for name, one in make_state(3)["model"].items()}}
+    filled = here.restore_into(target, strict=False)
+    assert (filled.step, filled.durable_in) == (3, "journal")
+    assert_same(target["model"], make_state(3)["model"])
     here.save(make_state(4), step=4)
     with pytest.raises(Fenced, match="of this machine"):
         run.save(make_state(5), step=5)
