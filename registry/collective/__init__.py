@@ -6,11 +6,11 @@
   `per_rank`: values that each rank has for itself.
 - `structure`: tensors and chunks as boxes; `boxes`: those of one rank, written shortly;
   `patterns`: tensors that are cut alike; `plan`: who stores which chunk, and which bytes travel
-  for that; `planning` makes plans, `rounds` carries them out for a save, and
-  `spreading` for a load.
+  for that; `planning` makes plans, `rounds` carries them out for a save, `spreading` for a load.
 - `part`: what one rank stores; `agreement` compares what all have.
-- `leading`, `following`: the two sides of a save; `storing`: its end, on rank 0; `talk`: its
-  messages; `outcome`: how it ended. `trainer`: the trainer of a run with a group.
+- `leading`, `following`: the two sides of a save; `side`: what both have; `storing`: its end, on
+  rank 0; `talk`: its messages; `outcome`: how it ended. `trainer`: the trainer of a run with a
+  group.
 - `loading`: fill the tensors of sharded models.
 
 Nothing on the store shows how many ranks wrote a state. Specified in docs/spec.md, section 43.

@@ -6,44 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.registry.collective import agreement
-from holdfast.registry.collective.agreement import RankPart
 from holdfast.registry.collective.group import LinksBroken
-from holdfast.registry.collective.leading import Plans
 from holdfast.registry.collective.outcome import find_write
 from holdfast.registry.collective.part import PartOrder, write_part
 from holdfast.registry.collective.plan import Part
-from holdfast.registry.collective.talk import Calls, Talk
+from holdfast.registry.collective.side import Side
 from holdfast.registry.collective.wire import broken, rebuild
 from holdfast.registry.errors import RankFailed
-from holdfast.registry.training.save_request import SaveRequest
-from holdfast.registry.writing.committer import Committer
 
 
-class Following:
-    """One save as a rank above 0 takes part in it.
+class Following(Side):
+    """One save as a rank above 0 takes part in it; its committer commits nothing."""
 
-    Args:
-        committer: Of this rank's handle; it chooses keys, and commits nothing.
-        calls: The calls of the ranks.
-        talk: This call.
-        plans: What this rank remembers.
-        parts: The states as this rank has them.
-        request: The arguments of the save.
-    """
-
-    def __init__(
-        self,
-        committer: Committer,
-        calls: Calls,
-        talk: Talk,
-        plans: Plans,
-        parts: Mapping[str, RankPart],
-        request: SaveRequest,
-    ) -> None:
-        self._committer, self._calls, self._talk = committer, calls, talk
-        self._plans, self._parts, self._request = plans, parts, request
-        # The write and the first slot that it can be in, once rank 0 has all to commit.
-        self._reported: tuple[str, int] | None = None
+    #: The write and the first slot that it can be in, once rank 0 has all to commit.
+    _reported: tuple[str, int] | None = None
 
     def follow(self) -> int:
         """Take part until the save has ended; return the number of its checkpoint.
@@ -52,11 +28,11 @@ class Following:
             RankFailed: Rank 0 was not heard of in time, or the outcome is unknown.
             RegistryError: A rank has failed; its error.
         """
-        plans = self._plans.keys(self._parts)
-        self._talk.report(agreement.greeting(self._request, self._parts, plans))
+        plans = self.plans.keys(self.parts)
+        self.talk.report(agreement.greeting(self.request, self.parts, plans))
         while True:
             try:
-                header, _ = self._talk.hear("leading the save")
+                header, _ = self.talk.hear("leading the save")
             except RankFailed as error:
                 return self._look_for_it(error)
             if header["kind"] == "outcome":
@@ -66,38 +42,38 @@ class Following:
             self._obey(header)
 
     def _obey(self, order: Mapping[str, Any]) -> None:
-        name, talk = order["state"], self._talk
+        name, talk = order["state"], self.talk
         if order["kind"] == "explain":
-            talk.report(agreement.explanation(self._parts, name, order["component"]))
+            talk.report(agreement.explanation(self.parts, name, order["component"]))
         elif order["kind"] == "layout":
-            talk.report(agreement.layout_of(self._parts, name))
+            talk.report(agreement.layout_of(self.parts, name))
         else:
             _, columns = talk.hear_own("leading the save")
-            self._calls.links = order["links"]
+            self.calls.links = order["links"]
             try:
                 talk.report(self._store(name, order, columns))
             except LinksBroken as error:
-                self._calls.group.break_links(self._calls.links)
-                talk.report(broken(error, self._calls.group.rank))
+                self.calls.group.break_links(self.calls.links)
+                talk.report(broken(error, self.calls.group.rank))
                 return
             self._reported = order["write"], order["began"]
 
     def _store(self, name: str, order: Mapping[str, Any], columns: Sequence[memoryview]) -> bytes:
         known, *tables = columns
-        layout = self._parts[name].layout
+        layout = self.parts[name].layout
         if tables:
             key = agreement.layout_digest(layout), order["plan"]
-            self._plans.parts[name] = (*key, Part.decode(tables))
+            self.plans.parts[name] = (*key, Part.decode(tables))
         told = PartOrder(order["links"], order["codec"], order["watched"], order["epoch"], known)
-        committer, group = self._committer, self._calls.group
-        part = self._plans.part(name)
+        committer, group = self.committer, self.calls.group
+        part = self.plans.part(name)
         return write_part(committer.store, committer.writer, group, layout, part, told).encode()
 
     def _look_for_it(self, error: RankFailed) -> int:
         """Look into the log for the outcome (CS5)."""
         if self._reported is None:
             raise error
-        log = self._committer.log
+        log = self.committer.log
         write, began = self._reported
         run = log.refresh()
         found = find_write(log.fetch(range(began, run.next_slot)), write)

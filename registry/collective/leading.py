@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -11,18 +11,18 @@ import numpy as np
 
 from holdfast.registry import pytree
 from holdfast.registry.collective import agreement
-from holdfast.registry.collective.agreement import RankPart
 from holdfast.registry.collective.boxes import Boxes
 from holdfast.registry.collective.group import LinksBroken
 from holdfast.registry.collective.outcome import find_write
 from holdfast.registry.collective.part import PartOrder, PartReport, write_part
 from holdfast.registry.collective.patterns import WrongLayout
 from holdfast.registry.collective.per_rank import merge
-from holdfast.registry.collective.plan import Part, Plan
+from holdfast.registry.collective.plan import Plan
 from holdfast.registry.collective.planning import make_plan
 from holdfast.registry.collective.shards import ShardLeaf, whole_bytes, whole_shape
+from holdfast.registry.collective.side import Side
 from holdfast.registry.collective.storing import Storing
-from holdfast.registry.collective.talk import Calls, Message, Talk
+from holdfast.registry.collective.talk import Message
 from holdfast.registry.errors import UnsupportedValue
 from holdfast.registry.history.actions import Line
 from holdfast.registry.history.log import new_signature
@@ -34,7 +34,7 @@ from holdfast.registry.pytree.leaves import NamedLeaf
 from holdfast.registry.storage.codecs import COMPRESSIONS
 from holdfast.registry.training.earlier_steps import EarlierSteps
 from holdfast.registry.training.save_commit import SaveCommit
-from holdfast.registry.training.save_request import PreparedSave, SaveRequest
+from holdfast.registry.training.save_request import PreparedSave
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.committer import Committer
@@ -50,58 +50,20 @@ _DIGEST_BYTES = 32
 
 
 @dataclass
-class Plans:
-    """The plans that this rank remembers, by the name of the state.
-
-    Attributes:
-        parts: This rank's part, and the digest of the layouts of all ranks.
-        whole: On rank 0 the plan itself.
-    """
-
-    parts: dict[str, tuple[str, str, Part]] = field(default_factory=dict)
-    whole: dict[str, Plan] = field(default_factory=dict)
-
-    def keys(self, parts: Mapping[str, RankPart]) -> dict[str, str]:
-        """Return the digests of the plans that fit this rank's layouts."""
-        return {
-            name: known[1]
-            for name, part in parts.items()
-            if (known := self.parts.get(name)) is not None
-            and known[0] == agreement.layout_digest(part.layout)
-        }
-
-    def part(self, name: str) -> Part:
-        """Return this rank's part of a state's plan."""
-        return self.parts[name][2]
-
-
-class Leading:
+class Leading(Side):
     """One save as rank 0 leads it.
 
-    Args:
-        committer: Commits to the run.
-        calls: The calls of the ranks.
-        talk: This call.
-        plans: What this rank remembers.
-        parts: The states as this rank has them.
-        request: The arguments of the save.
+    Attributes:
+        began: The first slot in which the commit can be.
+        signature: Of the commit, the same for all attempts.
     """
 
-    def __init__(
-        self,
-        committer: Committer,
-        calls: Calls,
-        talk: Talk,
-        plans: Plans,
-        parts: Mapping[str, RankPart],
-        request: SaveRequest,
-    ) -> None:
-        self._committer, self._calls, self._talk = committer, calls, talk
-        self._plans, self._parts, self._request = plans, parts, request
-        self._where = f"{committer.log.run_id}: step {request.step}"
+    def __post_init__(self) -> None:
+        """Choose the signature of the commit."""
+        self._where = f"{self.committer.log.run_id}: step {self.request.step}"
         self._greetings: Sequence[Message] = ()
         self._fresh: set[str] = set()
-        self.began = committer.log.run.next_slot
+        self.began = self.committer.log.run.next_slot
         self.signature = new_signature()
 
     def agree(self) -> tuple[FlatState, dict[str, FlatState]]:
@@ -114,24 +76,24 @@ class Leading:
             IncompatibleState: The ranks have different values under one name.
             RankFailed: A rank was not heard of in time.
         """
-        own = agreement.greeting(self._request, self._parts, self._plans.keys(self._parts))
-        self._greetings = self._talk.gather(own, "beginning a save")
+        own = agreement.greeting(self.request, self.parts, self.plans.keys(self.parts))
+        self._greetings = self.talk.gather(own, "beginning a save")
         agreement.check_requests(self._greetings, self._where)
         found = agreement.differing(self._greetings)
         if found is not None:
             raise self._explain(*found)
         values = self._check_copies()
-        merged = {name: self._whole(name, values[name]) for name in self._parts}
+        merged = {name: self._whole(name, values[name]) for name in self.parts}
         return merged.pop(""), merged
 
     def _explain(self, name: str, component: str) -> Exception:
         """Ask every rank what it has, and return the error for the first difference."""
-        self._talk.order({"kind": "explain", "state": name, "component": component})
-        own = agreement.explanation(self._parts, name, component)
-        said = [one["value"] for one, _ in self._talk.gather(own, "comparing their states")]
+        self.talk.order({"kind": "explain", "state": name, "component": component})
+        own = agreement.explanation(self.parts, name, component)
+        said = [one["value"] for one, _ in self.talk.gather(own, "comparing their states")]
         paths = [
             leaf.path
-            for part in self._parts[name].flat.components
+            for part in self.parts[name].flat.components
             if part.name == component
             for leaf in part.leaves
         ]
@@ -139,22 +101,22 @@ class Leading:
 
     def _check_copies(self) -> dict[str, list[list[bytes]]]:
         """Compare copies of parts; return for each state the own values of each rank."""
-        values: dict[str, list[list[bytes]]] = {name: [] for name in self._parts}
-        copies: dict[str, list[Any]] = {name: [] for name in self._parts}
+        values: dict[str, list[list[bytes]]] = {name: [] for name in self.parts}
+        copies: dict[str, list[Any]] = {name: [] for name in self.parts}
         for header, columns in self._greetings:
             left = iter(columns)
-            for name, part in self._parts.items():
+            for name, part in self.parts.items():
                 width = part.copies.shape[1]
                 copies[name].append(np.frombuffer(next(left), np.int64).reshape(-1, width))
                 own = islice(left, header["states"][name]["own"])
                 values[name].append([bytes(one) for one in own])
         for name, tables in copies.items():
-            agreement.check_copies(tables, self._parts[name].layout.leaves, self._where)
+            agreement.check_copies(tables, self.parts[name].layout.leaves, self._where)
         return values
 
     def _whole(self, name: str, values: Sequence[Sequence[bytes]]) -> FlatState:
         """Return a state with whole tensors, and the own values of all ranks."""
-        part = self._parts[name]
+        part = self.parts[name]
         components = []
         for one in part.flat.components:
             leaves = tuple(map(_unsharded, one.leaves))
@@ -167,13 +129,13 @@ class Leading:
         """Return the plan of a state, and make it if the ranks do not have it."""
         said = [header["states"][name] for header, _ in self._greetings]
         key = agreement.plan_key([one["layout"] for one in said])
-        part = self._parts[name]
+        part = self.parts[name]
         if name in self._fresh:
-            return self._plans.whole[name]
+            return self.plans.whole[name]
         if any(one["plan"] != key for one in said):
-            self._talk.order({"kind": "layout", "state": name})
-            found = self._talk.gather(
-                agreement.layout_of(self._parts, name), "describing their layouts"
+            self.talk.order({"kind": "layout", "state": name})
+            found = self.talk.gather(
+                agreement.layout_of(self.parts, name), "describing their layouts"
             )
             boxes = [Boxes.decode(columns) for _, columns in found]
             try:
@@ -185,10 +147,10 @@ class Leading:
                     found=error.found,
                     hint="Gather the tensor with .full_tensor(), or redistribute it.",
                 ) from error
-            self._plans.whole[name] = plan
-            self._plans.parts[name] = (said[0]["layout"], key, plan.part(0))
+            self.plans.whole[name] = plan
+            self.plans.parts[name] = (said[0]["layout"], key, plan.part(0))
             self._fresh.add(name)
-        return self._plans.whole[name]
+        return self.plans.whole[name]
 
     # Storing
 
@@ -203,7 +165,7 @@ class Leading:
             bases: Stored states of the run.
             watched: Patterns of the paths of tensors that are checked for NaN and infinity.
         """
-        committer = self._committer
+        committer = self.committer
         skeletons = [canonical.encode(part.skeleton) for part in state.components]
         check_readable(state, skeletons)
         suspect = committer.writer.suspect
@@ -213,7 +175,7 @@ class Leading:
         plan = self._plan(name)
         known = self._known(name, sound)
         codec = COMPRESSIONS[
-            self._request.compression or committer.store.config.compression or "none"
+            self.request.compression or committer.store.config.compression or "none"
         ]
         reports = self._have_stored(name, plan, known, codec, watched)
         digests = np.zeros((len(plan.owner), _DIGEST_BYTES), np.uint8)
@@ -226,7 +188,7 @@ class Leading:
         said = [header["states"][name]["small"] for header, _ in self._greetings]
         storing = Storing(
             committer,
-            self._parts[name],
+            self.parts[name],
             said,
             state,
             skeletons,
@@ -240,14 +202,14 @@ class Leading:
         if not watched:
             return written
         tensors = {number for report in reports for number in report.nonfinite}
-        leaves = self._parts[name].layout.leaves
+        leaves = self.parts[name].layout.leaves
         wrong = {leaves[number].path for number in tensors} | storing.nonfinite
         paths = [leaf.path for part in state.components for leaf in part.leaves]
         return replace(written, nonfinite=tuple(p for p in paths if p in wrong)[:NAMED_AT_MOST])
 
     def _known(self, name: str, bases: Sequence[PlacedState]) -> Any:
         """Return the digests that the bases have for the chunks of a state, zeros for none."""
-        layout = self._parts[name].layout
+        layout = self.parts[name].layout
         found = np.zeros((int(layout.structure.first[-1]), _DIGEST_BYTES), np.uint8)
         number = {leaf.path: n for n, leaf in enumerate(layout.leaves)}
         done: set[int] = set()
@@ -272,8 +234,8 @@ class Leading:
         self, name: str, plan: Plan, known: Any, codec: str, watched: Sequence[str]
     ) -> list[PartReport]:
         """Tell the ranks to store their chunks; return what they have stored."""
-        group, talk = self._calls.group, self._talk
-        epoch = self._committer.writer.epoch  # u0, or the mark that refused the attempt before
+        group, talk = self.calls.group, self.talk
+        epoch = self.committer.writer.epoch  # u0, or the mark that refused the attempt before
         talk.order(
             {
                 "kind": "write",
@@ -281,10 +243,10 @@ class Leading:
                 "codec": codec,
                 "watched": list(watched),
                 "epoch": epoch,
-                "links": self._calls.links,
+                "links": self.calls.links,
                 "write": self.signature.write,
                 "began": self.began,
-                "plan": self._plans.parts[name][1],
+                "plan": self.plans.parts[name][1],
             }
         )
         is_new = name in self._fresh
@@ -293,13 +255,13 @@ class Leading:
             columns = plan.part(rank).encode() if is_new else []
             talk.order_one(rank, {}, bytes_known, *columns)
         mine = memoryview(known[plan.owned_by(0)].tobytes())
-        order = PartOrder(self._calls.links, codec, watched, epoch, mine)
-        layout, part = self._parts[name].layout, self._plans.part(name)
-        committer = self._committer
+        order = PartOrder(self.calls.links, codec, watched, epoch, mine)
+        layout, part = self.parts[name].layout, self.plans.part(name)
+        committer = self.committer
         try:
             report = write_part(committer.store, committer.writer, group, layout, part, order)
         except LinksBroken as error:
-            group.break_links(self._calls.links)
+            group.break_links(self.calls.links)
             talk.say_why(error, "exchanging parts of tensors")
         said = talk.gather(report.encode(), "storing their parts")
         return [report, *(PartReport.of(*one) for one in said[1:])]

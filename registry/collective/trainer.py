@@ -11,8 +11,9 @@ from holdfast.registry.collective import shards
 from holdfast.registry.collective.agreement import RankPart
 from holdfast.registry.collective.following import Following
 from holdfast.registry.collective.group import Group
-from holdfast.registry.collective.leading import CollectiveSave, Leading, Plans
+from holdfast.registry.collective.leading import CollectiveSave, Leading
 from holdfast.registry.collective.loading import load_into
+from holdfast.registry.collective.side import Plans
 from holdfast.registry.collective.talk import Calls, Talk
 from holdfast.registry.errors import Conflict, InvalidInput
 from holdfast.registry.history.actions import RunStatus

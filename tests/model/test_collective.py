@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 
 import pytest
 
+from tests.model.checks import check_all_broken, check_safe, check_unsafe, with_large
 from tests.model.collective import KEPT, CollectiveModel, Key, Rules, Setting, State
-from tests.model.explorer import explore, tell
+from tests.model.explorer import explore
 
 FOUND = Setting(found=(Key(0, 0, 0), Key(1, 0, 0)))
 NEW_RUN = Setting(exists=False, found=(Key(0, 0, 0), Key(1, 0, 0)))
@@ -42,26 +42,19 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "setting", [*SETTINGS, *(pytest.param(one, marks=pytest.mark.soak) for one in LARGE)], ids=str
-)
+@pytest.mark.parametrize("setting", with_large(SETTINGS, LARGE), ids=str)
 def test_with_every_rule_kept_all_settings_are_safe(setting: Setting) -> None:
-    outcome = explore(CollectiveModel(setting))
-    assert outcome.safe, tell(outcome)
-    print(f"{setting}: {outcome.states} states")
+    check_safe(CollectiveModel(setting), setting)
 
 
 @pytest.mark.parametrize("rule", MUTANTS)
 def test_a_broken_rule_is_unsafe(rule: str) -> None:
     setting, steps = MUTANTS[rule]
-    outcome = explore(CollectiveModel(setting, replace(KEPT, **{rule: False})))
-    assert not outcome.safe, f"{rule}: found safe in {outcome.states} states"
-    print(f"{rule}: {outcome.states} states\n{tell(outcome)}")
-    assert len(outcome.trace) == steps
+    check_unsafe(CollectiveModel(setting, replace(KEPT, **{rule: False})), rule, steps)
 
 
 def test_every_rule_is_broken_once() -> None:
-    assert set(MUTANTS) == {field.name for field in dataclasses.fields(Rules)}
+    check_all_broken(MUTANTS, Rules)
 
 
 def test_every_end_is_reached_and_a_refused_save_succeeds_with_the_next_attempt() -> None:

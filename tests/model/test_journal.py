@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 
 import pytest
 
-from tests.model.explorer import explore, tell
+from tests.model.checks import check_all_broken, check_safe, check_unsafe, with_large
+from tests.model.explorer import explore
 from tests.model.journal import KEPT, JournalModel, Rules, Setting, State, ends
 
 RESTART = Setting(entries=2, carriers=2, restarts=1, others=1)
@@ -49,9 +49,7 @@ MUTANTS = {
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    "setting", [*SETTINGS, *(pytest.param(one, marks=pytest.mark.soak) for one in LARGE)], ids=str
-)
+@pytest.mark.parametrize("setting", with_large(SETTINGS, LARGE), ids=str)
 def test_with_every_rule_kept_all_settings_are_safe_and_end(setting: Setting) -> None:
     model = JournalModel(setting)
 
@@ -59,22 +57,17 @@ def test_with_every_rule_kept_all_settings_are_safe_and_end(setting: Setting) ->
         entries = ends(model, state).entries
         assert all(entry.note for entry in entries), entries
 
-    outcome = explore(model, visit=check_it_ends)
-    assert outcome.safe, tell(outcome)
-    print(f"{setting}: {outcome.states} states")
+    check_safe(model, setting, visit=check_it_ends)
 
 
 @pytest.mark.parametrize("rule", MUTANTS)
 def test_a_broken_rule_is_unsafe(rule: str) -> None:
     setting, steps = MUTANTS[rule]
-    outcome = explore(JournalModel(setting, replace(KEPT, **{rule: False})))
-    assert not outcome.safe, f"{rule}: found safe in {outcome.states} states"
-    print(f"{rule}: {outcome.states} states\n{tell(outcome)}")
-    assert len(outcome.trace) == steps
+    check_unsafe(JournalModel(setting, replace(KEPT, **{rule: False})), rule, steps)
 
 
 def test_every_rule_is_broken_once() -> None:
-    assert set(MUTANTS) == {field.name for field in dataclasses.fields(Rules)}
+    check_all_broken(MUTANTS, Rules)
 
 
 def test_every_outcome_is_reached() -> None:

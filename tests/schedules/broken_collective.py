@@ -40,7 +40,7 @@ def only_own_names_checked(patch: Patch) -> None:
     def note(self: Leading, *args: Any) -> list[PartReport]:
         reports = stored(self, *args)
         packs = {one.pack.key for report in reports[1:] for one in report.locations.values()}
-        self._committer.writer.theirs = packs
+        self.committer.writer.theirs = packs
         return reports
 
     def check_own(self: Writer, run: RunManifest, chosen: ChosenKeys) -> None:
