@@ -21,8 +21,7 @@ class LinksBroken(Exception):
 class Group(Protocol):
     """The ranks of a job. Any thread may call this, one at a time.
 
-    With mpi4py a message is an `isend` with a tag for its name, `receive` an `Iprobe` until the
-    deadline, and `exchange` an `Alltoallv` on a communicator for the links.
+    `examples/mpi/job.py` has one for mpi4py.
 
     Attributes:
         rank: The number of this process, from 0.
@@ -120,7 +119,7 @@ class ThreadGroup:
     def __init__(self, rank: int, size: int, board: _Board, deadline_s: float) -> None:
         self.rank, self.size, self.deadline_s = rank, size, deadline_s
         self._board = board
-        self._links, self._turn = "", 0
+        self._turns: dict[str, int] = {}
         self.moved_bytes = 0
 
     @classmethod
@@ -155,9 +154,7 @@ class ThreadGroup:
     ) -> dict[int, memoryview]:
         """Exchange bytes with the other threads."""
         board = self._board
-        if links != self._links:
-            self._links, self._turn = links, 0
-        turn, self._turn = self._turn, self._turn + 1
+        turn = self._turns[links] = self._turns.get(links, 0) + 1
         with board.changed:
             for rank, data in outgoing.items():
                 board.mail[links, turn, self.rank, rank] = bytes(data)

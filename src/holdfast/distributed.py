@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.registry.collective.group import Group, ThreadGroup
+from holdfast.registry.collective.group import Group, LinksBroken, ThreadGroup
 from holdfast.registry.collective.loading import load_into
 from holdfast.registry.collective.per_rank import PerRank
 
@@ -22,4 +22,4 @@ else:
 
     __getattr__ = at_first_use(__name__, {"TorchGroup": "collective.torch_group"})
 
-__all__ = ["Group", "PerRank", "ThreadGroup", "TorchGroup", "load_into"]
+__all__ = ["Group", "LinksBroken", "PerRank", "ThreadGroup", "TorchGroup", "load_into"]

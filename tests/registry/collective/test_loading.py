@@ -60,6 +60,22 @@ def test_a_load_needs_memory_for_a_few_rounds_only(reg: Registry) -> None:
     assert max(first, second) < 28e6 < state_bytes / 1.9
 
 
+def test_saves_and_loads_of_one_group_take_turns(reg: Registry) -> None:
+    def act(group: Group) -> list[bool]:
+        with holdfast.open(reg.url) as mine:
+            run = mine.run("run", group=group)
+            equal = []
+            for step in (1, 2, 3):
+                part = Rows(WHOLE + np.float32(step), group.rank, 2)
+                saved = run.save({"w": part}, step=step)
+                target = Rows(np.zeros_like(WHOLE), group.rank, 2)
+                load_into(saved, {"w": target}, group=group)
+                equal.append(np.array_equal(target.part, part.part))
+            return equal
+
+    assert together(group_of(2, WELL_S), act) == [[True] * 3] * 2
+
+
 def test_a_damaged_chunk_is_an_error_on_every_rank(reg: Registry) -> None:
     saved = reg.run("run").save(whole(), step=1)
     packs = Path(reg.url.removeprefix("file://")) / "packs"
