@@ -13,6 +13,8 @@ DASK = option(
     "--dask", "ADDRESS", "Let the workers of a Dask cluster do it, such as tcp://HOST:8786."
 )
 
+_ANSWERS_WITHIN_S = 10
+
 
 @contextmanager
 def workers_at(address: str | None) -> Iterator[Executor | None]:
@@ -27,6 +29,7 @@ def workers_at(address: str | None) -> Iterator[Executor | None]:
         return
     try:
         from distributed import Client
+        from distributed.comm import get_address_host_port
     except ModuleNotFoundError as error:
         if error.name != "distributed":
             raise
@@ -35,15 +38,17 @@ def workers_at(address: str | None) -> Iterator[Executor | None]:
             where="--dask",
             hint="Install the extra: pip install 'holdfast[dask]'.",
         ) from error
+    hint = "`dask scheduler` prints the address to give here."
     try:
-        client = Client(address, set_as_default=False)
-    except (OSError, ValueError) as error:
-        kind = InvalidInput if isinstance(error, ValueError) else WorkersFailed
-        raise kind(
-            "no scheduler of Dask answers",
-            where=f"--dask {address}",
-            found=error,
-            hint="`dask scheduler` prints the address to give here.",
+        get_address_host_port(address)  # a client of a wrong address would wait for it at its end
+        client = Client(address, set_as_default=False, timeout=_ANSWERS_WITHIN_S)
+    except ValueError as error:
+        raise InvalidInput(
+            "not an address", where="--dask", expected="tcp://HOST:PORT", found=address, hint=hint
+        ) from error
+    except OSError as error:
+        raise WorkersFailed(
+            "no scheduler of Dask answers", where=f"--dask {address}", found=error, hint=hint
         ) from error
     with client:
         yield client.get_executor()

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
@@ -279,6 +280,18 @@ def test_a_pool_of_processes(plain: Path, tmp_path: Path) -> None:
         again = registry.verify(resume=notes)
         assert again.findings == here.findings
         assert again.data.packs_noted
+
+
+def test_a_cluster_that_is_not_there_is_named(plain: Path, monkeypatch) -> None:
+    pytest.importorskip("distributed", reason="the extra `dask` is not installed")
+    wrong = invoke("du", "-r", plain, "--dask", "scheduler")
+    assert (wrong.exit_code, "expected tcp://HOST:PORT; found scheduler" in wrong.stderr) == (
+        3,
+        True,
+    )
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    absent = invoke("du", "-r", plain, "--dask", "tcp://127.0.0.1:1")
+    assert (absent.exit_code, "pip install 'holdfast[dask]'" in absent.stderr) == (3, True)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
