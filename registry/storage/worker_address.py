@@ -135,7 +135,7 @@ def _parted(options: Mapping[str, Any], where: str) -> tuple[str, tuple[tuple[st
                 found=type(found).__name__,
                 hint=_ALTERNATIVE,
             )
-        if any(map(may_be_secret, path)):
+        if any(map(may_be_secret, path)) and not isinstance(found, bool | None):
             secrets.append((_variable_with(path, found, where), path))
             continue
         value: Any = found

@@ -172,11 +172,13 @@ class Workers:
 
     def _start(self, work: Callable[..., _R], pool: str) -> _Begin[_T, _R]:
         """Return what gives a unit to threads here."""
-        threads = self._executor or getattr(self._stores[-1].pools, pool)
+        threads = self._executor
+        if threads is None:
+            pools = self._stores[-1].pools
+            threads = pools.small if pool == "small" else pools.bulk
 
         def begin(batch: Sequence[tuple[_T, int]]) -> Future[list[Outcome[_R]]]:
-            future: Future[list[Outcome[_R]]] = threads.submit(_attempt, work, self._stores, batch)
-            return future
+            return threads.submit(_attempt, work, self._stores, batch)
 
         return begin
 

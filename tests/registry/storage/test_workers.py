@@ -274,6 +274,7 @@ def test_secrets_do_not_travel(store, monkeypatch) -> None:
     options = {
         "endpoint_url": "http://127.0.0.1:1",
         "secret": "hush-hush",
+        "token": None,
         "client_kwargs": {"region_name": "eu", "aws_session_token": "shh-token"},
     }
     with pytest.raises(InvalidInput, match=r"secret: a storage option may be a secret"):
