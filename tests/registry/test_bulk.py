@@ -114,21 +114,19 @@ def sound(made: Path) -> Iterator[Path]:
         yield made
 
 
-@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
-def test_a_verification_finds_the_same(sound: Path, damaged: Path, times: int) -> None:
+def test_a_verification_finds_the_same(sound: Path, damaged: Path) -> None:
     for place in (sound, damaged):
         with closing(holdfast.open(place, remember=False)) as registry:
             here = registry.verify(deep=True)
             shown: list[int] = []
-            executor = Crossing(times)
+            executor = Crossing(2)
             there = registry.verify(deep=True, executor=executor, progress=shown.append)
             assert as_json(there) == as_json(here)
             assert here.ok == (place == sound)
             assert executor.calls > 10
             assert shown[-1] == here.bytes_checked
-            if times == 1:
-                for more in ({"decode": True}, {}):
-                    assert registry.verify(executor=Crossing(), **more) == registry.verify(**more)
+            for more in ({}, {"decode": True}):
+                assert registry.verify(executor=executor, **more) == registry.verify(**more)
     assert {one.kind for one in here.findings} == {"missing", "manifest", "pack", "placement"}
     assert any("than its tensor gives it" in one.message for one in here.findings)  # a row
 
@@ -154,11 +152,10 @@ def test_a_verification_that_was_broken_off_resumes_on_other_workers(
         assert (data.packs_noted, data.packs_read) == (noted, packs - noted)
 
 
-@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
-def test_a_sync_copies_the_same(sound: Path, tmp_path: Path, times: int) -> None:
+def test_a_sync_copies_the_same(sound: Path, tmp_path: Path) -> None:
     """A worker that dies after it put an object changes neither report nor registry."""
     reports, held = [], []
-    for number, executor in enumerate((None, Crossing(times))):
+    for number, executor in enumerate((None, Crossing(2))):
         with (
             closing(holdfast.open(sound, remember=False)) as source,
             holdfast.init(tmp_path / str(number)) as mirror,
@@ -210,10 +207,9 @@ def test_a_sweep_while_workers_copy_asks_for_new_keys(sound: Path, tmp_path: Pat
         assert mirror.run("run1").latest().digest == source.run("run1").latest().digest
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"compression": "zstd"}, {"keyframe_every": 1}], ids=["move", "zstd", "cut"]
-)
-def test_a_repack_makes_the_same_packs(sound: Path, options: dict) -> None:
+def test_a_repack_makes_the_same_packs(sound: Path) -> None:
+    """It moves chunks, and decodes and encodes others."""
+    options = {"compression": "zstd", "keyframe_every": 2}
     reports, held = [], []
     for name, executor in (("here", None), ("there", Crossing(2))):
         with closing(copied(sound, name)) as registry:
@@ -246,7 +242,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A registry that any process can read: cut as usual."""
     place = tmp_path_factory.mktemp("bulk") / "plain"
     with holdfast.init(place) as registry:
-        fill(registry, 2, 20)
+        fill(registry, 2, 12)
         pack = registry.run("run1").latest()._reader.placement.packs[-1]
         flip(registry.store.backend, str(pack.key))
     return place
@@ -314,14 +310,14 @@ def test_a_cluster_of_dask_that_loses_a_worker(plain: Path, tmp_path: Path) -> N
         here = registry.verify(deep=True)
         there = registry.verify(deep=True, executor=executor, progress=killer)
         assert as_json(there) == as_json(here)
-        assert killer.steps > 40  # most of the work was done after the kill
+        assert killer.steps > 20  # most of the work was done after the kill
         reports = []
         for name, one, progress in (("here", None, None), ("there", executor, Killer(second))):
             with holdfast.init(tmp_path / name) as mirror:
                 reports.append(sync(registry, mirror, ["run0"], executor=one, progress=progress))
                 assert mirror.verify(deep=True).ok
         assert as_json(reports[0]) == as_json(reports[1])
-        assert progress.steps == reports[0].runs[0].packs_copied > 10
+        assert progress.steps == reports[0].runs[0].packs_copied > 5
         usual, told = (
             invoke("verify", "-r", plain, "--deep", "--json", *more).stdout
             for more in ((), ("--dask", cluster.scheduler_address))
