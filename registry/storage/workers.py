@@ -36,13 +36,13 @@ BYTES_IN_FLIGHT = 256 * 2**20
 #: Units begun at once by threads here.
 _AT_ONCE = 32
 #: Units that are sent to a worker together ...
-_BATCH_UNITS = 32
+_BATCH_UNITS = 128
 #: ... and the bytes that they may move; a larger unit is sent alone.
 _BATCH_BYTES = 64 * 2**20
 #: Batches given to an executor at once: enough for some hundred workers.
-_BATCHES_AT_ONCE = 512
-#: Finished units or batches that wait for an earlier one.
-_HELD = 1024
+_BATCHES_AT_ONCE = 256
+#: Units here, or batches elsewhere, whose outcomes are not taken yet: they wait for an earlier one.
+_HELD = 512
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")

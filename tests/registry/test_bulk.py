@@ -298,7 +298,7 @@ def test_a_cluster_of_dask_that_loses_a_worker(plain: Path, tmp_path: Path) -> N
             2,
             threads_per_worker=1,
             processes=True,
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",
             silence_logs=logging.CRITICAL,
         ) as cluster,
         distributed.Client(cluster) as client,

@@ -193,7 +193,7 @@ def test_ctrl_c_cancels_what_the_executor_has_not_begun(store: Store) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Workers(queued, store).each(invert, range(1, 1000), take)
+        Workers(queued, store).each(invert, range(1, 5000), take)
     assert len(queued.queued) > 10
     assert all(future.cancelled() for future in queued.queued)
 
