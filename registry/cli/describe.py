@@ -9,7 +9,8 @@ from holdfast.registry.cli import output
 from holdfast.registry.history.actions import AddCheckpoint
 from holdfast.registry.history.log_values import decode_or_keep, is_dated, moment
 from holdfast.registry.history.replay import CheckpointRecord, Pin
-from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo, phase_value, step_ref
+from holdfast.registry.history.step_names import phase_value, step_ref
+from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.runs.run import Run

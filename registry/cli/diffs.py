@@ -19,13 +19,8 @@ from holdfast.registry.comparing.distances import Distance
 from holdfast.registry.history.log_values import json_ready
 from holdfast.registry.history.plain_values import ValueDiff
 from holdfast.registry.history.replay import CheckpointRecord
-from holdfast.registry.loading.checkpoint import (
-    Checkpoint,
-    TensorInfo,
-    parent_ref,
-    phase_value,
-    step_ref,
-)
+from holdfast.registry.history.step_names import parent_ref, phase_value, step_ref
+from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo
 from holdfast.registry.registries.registry import Registry
 
 _DIFF = (

@@ -1,9 +1,9 @@
-"""`log`: the history of a run in words, and that of the runs that it was forked from."""
+"""`log`: the history of a run, and that of the runs that it was forked from."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,11 +14,10 @@ from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import flag, option
 from holdfast.registry.errors import IntegrityError, NotFound, UnsupportedFormat
-from holdfast.registry.history import actions
-from holdfast.registry.history.actions import Action, Commit, line_digest
+from holdfast.registry.history.action_texts import in_words, refs_of
+from holdfast.registry.history.actions import Commit, line_digest
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import decode_or_keep
-from holdfast.registry.loading.checkpoint import parent_ref
 from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 
@@ -93,16 +92,6 @@ def _descent(opened: Registry, run: Run) -> Iterator[_Chapter]:
         yield _Chapter(run.id, commits[::-1], refs_of(commits), at)
 
 
-def refs_of(commits: Iterable[Commit]) -> dict[int, str]:
-    """Return the names of checkpoints within their run, by the numbers of their commits."""
-    added = ((commit.n, action) for commit in commits for action in commit.actions)
-    return {
-        n: describe.ref("", action)[1:]
-        for n, action in added
-        if isinstance(action, actions.AddCheckpoint)
-    }
-
-
 def _shapes(chapter: _Chapter, *, named: bool) -> Iterator[dict[str, Any]]:
     run = {"run": chapter.run} if named else {}
     for commit in chapter.commits:
@@ -136,138 +125,3 @@ def _row(commit: Commit, refs: Mapping[int, str]) -> dict[str, Any]:
     what = "; ".join(in_words(action, refs, commit.n) for action in commit.actions)
     time = describe.iso(commit.time_ms)
     return {"n": commit.n, "time": time, "author": commit.author, "what": what}
-
-
-def in_words(action: Action, refs: Mapping[int, str], n: int) -> str:
-    """Return an action in words.
-
-    Args:
-        action: The action.
-        refs: Names of the run's checkpoints, by commit number.
-        n: Number of its commit.
-    """
-    match action:
-        case actions.CreateRun():
-            return _begun(action)
-        case actions.SetStatus():
-            return f"status {action.status}"
-        case actions.TakeOver():
-            return f"{action.host} trains from here"
-        case actions.Rewind():
-            return f"go back to {'the beginning' if action.to is None else _of(refs, action.to)}"
-        case actions.EnterPhase():
-            return _entered(action)
-        case actions.DropRun():
-            return f"drop the run: {action.reason}"
-        case actions.AppendStream():
-            return _appended(action)
-        case actions.ArchiveStream():
-            return f"stream {action.stream}: archived as {action.label}, and emptied"
-        case actions.Claim():
-            until = output.time(action.until_ms)
-            taken = _of(refs, action.checkpoint)
-            return f"{action.group}: {action.follower} takes {taken} until {until}"
-        case actions.Acknowledge():
-            return f"{action.group}: done with {_of(refs, action.checkpoint)}"
-        case actions.Promote() | actions.RateMatch() | actions.EvictEntries():
-            return _pool_in_words(action, refs)
-    return _checkpoint_in_words(action, refs, n)
-
-
-def _of(refs: Mapping[int, str], n: int) -> str:
-    """Return the name of a checkpoint; the log may name one that the run does not have."""
-    return refs.get(n, f"the checkpoint of commit {n}")
-
-
-def _begun(action: actions.CreateRun) -> str:
-    preset = f", preset {action.spec.name}" if action.spec and action.spec.name else ""
-    origin = f", a fork of {parent_ref(action.parent)}" if action.parent else ""
-    return f"begin the run{preset}{origin}"
-
-
-def _entered(action: actions.EnterPhase) -> str:
-    changes: dict[str, list[str]] = {}
-    for row in action.rows:
-        changes.setdefault(row.change, []).append(f"{row.part} as {row.to}" if row.to else row.part)
-    changed = "".join(f"; {change} {', '.join(parts)}" for change, parts in changes.items())
-    if action.name is not None:
-        return f"pivot {action.name} in phase {action.to_phase}{changed}"
-    if action.from_phase == action.to_phase:
-        return f"start phase {action.to_phase} warm, from {action.source}{changed}"
-    return f"enter phase {action.to_phase} from {action.from_phase}, with {action.source}{changed}"
-
-
-def _appended(action: actions.AppendStream) -> str:
-    # A segment may include the entries of earlier ones, so its start does not show which are new.
-    count = action.start + action.count
-    entries = output.counted(count, "entry", "entries")
-    steps = f"steps {action.first_step} to {action.last_step}"
-    return f"append to stream {action.stream}: {entries} in all, {steps} in the newest segment"
-
-
-def _pool_in_words(
-    action: actions.Promote | actions.RateMatch | actions.EvictEntries, refs: Mapping[int, str]
-) -> str:
-    match action:
-        case actions.Promote():
-            of = (
-                f"gates/{action.gate}"
-                if action.checkpoint is None
-                else _of(refs, action.checkpoint)
-            )
-            if action.checkpoint is None and action.gate is None:
-                of = f"phase {action.phase}, step {action.step}"
-            rating = output.metrics({"mu": action.mu, "sigma": action.sigma})
-            return f"pool {_entry(action.version)}: {of} {rating}{' frozen' * action.frozen}"
-        case actions.RateMatch():
-            rated = ", ".join(
-                f"{_entry(one.version)} {output.metrics({'mu': one.mu, 'sigma': one.sigma})}"
-                for one in action.ratings
-            )
-            return f"pool: match {action.match}: {rated}"
-    evicted = ", ".join(map(_entry, action.versions))
-    return f"pool: {evicted} out, {action.reason}"
-
-
-def _entry(version: int) -> str:
-    return f"v{version:04d}"
-
-
-def _checkpoint_in_words(action: Action, refs: Mapping[int, str], n: int) -> str:
-    match action:
-        case actions.AddCheckpoint():
-            return _added(action, _of(refs, n))
-        case actions.ReportMetrics():
-            tier = f" tier {action.tier}" if action.tier else ""
-            return f"report {_of(refs, action.checkpoint)} {output.metrics(action.metrics)}{tier}"
-        case actions.Evict():
-            evicted = (f"{_of(refs, one.checkpoint)} ({one.reason})" for one in action.evictions)
-            return f"evict {', '.join(evicted)}"
-        case actions.Recover():
-            return f"bring back {', '.join(_of(refs, back) for back in action.checkpoints)}"
-        case actions.SetTag():
-            return f"tag {action.name} at {_of(refs, action.checkpoint)}"
-        case actions.SetPin():
-            return _pinned(action, refs)
-        case actions.PointRelease():
-            because = f": {action.reason}" if action.reason else ""
-            return f"releases/latest is {action.version}{because}"
-    raise AssertionError(f"no words for {action.action}")
-
-
-def _added(action: actions.AddCheckpoint, ref: str) -> str:
-    parts = [
-        f"save {ref} {action.manifest.short}",
-        output.metrics(action.metrics),
-        f"tier {action.tier}" if action.tier else "",
-        f"with {', '.join(action.companions)}" if action.companions else "",
-        f"NaN or infinity in {', '.join(action.nonfinite)}" if action.nonfinite else "",
-        "(held back)" if action.held_back else "",
-    ]
-    return " ".join(filter(None, parts))
-
-
-def _pinned(action: actions.SetPin, refs: Mapping[int, str]) -> str:
-    of = "" if action.checkpoint is None else f" from {_of(refs, action.checkpoint)}"
-    replaced = f" in place of {action.replaces.short}, damaged" if action.replaces else ""
-    return f"{action.kind} {action.name}: {action.manifest.short}{of}{replaced}"

@@ -6,22 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from holdfast.registry.history.actions import Parent
-from holdfast.registry.history.births import read_birth
-from holdfast.registry.history.log import list_runs
-from holdfast.registry.loading.checkpoint import parent_ref, phase_value
+from holdfast.registry.history.step_names import parent_ref, phase_value
 from holdfast.registry.runs.run import Run
-from holdfast.registry.storage.store import Store
-
-
-def forks_of(store: Store, run_id: str) -> list[str]:
-    """Return the runs that were forked from a run, by name: one request for each run."""
-    names = list_runs(store)
-    births = store.pools.small.map(lambda name: read_birth(store, name), names)
-    return [
-        name
-        for name, birth in zip(names, births, strict=True)
-        if birth is not None and birth.parent is not None and birth.parent.run == run_id
-    ]
 
 
 def forks_among(runs: Iterable[Run]) -> dict[str, list[str]]:

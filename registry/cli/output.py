@@ -22,6 +22,7 @@ from holdfast.registry.history.log_values import format_time, json_ready
 from holdfast.registry.values.amounts import age as age
 from holdfast.registry.values.amounts import counted as counted
 from holdfast.registry.values.amounts import duration as duration
+from holdfast.registry.values.amounts import metrics as metrics
 from holdfast.registry.values.amounts import number as number
 from holdfast.registry.values.amounts import share as share
 from holdfast.registry.values.amounts import size as size
@@ -132,11 +133,6 @@ def hanging(head: str, text: str) -> None:
 
 
 # Values
-
-
-def metrics(values: Mapping[str, float]) -> str:
-    """Return metrics on one line."""
-    return " ".join(f"{name}={number(value)}" for name, value in values.items())
 
 
 def more(count: int, shown: int) -> list[str]:

@@ -13,6 +13,7 @@ from holdfast.registry.cli.options import argument
 from holdfast.registry.cli.output import Note
 from holdfast.registry.errors import NotFound
 from holdfast.registry.spec import Retention, RunSpec
+from holdfast.registry.spec.doubts import doubts
 from holdfast.registry.spec.presets import load_preset, preset_names
 from holdfast.registry.values.suggest import near
 
@@ -61,7 +62,7 @@ def check(*, file: str = argument("FILE", "A preset, TOML.")) -> Answer:
     saved.
     """
     spec = load_preset(file)
-    phases, warnings = _phases(spec), list(_doubts(spec))
+    phases, warnings = _phases(spec), list(doubts(spec))
     declared = output.counted(len(spec.phases), "declared phase")
     return Answer(
         lambda: {"name": spec.name, "about": spec.about, "phases": phases, "warnings": warnings},
@@ -98,29 +99,3 @@ def _kept(retention: Retention | None) -> str:
     rules = {"last": retention.last, "best": retention.best, "every": retention.every}
     rules["days"] = retention.for_days
     return ", ".join(f"{name} {count}" for name, count in rules.items() if count is not None)
-
-
-def _doubts(spec: RunSpec) -> Iterator[str]:
-    """Yield warnings of settings that are allowed, but may be mistakes."""
-    required = [*spec.required_keys, *(key for one in spec.phases for key in one.required_keys)]
-    named = {name.strip() for key in required for name in key.split("|")}
-    patterns = [("finite", path) for path in spec.finite]
-    patterns += [("dtypes", rule.path) for rule in spec.dtypes]
-    for field, path in patterns:
-        key, slash, _ = path.partition("/")
-        if not slash and "*" not in key and (field, f"{key}/*") not in patterns:
-            yield f"{field}: {path!r} matches no path below this key; {f'{path}/*'!r} does"
-        yield from _unrequired(field, key, named)
-    for field, keys in (("required_keys", named), ("inference", spec.inference)):
-        for key in sorted(keys):
-            if "/" in key or "*" in key:
-                yield f"{field}: {key!r} is a pattern, and top-level keys are meant"
-            elif field == "inference":
-                yield from _unrequired(field, key, named)
-
-
-def _unrequired(field: str, key: str, named: set[str]) -> Iterator[str]:
-    if named and named.isdisjoint(one.strip() for one in key.split("|")) and "*" not in key:
-        meant = near(key, named)
-        more = f". {meant}" if meant else ""
-        yield f"{field}: no state must have {key!r}, which required_keys leave out{more}"

@@ -14,7 +14,8 @@ from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Part
 from holdfast.registry.errors import AmbiguousRef, NotFound
 from holdfast.registry.history.retention import RetentionPlan, Verdict
-from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
+from holdfast.registry.history.step_names import phase_segment
+from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.registries.refs import is_digest
 from holdfast.registry.registries.registry import Registry

@@ -23,6 +23,7 @@ from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.trends import sparkline
 from holdfast.registry.errors import InvalidInput
+from holdfast.registry.history.births import forks_of
 from holdfast.registry.history.log_values import decode_or_keep, decode_plain
 from holdfast.registry.loop.last_heard import LastHeard, last_heard
 from holdfast.registry.loop.overhead import waited_share
@@ -240,7 +241,7 @@ def drop(
         _confirm(dropped)
     dropped.drop(reason)
     return Answer(
-        lambda: run_json(dropped, lineage.forks_of(opened.store, run)), lambda: [f"dropped: {run}"]
+        lambda: run_json(dropped, forks_of(opened.store, run)), lambda: [f"dropped: {run}"]
     )
 
 

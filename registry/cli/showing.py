@@ -7,15 +7,16 @@ from shutil import get_terminal_size
 from typing import Any
 
 from holdfast.backends.escape import shown
-from holdfast.registry.cli import lineage, options, output
+from holdfast.registry.cli import options, output
 from holdfast.registry.cli.command import Answer, command
-from holdfast.registry.cli.history import in_words, refs_of
 from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import flag
 from holdfast.registry.cli.output import Part
 from holdfast.registry.cli.runs import heard_of, run_json
 from holdfast.registry.cli.trends import finite, sparkline
 from holdfast.registry.following.watching import Patience
+from holdfast.registry.history.action_texts import in_words, refs_of
+from holdfast.registry.history.births import forks_of
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.layouts.following import follow_run
 from holdfast.registry.loop.last_heard import LastHeard
@@ -42,7 +43,7 @@ def show(
 ) -> Answer:
     """Show a run: its settings, and its state now."""
     found = opened.run(run)
-    forks = lineage.forks_of(opened.store, run)
+    forks = forks_of(opened.store, run)
     if follow:
         return _followed(opened, found, forks)
     return Answer(lambda: run_json(found, forks), lambda: _text(_for_people(found, forks)))

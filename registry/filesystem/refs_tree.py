@@ -13,7 +13,8 @@ from holdfast.registry.errors import NotFound
 from holdfast.registry.filesystem.session import Session
 from holdfast.registry.filesystem.state_folder import COMPANIONS, StateFolder, is_file_name
 from holdfast.registry.filesystem.tree import File, Folder
-from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
+from holdfast.registry.history.step_names import phase_segment
+from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.registries.refs import is_digest
 from holdfast.registry.runs.run import Run

@@ -4,6 +4,7 @@
   `tail` checks that the log is still the one that was read, `snapshots` shortens the reading.
 - `actions`: all that a commit can say; `replay`: `RunManifest`, the run after all its commits.
 - `creation`: the first commit; `retention`, `tiers`: which checkpoints are kept, and why.
+- `action_texts`: actions in words; `step_names`: the names of phases and steps.
 - `writer_token`: which handle may save. `epochs`: the log of sweeps that all runs share.
 - `state_reader`: where a stored state is (`PlacedState`), and reading it from there.
 

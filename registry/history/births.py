@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.registry.errors import IntegrityError, ObjectNotFound, UnsupportedFormat
 from holdfast.registry.history.actions import CreateRun, Parent
+from holdfast.registry.history.log import list_runs
 from holdfast.registry.history.replay import RunManifest, Slot
 from holdfast.registry.storage.keys import slot_key
 from holdfast.registry.storage.store import Store
@@ -44,3 +45,14 @@ def read_birth(store: Store, name: str) -> Birth | None:
 def birth_of(run: RunManifest) -> Birth | None:
     """Return the beginning of a run that is open; `None` if it has no commit."""
     return None if run.created is None else Birth(run.created_ms, run.created.parent)
+
+
+def forks_of(store: Store, run_id: str) -> list[str]:
+    """Return the runs that were forked from a run, by name: one request for each run."""
+    names = list_runs(store)
+    births = store.pools.small.map(lambda name: read_birth(store, name), names)
+    return [
+        name
+        for name, birth in zip(names, births, strict=True)
+        if birth is not None and birth.parent is not None and birth.parent.run == run_id
+    ]

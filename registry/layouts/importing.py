@@ -26,12 +26,13 @@ from holdfast.registry.formats.source import stable
 from holdfast.registry.history.actions import Action, EnterPhase
 from holdfast.registry.history.log_values import decode_plain
 from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.history.step_names import phase_segment
 from holdfast.registry.layouts.contents import IMPORT, RunContents
 from holdfast.registry.layouts.made import digest
 from holdfast.registry.layouts.scanning import SIDECAR, Scan, identity, verified_digest
 from holdfast.registry.layouts.torch_files import metrics_of
 from holdfast.registry.layouts.tree import Found, Layout, Reading
-from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
+from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.names import pins
 from holdfast.registry.names.releases import Releases
 from holdfast.registry.streams.stream import Stream

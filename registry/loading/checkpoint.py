@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from holdfast.registry.errors import NotFound
-from holdfast.registry.history.actions import CommitKeys, Parent, ReportMetrics
+from holdfast.registry.history.actions import CommitKeys, ReportMetrics
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import check_metrics, decode_plain, format_time, moment
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.history.state_reader import describe_eviction
+from holdfast.registry.history.step_names import phase_value, step_ref
 from holdfast.registry.history.tiers import tier_after_report
 from holdfast.registry.loading.allocating import LoadPrecision
 from holdfast.registry.loading.fit import LoadReport
@@ -27,7 +28,7 @@ from holdfast.registry.values.amounts import number, size
 from holdfast.registry.values.suggest import near
 from holdfast.registry.writing.committer import Committer
 
-__all__ = ["Checkpoint", "LoadReport", "TensorInfo", "phase_segment", "phase_value"]
+__all__ = ["Checkpoint", "LoadReport", "TensorInfo"]
 
 
 class Checkpoint(Stored):
@@ -233,32 +234,3 @@ class Checkpoint(Stored):
             return [ReportMetrics(checkpoint=n, metrics=checked, tier=tier)]
 
         Committer(self._store, self._log).commit(actions)
-
-
-class _AtStep(Protocol):
-    """A checkpoint, or what was made from one, that knows its phase and step."""
-
-    @property
-    def phase(self) -> str: ...
-    @property
-    def step(self) -> int: ...
-
-
-def step_ref(at: _AtStep) -> str:
-    """Return the name of a step within its run, such as `main/step00000200`."""
-    return f"{phase_segment(at.phase)}/step{at.step:08d}"
-
-
-def parent_ref(parent: Parent) -> str:
-    """Return the name of the checkpoint that a fork continues from."""
-    return f"{parent.run}/{step_ref(parent)}"
-
-
-def phase_segment(phase: str) -> str:
-    """Return a phase as in a ref: `phase2` for a number, otherwise its name."""
-    return f"phase{phase}" if phase.isdigit() else phase
-
-
-def phase_value(phase: str) -> int | str:
-    """Return a phase as the caller gave it: a number, or a name."""
-    return int(phase) if phase.isdigit() else phase

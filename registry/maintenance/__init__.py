@@ -8,6 +8,7 @@
   `last_verify` remembers its last result on this machine.
 - `repair`: `repair` brings missing and damaged objects back from a mirror.
 - `repacking`: packs rewritten without the bytes that nobody needs.
+- `checkup`: whether a registry can be used at all, for `holdfast doctor`.
 - `usage`: `measure` counts the bytes of runs and checkpoints.
 
 `gc` is proven (docs/collection.md): its order of steps does not change without the proof. Reports

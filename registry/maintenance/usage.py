@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from holdfast.registry.errors import MissingObject, RegistryError, StoreUnavailable, WorkersFailed
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading.checkpoint import step_ref
+from holdfast.registry.history.step_names import step_ref
 from holdfast.registry.maintenance.live import StoredFile, list_objects, place_of
 from holdfast.registry.maintenance.repacking.survey import (
     Chunk,

@@ -13,7 +13,7 @@ from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.history.log_values import moment
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading.checkpoint import phase_segment, step_ref
+from holdfast.registry.history.step_names import phase_segment, step_ref
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.values.suggest import near
 

@@ -12,7 +12,7 @@ from holdfast.registry.errors import NotFound
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import moment
 from holdfast.registry.history.replay import Forgotten, PoolRecord, RunManifest, has_bit
-from holdfast.registry.loading.checkpoint import phase_value
+from holdfast.registry.history.step_names import phase_value
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.storage.store import Store
 

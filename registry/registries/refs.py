@@ -20,7 +20,8 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
 )
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment, step_ref
+from holdfast.registry.history.step_names import phase_segment, step_ref
+from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.runs.run import Run
 from holdfast.registry.spec.monitors import Monitor

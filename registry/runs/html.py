@@ -6,7 +6,7 @@ from itertools import islice
 
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading.checkpoint import step_ref
+from holdfast.registry.history.step_names import step_ref
 from holdfast.registry.values import markup
 from holdfast.registry.values.amounts import number, size
 

@@ -10,7 +10,8 @@ from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.history.actions import Commit, RunStatus
 from holdfast.registry.history.log_values import check_phase, decode_plain
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading.checkpoint import Checkpoint, phase_value
+from holdfast.registry.history.step_names import phase_value
+from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.names import pins
 from holdfast.registry.runs import rooms

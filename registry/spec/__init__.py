@@ -3,7 +3,8 @@
 - `run_spec`: `RunSpec` with its phases, streams, gates and pool; `policies`: `Retention`, `Tier`.
 - `monitors`: which checkpoint is best; `transition_table`: what happens between two phases.
 - `presets`: the specifications that are shipped, and those of users, read from TOML.
-- `requirements`: checks a state against a specification; `seeds`: the seeds of phases.
+- `doubts`: warns of settings that may be mistakes; `requirements`: checks a state against a
+  specification; `seeds`: the seeds of phases.
 - `migrations`: functions of the caller that bring an old state to a new schema.
 
 Nothing here reads a store or decides for a run: `history` plans retention, `transitions` carries

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.registry.history.log_values import moment
 from holdfast.registry.history.replay import CheckpointRecord
-from holdfast.registry.loading.checkpoint import step_ref
+from holdfast.registry.history.step_names import step_ref
 from holdfast.registry.tables.columns import Column, table
 
 COLUMNS = (

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.registry.errors import RegistryError, StoreUnavailable
 from holdfast.registry.history.log_values import decode_plain, json_ready, moment
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.loading.checkpoint import parent_ref
+from holdfast.registry.history.step_names import parent_ref
 from holdfast.registry.storage.store import Store
 from holdfast.registry.tables.columns import Column, table
 

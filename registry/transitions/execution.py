@@ -22,7 +22,8 @@ from holdfast.registry.history.replay import (
     RunManifest,
     StreamRecord,
 )
-from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
+from holdfast.registry.history.step_names import phase_segment
+from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored, load_to_train
 from holdfast.registry.names.pins import find_pin
 from holdfast.registry.pool.promotion import Candidate, find_entry, promotion

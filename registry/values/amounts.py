@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -22,6 +23,11 @@ def size(nbytes: int) -> str:
 def number(value: float) -> str:
     """Return a number with at most six digits."""
     return f"{value:.6g}" if math.isfinite(value) else str(value)
+
+
+def metrics(values: Mapping[str, float]) -> str:
+    """Return metrics on one line."""
+    return " ".join(f"{name}={number(value)}" for name, value in values.items())
 
 
 def share(part: float) -> str:

@@ -10,9 +10,9 @@ import pytest
 
 import holdfast
 from holdfast.backends import open_backend
-from holdfast.registry.cli import doctor
 from holdfast.registry.errors import AccessDenied, NotFound
 from holdfast.registry.history import log
+from holdfast.registry.maintenance.checkup import checks
 from holdfast.registry.storage.address import Address
 from holdfast.registry.storage.keys import epoch_key
 from tests.terraform.judges import (
@@ -42,7 +42,7 @@ def trained(become: Become) -> str:
 def test_an_operator_makes_a_registry_and_doctors_it(become: Become, world: World) -> None:
     with holdfast.init(become("operator"), skip_race_probe=True):
         pass
-    found = {check.name for check in doctor.checks(Address(world.url)) if check.status != "ok"}
+    found = {check.name for check in checks(Address(world.url)) if check.status != "ok"}
     assert found == {"made"}  # it was told not to race the store
     assert keys_of_world(world) == ["registry.json"]
     with holdfast.open(become("operator")) as reg, pytest.raises(AccessDenied):

@@ -14,7 +14,8 @@ from typing import Any
 from holdfast.registry.formats.content import OPAQUE
 from holdfast.registry.history.log_values import decode_or_keep
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading.checkpoint import Checkpoint, parent_ref
+from holdfast.registry.history.step_names import parent_ref
+from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.files import FileInfo, is_tree
 from holdfast.registry.loading.stored import Stored, log_of
 from holdfast.registry.names.marks import checkpoint_marks

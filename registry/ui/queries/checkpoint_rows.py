@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.history.retention import has_policies, plan_retention
-from holdfast.registry.loading.checkpoint import step_ref
+from holdfast.registry.history.step_names import step_ref
 from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.ui.queries.events import Event
 from holdfast.registry.ui.queries.runs import monitor_of

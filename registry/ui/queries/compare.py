@@ -14,7 +14,8 @@ from itertools import islice
 from holdfast.registry.comparing.diff import ComponentDiff, Diff, TensorDiff, diff
 from holdfast.registry.comparing.distances import Distance, differing_bytes, distances
 from holdfast.registry.history.plain_values import ValueDiff, compare_configs
-from holdfast.registry.loading.checkpoint import Checkpoint, step_ref
+from holdfast.registry.history.step_names import step_ref
+from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import log_of
 from holdfast.registry.ui.queries.states import find_checkpoint
 from holdfast.registry.ui.source import Source

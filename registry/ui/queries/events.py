@@ -8,7 +8,7 @@ from typing import Literal
 
 from holdfast.registry.history import actions
 from holdfast.registry.history.actions import Action, Commit
-from holdfast.registry.loading.checkpoint import parent_ref, step_ref
+from holdfast.registry.history.step_names import parent_ref, step_ref
 from holdfast.registry.ui.queries.forks import Fork
 
 Lane = Literal["checkpoints", "names", "phases", "trainer", "retention", "pool", "streams"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.registry.loading.checkpoint import step_ref
+from holdfast.registry.history.step_names import step_ref
 from holdfast.registry.ui.source import Source
 
 #: Seconds for which a list of the runs is good enough to find forks.

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.registry.history.log_values import decode_or_keep
 from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, RunManifest
-from holdfast.registry.loading.checkpoint import step_ref
+from holdfast.registry.history.step_names import step_ref
 from holdfast.registry.merging.merge import MERGE
 from holdfast.registry.ui.queries.runs import BIRTHS_UNASKED, newest_first
 from holdfast.registry.ui.queries.trouble import Trouble, trouble_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from holdfast.registry.errors import IntegrityError, UnsupportedFormat
 from holdfast.registry.history.log_values import decode_or_keep
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.loading.checkpoint import parent_ref
+from holdfast.registry.history.step_names import parent_ref
 from holdfast.registry.loop.overhead import waited_share
 from holdfast.registry.runs.run import Run
 from holdfast.registry.ui.charts import Chart, Curve, Mark, Point, curves

@@ -13,7 +13,7 @@ from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history.log_values import json_ready
 from holdfast.registry.history.plain_values import config_by_path
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.loading.checkpoint import parent_ref
+from holdfast.registry.history.step_names import parent_ref
 from holdfast.registry.ui.charts import Chart, curves
 from holdfast.registry.ui.chronicle import Chronicle
 from holdfast.registry.ui.queries.runs import RunRow, row_of

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast.registry.cli import history
 from holdfast.registry.history import actions
+from holdfast.registry.history.action_texts import in_words
 from holdfast.registry.registries.sync import sync
 from holdfast.registry.spec import Retention, RunSpec
 from holdfast.registry.spec.presets import load_preset, preset_names
@@ -461,7 +461,7 @@ _SAID = [
 
 @pytest.mark.parametrize(("action", "said"), _SAID, ids=lambda one: getattr(one, "action", None))
 def test_words(action: Any, said: str) -> None:
-    assert history.in_words(action, _REFS, 4) == said
+    assert in_words(action, _REFS, 4) == said
 
 
 def test_every_action_has_words() -> None:

@@ -25,7 +25,7 @@ CHANGES = {
     "maintenance/gc.py": "epochs, deletions",
     "maintenance/gc_plan.py": "a file that tells the store's time",
     "maintenance/repair.py": "objects under keys that live places name already",
-    "cli/doctor.py": "the doctor's own probe",
+    "maintenance/checkup.py": "the doctor's own probe",
 }
 #: The modules that may put lines into a log.
 APPENDS = {
