@@ -96,7 +96,7 @@ class Chart:
         table: The same as a table.
         height_px: Its height.
         is_empty: Whether it has no value that can be drawn.
-        key: Its symbols, each with its meaning, if the script draws no legend.
+        key: Its symbols, each with its colour and its meaning, if the script draws no legend.
     """
 
     title: str
@@ -105,7 +105,7 @@ class Chart:
     table: Table
     height_px: int = 260
     is_empty: bool = False
-    key: tuple[tuple[str, str], ...] = ()
+    key: tuple[tuple[str, str, str], ...] = ()
 
 
 def curves(
@@ -165,7 +165,7 @@ def figure(
     shown: Table,
     *,
     height_px: int = 320,
-    key: Iterable[tuple[str, str]] = (),
+    key: Iterable[tuple[str, str, str]] = (),
 ) -> Chart:
     """Return a chart that Plotly draws from its own description.
 
@@ -179,7 +179,7 @@ def figure(
         layout: Plotly's layout.
         shown: The table beneath it.
         height_px: Its height.
-        key: Its symbols, each with its meaning.
+        key: Its symbols, each with its colour, a variable of the page, and its meaning.
     """
     payload = {"kind": "figure", "data": _plain(list(data)), "layout": _plain(dict(layout))}
     return Chart(title, about, payload, shown, height_px, key=tuple(key))

@@ -97,7 +97,8 @@ def timeline(events: Sequence[Event], rows: Sequence[CheckpointRow]) -> Chart:
         for one in events
         if one.lane in _LANES
     ]
-    key = [(_GLYPHS[one["marker"]["symbol"]], one["name"]) for one in traces]
+    looks = [(one["marker"]["symbol"], one["marker"]["color"], one["name"]) for one in traces]
+    key = [(_GLYPHS[symbol], colour[len("var(--") : -1], name) for symbol, colour, name in looks]
     return figure(
         "Time line",
         f"{len(rows)} checkpoints and {len(told)} other events by time",

@@ -31,7 +31,7 @@ CHANGES = {
 APPENDS = {
     "writing/object_writer.py": "commits that name objects, rechecked (W3, W4)",
     "history/creation.py": "commit 0, which references nothing (W1)",
-    "sync.py": "commit 0 of a run at its destination",
+    "registries/sync.py": "commit 0 of a run at its destination",
     "maintenance/gc.py": "marks",
 }
 #: The modules that may make the place of a manifest.

@@ -50,7 +50,7 @@ def ordinary(reg: Registry) -> None:
     night.save(state(75), step=75, metrics={"loss": 0.2, "accuracy": 0.9})
     fork = reg.fork("night/gates/trained", "night-wide", config={"lr": 0.2, "wide": True})
     fork.restore()
-    fork.save(state(90), step=90, metrics={"loss": 0.05, "accuracy": 0.98})
+    fork.save(state(90), step=90, metrics={"loss": 0.05, "accuracy": 0.98}).report({"test": 0.97})
     soup = reg.create_run("soup", monitor=LOSS)
     sources = [reg.checkpoint("night/latest"), reg.checkpoint("night-wide/latest")]
     soup.merge(sources, step=90, pick={"optimizer": sources[0]})

@@ -84,6 +84,23 @@ def test_curves_have_evicted_values_and_superseded_ones_apart(night: RunShown) -
     assert night.charts[0].title == "loss"  # the monitored one is first
 
 
+def test_a_key_says_what_the_marks_of_the_time_line_are(night: RunShown) -> None:
+    assert night.timeline is not None
+    assert ("★", "accent", "best") in night.timeline.key
+    assert {"kept", "evicted", "superseded", "gate", "release", "restore"} <= {
+        meaning for _, _, meaning in night.timeline.key
+    }
+
+
+def test_a_metric_with_one_value_is_a_fact_and_no_chart(source: Source) -> None:
+    shown = show_run(source, "night-wide")
+    assert shown.single == (("test", 0.97, "main/step00000090"),)
+    assert shown.metrics == len(shown.charts) == 2
+    both = compare_runs(source, ["night", "night-wide"])
+    assert {chart.title for chart in both.charts} == {"accuracy", "loss"}
+    assert [(row.name, row.values) for row in both.single] == [("test", (None, "0.97"))]
+
+
 def test_streams_are_read_as_curves(night: RunShown) -> None:
     (stream,) = night.streams
     assert stream.is_read
