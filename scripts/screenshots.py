@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from holdfast.registry.storage.connecting import Address
+from holdfast.registry.storage.address import Address
 from holdfast.registry.ui import Server, Source
 from holdfast.registry.ui.server import link
 from holdfast.registry.ui.views import VIEWS
