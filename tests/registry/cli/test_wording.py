@@ -46,7 +46,9 @@ FOR_PROGRAMS = {
     "Append a number (x.item()) or a list (x.tolist()); keep arrays in a state.",
     "Give them to `holdfast.open`.",
     "Open the registry with journal=''.",
-    "Call `run.save` or `run.save_async` on every rank at the end of a step.",
+    "Make another: jax.make_array_from_callback(shape, sharding, lambda index: "
+    "checkpoint[path][index]).",
+    "A client of Dask makes one: `client.get_executor()`.",
     "Call `run.restore()`, which applies it.",
     "With busy='wait' the call waits for the earlier save instead.",
     "run.restore(at=reg.checkpoint('RUN/...'))",
