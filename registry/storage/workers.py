@@ -307,6 +307,6 @@ def _failed(error: Exception) -> WorkersFailed:
     return WorkersFailed(
         "the workers of the executor died, or cannot work",
         found=f"{type(error).__name__}: {error}",
-        hint="Look at their logs: a worker may lack memory, or Holdfast. Then start again: nothing "
-        "was committed, and what was copied is not copied again.",
+        hint="Look at their logs: a worker may lack memory, or Holdfast. Then start again: what "
+        "was copied is not copied again.",
     )
