@@ -142,11 +142,11 @@ class _PartWriter:
             found = self._memory[tensor] = self._layout.memory(tensor)
         return found
 
-    def _groups(self, chunks: Iterator[tuple[Ints, memoryview]]) -> Iterator[list[Chunk]]:
+    def _groups(self, chunks: Iterator[tuple[int, Ints, memoryview]]) -> Iterator[list[Chunk]]:
         """Yield the new chunks in groups for one pack each; packs never mix components."""
         group: list[tuple[int, Ints, memoryview]] = []
         size, name = 0, ""
-        for number, (chunk, data) in enumerate(chunks):
+        for number, chunk, data in chunks:
             component = self._leaves[int(chunk[0])].path.partition("/")[0]
             if group and (component != name or size + len(data) > PACK_BYTES):
                 yield self._fresh(group)

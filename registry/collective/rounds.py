@@ -18,8 +18,10 @@ Memory = Callable[[int], tuple[Any, Ints]]
 
 def complete_chunks(
     group: Group, links: str, part: Part, items: list[int], memory: Memory
-) -> Iterator[tuple[Ints, memoryview]]:
+) -> Iterator[tuple[int, Ints, memoryview]]:
     """Yield each chunk that this rank owns, with a copy of its bytes; every rank must go through.
+
+    They come round by round, each with its number in the part, whose order is another one.
 
     Args:
         group: The ranks.
@@ -39,7 +41,7 @@ def complete_chunks(
             arrived = _exchange(group, links, part, now, items, memory)
         used = dict.fromkeys(arrived, 0)
         cuts = np.searchsorted(takes[:, 0], np.arange(len(part.chunks) + 1))
-        for number in np.flatnonzero(part.chunks[:, 3] == now):
+        for number in np.flatnonzero(part.chunks[:, 3] == now).tolist():
             chunk = part.chunks[number]
             tensor, low, high = int(chunk[0]), chunk[4 : 4 + axes], chunk[4 + axes :]
             item = items[tensor]
@@ -57,7 +59,7 @@ def complete_chunks(
                     flat = np.frombuffer(arrived[source][start : start + size], np.uint8)
                     piece = flat.reshape(shape)
                 data[within(begin - low, end - low)] = piece
-            yield chunk, view_of(data)
+            yield number, chunk, view_of(data)
 
 
 def _exchange(
