@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.distributed
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
@@ -16,7 +17,7 @@ from holdfast.registry.collective.loading import load_into
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import commit_keys, reader_of
-from holdfast.registry.pytree.traversal import is_array, walk
+from holdfast.registry.pytree.traversal import is_array, rebuild, walk
 from holdfast.registry.runs.run import Run
 
 #: The components of which each rank may have a part; rank 0's word counts for all others.
@@ -44,11 +45,26 @@ def of_first_rank(state: Mapping[str, Any], metrics: Mapping[str, float]) -> tup
 
     Clocks, counters of callbacks and metrics of a rank's own batches differ from rank to rank.
     """
-    rest = {name: part for name, part in state.items() if name not in SHARDED}
-    said: list[Any] = [(rest, dict(metrics)) if torch.distributed.get_rank() == 0 else None]
+    said: list[Any] = [None]
+    if torch.distributed.get_rank() == 0:
+        rest = {
+            name: rebuild(name, part, _on_host)
+            for name, part in state.items()
+            if name not in SHARDED and not any(_is_shard(leaf) for _, leaf in walk(name, part))
+        }
+        said = [(rest, dict(metrics))]
     torch.distributed.broadcast_object_list(said, src=0)
     rest, metrics = said[0]
-    return {name: rest.get(name, state.get(name)) for name in state}, metrics
+    return {name: rest.get(name, part) for name, part in state.items()}, metrics
+
+
+def _on_host(_: str, leaf: Any) -> Any:
+    """Return a tensor on the CPU: it would come out on rank 0's device everywhere."""
+    return leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _is_shard(leaf: Any) -> bool:
+    return hasattr(leaf, "device_mesh") or hasattr(leaf, "local_shards")
 
 
 def prepare_moments(model: Any, optimizer: Any) -> None:
