@@ -92,6 +92,8 @@ class HoldfastCheckpoint(Checkpoint):
     def resume(self) -> str | None:
         """Return the `ckpt_path` of the newest whole checkpoint, or `None` before the first save.
 
+        With a `group` it is the newest one, which is read, and verified, when the trainer loads it.
+
         Raises:
             RestoreFailed: Every checkpoint is damaged.
         """

@@ -52,10 +52,10 @@ def of_first_rank(state: Mapping[str, Any], metrics: Mapping[str, float]) -> tup
             for name, part in state.items()
             if name not in SHARDED and not any(_is_shard(leaf) for _, leaf in walk(name, part))
         }
-        said = [(rest, dict(metrics))]
+        said = [(list(state), rest, dict(metrics))]
     torch.distributed.broadcast_object_list(said, src=0)
-    rest, metrics = said[0]
-    return {name: rest.get(name, part) for name, part in state.items()}, metrics
+    names, rest, metrics = said[0]
+    return {name: rest[name] if name in rest else state[name] for name in names}, metrics
 
 
 def _on_host(_: str, leaf: Any) -> Any:

@@ -86,7 +86,8 @@ class HoldfastCallback(TrainerCallback):
 
         Args:
             trainer: The trainer that has this callback.
-            ref: A checkpoint of the run. Default: the newest that is whole.
+            ref: A checkpoint of the run. Default: the newest that is whole, or with a `group` the
+                newest, which is verified when the weights are loaded.
 
         Returns:
             The folder, for `train(resume_from_checkpoint=...)`; `None` before the first save.

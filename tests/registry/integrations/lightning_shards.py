@@ -19,6 +19,7 @@ import holdfast
 from holdfast.distributed import TorchGroup
 from holdfast.errors import InvalidInput, RankFailed
 from holdfast.lightning import HoldfastCheckpoint, HoldfastIO
+from holdfast.registry.history.state_reader import StateReader
 from tests.registry.integrations.lightning_training import trainer
 
 DEADLINE_S = 30.0
@@ -136,7 +137,20 @@ def fit_until_a_rank_dies(url: str, name: str, kind: str) -> None:
     os._exit(3)  # the process group is broken
 
 
+def _check_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail if a rank reads a whole weight or moment, past the ranks' own way to load."""
+    read = StateReader.read
+
+    def checked(self: StateReader, manifest: Any, targets: Any) -> None:
+        assert not [entry.shape for entry, _ in targets if 301 in entry.shape]
+        read(self, manifest, targets)
+
+    monkeypatch.setattr(StateReader, "read", checked)
+
+
 def _fit(saver: HoldfastCheckpoint, net: Net, kind: str) -> pl.Trainer:
+    if kind in ("fsdp", "fsdp2"):
+        _check_reads(pytest.MonkeyPatch())
     pl.seed_everything(1)
     size = dist.get_world_size()
     options = {"strategy": strategy(kind, size), "devices": size, "use_distributed_sampler": False}

@@ -102,6 +102,8 @@ MOVES = [
     (("fsdp", 2), ("fsdp2", 1)),
     (("fsdp2", 2), ("plain", 2)),
     (("plain", 1), ("fsdp2", 2)),
+    (("fsdp", 1), ("fsdp2", 2)),
+    (("plain", 2), ("fsdp", 1)),
     (("fsdp2", 3), ("fsdp", 2)),
 ]
 
