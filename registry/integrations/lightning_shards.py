@@ -71,8 +71,8 @@ def load(trainer: Trainer, run: Run, found: Checkpoint) -> dict[str, Any]:
     named = [_moments(strategy.model, one) for one in optimizers]
     if trains:
         target["optimizer"] = [_numbered(one) for one in named]
-    state = load_around(run, found, target, trains=trains)
     is_strict = trainer.lightning_module.strict_loading
+    state = load_around(run, found, target, trains=trains, strict=is_strict)
     weights, moments = state.pop("model", {}), state.pop("optimizer", [])
     set_model_state_dict(strategy.model, weights, options=StateDictOptions(strict=is_strict))
     if len(moments) != len(named):

@@ -1,4 +1,4 @@
-"""What trainers share that shard a model: fill it in place, and keep one rank's word for the rest.
+"""For trainers that shard a model: fill it in place, and take everything else from rank 0.
 
 A state of theirs has the names and the form of an unsharded one, so its id is the same.
 """
@@ -14,14 +14,16 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from holdfast.registry import pytree
 from holdfast.registry.collective.loading import load_into
-from holdfast.registry.errors import InvalidInput
+from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import commit_keys, reader_of
 from holdfast.registry.pytree.traversal import is_array, rebuild, walk
 from holdfast.registry.runs.run import Run
 
-#: The components of which each rank may have a part; rank 0's word counts for all others.
-SHARDED = ("model", "adapter", "optimizer")
+WEIGHTS = ("model", "adapter")
+#: The components of which each rank may have a part; all others are rank 0's.
+SHARDED = (*WEIGHTS, "optimizer")
+_NAMED_AT_MOST = 8
 
 
 def check_group(run: Run, where: str, found: str) -> None:
@@ -73,7 +75,7 @@ def prepare_moments(model: Any, optimizer: Any) -> None:
 
 
 def load_around(
-    run: Run, found: Checkpoint, target: Mapping[str, Any], *, trains: bool
+    run: Run, found: Checkpoint, target: Mapping[str, Any], *, trains: bool, strict: bool = True
 ) -> dict[str, Any]:
     """Load a checkpoint into the tensors of a sharded model; all ranks call it.
 
@@ -84,14 +86,17 @@ def load_around(
         found: The checkpoint; the same on every rank.
         target: The state of the model, and of the optimizer if it is wanted, by component.
         trains: Whether the run continues from there.
+        strict: Whether a weight on only one side is an error.
 
     Returns:
         The state. Where the target has a tensor, it is that tensor, filled.
 
     Raises:
-        IncompatibleState: Shapes or dtypes differ; nothing was read.
+        IncompatibleState: Names of weights, shapes or dtypes differ; nothing was read.
         RegistryError: As `Run.restore_into`.
     """
+    for name in set(WEIGHTS) & target.keys() if strict else ():
+        _check_weights(found, name, target[name])
     if trains:
         run.restore_into(target, found, strict=False)
     else:
@@ -103,6 +108,22 @@ def load_around(
     state: dict[str, Any] = found.load(only=rest, precision="original")
     parts = {name: part for name, part in target.items() if name in found.components}
     return {**state, **{name: _filled(found, name, part) for name, part in parts.items()}}
+
+
+def _check_weights(found: Checkpoint, name: str, part: Any) -> None:
+    begin = f"{pytree.component_path(name)}/"
+    have = {path for path in found.tensors() if path.startswith(begin)}
+    want = {path for path, leaf in walk(name, part) if is_array(leaf)}
+    if have != want:
+        raise IncompatibleState(
+            "the checkpoint has the weights of another model",
+            where=found.ref,
+            found="; ".join(
+                f"{path} is not in the {'model' if path in have else 'checkpoint'}"
+                for path in sorted(have ^ want)[:_NAMED_AT_MOST]
+            ),
+            hint="Nothing was changed. Give the trainer the model that was saved.",
+        )
 
 
 def _filled(found: Checkpoint, name: str, part: Any) -> Any:

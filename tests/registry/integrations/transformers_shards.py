@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import peft
+import pytest
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
@@ -16,6 +17,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments, set_see
 
 import holdfast
 from holdfast.distributed import TorchGroup, load_into
+from holdfast.errors import IncompatibleState
+from holdfast.registry.integrations.sharded import load_around
 from holdfast.transformers import HoldfastCallback
 from tests.registry.integrations.transformers_training import Struck
 
@@ -121,6 +124,9 @@ def loop(url: str, name: str) -> None:
         )
         _step(net, optimizer, 3)
         run.save({"model": net, "optimizer": optimizer}, step=3)
+        other = {"model": {**net.state_dict(), "head": torch.ones(3)}}
+        with pytest.raises(IncompatibleState, match=r"model/head is not in the checkpoint"):
+            load_around(run, run.checkpoints()[-1], other, trains=True)
         if accelerator.is_main_process:
             net, optimizer = _plain()
             run = reg.run("alone", create=True)
