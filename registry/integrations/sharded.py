@@ -1,6 +1,6 @@
 """For trainers that shard a model: fill it in place, and take everything else from rank 0.
 
-A state of theirs has the names and the form of an unsharded one, so its id is the same.
+Weights and moments have the names and the form of unsharded ones, so their digests are the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trainers that shard the model: the ids of unsharded saves, killed, resumed on other ranks."""
+"""Trainers that shard the model: the digests of unsharded saves, killed, resumed on other ranks."""
 
 from __future__ import annotations
 
