@@ -228,6 +228,12 @@ class Explorer:
         """Return who can take a step."""
         going = [i for i, state in enumerate(at.states) if state.request is not None]
         free = [i for i in going if not self._waits(at, i)]
+        if not at.world.overdue and _DEAD not in at.states:
+            for i in free:
+                request = at.states[i].request
+                if request is not None and at.world.lacking(request):
+                    name = self._names[i]
+                    raise self._with_schedule(Violation(f"{name} waits for a rank that has ended"))
         if at.world.late:
             free.append(_LANDING)
         if free or not going:

@@ -7,8 +7,11 @@ and a retry succeeds, and puts nothing that is there already.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from holdfast.registry.collective.talk import Talk
 from tests.registry.collective.rows import shard_rows
 from tests.schedules.broken_collective import BROKEN, without
 from tests.schedules.collective import COLLECTIVE
@@ -74,6 +77,22 @@ def test_a_broken_rule_is_caught(rule: str) -> None:
         with pytest.raises(Violation, match=message):
             Explorer(stages[1]).replay(caught.value.moves)
     print(f"{rule}: {caught.value}")
+
+
+def test_ranks_that_wait_for_what_never_comes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    explorers = [Explorer(Stage(COLLECTIVE["copies and a collection"]())) for _ in range(2)]
+    order = Talk.order
+
+    def order_all_but_the_end(self: Talk, header: dict[str, Any], *columns: bytes) -> None:
+        if header["kind"] != "outcome":
+            order(self, header, *columns)
+
+    monkeypatch.setattr(Talk, "order", order_all_but_the_end)
+    with pytest.raises(Violation, match="rank1 waits for a rank that has ended"):
+        explorers[0].exhaust(0)
+    monkeypatch.setattr(Talk, "report", lambda *_: None)
+    with pytest.raises(Violation, match="all ranks wait for each other"):
+        explorers[1].exhaust(0)
 
 
 @pytest.mark.soak

@@ -264,12 +264,16 @@ def _save_once(url: str, group: Any, step: int, size: int, *, meets: bool) -> tu
 
 
 def _sum_over(rank: int, ranks: list[int]) -> float:
-    """Return the sum of the numbers of some ranks, passed along by the default process group."""
-    at = ranks.index(rank)
-    total = torch.zeros(1)
+    """Return the sum of the numbers of some ranks, by the default process group."""
+    total = torch.full((1,), float(rank))
+    if len(ranks) == dist.get_world_size():
+        dist.all_reduce(total)
+        return float(total)
+    at = ranks.index(rank)  # one is dead: the others pass it along
     if at:
-        dist.recv(total, ranks[at - 1])
-    total += rank
+        before = torch.zeros(1)
+        dist.recv(before, ranks[at - 1])
+        total += before
     if at + 1 < len(ranks):
         dist.send(total, ranks[at + 1])
     return float(total)

@@ -115,6 +115,33 @@ def test_a_store_that_is_gone_is_silence() -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_late_at_any_call(reg: Registry, fleet: Fleet, victim: int) -> None:
+    """The others do not wait longer than the deadline, and the grace for rank 0."""
+    right = fleet.run(2, acts.saved, reg.url, "run", "fsdp", 0)
+    ends = Counter[str]()
+    for step in range(1, 16):
+        fleet.begin(2, acts.saved_in_trouble, reg.url, step, victim, step, 3.0)
+        found = fleet.end(2)
+        assert [one[2] for one in found] == [1.0, 1.0], "the training's own group is broken"
+        kept = [one.step for one in reg.run("run").checkpoints()]
+        named = [one[:2] for one in found]
+        if named == [(right[0], -1)] * 2:
+            ends["saved"] += 1
+            assert step in kept
+        else:
+            ends["failed"] += 1
+            assert named[1 - victim] == ("RankFailed", victim), (step, found)
+            assert {one[0] for one in found} <= {"RankFailed", right[0]}
+        assert fleet.run(2, acts.saved, reg.url, "run", "fsdp", step) == right
+    print(ends)
+    assert ends["failed"] > 5
+    assert ends["saved"]  # the last calls are more than a save makes
+    assert not reg.verify(deep=True).findings
+
+
+@pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_kills_at_random_moments(reg: Registry, fleet: Fleet) -> None:
     dice = random.Random(0)
