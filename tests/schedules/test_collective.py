@@ -26,7 +26,6 @@ GONE = "holds what needs .* is gone"
 QUICK = {
     "a rank dies or is late": (2, 4_000),
     "one of three dies or is late": (1, 100_000),
-    "two attempts": (1, 100),
     "a collection": (1, 10_000),
 }
 #: Plays with a collection: one preemption in a soak, and every fate of deletes; the others two.
