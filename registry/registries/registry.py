@@ -335,9 +335,10 @@ class Registry(MaintainedRegistry):
                 "not a ref", expected="a text such as 'RUN/latest'", found=quoted(ref)
             )
         name, _, path = ref.partition("/")
-        if not path and handles.is_digest(name) and name.removeprefix("sha256:") not in self.runs():
-            threads = self._store.pools.bulk
-            return handles.find_by_id(self.url, self.runs(), self._peek, name, threads)
+        if not path and handles.is_digest(name):
+            runs, threads = self.runs(), self._store.pools.bulk
+            if name.removeprefix("sha256:") not in runs:
+                return handles.find_by_id(self.url, runs, self._peek, name, threads)
         return handles.find_in_run(self._peek(name, by_id=handles.is_digest(path)), path)
 
     @contextmanager

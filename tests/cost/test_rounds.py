@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from holdfast.backends import parse
+from holdfast.registry.cli.listing import Listing
 from holdfast.registry.history.actions import (
     AddCheckpoint,
     CreateRun,
@@ -120,3 +121,15 @@ def test_restore_takes_a_round_for_each_thing_that_names_the_next() -> None:
     whole = _rounds(store, lambda registry: registry.run("night").restore())
     # Is anything new; manifest; placement; packs.
     assert whole - opening <= 4
+
+
+def test_runs_are_opened_side_by_side_by_listings_and_looks_for_an_id() -> None:
+    store = new_backend()
+    with without_threads(open_on(store)) as registry:
+        saved = [
+            registry.create_run(name, seed=1).save(make_state(step), step=step)
+            for step, name in enumerate("abcdefgh", start=1)
+        ]
+    assert _rounds(store, lambda registry: Listing(registry).runs()) == 1 + 3
+    last = saved[-1].digest.hex()
+    assert _rounds(store, lambda registry: registry.checkpoint(last)) == 1 + 3
