@@ -1,6 +1,6 @@
 """The registry behind the pages: runs that stay open, several read at once, requests counted.
 
-All views share two bounded pools of threads: `OPENERS` for runs and logs, each of which waits for
+All views share two bounded pools of threads: `OPENERS` threads read runs and logs, and wait for
 small requests in the pool of the handle.
 """
 
@@ -198,13 +198,16 @@ class Source:
             IntegrityError: Not even the names of its slots are in order.
             StoreUnavailable: The store does not answer.
         """
-        reading = self.begin_chronicle(name, most=most)
-        wait([reading], timeout=within_s)
-        with self._lock:
-            if not reading.done():
-                return self._chronicles.get(name, Chronicle(pending=most))
-            self._reading.pop((name, most), None)
-        return reading.result()
+        while True:
+            reading = self.begin_chronicle(name, most=most)
+            wait([reading], timeout=within_s)
+            with self._lock:
+                if not reading.done():
+                    return self._chronicles.get(name, Chronicle(pending=most))
+                self._reading.pop((name, most), None)
+            found = reading.result()
+            if not self._is_behind(name, found):
+                return found
 
     def begin_chronicle(self, name: str, *, most: int = LONGEST) -> Future[Chronicle]:
         """Begin to read the commits of a run; `chronicle` then waits for them."""
@@ -243,6 +246,12 @@ class Source:
                 if name not in self._births:
                     self._births[name] = birth_of(run.manifest)
             return [name for name in names if name not in self._births]
+
+    def _is_behind(self, name: str, found: Chronicle) -> bool:
+        """Return whether a run was read further since its commits were."""
+        with self._lock:
+            run = self._runs.get(name)
+        return run is not None and found.next_slot < run.manifest.next_slot
 
     def _read_chronicle(self, name: str, most: int) -> Chronicle:
         with self._lock:
