@@ -124,6 +124,13 @@ def test_a_checkpoint_with_everything(reg: Registry, source: Source, tmp_path: P
     assert "evicted (too old)" in shown(source, "/checkpoints/r/main/step1", status=404)
 
 
+def test_a_run_without_a_monitor_has_no_best(reg: Registry, source: Source) -> None:
+    reg.create_run("r").save({"a": 1}, step=1, metrics={"loss": 0.5})
+    text = shown(source, "/runs/r")
+    assert "latest loss 0.5" in text
+    assert "best" not in text
+
+
 def test_two_checkpoints_that_hardly_fit_the_budget(reg: Registry, source: Source) -> None:
     run = reg.create_run("r")
     large, small = np.zeros(2**20 * 3, np.float32), np.ones(100)
