@@ -11,7 +11,7 @@
 - `leading`, `following`: the two sides of a save; `side`: what both have; `storing`: its end, on
   rank 0; `talk`: its messages; `outcome`: how it ended. `trainer`: the trainer of a run with a
   group.
-- `loading`: fill the tensors of sharded models.
+- `filling`: fill boxes of stored tensors; `loading`: those of sharded models.
 
 Nothing on the store shows how many ranks wrote a state. Specified in docs/spec.md, section 43.
 """

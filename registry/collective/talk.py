@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
@@ -54,6 +55,20 @@ class Calls:
             for name in self._sent.popleft():
                 self.group.forget(name)
         return Talk(self.group, f"{self._name}/{self._calls}", sent)
+
+    @contextmanager
+    def once(self) -> Iterator[Talk]:
+        """Make the next call with connections of its own; if it fails here, the others hear it."""
+        talk = self.begin()
+        try:
+            yield talk
+        except BaseException as error:
+            try:
+                talk.fail(error)
+            finally:
+                self.break_links()
+            raise
+        self.break_links()
 
     def break_links(self) -> None:
         """End the connections; the next exchange makes new ones, on every rank."""
