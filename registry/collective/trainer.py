@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from holdfast.registry import pytree
 from holdfast.registry.collective import shards
@@ -59,6 +60,11 @@ class CollectiveTrainer(Trainer):
         self._plans = Plans()
 
     @property
+    def group(self) -> Group:
+        """The ranks."""
+        return self._calls.group
+
+    @property
     def _leads(self) -> bool:
         return self._calls.group.rank == 0
 
@@ -109,12 +115,19 @@ class CollectiveTrainer(Trainer):
         finally:
             self._calls.break_links()
 
+    def refuse(self, error: BaseException) -> NoReturn:
+        """Tell the other ranks, which are about to wait for this one, and raise the error."""
+        self._end(self._calls.begin(), error)
+        raise error
+
     def _prepare(self, state: object, request: SaveRequest) -> PreparedSave:
         try:
-            return _flatten(state, request)
+            return self._flattened(state, request)
         except BaseException as error:
-            self._end(self._calls.begin(), error)  # the others are about to wait for this rank
-            raise
+            self.refuse(error)
+
+    def _flattened(self, state: object, request: SaveRequest) -> PreparedSave:
+        return _flatten(state, request)
 
     def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
         assert isinstance(save, RankSave)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import secrets
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ class WriterToken:
             save simply continues.
         has_asked: Whether the handle looked for a state to resume from, or has warned that it did
             not.
+        resumes: How often training has resumed.
         prefix: With which its tokens begin: the id of a journal, or nothing.
     """
 
@@ -35,6 +37,7 @@ class WriterToken:
         self._run_id = run_id
         self.resumed_at: int | None = None
         self.has_asked = False
+        self.resumes = 0
         self._keeps = -1
         self.reset()
 
@@ -43,6 +46,26 @@ class WriterToken:
         self.token = f"{self.prefix}{secrets.token_hex(16)}"
         self._taken = False
         self._attempted: tuple[int, Digest] | None = None
+        self._lent: int | None = None
+
+    def lend(self, run: RunManifest) -> WriterToken:
+        """Return the token for another process that saves for this handle.
+
+        Args:
+            run: The run as this handle has read it.
+        """
+        lent = copy.copy(self)
+        lent._lent = None
+        if self._lent is None:
+            self._lent = run.commits
+        return lent
+
+    def _recognize_lent(self, run: RunManifest) -> None:
+        """Note it if the other process has saved."""
+        if self._lent is None or self.is_fenced(run):
+            return
+        if any(record.n >= self._lent for record in run.newest_first()):
+            self.committed()
 
     def resume_at(self, n: int, run: RunManifest, *, keeps: int | None = None) -> None:
         """Continue from a checkpoint: the next save supersedes all later checkpoints.
@@ -54,7 +77,8 @@ class WriterToken:
             run: The run as it was read.
             keeps: Commit number of a pivot after the checkpoint, which is not superseded.
         """
-        self.resumed_at, self._attempted = n, None
+        self.resumed_at, self._attempted, self._lent = n, None, None
+        self.resumes += 1
         self._keeps = n if keeps is None else keeps
         self._taken = self._taken and not self.is_fenced(run)
 
@@ -65,14 +89,15 @@ class WriterToken:
 
     def committed(self) -> None:
         """Note that a commit of this trainer has landed: the run is ours, the rewind is done."""
-        self._taken, self.resumed_at, self._attempted = True, None, None
+        self._taken, self.resumed_at, self._attempted, self._lent = True, None, None, None
 
     def attempt(self, n: int, digest: Digest) -> None:
         """Remember a checkpoint that is about to be committed, for `recognize`."""
         self._attempted = (n, digest)
 
     def recognize(self, run: RunManifest) -> None:
-        """Note it if an earlier save has landed although its answer was lost."""
+        """Note it if an earlier save has landed: unanswered, or made by another process."""
+        self._recognize_lent(run)
         if self._attempted is None or self.is_fenced(run):
             return
         n, digest = self._attempted
@@ -81,6 +106,7 @@ class WriterToken:
 
     def claim(self, run: RunManifest) -> list[Action]:
         """Return the actions by which the next save takes the run over and rewinds it."""
+        self._recognize_lent(run)
         actions: list[Action] = []
         if not self._taken:
             actions.append(TakeOver(token=self.token, host=host_name()))

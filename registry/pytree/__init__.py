@@ -62,7 +62,7 @@ from holdfast.registry.pytree.claims import check_arrays, check_values
 from holdfast.registry.pytree.decoding import unflatten, unflatten_component
 from holdfast.registry.pytree.flatten import FlatComponent, FlatState, await_devices, flatten
 from holdfast.registry.pytree.leaves import ArrayLeaf
-from holdfast.registry.pytree.parts import cut_down, steps_at
+from holdfast.registry.pytree.parts import cut_down, renumbered, steps_at
 from holdfast.registry.pytree.paths import component as component_path
 from holdfast.registry.pytree.survey import has_tags, leaf_kinds, leaf_paths, portable_kinds
 from holdfast.registry.pytree.tensor_bytes import TensorBytes
@@ -85,6 +85,7 @@ __all__ = [
     "leaf_paths",
     "portable_kinds",
     "register_adapter",
+    "renumbered",
     "steps_at",
     "unflatten",
     "unflatten_component",

@@ -39,8 +39,25 @@ def cut_down(
     kept = _kept(component(name), skeleton, wanted, found)
     if kept is None or found != set(wanted):
         return None
+    return renumbered(name, kept[0], count)
+
+
+def renumbered(name: str, node: Json, count: int) -> tuple[Json, list[int]]:
+    """Return a node of a component as a skeleton of its own, whose arrays are numbered from 0.
+
+    Args:
+        name: The component.
+        node: The node.
+        count: The number of the component's arrays.
+
+    Returns:
+        The skeleton, and the numbers of its arrays in the component.
+
+    Raises:
+        Malformed: The node names an array where none may be.
+    """
     numbers: list[Any] = []
-    cut = _renumbered(kept[0], numbers)
+    cut = _renumbered(node, numbers)
     are_numbers = all(type(number) is int and number < count for number in numbers)
     if not are_numbers or any(one >= other for one, other in pairwise([-1, *numbers])):
         raise Malformed("an array where none may be, in a skeleton", where=name)

@@ -386,3 +386,8 @@ class ResumableRun(CuratedRun):
         if restored.pivot is None:
             return rooms.Transitioned(restored.state, {}, {}, restored.checkpoint, ())
         return rooms.pivoted(self._committer, restored.checkpoint, restored.state, initialise)
+
+
+def trainer_of(run: ResumableRun) -> Trainer:
+    """Return the trainer of a run's handle, for other ways to save."""
+    return run._trainer

@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import RLock
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from holdfast.backends.escape import printable
 from holdfast.registry.errors import IntegrityError
@@ -82,6 +82,38 @@ class Trainer:
         """Store and commit a state."""
         self.settle()
         return self._store_and_commit(self._prepare(state, request))
+
+    def stage(
+        self, state: object, request: SaveRequest, copy: Callable[[str, FlatState], FlatState]
+    ) -> PreparedSave:
+        """Copy a state for `save_staged`, which may be called by another thread or process.
+
+        Args:
+            state: The state.
+            request: The arguments of the save.
+            copy: Copies a part of it; the main state has no name.
+        """
+        self.settle()
+        return self._flattened(state, request).copied(copy)
+
+    def save_staged(self, staged: PreparedSave) -> Checkpoint:
+        """Store and commit a staged state."""
+        self.settle()
+        return self._store_and_commit(staged)
+
+    def refuse(self, error: BaseException) -> NoReturn:
+        """Raise the error of a save that has failed before it could begin."""
+        raise error
+
+    def lend(self) -> WriterToken:
+        """Return the writer token for another process, whose saves are this handle's."""
+        ending.owns(self._committer.store, self._log.run_id, self._writer_token.token)
+        return self._writer_token.lend(self.run)
+
+    def borrow(self, token: WriterToken) -> None:
+        """Save under the writer token of another process, which also sets the status."""
+        self._writer_token = token
+        self._earlier.forget()
 
     def save_async(self, state: object, request: SaveRequest, busy: Busy = "wait") -> PendingSave:
         """Copy a state, then store and commit it in the background."""
@@ -226,6 +258,9 @@ class Trainer:
         ending.owns(self._committer.store, self._log.run_id, self._writer_token.token)
 
     def _prepare(self, state: object, request: SaveRequest) -> PreparedSave:
+        return self._flattened(state, request)
+
+    def _flattened(self, state: object, request: SaveRequest) -> PreparedSave:
         return prepare_save(state, request, self.run)
 
     def _store_and_commit(self, save: PreparedSave) -> Checkpoint:

@@ -6,9 +6,10 @@ Fresh pages cost more than the copy itself, so later saves use the same memory a
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from typing import Any
 
 from holdfast.registry.pytree import ArrayLeaf, FlatState
 from holdfast.registry.storage.threads import abandon, results
@@ -23,17 +24,21 @@ _Job = tuple[ArrayLeaf, int]
 
 
 class Staging:
-    """A buffer that grows to the largest state it has held."""
+    """A buffer that grows to the largest state it has held.
 
-    def __init__(self) -> None:
-        self._memory = bytearray()
+    Args:
+        allocate: Makes a writable buffer of a size in bytes.
+    """
+
+    def __init__(self, allocate: Callable[[int], Any] = bytearray) -> None:
+        self._allocate = allocate
+        self._memory = allocate(0)
 
     def copy(self, state: FlatState, pool: Executor) -> FlatState:
         """Return a copy of a state in this memory; the copy before is overwritten."""
         leaves = [leaf for part in state.components for leaf in part.leaves]
-        offsets, total = _layout(leaves)
-        if total > len(self._memory):
-            self._memory = bytearray(total)
+        offsets, total = places(leaves)
+        self.reserve(total)
         jobs = list(zip(leaves, offsets, strict=True))
         memory = memoryview(self._memory)
         large = [job for job in jobs if job[0].nbytes >= _LARGE_BYTES]
@@ -54,6 +59,11 @@ class Staging:
         )
         return FlatState(state.kind, components)
 
+    def reserve(self, nbytes: int) -> None:
+        """Allocate memory for a state of this size, unless there is enough."""
+        if nbytes > len(self._memory):
+            self._memory = self._allocate(nbytes)
+
     def _copy_large(self, jobs: Sequence[_Job]) -> None:
         memory = memoryview(self._memory)
         base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) if self._memory else 0
@@ -68,7 +78,8 @@ class Staging:
             leaf.release()
 
 
-def _layout(leaves: Sequence[ArrayLeaf]) -> tuple[list[int], int]:
+def places(leaves: Sequence[ArrayLeaf]) -> tuple[list[int], int]:
+    """Return where the bytes of each leaf begin in a buffer, and the size of the buffer."""
     offsets, total = [], 0
     for leaf in leaves:
         offsets.append(total)

@@ -1,0 +1,19 @@
+"""torch.distributed.checkpoint into a run and out of it: `HoldfastWriter(run, step=step)`.
+
+```python
+writer = HoldfastWriter(run, step=step)
+dcp.save(state, storage_writer=writer, planner=HoldfastSavePlanner(), use_collectives=False)
+dcp.load(state, storage_reader=HoldfastReader(run.latest()))
+```
+
+docs/scale.md shows the rest. Needs `holdfast[torch]`.
+"""
+
+from __future__ import annotations
+
+from holdfast.registry.dcp.failures import typed_errors
+from holdfast.registry.dcp.planner import HoldfastSavePlanner
+from holdfast.registry.dcp.reader import HoldfastReader
+from holdfast.registry.dcp.writer import HoldfastWriter
+
+__all__ = ["HoldfastReader", "HoldfastSavePlanner", "HoldfastWriter", "typed_errors"]
