@@ -10,9 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 import holdfast
 from holdfast.backends.memory import MemoryBackend
+from holdfast.dcp import HoldfastReader, typed_errors
 from holdfast.registry.errors import RegistryError
 from holdfast.registry.registries.registry import Registry
 from tests.damage.forging import CALM, FORGED, FORK
@@ -214,6 +218,19 @@ def _pool(opened: Registry) -> None:
     pool.load(1)
 
 
+def _by_dcp(state: Any) -> None:
+    """Load all tensors and values as torch.distributed.checkpoint does, in one process."""
+    reader = HoldfastReader(state)
+    target = {
+        key: torch.zeros(one.size, dtype=one.properties.dtype) if hasattr(one, "size") else None
+        for key, one in reader.read_metadata().state_dict_metadata.items()
+        if 2**53 not in getattr(one, "size", ())  # torch makes no such target
+    }
+    planner = DefaultLoadPlanner(flatten_state_dict=False)
+    with typed_errors():
+        dcp.load(target, storage_reader=reader, planner=planner, no_dist=True)
+
+
 _CALLS: dict[str, Callable[[Registry], object]] = {
     "calm": _calm,
     "run": _run,
@@ -221,6 +238,7 @@ _CALLS: dict[str, Callable[[Registry], object]] = {
     "load": lambda opened: _each(opened, lambda state: state.load()),
     "load original": lambda opened: _each(opened, lambda state: state.load(precision="original")),
     "lazy": lambda opened: _each(opened, _lazy),
+    "dcp": lambda opened: _each(opened, _by_dcp),
     "restore": _restore,
     "streams": _streams,
     "pool": _pool,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -47,3 +48,13 @@ def grid():
     """Two rows of 100 bytes a chunk, many chunks in a pack, and digest lists."""
     with small_grid(256, list_threshold=8):
         yield
+
+
+@pytest.fixture(scope="session")
+def fleet() -> Iterator[Any]:
+    """Processes that are ranks (`tests.registry.collective.fleet`); started at their first use."""
+    from tests.registry.collective.fleet import Fleet  # it needs torch, and few tests need it
+
+    made = Fleet()
+    yield made
+    made.close()

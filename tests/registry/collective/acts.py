@@ -125,11 +125,11 @@ def loaded(rank: int, size: int, url: str, ref: str, kind: str) -> list[str]:
     wanted, target = sharded(kind, size), sharded(kind, size, seed=1)
     with holdfast.open(url) as reg:
         load_into(reg.checkpoint(ref), target, group=TorchGroup(deadline_s=DEADLINE_S))
-    right, found = _tensors(wanted), _tensors(target)
+    right, found = tensors(wanted), tensors(target)
     return [path for path, one in right.items() if not torch.equal(one, found[path])]
 
 
-def _tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+def tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return what this rank has of each tensor."""
     moments = {n: one["exp_avg_sq"] for n, one in state["optimizer"]["state"].items()}
     every = {**state["model"].state_dict(), **{f"{n}/moment": one for n, one in moments.items()}}

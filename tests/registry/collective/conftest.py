@@ -1,22 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import holdfast
 from holdfast import Registry
-from tests.registry.collective.fleet import Fleet
 from tests.registry.collective.rows import shard_rows
-
-
-@pytest.fixture(scope="session")
-def fleet() -> Iterator[Fleet]:
-    """Processes that are ranks; started at their first use."""
-    made = Fleet()
-    yield made
-    made.close()
 
 
 @pytest.fixture
