@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
@@ -77,8 +78,8 @@ def encode_sharded_tensor(encoder: Encoder, value: ShardedTensor, link: Link, de
 
 def local_part(value: DTensor) -> torch.Tensor:
     """Return the plain tensor of this rank's part."""
-    detached: Any = value.detach()
-    local = detached.to_local()
+    with torch.no_grad():  # it returns the part itself then, and makes no tensor
+        local: Any = value.to_local()
     wait = getattr(local, "wait", None)  # of a tensor that is still being gathered
     made: torch.Tensor = local if wait is None else wait()
     return made
@@ -86,14 +87,28 @@ def local_part(value: DTensor) -> torch.Tensor:
 
 def box_of(value: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]] | str:
     """Return begin and extent of this rank's part, or why that is no box."""
-    whole = tuple(value.shape)
-    coordinate = value.device_mesh.get_coordinate()
+    mesh = value.device_mesh
+    whole, coordinate = tuple(value.shape), mesh.get_coordinate()
     if coordinate is None:
         return (0,) * len(whole), (0,) * len(whole)
+    return _box(whole, tuple(value.placements), tuple(coordinate), _lengths(mesh))
+
+
+@lru_cache(maxsize=64)
+def _lengths(mesh: DeviceMesh) -> tuple[int, ...]:
+    """Return the lengths of a mesh's axes, which torch computes each time."""
+    return tuple(mesh.shape)
+
+
+@lru_cache(maxsize=8192)  # a state has thousands of tensors, and few layouts
+def _box(
+    whole: tuple[int, ...],
+    placements: tuple[Placement, ...],
+    coordinate: tuple[int, ...],
+    lengths: tuple[int, ...],
+) -> tuple[tuple[int, ...], tuple[int, ...]] | str:
     steps: dict[int, list[tuple[int, int, int]]] = {}
-    for placement, at, size in zip(
-        value.placements, coordinate, value.device_mesh.shape, strict=True
-    ):
+    for placement, at, size in zip(placements, coordinate, lengths, strict=True):
         if isinstance(placement, Partial):
             return f"a DTensor with the placement {placement!r} holds sums that were never made"
         if isinstance(placement, _StridedShard):
@@ -107,7 +122,7 @@ def box_of(value: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]] | str:
         kept = _kept(whole[axis], tuple(some))
         if len(kept) and int(kept[-1] - kept[0]) + 1 != len(kept):
             return (
-                f"a DTensor of {tuple(value.placements)}: a _StridedShard without its match, "
+                f"a DTensor of {placements}: a _StridedShard without its match, "
                 "whose part is not contiguous"
             )
         offset[axis], extent[axis] = (int(kept[0]) if len(kept) else 0), len(kept)
@@ -135,7 +150,9 @@ def _chunks(indices: Ints, parts: int) -> list[Ints]:
 
 def _is_copied(value: DTensor) -> bool:
     placements: Sequence[Placement] = value.placements
+    if not any(isinstance(one, Replicate) for one in placements):
+        return False
     return any(
         size > 1 and isinstance(one, Replicate)
-        for one, size in zip(placements, value.device_mesh.shape, strict=True)
+        for one, size in zip(placements, _lengths(value.device_mesh), strict=True)
     )

@@ -23,8 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, Malformed
-from holdfast.registry.history.log_values import decode_plain
-from holdfast.registry.loading.stored import Stored, commit_keys
+from holdfast.registry.loading.stored import Stored, kept_by_commit
 from holdfast.registry.pytree.torch_memory import ALL_DTYPES
 from holdfast.registry.storage.manifest import TensorEntry
 
@@ -68,11 +67,9 @@ class Description:
                     made.tensors[key] = part.tensors[node["t"]]
                 else:
                     made.nodes[key] = name, node
-        kept = commit_keys(stored)
-        if kept is not None:
-            values, paths = flatten_state_dict(decode_plain(kept.values))
-            for key, path in paths.items():
-                made.given[made._name(path, stored.ref)] = values[key]
+        values, paths = flatten_state_dict(kept_by_commit(stored))
+        for key, path in paths.items():
+            made.given[made._name(path, stored.ref)] = values[key]
         return made
 
     def _name(self, path: Path, ref: str) -> str:

@@ -23,6 +23,7 @@ from holdfast.registry.runs.run import Run
 from holdfast.registry.runs.view import committer_of
 from holdfast.registry.training.save_request import PreparedSave, SaveRequest
 from holdfast.registry.training.trainer import Trainer
+from holdfast.registry.values.gc_pause import collector_paused
 from holdfast.registry.writing.staging import Staging, places
 
 _kept: WeakKeyDictionary[Run, KeptMemory]
@@ -118,9 +119,10 @@ class Staged:
     def of(cls, run: Run, state: object, request: SaveRequest, memory: KeptMemory) -> Staged:
         """Copy a state to the memory, which was taken."""
         try:
-            save = trainer_of(run).stage(
-                state, request, lambda name, flat: memory.copy(name, flat, run)
-            )
+            with collector_paused():
+                save = trainer_of(run).stage(
+                    state, request, lambda name, flat: memory.copy(name, flat, run)
+                )
         except Exception as error:
             return cls(None, error, memory)
         return cls(save, None, memory)

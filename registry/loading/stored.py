@@ -484,6 +484,15 @@ def commit_keys(stored: Stored) -> CommitKeys | None:
     return stored._commit_keys()
 
 
+def kept_by_commit(stored: Stored) -> dict[str, Any]:
+    """Return the plain values of a state that its commit stores instead of its manifest.
+
+    Raises:
+        Malformed: They do not fit the manifest.
+    """
+    return stored._aside(stored.manifest)
+
+
 def file_keys(stored: Stored) -> dict[str, Any]:
     """Return the plain values that a file of a state has besides its components."""
     return stored._file_keys()
