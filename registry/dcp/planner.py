@@ -27,6 +27,9 @@ class HoldfastSavePlanner(SavePlanner):
 
     It plans nothing: the ranks of a run plan for themselves, once for a layout. With another
     storage writer it is refused.
+
+    Attributes:
+        state_dict: The state of the running save.
     """
 
     state_dict: dict[str, Any]

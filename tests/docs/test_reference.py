@@ -18,7 +18,8 @@ PAGES = sorted((ROOT / "docs" / "reference").glob("*.md"))
 NAMED = [name for page in PAGES for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)]
 #: The modules that users import from.
 PUBLIC = [
-    *("holdfast", "holdfast.distributed", "holdfast.errors", "holdfast.filesystem"),
+    *("holdfast", "holdfast.dcp", "holdfast.distributed", "holdfast.errors"),
+    "holdfast.filesystem",
     *("holdfast.formats", "holdfast.formats.andrea", "holdfast.formats.thalia", "holdfast.ipython"),
     *("holdfast.lightning", "holdfast.rng", "holdfast.transformers", "holdfast.wandb"),
 ]
