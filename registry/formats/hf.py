@@ -32,7 +32,7 @@ from holdfast.registry.formats.safetensors_index import (
     read_shards,
 )
 from holdfast.registry.formats.size_limit import check_room
-from holdfast.registry.formats.source import read_exactly, stable
+from holdfast.registry.formats.source import json_object, read_exactly, stable
 from holdfast.registry.formats.state_file import (
     FileReport,
     FileState,
@@ -41,7 +41,7 @@ from holdfast.registry.formats.state_file import (
     problem,
 )
 from holdfast.registry.formats.target import new_folder, put_file
-from holdfast.registry.values.parse_limits import check_bytes, check_json
+from holdfast.registry.values.parse_limits import check_bytes
 
 FORMAT: Final = "hf"
 #: The component of each file of tensors; an index stands for its shards.
@@ -267,15 +267,8 @@ def _bytes(file: Path) -> bytearray:
 
 def _json(file: Path) -> tuple[dict[str, Any], int]:
     check_bytes(_total({"": file}), "reading it", where=file, kind=InvalidInput)
-    data = _bytes(file)
-    check_json(data, where=file, kind=InvalidInput)
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput("not JSON", where=file, found=error) from error
-    if not isinstance(found, dict):
-        raise InvalidInput("not a JSON object", where=file, found=type(found).__name__)
-    return found, len(data)
+    data = bytes(_bytes(file))
+    return json_object(data, file), len(data)
 
 
 # Writing

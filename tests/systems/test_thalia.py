@@ -77,6 +77,17 @@ def test_growth_history_comes_back_from_the_metadata(trained: Run) -> None:
     assert last(trained, "sensorimotor").meta["growth_history"] == []
 
 
+def test_growth_over_time_is_plotted(trained: Run) -> None:
+    before = sum(rows for rows, _ in acts.REGIONS.values())
+    steps, neurons = [], []
+    for line in trained.plot("neurons").data:
+        steps += line.x
+        neurons += line.y
+    assert len(steps) == STEPS * len(STAGES)
+    after = {step: before + 16 * (step > STEPS) for step in steps}  # the striatum, at a boundary
+    assert dict(zip(steps, neurons, strict=True)) == after
+
+
 def test_a_brain_grows_between_saves(trained: Run) -> None:
     shapes = {
         stage: last(trained, stage).tensors()[f"regions/striatum/{FEEDFORWARD}"].shape

@@ -58,6 +58,11 @@ class Brain:
     def _draw(self, *shape: int) -> torch.Tensor:
         return torch.from_numpy(self.noise.standard_normal(shape).astype(np.float32))
 
+    @property
+    def neurons(self) -> int:
+        """The number of neurons of all regions."""
+        return sum(len(part["weights"]["bias"]) for part in self.regions.values())
+
     def train(self) -> float:
         """Learn for a step; return the loss."""
         self.steps += 1
@@ -133,7 +138,7 @@ class CurriculumTrainer:
             self.brain.get_full_state(),
             step=self.brain.steps,
             phase=stage,
-            metrics={"loss": loss},
+            metrics={"loss": loss, "neurons": self.brain.neurons},
             meta={
                 "growth_history": self.brain.growth_history,
                 "training_info": {"curriculum_stage": stage, "best_loss": loss},
