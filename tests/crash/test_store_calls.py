@@ -19,8 +19,8 @@ from holdfast.registry.errors import RegistryError, StoreUnavailable
 from holdfast.registry.storage.store import create_config
 from tests.crash.courses import Attempt, Copies, Course, check_sound, uninterrupted
 from tests.crash.scenarios import LIVES, PUSHES, SYNCS, Scenario, sources
+from tests.support.loads import check_states
 from tests.support.pictures import picture
-from tests.support.sameness import assert_same
 from tests.support.states import make_state
 from tests.support.stores import Scratch, commit_lines, new_backend, opened
 
@@ -68,11 +68,10 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario
 def check_complete(store: Backend, course: Course) -> None:
     """Check that a store ended as if nothing had happened."""
     with opened(store) as registry:
-        assert registry.verify(deep=True).findings == ()
-        for name in registry.runs():
-            for checkpoint in registry.run(name).checkpoints():
-                step = 20 if checkpoint.meta == "second attempt" else checkpoint.step
-                assert_same(checkpoint.load(), make_state(step))
+        check_states(
+            registry,
+            lambda one: make_state(20 if one.meta == "second attempt" else one.step),
+        )
     assert picture(store) == course.complete
 
 

@@ -11,6 +11,7 @@ from holdfast.backends import Backend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.registries.factory import open_on
 from holdfast.registry.registries.registry import Registry
+from tests.support.faults import Gate
 from tests.support.stores import Open, new_backend, small_grid
 
 
@@ -31,6 +32,12 @@ def open_registry() -> Iterator[Open]:
 @pytest.fixture
 def backend() -> MemoryBackend:
     return new_backend()
+
+
+@pytest.fixture
+def gate(backend: MemoryBackend) -> Gate:
+    """The store, which holds packs back until told."""
+    return Gate(backend)
 
 
 @pytest.fixture

@@ -18,6 +18,10 @@ def flip(backend: Backend, key: str, bit: int = 100) -> None:
     backend.put(key, bytes(data))
 
 
+class Died(BaseException):
+    """The process is no more: no code of it may catch this."""
+
+
 class Hooked(Wrapper):
     """A store that calls `before(method, key)` and `after(method, key)` around what it does."""
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
+import holdfast
 from holdfast import Checkpoint, Digest, Registry, Run
 from holdfast.registry.errors import IntegrityError
+from tests.support.states import same
 
 
 def refused(backend, open_registry, match: str, kind: type = IntegrityError) -> None:
@@ -20,6 +23,20 @@ def refused(backend, open_registry, match: str, kind: type = IntegrityError) -> 
 def steps(run) -> list[int]:
     """Return the steps of a run's checkpoints."""
     return [checkpoint.step for checkpoint in run.checkpoints()]
+
+
+def steps_at(url: str | Path | None, run: str) -> list[int]:
+    """Return the steps of a run's checkpoints, by a new handle of its registry."""
+    with holdfast.open(url) as opened:
+        return steps(opened.run(run))
+
+
+def check_states(reg: Registry, expected: Callable[[Checkpoint], object]) -> None:
+    """Check that a registry is whole, and that each checkpoint is what it is expected to be."""
+    assert reg.verify(deep=True).findings == ()
+    for name in reg.runs():
+        for checkpoint in reg.run(name).checkpoints():
+            assert same(checkpoint.load(), expected(checkpoint)), checkpoint.ref
 
 
 def steps_of(following: Iterator[Checkpoint]) -> list[int]:

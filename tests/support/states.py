@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from holdfast import Checkpoint, Run
+    from holdfast import Checkpoint, Registry, Run
 
 
 def small_state(i: int = 0) -> dict:
@@ -64,6 +65,12 @@ def entries(start: int, stop: int) -> list[dict[str, Any]]:
 def save_small(run: Run, *steps: int, **options: Any) -> list[Checkpoint]:
     """Save the small state of each step; return the checkpoints."""
     return [run.save(small_state(step), step=step, **options) for step in steps]
+
+
+def run_by(reg: Registry, folder: Path, preset: str, name: str = "declared") -> Run:
+    """Create a run by the text of a preset; the folder is for its file."""
+    (folder / "preset.toml").write_text(preset)
+    return reg.create_run(name, preset=str(folder / "preset.toml"))
 
 
 def filled(shape: Sequence[int], name: str) -> Any:

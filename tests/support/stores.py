@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,17 @@ def opened(backend: Backend) -> Iterator[Registry]:
 def contents(backend: Backend, prefix: str = "") -> dict[str, bytes]:
     """Return every object of a store."""
     return {info.key: backend.get(info.key) for info in backend.list(prefix)}
+
+
+def bytes_in(backend: Backend, prefix: str = "") -> int:
+    """Return the bytes of the objects of a store whose keys begin with a prefix."""
+    return sum(map(len, contents(backend, prefix).values()))
+
+
+def bytes_read(calls: list[Any]) -> int:
+    """Return the bytes that the calls of a `Metered` store have read from packs."""
+    read = [call for call in calls if call.method == "get" and call.key.startswith("packs/")]
+    return sum(len(call.byte_range) for call in read)
 
 
 def objects(backend: Backend) -> set[str]:

@@ -41,8 +41,14 @@ def kind(request: pytest.FixtureRequest, fresh: Callable[[], str]) -> str:
 
 
 @pytest.fixture
+def story(request: pytest.FixtureRequest, kind: str, fresh: Callable[[], str]) -> Story:
+    """The story of a module's `LIVES` on one kind of store, to its end."""
+    return request.module.LIVES.on(kind, fresh).to_the_end()
+
+
+@pytest.fixture
 def trained(story: Story) -> Iterator[Registry]:
-    """The registry of a story after its training, for reading; each story has a fixture `story`."""
+    """The registry of a story after its training, for reading."""
     with holdfast.open(story.place.url, read_only=True) as reg:
         yield reg
 

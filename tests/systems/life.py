@@ -55,6 +55,10 @@ class Life(Generic[S]):
         """Whether the last chapter was lived."""
         return self._lived == len(self._chapters)
 
+    def to_the_end(self) -> S:
+        """Live on to the end of the last chapter; return the story."""
+        return self.through(self._chapters[-1])
+
     def through(self, chapter: Chapter[S]) -> S:
         """Live on to the end of a chapter; return the story as it then is, or later."""
         until = self._chapters.index(chapter) + 1

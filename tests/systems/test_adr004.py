@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,12 +27,6 @@ from tests.systems.places import Place
 pytestmark = pytest.mark.xdist_group("adr004")
 
 LIVES = Lives(Story, CHAPTERS)
-
-
-@pytest.fixture
-def story(kind: str, fresh: Callable[[], str]) -> Story:
-    """The training on one kind of store, to its last epoch."""
-    return LIVES.on(kind, fresh).through(acts.training)
 
 
 @pytest.fixture

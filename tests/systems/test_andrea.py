@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -24,12 +24,6 @@ from tests.systems.places import Place, in_a_folder
 pytestmark = pytest.mark.xdist_group("andrea")
 
 LIVES = Lives(Story, CHAPTERS)
-
-
-@pytest.fixture
-def story(kind: str, fresh: Callable[[], str]) -> Story:
-    """The run on one kind of store, to its last step."""
-    return LIVES.on(kind, fresh).through(acts.polish_again)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -36,12 +36,6 @@ from tests.systems.places import Place, in_a_folder
 pytestmark = pytest.mark.xdist_group("cobre")
 
 LIVES = Lives(Story, CHAPTERS)
-
-
-@pytest.fixture
-def story(kind: str, fresh: Callable[[], str]) -> Story:
-    """The training on one kind of store, to its last iteration."""
-    return LIVES.on(kind, fresh).through(acts.training)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,6 @@ pytestmark = pytest.mark.xdist_group("thalia")
 
 LIVES = Lives(Story, CHAPTERS)
 FEEDFORWARD = "weights/feedforward"
-
-
-@pytest.fixture
-def story(kind: str, fresh: Callable[[], str]) -> Story:
-    """The curriculum on one kind of store, to its last stage."""
-    return LIVES.on(kind, fresh).through(acts.curriculum)
 
 
 @pytest.fixture

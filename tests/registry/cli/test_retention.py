@@ -10,6 +10,7 @@ import pytest
 import holdfast
 from holdfast.registry.spec import Retention
 from tests.registry.cli.calling import Call, CallJson
+from tests.support.loads import steps_at
 
 
 @pytest.fixture
@@ -24,11 +25,6 @@ def long(url: str) -> str:
     return "long"
 
 
-def steps(call_json: CallJson, run: str) -> list[int]:
-    with holdfast.open() as opened:
-        return [checkpoint.step for checkpoint in opened.run(run).checkpoints()]
-
-
 def test_prune_tells_what_and_why(call: Call, call_json: CallJson, long: str) -> None:
     header, *rows, counts = call("prune", long, "--last", 2).stdout.splitlines()
     assert header.split() == ["phase", "step", "id", "tier", "is", "why"]
@@ -39,7 +35,7 @@ def test_prune_tells_what_and_why(call: Call, call_json: CallJson, long: str) ->
     assert found["50"] == ["kept", "last 2"]
     assert found["10"] == ["goes", "not among last 2 of phase main; no pin"]
     assert counts == "3 checkpoints kept, 3 evicted"
-    assert steps(call_json, long) == [20, 50, 60]
+    assert steps_at(None, long) == [20, 50, 60]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +50,7 @@ def test_prune_tells_what_and_why(call: Call, call_json: CallJson, long: str) ->
 )
 def test_every_rule(rule: list[Any], left: list[int], call: Call, call_json, long: str) -> None:
     call("prune", long, *rule)
-    assert steps(call_json, long) == left
+    assert steps_at(None, long) == left
 
 
 def test_a_dry_run_changes_nothing(call: Call, call_json: CallJson, long: str) -> None:
@@ -69,7 +65,7 @@ def test_a_dry_run_changes_nothing(call: Call, call_json: CallJson, long: str) -
     assert shape["evicted"][0]["ref"] == "long/main/step00000010"
     assert shape["evicted"][0]["reasons"] == ["not among last 2 of phase main; no pin"]
     assert call_json("prune", long, "--last", 2)["dry_run"] is False
-    assert steps(call_json, long) == [20, 50, 60]
+    assert steps_at(None, long) == [20, 50, 60]
 
 
 def test_the_policy_of_the_run_counts_without_another(call: Call, url: str) -> None:
@@ -85,7 +81,7 @@ def test_the_policy_of_the_run_counts_without_another(call: Call, url: str) -> N
 def test_without_any_policy_nothing_goes(call: Call, call_json: CallJson, long: str) -> None:
     assert "keeps everything" in call("prune", long, status=3).stderr
     call("prune", long, "--last", 0, status=2)
-    assert len(steps(call_json, long)) == 6
+    assert len(steps_at(None, long)) == 6
 
 
 def test_the_best_of_a_run_without_a_monitor_is_nothing(
@@ -96,7 +92,7 @@ def test_the_best_of_a_run_without_a_monitor_is_nothing(
         for step in (1, 2, 3):
             run.save({"w": step}, step=step)
     assert "which checkpoint is best" in call("prune", "blind", "--best", 2, status=3).stderr
-    assert steps(call_json, "blind") == [1, 2, 3]
+    assert steps_at(None, "blind") == [1, 2, 3]
 
 
 def test_an_empty_run(call: Call) -> None:
@@ -113,7 +109,7 @@ def test_undo_brings_back_the_last_eviction(call: Call, call_json: CallJson, lon
     printed = call("undo", long).stdout
     assert printed.startswith("back: long/main/step00000030  ")
     assert len(printed.splitlines()) == 1
-    assert steps(call_json, long) == [20, 30, 40, 50, 60]
+    assert steps_at(None, long) == [20, 30, 40, 50, 60]
     assert "back: long/main/step00000010" in call("undo", long).stdout
     assert "nothing was evicted" in call("undo", long, status=4).stderr
 
@@ -125,21 +121,21 @@ def test_undo_of_one(form: str, call: Call, call_json: CallJson, long: str) -> N
     ref = {"id": digits, "short": f"long/{digits[:12]}", "sha": gone["id"]}.get(form, form)
     (back,) = call_json("undo", long, ref)
     assert (back["step"], back["id"]) == (40, gone["id"])
-    assert steps(call_json, long) == [20, 40, 60]
+    assert steps_at(None, long) == [20, 40, 60]
 
 
 def test_undo_of_several(call: Call, call_json: CallJson, long: str) -> None:
     call("prune", long, "--last", 1)
     back = call_json("undo", long, "main/step50", "main/step10", "main/step50")
     assert [one["step"] for one in back] == [50, 10]
-    assert steps(call_json, long) == [10, 20, 50, 60]
+    assert steps_at(None, long) == [10, 20, 50, 60]
 
 
 @pytest.mark.parametrize("ref", ["main/step30", "main/step77", "other/step10", "deadbeef", "x"])
 def test_undo_of_what_is_not_evicted(ref: str, call: Call, call_json, long: str) -> None:
     call("prune", long, "--last", 4)  # only 10 goes
     assert "no evicted checkpoint" in call("undo", long, ref, status=4).stderr
-    assert steps(call_json, long) == [20, 30, 40, 50, 60]
+    assert steps_at(None, long) == [20, 30, 40, 50, 60]
 
 
 def test_near_names_of_what_is_evicted(call: Call, long: str) -> None:
@@ -187,14 +183,14 @@ def test_undo_of_a_step_that_went_twice_asks_for_the_id(
 def test_evict_takes_one_and_undo_brings_it_back(call: Call, call_json, long: str) -> None:
     said = call("evict", f"{long}/main/step30", "--reason", "wrong labels").stdout
     assert said.startswith("evicted: long/main/step00000030  ")
-    assert steps(call_json, long) == [10, 20, 40, 50, 60]
+    assert steps_at(None, long) == [10, 20, 40, 50, 60]
     assert "wrong labels" in call("log", long).stdout
     call("undo", long)
-    assert steps(call_json, long) == [10, 20, 30, 40, 50, 60]
+    assert steps_at(None, long) == [10, 20, 30, 40, 50, 60]
 
 
 def test_evict_refuses_what_is_protected(call: Call, call_json, long: str) -> None:
     for ref, reason in (("best", "best/loss"), ("latest", "latest")):
         refused = call("evict", f"{long}/{ref}", "--reason", "try", status=5)
         assert reason in refused.stderr
-    assert steps(call_json, long) == [10, 20, 30, 40, 50, 60]
+    assert steps_at(None, long) == [10, 20, 30, 40, 50, 60]

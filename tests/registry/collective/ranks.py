@@ -8,10 +8,7 @@ from typing import Any
 
 from holdfast.backends import Buffer
 from holdfast.distributed import Group, ThreadGroup
-
-
-class Died(BaseException):
-    """A rank is no more: nothing of its program runs any longer."""
+from tests.support.faults import Died
 
 
 class Troubled:

@@ -23,8 +23,9 @@ from holdfast.registry.errors import (
 from holdfast.registry.history.actions import AddCheckpoint
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.writing.object_writer import Condemned
-from tests.registry.collective.ranks import Died, Mortal, Troubled, group_of, mortals, together
+from tests.registry.collective.ranks import Mortal, Troubled, group_of, mortals, together
 from tests.registry.collective.rows import WHOLE, state
+from tests.support.faults import Died
 
 #: Long enough for a rank that is well, on a busy machine.
 WELL_S = 30.0

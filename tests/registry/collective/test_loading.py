@@ -14,8 +14,9 @@ from holdfast import Registry
 from holdfast.distributed import Group, load_into
 from holdfast.registry.errors import Damaged, RankFailed
 from holdfast.registry.loading.fit import LoadReport
-from tests.registry.collective.ranks import Died, Troubled, group_of, mortals, together
+from tests.registry.collective.ranks import Troubled, group_of, mortals, together
 from tests.registry.collective.rows import WHOLE, Rows
+from tests.support.faults import Died
 
 pytestmark = pytest.mark.usefixtures("rows_are_sharded")
 

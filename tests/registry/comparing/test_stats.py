@@ -22,7 +22,7 @@ from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import ITEM_SIZES
 from tests.support.faults import flip
 from tests.support.states import small_state
-from tests.support.stores import new_backend, packs_of, small_grid
+from tests.support.stores import bytes_read, new_backend, packs_of, small_grid
 from tests.support.strategies import examples
 
 #: torch warns of complex halves.
@@ -147,8 +147,7 @@ def read_bytes(backend: Any, patterns: list[str]) -> int:
     calls: list[Any] = []
     with open_on(Metered(backend, calls)) as reg:
         stats(reg.checkpoint("run"), patterns)
-    got = [call for call in calls if call.method == "get" and call.key.startswith("packs/")]
-    return sum(len(call.byte_range) for call in got)
+    return bytes_read(calls)
 
 
 def test_equal_chunks_are_read_once_and_others_not(

@@ -27,18 +27,14 @@ from holdfast.registry.spec import Retention
 from holdfast.registry.storage.framing import join_lines, split_lines
 from holdfast.registry.writing.object_writer import Writer
 from tests.registry.journal.machines import RUN, Machine, actions_of, added
-from tests.support.faults import Hooked, Once
+from tests.support.faults import Died, Hooked, Once
 from tests.support.sameness import assert_same
 from tests.support.states import make_state
 from tests.support.stores import new_backend, opened
 
 
-class Killed(BaseException):
-    """The process is dead."""
-
-
 def die() -> None:
-    raise Killed
+    raise Died
 
 
 @dataclass
@@ -54,7 +50,7 @@ class World:
         """Let a carrier die at its first put of a key."""
         hook = Once(prefix, die, "put_if_absent")
         setattr(self.bucket, "after" if after else "before", hook)
-        with pytest.raises(Killed):
+        with pytest.raises(Died):
             self.here.carry()
         self.bucket.before = self.bucket.after = lambda method, key: None
 
@@ -336,7 +332,7 @@ def put_of_a_dead_carrier(world: World) -> Callable[[], object]:
 
     with world.patch.context() as patch:
         patch.setattr(dying._store.backend, "put_if_absent", hold)
-        with pytest.raises(Killed):
+        with pytest.raises(Died):
             dying.carry()
     ((key, body),) = held
     # The bytes of another carrier's slot: the same lines in another order.

@@ -16,6 +16,7 @@ from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.view import committer_of
 from holdfast.registry.spec.presets import load_preset
 from tests.registry.layouts.test_round_trips import hydra_run, hydra_state, links, names
+from tests.support.faults import Died
 
 
 def save(run: Run, step: int, **more: Any) -> Any:
@@ -127,10 +128,6 @@ def test_links_move_with_the_run(reg: Registry, tmp_path: Path) -> None:
     assert all((tmp_path / one).exists() for one in links(tmp_path))
 
 
-class Death(BaseException):
-    """The process dies here."""
-
-
 def test_death_at_any_step_leaves_whole_files_that_the_next_checkout_knows(
     reg: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +142,7 @@ def test_death_at_any_step_leaves_whole_files_that_the_next_checkout_knows(
             nonlocal calls
             calls += 1
             if calls == number:
-                raise Death
+                raise Died
             return real(*given)
 
         return act
@@ -158,7 +155,7 @@ def test_death_at_any_step_leaves_whole_files_that_the_next_checkout_knows(
         out = tmp_path / f"out{number}"
         try:
             run.checkout(out)
-        except Death:
+        except Died:
             died = True
         for one in names(out):
             assert (out / one).read_bytes() == want[one]  # also through links: none dangles
@@ -179,12 +176,12 @@ def test_death_while_a_file_is_replaced(
 
     def replace(self: Path, target: Path) -> Path:
         if target.name == "run.loss.json":
-            raise Death
+            raise Died
         return real(self, target)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", replace)
-        with pytest.raises(Death):
+        with pytest.raises(Died):
             andrea.checkout(tmp_path)
     assert '"step": 2' not in (tmp_path / "run.loss.json").read_text()
     assert andrea.checkout(tmp_path).left == {}

@@ -15,7 +15,7 @@ from holdfast.registry.errors import InvalidInput
 from holdfast.registry.registries.factory import open_on
 from holdfast.registry.storage.placement import Rows
 from tests.support.faults import Hooked, flip
-from tests.support.stores import contents, small_grid
+from tests.support.stores import bytes_in, contents, small_grid
 
 PACKS = 40
 
@@ -68,7 +68,7 @@ def test_deep_reads_each_once(many, backend):
     assert read == many
     data = report.data
     assert (data.packs, data.packs_read, data.packs_noted) == (PACKS, PACKS, 0)
-    assert data.bytes_read == data.pack_bytes == sum(map(len, contents(backend, "packs/").values()))
+    assert data.bytes_read == data.pack_bytes == bytes_in(backend, "packs/")
 
 
 # Samples

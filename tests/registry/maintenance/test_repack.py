@@ -37,6 +37,7 @@ from holdfast.registry.values.digest import Digest
 from tests.registry.maintenance.thinning import as_delta, attempt, settled, state, thin
 from tests.support.faults import Hooked, Once, flip
 from tests.support.inline import without_threads
+from tests.support.loads import check_states
 from tests.support.states import same, save_small, small_state
 from tests.support.stores import contents, new_backend, objects, packs, packs_of, small_grid
 
@@ -47,11 +48,7 @@ SLOTS = "runs/run/log/"
 
 def loads(registry: Registry) -> None:
     """Check that everything that is held is whole, and that checkpoints are what was saved."""
-    assert registry.verify(deep=True).findings == ()
-    for name in registry.runs():
-        for checkpoint in registry.run(name).checkpoints():
-            seed = 5 if name == "other" else 0
-            assert same(checkpoint.load(), state(checkpoint.step, seed))
+    check_states(registry, lambda one: state(one.step, 5 * one.ref.startswith("other/")))
 
 
 def slots(registry: Registry, run_id: str = "run") -> list[list[object]]:

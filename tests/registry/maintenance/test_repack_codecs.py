@@ -45,6 +45,7 @@ from holdfast.registry.writing.placing import ChunkLocation, build_placement, lo
 from tests.registry.maintenance.thinning import attempt, settled
 from tests.support.faults import Hooked, Once, flip
 from tests.support.inline import without_threads
+from tests.support.loads import check_states
 from tests.support.states import same
 from tests.support.stores import codecs_of, contents, new_backend, small_grid
 from tests.support.strategies import examples
@@ -138,10 +139,7 @@ def chain(reg: Registry, run, last: int, *steps: int) -> None:
 
 
 def loads(registry: Registry, share: float = 0.01) -> None:
-    assert registry.verify(deep=True).findings == ()
-    for name in registry.runs():
-        for checkpoint in registry.run(name).checkpoints():
-            assert same(checkpoint.load(), state(checkpoint.step, share))
+    check_states(registry, lambda one: state(one.step, share))
 
 
 def collected(backend) -> int:

@@ -20,7 +20,7 @@ from holdfast.registry.storage.keys import ObjectKey, slot_key
 from holdfast.registry.storage.placement import PackRef
 from tests.registry.maintenance.thinning import as_delta
 from tests.support.faults import Hooked, Once, flip
-from tests.support.stores import contents, new_backend, small_grid
+from tests.support.stores import bytes_in, contents, new_backend, small_grid
 from tests.support.strategies import examples
 
 PART = 1200
@@ -32,15 +32,6 @@ def part(i: int) -> np.ndarray:
 
 def state(*parts: int) -> dict:
     return {"model": {f"w{at}": part(i) for at, i in enumerate(parts)}}
-
-
-def total(backend) -> int:
-    return sum(map(len, contents(backend).values()))
-
-
-def files(backend) -> int:
-    """Return the bytes of all manifests."""
-    return sum(map(len, contents(backend, "manifests/").values()))
 
 
 def chunk_bytes(reg: Registry) -> int:
@@ -78,8 +69,8 @@ def settle(reg: Registry) -> None:
 
 def test_an_empty_registry(reg, backend):
     usage = measure(reg.store)
-    assert usage == Usage((), 0, 0, 0, 0, 0, 0, total(backend))
-    assert usage.total_bytes == total(backend) > 0
+    assert usage == Usage((), 0, 0, 0, 0, 0, 0, bytes_in(backend))
+    assert usage.total_bytes == bytes_in(backend) > 0
 
 
 def test_a_registry_tells_its_usage(run, reg):
@@ -102,7 +93,7 @@ def test_own_and_shared(run, reg, backend):
     assert usage.runs[0].own_bytes == one.own_bytes + two.own_bytes + PART
     assert usage.runs[0].shared_bytes == usage.dead_bytes == usage.unneeded_bytes == 0
     assert usage.runs[0].log_bytes == usage.log_bytes
-    assert usage.log_bytes == sum(map(len, contents(backend, "runs/").values()))
+    assert usage.log_bytes == bytes_in(backend, "runs/")
 
 
 def test_what_is_dead_in_a_pack_and_what_is_all_of_an_object(run, reg, backend):
@@ -112,7 +103,7 @@ def test_what_is_dead_in_a_pack_and_what_is_all_of_an_object(run, reg, backend):
     run.prune(Retention(last=1))
     usage = measure(reg.store)
     assert (usage.dead_bytes, usage.unneeded_bytes) == (PART, gone)
-    assert usage.total_bytes == total(backend)
+    assert usage.total_bytes == bytes_in(backend)
     run.drop("over")
     usage = measure(reg.store)
     objects = {k: v for k, v in contents(backend).items() if k[:4] in ("pack", "mani", "plac")}
@@ -169,7 +160,7 @@ def test_what_goes_while_this_looks_is_no_error(backend, open_registry):
     with open_on(store) as reg:
         usage = measure(reg.store)
     assert [one.ref for one in usage.runs[0].states] == ["run/main/step00000002"]
-    assert usage.total_bytes == total(backend)
+    assert usage.total_bytes == bytes_in(backend)
 
 
 def test_what_a_companion_has_in_common_with_its_checkpoint_is_its_own(run, reg):
@@ -237,7 +228,7 @@ def test_a_run_that_cannot_be_read_hides_no_other(run, reg, backend):
             usage = measure(opened.store)
         assert [one.run for one in usage.runs] == ["sound"]
         assert {name: type(why) for name, why in usage.damaged.items()} == {"run": error}
-        assert usage.total_bytes == total(backend)
+        assert usage.total_bytes == bytes_in(backend)
         backend.put(name, whole)
     backend.delete(key)
     with open_on(backend) as opened:
@@ -313,7 +304,7 @@ def test_parts_add_up_and_what_is_freed_goes(life, chosen):
     live(backend, life)
     with open_on(backend) as reg:
         usage = measure(reg.store)
-        assert usage.total_bytes == total(backend)
+        assert usage.total_bytes == bytes_in(backend)
         states = [one for run in usage.runs for one in run.states]
         assert usage.own_bytes == sum(one.own_bytes for one in states)
         for run in usage.runs:
@@ -354,7 +345,7 @@ def frees(backend: MemoryBackend, nbytes: int, remove) -> None:
             act(reg)
             placements = gone_placements(backend, reg)
             settle(reg)
-            left.append(chunk_bytes(reg) + files(copy) - placements)
+            left.append(chunk_bytes(reg) + bytes_in(copy, "manifests/") - placements)
     assert left[0] - left[1] == nbytes
 
 

@@ -29,7 +29,7 @@ from holdfast.registry.spec import Phase, RunSpec
 from tests.support.collectors import mark, sweep
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, small_state
-from tests.support.stores import contents, new_backend, packs_of, small_grid
+from tests.support.stores import bytes_in, bytes_read, contents, new_backend, packs_of, small_grid
 from tests.support.strategies import examples
 
 
@@ -55,10 +55,6 @@ def state(seed: int) -> dict[str, Any]:
 def mean(one: np.ndarray, two: np.ndarray) -> np.ndarray:
     kind = np.float64 if one.dtype == np.float64 else np.float32
     return kind(0.5) * one + kind(0.5) * two
-
-
-def pack_bytes(backend) -> int:
-    return sum(map(len, contents(backend, "packs/").values()))
 
 
 @pytest.fixture
@@ -246,15 +242,14 @@ def test_the_same_merge_again_is_the_same_checkpoint(run, pair, backend):
 def test_what_is_picked_is_neither_read_nor_stored_again(reg, run, pair, backend):
     other = reg.create_run("other").save(state(3), step=1)
     calls: list[Any] = []
-    before = pack_bytes(backend)
+    before = bytes_in(backend, "packs/")
     with open_on(Metered(backend, calls)) as opened:
         sources = [opened.checkpoint(one.ref) for one in (pair[0], other)]
         merged = opened.run("run").merge(sources[:1], step=3, pick={"model": sources[1]})
-    read = [call for call in calls if call.method == "get" and call.key.startswith("packs/")]
     # Nothing but the lists of digests, of which each state's largest tensor has one.
     lists = {one.chunk_list for of in (pair[0], other) for one in of.manifest.tensors()}
-    assert sum(len(call.byte_range) for call in read) <= 32 * 20 * 2 * len(lists)
-    assert pack_bytes(backend) == before
+    assert bytes_read(calls) <= 32 * 20 * 2 * len(lists)
+    assert bytes_in(backend, "packs/") == before
     assert same(merged.load()["model"], model(3))
 
 
@@ -271,11 +266,11 @@ def test_only_chunks_that_differ_are_computed_and_stored(run, backend, monkeypat
         "average",
         lambda data, *rest: (computed.append(len(data[0])), real(data, *rest))[1],
     )
-    before = pack_bytes(backend)
+    before = bytes_in(backend, "packs/")
     merged = run.merge(sources, step=3)
     assert computed == [240]
     # One chunk, and the list of digests that names it.
-    assert 240 < pack_bytes(backend) - before < 240 + 32 * 200 + 2000
+    assert 240 < bytes_in(backend, "packs/") - before < 240 + 32 * 200 + 2000
     assert same(
         merged.load()["m"]["w"], np.where(one["w"] == two["w"], one["w"], mean(one["w"], two["w"]))
     )

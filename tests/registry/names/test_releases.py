@@ -18,7 +18,7 @@ from holdfast.registry.history.actions import PointRelease, SetPin
 from holdfast.registry.names.cards import read_card
 from holdfast.registry.spec import Retention
 from tests.support.faults import Hooked, Once, flip
-from tests.support.states import same, small_state
+from tests.support.states import run_by, same, small_state
 from tests.support.stores import contents, slots
 
 CARD = {
@@ -38,8 +38,7 @@ commit_keys = ["timestamp"]
 @pytest.fixture
 def serving(reg, tmp_path):
     """A run whose preset names what inference needs, and what a card must say."""
-    (tmp_path / "serving.toml").write_text(PRESET)
-    return reg.create_run("serving", preset=str(tmp_path / "serving.toml"))
+    return run_by(reg, tmp_path, PRESET)
 
 
 @pytest.fixture
@@ -92,8 +91,7 @@ def test_the_preset_names_what_inference_needs(serving):
 
 
 def test_a_whole_checkpoint_comes_back_with_what_its_commit_keeps(reg, tmp_path):
-    (tmp_path / "p.toml").write_text('commit_keys = ["timestamp"]')
-    run = reg.create_run("kept", preset=str(tmp_path / "p.toml"))
+    run = run_by(reg, tmp_path, 'commit_keys = ["timestamp"]')
     state = {"timestamp": "noon", **small_state()}
     ck = run.save(state, step=1)
     assert same(run.releases.publish("1.0.0", ck).load(), state)

@@ -23,6 +23,7 @@ from holdfast.registry.precision.policy import AUTO_BYTES, Precision
 from holdfast.registry.pytree import FlatComponent, numpy_arrays
 from holdfast.registry.runs.run import Run
 from holdfast.registry.spec import RunSpec
+from tests.support.states import run_by
 from tests.support.stores import contents, new_backend, small_grid
 from tests.support.strategies import json_values, quick
 
@@ -523,8 +524,7 @@ dtype = "float32"
 @pytest.fixture
 def strict(reg, tmp_path) -> Run:
     """A run that demands float32 of its model, and watches it."""
-    (tmp_path / "strict.toml").write_text(PRESET)
-    return reg.create_run("strict", preset=str(tmp_path / "strict.toml"))
+    return run_by(reg, tmp_path, PRESET)
 
 
 def test_a_demanded_type_is_demanded_of_what_is_stored(strict, backend):
@@ -540,8 +540,7 @@ def test_a_demanded_type_is_demanded_of_what_is_stored(strict, backend):
 
 
 def test_what_is_not_finite_is_found_in_what_is_stored(reg, tmp_path):
-    (tmp_path / "watching.toml").write_text('name = "watching"\nfinite = ["model/*"]')
-    run = reg.create_run("watching", preset=str(tmp_path / "watching.toml"))
+    run = run_by(reg, tmp_path, 'name = "watching"\nfinite = ["model/*"]')
     run.save({"model": {"w": numbers(90)}}, step=1, precision="fp16")
     spoilt = run.save({"model": {"w": torch.full((90,), math.nan)}}, step=2, precision="fp16")
     assert spoilt.nonfinite == ("model/w",)
@@ -722,8 +721,7 @@ change = "carry"
 
 
 def test_a_phase_begins_with_the_original_types(reg, tmp_path, caplog):
-    (tmp_path / "two.toml").write_text(TRANSITION)
-    run = reg.create_run("two", preset=str(tmp_path / "two.toml"))
+    run = run_by(reg, tmp_path, TRANSITION)
     run.save({"model": {"w": numbers(90)}}, step=1, phase=1, precision="bf16")
     with caplog.at_level(logging.WARNING, "holdfast"):
         begun = run.transition(2)

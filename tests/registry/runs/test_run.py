@@ -20,7 +20,7 @@ from holdfast.registry.errors import (
     UnsupportedValue,
 )
 from holdfast.registry.history import log
-from tests.support.faults import Gate, flip
+from tests.support.faults import flip
 from tests.support.loads import actions_of, steps
 from tests.support.states import same, save_small, small_state
 from tests.support.stores import contents, new_backend, objects, packs_of
@@ -500,11 +500,6 @@ def test_a_run_that_stopped_runs_again_at_the_next_save(run, backend, open_regis
 
 
 # In the background
-
-
-@pytest.fixture
-def gate(backend):
-    return Gate(backend)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from holdfast.registry.streams.segments import pack_entries
 from holdfast.registry.writing.change import Composed
 from tests.cost.rounds import Clock, Timed, timed
 from tests.support.faults import Hooked, Once, flip
-from tests.support.states import entries, small_state
+from tests.support.states import entries, run_by, small_state
 from tests.support.stores import contents, new_backend, slots
 
 SAVES, EACH = 400, 500
@@ -48,8 +48,7 @@ def loss(run):
 @pytest.fixture
 def night(reg, tmp_path):
     """A run whose preset declares streams."""
-    (tmp_path / "night.toml").write_text(PRESET)
-    return reg.create_run("night", preset=str(tmp_path / "night.toml"))
+    return run_by(reg, tmp_path, PRESET, "night")
 
 
 @pytest.fixture(scope="module")

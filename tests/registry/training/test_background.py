@@ -14,17 +14,12 @@ from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import Conflict, InvalidInput
 from holdfast.registry.training import trainer
-from tests.support.faults import Gate, Hooked
+from tests.support.faults import Hooked
 from tests.support.loads import steps
 
 
 def state(value: float) -> dict[str, dict[str, np.ndarray]]:
     return {"m": {"w": np.full(1000, value)}}
-
-
-@pytest.fixture
-def gate(backend):
-    return Gate(backend)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import holdfast
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.training.pending import EXIT_WAIT
 from tests.support.faults import Silent
+from tests.support.loads import steps_at
 from tests.support.states import small_state
 
 #: What every program below begins with. `Late` holds packs back until the main thread has ended.
@@ -72,11 +73,6 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def steps(place: Path) -> list[int]:
-    with holdfast.open(place) as opened:
-        return [checkpoint.step for checkpoint in opened.run("night").checkpoints()]
-
-
 @pytest.mark.parametrize(
     ("program", "status"),
     [
@@ -99,7 +95,7 @@ def test_it_is_finished_however_the_program_ends(place, program, status):
     found, _, err = end(start(place, program))
     assert found == status
     assert ("mine" in err) if status == 1 else err == ""
-    assert steps(place) == [1]
+    assert steps_at(place, "night") == [1]
 
 
 def test_a_save_that_waits_for_another_one_is_finished_too(place):
@@ -109,13 +105,13 @@ def test_a_save_that_waits_for_another_one_is_finished_too(place):
         "run.save_async({'m': np.arange(500.0)}, step=3, busy='supersede')"
     )
     assert end(start(place, program)) == (0, "", "")
-    assert steps(place) == [1, 3]
+    assert steps_at(place, "night") == [1, 3]
 
 
 def test_a_block_that_is_left_by_sys_exit_finishes_it_and_sets_the_status(place):
     program = "with begin(Wrapper) as run: run.save_async(STATE, step=1); sys.exit(0)"
     assert end(start(place, program)) == (0, "", "")
-    assert steps(place) == [1]
+    assert steps_at(place, "night") == [1]
     with holdfast.open(place) as opened:
         assert opened.run("night").status == "interrupted"
 
@@ -130,7 +126,7 @@ def test_threads_that_outlive_the_main_thread_save_on(place):
         "threading.Thread(target=train).start()"
     )
     assert end(start(place, program)) == (0, "", "")
-    assert steps(place) == [1, 2, 3]
+    assert steps_at(place, "night") == [1, 2, 3]
 
 
 def test_callbacks_at_the_end_of_the_program_can_save(place):
@@ -140,7 +136,7 @@ def test_callbacks_at_the_end_of_the_program_can_save(place):
         "atexit.register(run.save, {'m': np.arange(400.0)}, step=2)"
     )
     assert end(start(place, program)) == (0, "", "")
-    assert steps(place) == [1, 2, 3]
+    assert steps_at(place, "night") == [1, 2, 3]
 
 
 def test_a_failure_that_nobody_waited_for_is_told_and_the_cleanup_still_runs(place):
@@ -155,7 +151,7 @@ def test_a_failure_that_nobody_waited_for_is_told_and_the_cleanup_still_runs(pla
     assert "no answer" in err
     assert "Traceback" not in err
     assert Path(f"{place}.notes").read_text() == "kept"
-    assert steps(place) == []
+    assert steps_at(place, "night") == []
 
 
 def test_a_failure_that_was_told_is_not_told_again(place):
@@ -174,7 +170,7 @@ def test_a_store_that_hangs_is_waited_for_so_long_and_no_longer(place):
     waiting, lost = err.splitlines()
     assert waiting.startswith("night: step 5: still being saved; ")
     assert lost.startswith("night: step 5: the save was not finished: ")
-    assert steps(place) == []
+    assert steps_at(place, "night") == []
 
 
 def test_the_wait_can_be_interrupted(place):
@@ -202,7 +198,7 @@ def test_a_forked_child_leaves_its_parents_save_alone(place):
     )
     # The parent's save is held until the parent ends, so a child that waited would wait for ever.
     assert end(start(place, program, **{EXIT_WAIT: "50"})) == (0, "0\n", "")
-    assert steps(place) == [1]
+    assert steps_at(place, "night") == [1]
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
@@ -220,7 +216,7 @@ def test_a_worker_of_multiprocessing_finishes_its_own(place, method):
         [sys.executable, program, place], capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
-    assert steps(place) == [1]
+    assert steps_at(place, "night") == [1]
 
 
 @pytest.mark.parametrize("said", ["soon", "-1", "nan", "inf"])

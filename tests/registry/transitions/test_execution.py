@@ -21,7 +21,7 @@ from tests.registry.transitions.world import (
     spec,
     state,
 )
-from tests.support.faults import Hooked, Once, flip
+from tests.support.faults import Died, Hooked, Once, flip
 from tests.support.loads import actions_of
 from tests.support.states import same
 from tests.support.stores import contents, packs, packs_of
@@ -388,10 +388,6 @@ def test_two_processes_enter_a_phase_once(reg, backend, open_registry):
 
 
 # Dying
-
-
-class Died(Exception):
-    """The process is gone."""
 
 
 class Mortal(Wrapper):

@@ -11,7 +11,7 @@ from holdfast.registry.ui.queries import storage as query
 from holdfast.registry.ui.queries.storage import count_bytes, plan_gc, plan_prune, storage_view
 from tests.registry.ui.sources import source_of
 from tests.support.faults import flip
-from tests.support.stores import contents
+from tests.support.stores import bytes_in, contents
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_bytes_are_counted_by_run_as_du_counts_them(saved, backend) -> None:
     with source_of(backend) as source:
         found = count_bytes(source)
     assert [one.run for one in found.runs] == ["large", "small"]
-    assert found.usage.total_bytes == sum(map(len, contents(backend).values()))
+    assert found.usage.total_bytes == bytes_in(backend)
 
 
 def test_plans_write_nothing(saved, backend) -> None:
