@@ -120,10 +120,7 @@ def training(story: Story) -> None:
     """Train for 13 epochs; at the save of the sixth a process dies at each write."""
     with story.place.open() as reg:
         next_epoch(reg, DEADLY - 1)
-    write = 1
-    while story.place.dies(lambda reg: next_epoch(reg, DEADLY), write, after=write % 2 == 0):
-        story.deaths += 1
-        write += 1
+    story.deaths += story.place.dies_at_each_write(lambda reg: next_epoch(reg, DEADLY))
     with story.place.open() as reg:
         next_epoch(reg, EPOCHS)
 

@@ -144,10 +144,7 @@ def first_days(story: Story) -> None:
     """Train to the first pivot; processes die at every write of one save."""
     with story.place.open() as reg:
         train(reg, DEADLY - CADENCE)
-    write = 1
-    while story.place.dies(lambda reg: train(reg, DEADLY), write, after=write % 2 == 0):
-        story.deaths += 1
-        write += 1
+    story.deaths += story.place.dies_at_each_write(lambda reg: train(reg, DEADLY))
     for until in (2_700, 4_000):
         with story.place.open() as reg:
             train(reg, until)

@@ -177,10 +177,7 @@ def training(story: Story) -> None:
     """Train to the end: processes die at each write of one checkpoint, and are preempted."""
     with story.place.open() as reg:
         train(reg, DEADLY - 1)
-    write = 1
-    while story.place.dies(lambda reg: train(reg, DEADLY), write, after=write % 2 == 0):
-        story.deaths += 1
-        write += 1
+    story.deaths += story.place.dies_at_each_write(lambda reg: train(reg, DEADLY))
     for until in (9, ITERATIONS):  # 9 is between two checkpoints
         with story.place.open() as reg:
             train(reg, until)

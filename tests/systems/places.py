@@ -96,6 +96,13 @@ class Place:
                 reg.close()
         return False
 
+    def dies_at_each_write(self, act: Callable[[Registry], object]) -> int:
+        """Let processes die at one write after another, the even ones behind it; count them."""
+        write = 1
+        while self.dies(act, write, after=write % 2 == 0):
+            write += 1
+        return write - 1
+
 
 def packs_of(stored: Stored) -> set[str]:
     """Return the keys of the packs that a state needs."""

@@ -32,6 +32,7 @@ from holdfast.registry.formats.thalia.tensors import as_array
 from holdfast.registry.pytree import TensorBytes
 from holdfast.registry.values import parse_limits
 from tests.support.foreign import foreign
+from tests.support.states import same
 
 
 @pytest.mark.parametrize("name", ["minimal.thalia", "delta/stage0.thalia"])
@@ -119,20 +120,6 @@ def brain() -> dict[str, Any]:
     }
 
 
-def equal(one: Any, other: Any) -> bool:
-    if isinstance(one, np.ndarray):
-        return (
-            one.dtype == other.dtype
-            and one.shape == other.shape
-            and one.tobytes() == other.tobytes()
-        )
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return type(one) is type(other) and one == other
-
-
 def arrays(value: Any) -> Any:
     if isinstance(value, TensorBytes):
         return as_array(value)
@@ -154,12 +141,12 @@ def test_round_trip(tmp_path: Path, suffix: str) -> None:
         data = body + hashlib.sha256(body).digest()
     metadata, found = plain_reader(data)
     state = brain()
-    assert equal(found["cortex"], state["regions"]["cortex"])
-    assert equal(found["pathway:c2h"], state["pathways"]["c2h"])
+    assert same(found["cortex"], state["regions"]["cortex"])
+    assert same(found["pathway:c2h"], state["pathways"]["c2h"])
     assert metadata["experiment"] == "other"
     assert metadata["config"] == {"n": 3}
     read = formats.read(path, portable=True)
-    assert equal(arrays(read.state["regions"]), state["regions"])
+    assert same(arrays(read.state["regions"]), state["regions"])
     assert read.state["training_steps"] == 7000
     formats.write(tmp_path / "again.thalia", read.state)
     formats.write(tmp_path / "first.thalia", brain(), {"experiment": "other"})
@@ -171,7 +158,7 @@ def test_the_older_frame_of_compressed_files(tmp_path: Path, compress: Any) -> N
     formats.write(tmp_path / "plain.thalia", brain())
     path = tmp_path / "old.thalia"
     path.write_bytes(compress((tmp_path / "plain.thalia").read_bytes()))
-    assert equal(arrays(formats.read(path, portable=True).state["regions"]), brain()["regions"])
+    assert same(arrays(formats.read(path, portable=True).state["regions"]), brain()["regions"])
 
 
 def test_the_choice_of_dense_and_sparse(tmp_path: Path) -> None:
@@ -454,13 +441,13 @@ def test_the_layout_of_the_document(tmp_path: Path, checksum: int) -> None:
     found = formats.read(path, portable=True)
     state: Any = arrays(found.state)
     cortex, striatum = state["regions"]["cortex"], state["regions"]["striatum"]
-    assert equal(cortex["weights"], {"0": dense, "1": np.array([1, 2], np.float16)})
+    assert same(cortex["weights"], {"0": dense, "1": np.array([1, 2], np.float16)})
     assert (cortex["config"], cortex["metadata"]) == ({"tau": 1.5}, {"note": 1})
     assert cortex["homeostatic"]["thresholds"].tolist() == [1, 2]
     assert cortex["homeostatic"]["scaling_factors"].tolist() == [3, 4]
-    assert equal(striatum["weights"], {"0": dense})
+    assert same(striatum["weights"], {"0": dense})
     link = state["pathways"]["cortex->striatum"]
-    assert equal(link["weights"], dense)
+    assert same(link["weights"], dense)
     assert link["delays"].tolist() == [[1, 2]]
     assert state["training_steps"] == 500
     assert formats.validate(path) == []
@@ -621,7 +608,7 @@ def test_deltas_and_their_chains(tmp_path: Path, suffix: str) -> None:
     for name, region in third["regions"].items():
         for part, values in region.items():
             if isinstance(values, dict):
-                assert equal({key: found["regions"][name][part][key] for key in values}, values)
+                assert same({key: found["regions"][name][part][key] for key in values}, values)
     if not suffix:
         head = struct.unpack("<5sI32sQQ", path.read_bytes()[:57])
         base_bytes = (tmp_path / "stage1.delta.thalia").read_bytes()
