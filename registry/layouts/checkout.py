@@ -56,6 +56,8 @@ def check_out(committer: Committer, root: Path, layout: Layout, name: str) -> Ch
         IntegrityError: An object of the registry is damaged.
         StoreFull: The disk is full.
     """
+    if root.exists() and not root.is_dir():
+        raise InvalidInput("not a folder", where=root, hint="Choose the path of a folder.")
     entries = list(layout.entries(RunContents(committer)))
     check_path_names([*(one.path for one in entries), *_sidecars(entries)], root)
     try:

@@ -85,13 +85,18 @@ def test_folder_of_another_run_is_refused(reg: Registry, andrea: Run, tmp_path: 
         other.checkout(tmp_path)
 
 
-def test_folder_that_is_a_link_is_refused(reg: Registry, tmp_path: Path) -> None:
+def test_file_and_folder_that_is_a_link_are_refused(reg: Registry, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/gates").symlink_to(tmp_path / "elsewhere")
+    run = hydra_run(reg)
     with pytest.raises(InvalidInput, match="something else"):
-        hydra_run(reg).checkout(tmp_path / "tree")
+        run.checkout(tmp_path / "tree")
     assert list((tmp_path / "elsewhere").iterdir()) == []
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InvalidInput, match="not a folder"):
+        run.checkout(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_checkout_shares_no_file_with_the_registry_or_itself(reg: Registry, tmp_path: Path) -> None:
