@@ -30,9 +30,9 @@ def spread_chunks(
 ) -> None:
     """Fill this rank's boxes, and send the other ranks their pieces of the chunks that it owns.
 
-    A chunk that lies in this rank's box is read straight into it. Other chunks need memory until
-    their pieces are sent, for a few rounds at the same time. Another thread reads, so that this
-    rank reads on while it waits for the others.
+    A chunk that this rank's box holds whole is read straight into it. Other chunks need memory
+    until their pieces are sent, for a few rounds at the same time. A second thread reads, so that
+    this rank reads on while it waits for the others.
 
     Args:
         group: The ranks.
@@ -76,7 +76,7 @@ class _Round:
 
 
 class _Spreading:
-    """The carrying out of one plan: `read_ahead` in one thread, `travel` in another."""
+    """One plan as a rank carries it out: `read_ahead` in one thread, `travel` in another."""
 
     def __init__(
         self, group: Group, links: str, part: Part, items: list[int], memory: Memory, read: Read
@@ -159,7 +159,9 @@ class _Spreading:
         """Return the memory of a chunk that this rank's box holds whole: it is contiguous."""
         low, high = self._box_of(number)
         box, offset = self._memory(int(self._part.chunks[number, 0]))
-        return box[within(low - offset, high - offset)].reshape(-1)
+        found = box[within(low - offset, high - offset)]
+        assert found.flags.c_contiguous  # a copy would be filled in place of the box
+        return found.reshape(-1)
 
     def _box_of(self, number: int) -> tuple[Ints, Ints]:
         chunk = self._part.chunks[number]
@@ -183,7 +185,7 @@ class _Spreading:
         self._take_in(gives, arrived)
         for take in self._kept[self._kept[:, 2] == now]:
             number = int(take[0])
-            if number in read.chunks and number not in self._inside:
+            if number in read.chunks and number not in self._inside:  # not in the box already
                 tensor = int(self._part.chunks[number, 0])
                 self._copy(tensor, take[3:], self._piece(take, read))
         self._room.put(read.scratch)
