@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.registry.collective.talk import Talk
+from holdfast.registry.writing.object_writer import Writer
 from tests.registry.collective.rows import shard_rows
 from tests.schedules.broken_collective import BROKEN, without
 from tests.schedules.collective import COLLECTIVE
@@ -76,6 +77,13 @@ def test_a_broken_rule_is_caught(rule: str) -> None:
         with pytest.raises(Violation, match=message):
             Explorer(stages[1]).replay(caught.value.moves)
     print(f"{rule}: {caught.value}")
+
+
+def test_a_retry_that_sends_packs_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    explorer = Explorer(Stage(COLLECTIVE["a rank dies or is late"]()))
+    monkeypatch.setattr(Writer, "usable", lambda *_: None)
+    with pytest.raises(Violation, match="the retry has sent packs that were there"):
+        explorer.exhaust(0)
 
 
 def test_ranks_that_wait_for_what_never_comes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
