@@ -17,8 +17,9 @@ from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord
 from holdfast.registry.storage.manifest import Manifest, TensorEntry
-from holdfast.registry.storage.placement import NO_BASE, ChunkIndex, Placement
+from holdfast.registry.storage.placement import NO_BASE, Placement
 from holdfast.registry.storage.reading import (
+    StateIndex,
     Target,
     check_lists,
     index_chunks,
@@ -68,7 +69,8 @@ class StateReader:
         self.store = store
         self._log = log
         self.ref = ref
-        self._indexed: tuple[Place, tuple[ChunkIndex, dict[Digest, bytes]]] | None = None
+        self._indexed: tuple[Place, StateIndex] | None = None
+        self._lists: dict[Digest, bytes] = {}
         self.digest = digest
 
     @property
@@ -140,7 +142,7 @@ class StateReader:
         """
         self._relocated(
             lambda place: read_chunks(
-                self.store, self._placement(place), self._index(place)[0], wanted
+                self.store, self._placement(place), self._index(place).holding(wanted), wanted
             )
         )
 
@@ -148,15 +150,16 @@ class StateReader:
         """Return the digests of a tensor's chunks, in the order of its grid."""
         if entry.chunk_list is None:
             return entry.chunks
-        _, lists = self._relocated(self._index)
-        return entry.chunk_digests(lists)
+        return entry.chunk_digests(self._relocated(lambda place: self._index(place).learn([entry])))
 
     def stored_bytes(self, entries: Iterable[TensorEntry]) -> int:
         """Return the bytes of packs that reading some tensors takes, bases of deltas included."""
-        index, _ = self._relocated(self._index)
+        entries = list(entries)
+        lists = self._relocated(lambda place: self._index(place).learn(entries))
+        index = self._relocated(self._index).chunks
         rows, found = self.placement.rows, set[int]()
         for entry in entries:
-            for digest in () if entry.inline is not None else self.chunk_digests(entry):
+            for digest in () if entry.inline is not None else entry.chunk_digests(lists):
                 row = index.row(digest)
                 while row != NO_BASE and row not in found:
                     found.add(row)
@@ -171,12 +174,14 @@ class StateReader:
     def _placement(self, place: Place) -> Placement:
         return self.store.placement(place.placement_key)
 
-    def _index(self, place: Place) -> tuple[ChunkIndex, dict[Digest, bytes]]:
-        """Return the index of the chunks, and the digest lists; both are kept for later slices."""
+    def _index(self, place: Place) -> StateIndex:
+        """Return the index of the chunks; it and the lists that it reads are kept."""
         if self._indexed is None or self._indexed[0] != place:
             placement = self._placement(place)
-            lists = read_lists(self.store, self.manifest, placement)
-            self._indexed = place, (index_chunks(self.manifest, placement, lists), lists)
+            self._indexed = (
+                place,
+                StateIndex(self.store, self.manifest, placement, self._lists),
+            )
         return self._indexed[1]
 
     def _relocated(self, read: Callable[[Place], _T]) -> _T:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Protocol
 
 from holdfast.registry.errors import Damaged, Malformed, ObjectNotFound, ObjectTruncated
@@ -92,7 +91,9 @@ class Fetch:
         """
         lacking = self._fill_from_caches(wanted)
         row_of = self._index.row
-        jobs = self._jobs(self._want(row_of(digest), len(v), v) for digest, v in lacking.items())
+        jobs = self._jobs(
+            self._want(row_of(digest), digest, len(v), v) for digest, v in lacking.items()
+        )
         if len(jobs) == 1:
             self._read_job(jobs[0])
         else:
@@ -136,8 +137,10 @@ class Fetch:
             held += chunk.held_bytes
         return jobs
 
-    def _want(self, number: int, raw_bytes: int, view: memoryview | None = None) -> Wanted:
-        digest, row = self._index.digest(number), self._placement.rows[number]
+    def _want(
+        self, number: int, digest: Digest, raw_bytes: int, view: memoryview | None = None
+    ) -> Wanted:
+        row = self._placement.rows[number]
         check_length(digest, row, raw_bytes)
         is_raw = codec_name(row.codec, where=f"{digest}") == RAW
         return Wanted(number, digest, row, raw_bytes, view, is_raw)
@@ -209,7 +212,7 @@ class Fetch:
                 if not self._fill({digest: base}, verified=verified):
                     _add(of, base)
                     continue
-            wanted.append(self._want(number, raw_bytes))
+            wanted.append(self._want(number, digest, raw_bytes))
         further: dict[int, list[memoryview]] = {}
         # In this thread, since the other threads of the pool may be doing the same.
         for job in self._jobs(wanted):
@@ -247,7 +250,7 @@ class Fetch:
                 yield chunk, data
                 continue
             where = f"{key} at offset {chunk.row.offset}"
-            table = self._store.table(job.pack, self._ends[job.pack.key])
+            table = self._store.table(job.pack, self._placement.ends[chunk.row.pack])
             self._check_entry(table, chunk, data, where)
             raw = chunk.view
             if raw is None:
@@ -281,16 +284,6 @@ class Fetch:
                 found=Digest(found),
                 hint=_MEND,
             )
-
-    @cached_property
-    def _ends(self) -> dict[ObjectKey, int]:
-        """End of the last known chunk of each pack: the table comes after it."""
-        ends: dict[ObjectKey, int] = {}
-        packs = self._placement.packs
-        for row in self._placement.rows:
-            key = packs[row.pack].key
-            ends[key] = max(ends.get(key, 0), row.offset + row.stored_bytes)
-        return ends
 
 
 def _batches(wanted: Mapping[Digest, memoryview]) -> Iterator[dict[Digest, memoryview]]:

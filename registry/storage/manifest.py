@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from math import prod
+from operator import itemgetter
 from typing import Any, Self
 
 from holdfast.registry.errors import InvalidInput, Malformed, UnsupportedFormat
@@ -321,7 +323,9 @@ def parse_list(data: bytes, count: int, *, where: object) -> tuple[Digest, ...]:
             expected=f"{count * _DIGEST_BYTES} bytes",
             found=f"{len(data)} bytes",
         )
-    return tuple(Digest(data[i : i + _DIGEST_BYTES]) for i in range(0, len(data), _DIGEST_BYTES))
+    # There may be millions, and each has its length.
+    parts = map(itemgetter(0), struct.iter_unpack(f"{_DIGEST_BYTES}s", data))
+    return tuple(map(partial(bytes.__new__, Digest), parts))
 
 
 class _rules:  # noqa: N801 - reads as a statement

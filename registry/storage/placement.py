@@ -15,6 +15,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
+from operator import add
 from typing import Any, NamedTuple, overload
 
 from holdfast.registry.errors import (
@@ -113,6 +115,39 @@ class Rows(Sequence[ChunkRow]):
         """The row of each one's base, or `NO_BASE`."""
         return self._columns[-1]
 
+    @property
+    def has_deltas(self) -> bool:
+        """Whether some chunk has a base."""
+        return self._columns[-1].count(NO_BASE) < len(self)
+
+    @property
+    def codecs(self) -> set[int]:
+        """The numbers of all codecs."""
+        return set(self._columns[3])
+
+    def ends(self, packs: int) -> list[int]:
+        """Return the end of the last known chunk of each pack; 0 if none is known.
+
+        Args:
+            packs: The number of packs.
+
+        Raises:
+            ValueError: A row names another pack.
+        """
+        ends = [0] * packs
+        pack, offset, stored, *_ = self._columns
+        if max(pack, default=-1) >= packs:
+            raise ValueError(f"pack {max(pack)} of {packs}")
+        for number, end in zip(pack, map(add, offset, stored), strict=True):
+            if end > ends[number]:
+                ends[number] = end
+        return ends
+
+    @property
+    def has_empty(self) -> bool:
+        """Whether some chunk has no bytes."""
+        return 0 in self._columns[2]
+
     def __len__(self) -> int:
         return len(self._columns[0])
 
@@ -188,6 +223,11 @@ class Placement:
         return wrap_frame(self.content)
 
     @cached_property
+    def ends(self) -> Sequence[int]:
+        """The end of the last known chunk of each pack: the table comes after it."""
+        return self.rows.ends(len(self.packs))
+
+    @cached_property
     def depths(self) -> Sequence[int]:
         """The number of deltas in the chain of each row; 0 for a chunk that is no delta.
 
@@ -196,6 +236,8 @@ class Placement:
         """
         bases = self.rows.bases
         depths = bytearray(len(bases))  # 0: no delta, or not known yet
+        if not self.rows.has_deltas:
+            return depths
         for start in range(len(bases)):
             chain: list[int] = []
             number = start
@@ -274,12 +316,21 @@ class ChunkIndex:
         chunks: The chunks of its first rows, in order; it names the chunks of extra rows itself.
     """
 
-    __slots__ = ("_chunks", "_placement", "_rows")
-
     def __init__(self, placement: Placement, chunks: Iterable[Digest]) -> None:
         self._placement = placement
         self._rows = {digest: row for row, digest in enumerate(chunks)}
-        self._chunks = list(self._rows)
+
+    def add(self, first: int, chunks: Iterable[Digest]) -> None:
+        """Name the chunks of further rows, in order; no row may have a base then."""
+        self._rows.update(zip(chunks, count(first), strict=False))
+
+    @cached_property
+    def _chunks(self) -> list[Digest]:
+        return list(self._rows)
+
+    def __contains__(self, digest: Digest) -> bool:
+        """Return whether a chunk is in a known row that is not extra."""
+        return digest in self._rows
 
     def row(self, digest: Digest) -> int:
         """Return the row of a chunk that is not in an extra row."""
@@ -317,21 +368,25 @@ def _parse(header: dict[str, Any], columns: bytes, where: str) -> Placement:
     if set(header) != {"format", "manifest", "packs", "rows", "extra"}:
         raise ValueError(f"keys {sorted(header)}")
     packs = tuple(_pack(*row) for row in header["packs"])
-    count = header["rows"]
-    if type(count) is not int or len(columns) != count * _ROW_BYTES:
-        raise ValueError(f"{len(columns)} bytes of columns for {count} rows")
-    rows = Rows.parse(columns, count)
-    for row in rows:
+    total = header["rows"]
+    if type(total) is not int or len(columns) != total * _ROW_BYTES:
+        raise ValueError(f"{len(columns)} bytes of columns for {total} rows")
+    rows = Rows.parse(columns, total)
+    for codec in rows.codecs:
+        codec_name(codec, where=where)
+    for row in rows if rows.has_deltas else ():
         if codec_name(row.codec, where=where) == RAW and row.base != NO_BASE:
             raise ValueError(f"a raw chunk with a base: {row}")
-        if not row.stored_bytes:
-            raise ValueError(f"a chunk of no bytes: {row}")
-        if row.offset + row.stored_bytes > packs[_within(row.pack, len(packs))].size_bytes:
-            raise ValueError(f"a chunk ends beyond its pack: {row}")
         if row.base != NO_BASE:
-            _within(row.base, count)
+            _within(row.base, total)
+    if rows.has_empty:
+        raise ValueError("a chunk of no bytes")
     extra = Digests(Digest.from_hex(text) for text in header["extra"])
-    return Placement(Digest.from_hex(header["manifest"]), packs, rows, extra)
+    placement = Placement(Digest.from_hex(header["manifest"]), packs, rows, extra)
+    for pack, end in zip(packs, placement.ends, strict=True):
+        if end > pack.size_bytes:
+            raise ValueError(f"a chunk ends beyond its pack: {pack}")
+    return placement
 
 
 def _pack(digest: object, generation: Any, size_bytes: Any) -> PackRef:

@@ -7,6 +7,7 @@ This module decides which chunk goes to which memory; `fetching` reads and verif
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from threading import Lock
 
 from holdfast.registry.errors import Malformed
 from holdfast.registry.storage.fetching import Fetch, check_length
@@ -35,8 +36,8 @@ def read_tensors(
         Damaged: A chunk's bytes do not hash to its digest; do not use the memory then.
         MissingObject: A pack is gone.
     """
-    lists = read_lists(store, manifest, placement)
-    index = index_chunks(manifest, placement, lists)
+    index = StateIndex(store, manifest, placement, {})
+    lists = index.learn(tensor for tensor, _ in targets)
     first: dict[Digest, memoryview] = {}
     copies: list[tuple[memoryview, memoryview]] = []
     for digest, view in _chunks(targets, lists):
@@ -44,9 +45,85 @@ def read_tensors(
             copies.append((view, first[digest]))
         else:
             first[digest] = view
-    read_chunks(store, placement, index, first)
+    read_chunks(store, placement, index.chunks, first)
     for view, source in copies:
         view[:] = source
+
+
+class StateIndex:
+    """The rows of a state's chunks. A digest list is read when one of its tensors is.
+
+    Rows follow the manifest's distinct chunks. If no two chunks are equal, and none is a delta, the
+    place of each list's chunks is known without the other lists. Otherwise all lists are read at
+    once.
+
+    Args:
+        store: The store to read.
+        manifest: The state.
+        placement: Its placement.
+        lists: The digest lists that are known; those that are read are added.
+
+    Raises:
+        Malformed: The placement belongs to another manifest.
+    """
+
+    def __init__(
+        self, store: Store, manifest: Manifest, placement: Placement, lists: dict[Digest, bytes]
+    ) -> None:
+        _check_owner(manifest, placement)
+        self._store, self._manifest, self._placement = store, manifest, placement
+        self._lists = lists
+        self._lock = Lock()
+        self._chunks: ChunkIndex | None = None
+        # By list the first row of its chunks; of lists whose chunks are not indexed yet.
+        self._apart: dict[Digest, int] = {}
+        at = len(manifest.direct_chunks)
+        for digest, tensor in manifest.chunk_lists.items():
+            self._apart[digest] = at
+            at += tensor.grid.count
+        rows = placement.rows
+        self._is_apart = at == len(rows) and not placement.extra and not rows.has_deltas
+
+    @property
+    def chunks(self) -> ChunkIndex:
+        """The rows of the chunks that the manifest names, and those of the lists that are known."""
+        self.learn(())
+        assert self._chunks is not None
+        return self._chunks
+
+    def holding(self, wanted: Iterable[Digest]) -> ChunkIndex:
+        """Return the rows of these chunks and of others; of an unknown one all lists are read."""
+        if not all(map(self.chunks.__contains__, wanted)):
+            self.learn(self._manifest.chunk_lists.values())
+        return self.chunks
+
+    def learn(self, tensors: Iterable[TensorEntry]) -> Mapping[Digest, bytes]:
+        """Read and index the digest lists of some tensors; return those that are known.
+
+        Raises:
+            Malformed: The placement has more or fewer rows than the state has chunks.
+        """
+        with self._lock:
+            wanted = {one.chunk_list for one in tensors if one.chunk_list is not None}
+            if not self._is_apart:
+                wanted = set(self._apart) if self._chunks is None else set()
+            lacking = [
+                one for one in self._manifest.chunk_lists if one in wanted - set(self._lists)
+            ]
+            if lacking:
+                store, manifest, placement = self._store, self._manifest, self._placement
+                self._lists |= read_lists(store, manifest, placement, lacking)
+            if self._chunks is None:
+                self._chunks = self._index()
+            for digest in self._apart.keys() & self._lists.keys() if self._is_apart else ():
+                tensor = self._manifest.chunk_lists[digest]
+                self._chunks.add(self._apart.pop(digest), tensor.chunk_digests(self._lists))
+            return self._lists
+
+    def _index(self) -> ChunkIndex:
+        if self._is_apart:
+            return ChunkIndex(self._placement, self._manifest.direct_chunks)
+        return index_chunks(self._manifest, self._placement, self._lists)
 
 
 def read_chunks(
@@ -78,6 +155,11 @@ def index_chunks(
     Raises:
         Malformed: The placement belongs to another manifest, or has more or fewer rows than chunks.
     """
+    _check_owner(manifest, placement)
+    return placement.index(manifest.all_chunks(lists))
+
+
+def _check_owner(manifest: Manifest, placement: Placement) -> None:
     if placement.manifest != manifest.digest:
         raise Malformed(
             "another checkpoint's placement",
@@ -85,15 +167,27 @@ def index_chunks(
             expected=manifest.digest,
             found=placement.manifest,
         )
-    return placement.index(manifest.all_chunks(lists))
 
 
-def read_lists(store: Store, manifest: Manifest, placement: Placement) -> dict[Digest, bytes]:
-    """Return the stored digest lists of a manifest's largest tensors, verified."""
+def read_lists(
+    store: Store,
+    manifest: Manifest,
+    placement: Placement,
+    wanted: Iterable[Digest] | None = None,
+) -> dict[Digest, bytes]:
+    """Return the stored digest lists of a manifest's largest tensors, verified.
+
+    Args:
+        store: The store to read.
+        manifest: The state.
+        placement: Its placement.
+        wanted: The lists; by default all.
+    """
     if not manifest.chunk_lists:
         return {}
     index = check_lists(manifest, placement)
-    buffers = {digest: bytearray(manifest.direct_chunks[digest]) for digest in manifest.chunk_lists}
+    some = manifest.chunk_lists if wanted is None else wanted
+    buffers = {digest: bytearray(manifest.direct_chunks[digest]) for digest in some}
     views = {digest: memoryview(data) for digest, data in buffers.items()}
     Fetch(store, placement, index).read(views)
     return {digest: bytes(data) for digest, data in buffers.items()}

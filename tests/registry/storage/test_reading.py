@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.backends.wrappers import Metered, Wrapper
 from holdfast.registry.errors import Damaged, IntegrityError, Malformed, MissingObject
+from holdfast.registry.loading.stored import reader_of
 from holdfast.registry.storage import fetching, reading
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
@@ -131,6 +132,31 @@ def test_equal_chunks_are_read_once_and_fill_every_tensor(backend, open_registry
     assert usage.read_bytes == one.nbytes
     loaded["a"]["x"][0] = 7
     assert loaded["a"]["y"][0] == 0
+
+
+@pytest.mark.parametrize("lists", [1, 3])
+def test_a_lazy_tensor_reads_the_digest_lists_that_it_needs(backend, open_registry, lists):
+    dice = np.random.default_rng(0)
+    state = {f"w{n}": dice.integers(0, 256, 640, np.uint8) for n in range(3)}
+    if lists == 3:  # rows after a chunk that occurs twice are known from all lists alone
+        state["w0"][64:128] = state["w0"][:64]
+    with small_grid(64, list_threshold=4):
+        open_registry(backend).create_run("run").save({"m": state}, step=1)
+        calls = []
+        checkpoint = fresh(open_registry, Metered(backend, calls))
+        found = checkpoint["m/w1"][100:101]
+        assert found == state["w1"][100:101]
+        packs = [call.byte_range for call in calls if call.key.startswith("packs/")]
+        assert sum(map(len, packs)) == lists * 10 * 32 + 64
+        assert checkpoint["m/w2"][5] == state["w2"][5]
+        assert same(checkpoint.load(), {"m": state})
+        # A worker gets digests from its caller, and has read no list.
+        digests = reader_of(checkpoint).chunk_digests(
+            checkpoint.manifest.components["m"].tensors[2]
+        )
+        buffer = bytearray(64)
+        reader_of(fresh(open_registry, backend)).read_chunks({digests[3]: memoryview(buffer)})
+        assert bytes(buffer) == state["w2"][192:256].tobytes()
 
 
 # A placement that does not fit
