@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from holdfast.registry.collective.structure import Ints, Structure
 ROUND_BYTES = 16 * 2**20
 #: Of more ranks that have a part of a chunk, this many are compared.
 _ABLE = 16
-#: Chunks whose rounds are chosen together, and how many of each owner at once.
-_BATCH = 2**14
+#: Transfers whose rounds are chosen together, and chunks of each owner at once.
+_BATCH = 2**18
 _WAVES = 16
 
 
@@ -36,8 +36,8 @@ def make_plan(structure: Structure, layouts: Sequence[Boxes], *, loads: bool = F
     patterns = Patterns(structure, layouts)
     owner = _owners(patterns)
     rounds = _Rounds(patterns, owner, loads=loads)
-    for low in range(0, len(owner), _BATCH):
-        rounds.add(np.arange(low, min(low + _BATCH, len(owner))))
+    for batch in _batches(patterns, len(owner), loads=loads):
+        rounds.add(batch)
     return Plan(patterns, loads, owner, rounds.of, rounds.count, rounds.moved_bytes)
 
 
@@ -58,6 +58,18 @@ def _owners(patterns: Patterns) -> Ints:
             owned[owner] += size
             owners.append(owner)
     return np.array(owners, np.int64)
+
+
+def _batches(patterns: Patterns, total: int, *, loads: bool) -> Iterator[Ints]:
+    """Yield all chunks in order, as many at once as have `_BATCH` pieces or copies of pieces."""
+    weights = np.ones(len(patterns.piece_box), np.int64)
+    if loads:
+        weights = np.diff(patterns.holders_first)[patterns.piece_box]
+    of_slot = np.bincount(patterns.piece_slot, weights, minlength=len(patterns.slot_bytes))
+    chunks = np.arange(total)
+    of_chunk = of_slot[patterns.slots_of(chunks, patterns.tensor_of(chunks))]
+    number = of_chunk.cumsum() // _BATCH
+    yield from np.split(chunks, np.flatnonzero(np.diff(number)) + 1)
 
 
 def _able(patterns: Patterns, slot: int) -> Any:
@@ -144,14 +156,18 @@ class _Rounds:
 
     def _place_singly(self, chunks: Ints, where: Ints, column: Ints, nbytes: Ints) -> None:
         """Place a wave that is too much for one round, chunk by chunk."""
-        for one in np.unique(where):
-            here = where == one
-            columns, size = column[here], nbytes[here]
+        order = np.argsort(where, kind="stable")
+        ends = np.flatnonzero(np.diff(where[order], append=-1)) + 1
+        begin = 0
+        for end in ends.tolist():
+            here = order[begin:end]
+            columns, size = column[here], nbytes[here].astype(np.int64)
             if (self._fill[columns] + size > ROUND_BYTES).any() and self._fill.any():
                 self._next()
-            np.add.at(self._fill, columns, size.astype(np.int64))
-            self.of[chunks[one]] = self._now
+            self._fill[columns] += size  # a rank occurs once: as the owner, or with its piece
+            self.of[chunks[where[here[0]]]] = self._now
             self.count = self._now + 1
+            begin = end
 
     def _next(self) -> None:
         self._now += 1

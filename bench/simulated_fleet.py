@@ -1,0 +1,250 @@
+"""A save and a load by a fleet that is not there: real plans and a metered store, without tensors.
+
+Rank 0's side is the real code: it makes the plan, encodes the part of each rank, decodes reports,
+and puts manifest, digest lists and placement. The chunks have random digests. The packs go through
+the real writer to a store that keeps no packs.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from architectures import Architecture
+
+from holdfast.backends.base import Body, ObjectInfo
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.collective.agreement import RankPart
+from holdfast.registry.collective.part import PartReport
+from holdfast.registry.collective.plan import Plan
+from holdfast.registry.collective.planning import make_plan
+from holdfast.registry.collective.shards import Layout
+from holdfast.registry.collective.storing import Storing
+from holdfast.registry.collective.structure import Ints
+from holdfast.registry.collective.wire import split
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.registries.factory import open_on
+from holdfast.registry.storage.codecs import RAW
+from holdfast.registry.storage.pack import PACK_BYTES
+from holdfast.registry.storage.placement import PackRef
+from holdfast.registry.storage.store import create_config
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.placing import ChunkLocation, Written
+
+#: So many ranks are asked for their parts, to tell what all take.
+_SAMPLE = 64
+#: A read of a range is full then, as in `holdfast.registry.storage.fetching`.
+_READ_BYTES = 16 * 2**20
+
+
+@dataclass
+class Figures:
+    """One row of the table.
+
+    Attributes:
+        chunks: Chunks of the state.
+        objects: Objects that a save puts on an empty registry.
+        requests: Requests for that, of all ranks.
+        exchanged: Bytes that travel between ranks, as a share of the state.
+        imbalance: The most bytes that a rank stores, divided by the mean.
+        plan_s: CPU seconds of rank 0 for the plan.
+        parts_s: CPU seconds of rank 0 for the parts of all ranks.
+        part_kb: Kilobytes of such a part.
+        assemble_s: CPU seconds of rank 0 in each save: reports, manifest and placement.
+        manifest_mb: Megabytes of the manifest, with the digest lists.
+        placement_mb: Megabytes of the placement.
+        read_gb: The most gigabytes that a rank reads in a load.
+        reads: Ranged reads of that rank.
+        peak_gb: The most memory of this simulation so far, which has all of rank 0's.
+    """
+
+    chunks: int = 0
+    objects: int = 0
+    requests: int = 0
+    exchanged: float = 0
+    imbalance: float = 0
+    plan_s: float = 0
+    parts_s: float = 0
+    part_kb: float = 0
+    assemble_s: float = 0
+    manifest_mb: float = 0
+    placement_mb: float = 0
+    read_gb: float = 0
+    reads: int = 0
+    peak_gb: float = 0
+
+
+class _Hollow(MemoryBackend):
+    """Keeps what rank 0 puts, and of packs nothing."""
+
+    def put_if_absent(self, key: str, body: Body) -> bool:
+        return key.startswith("packs/") or super().put_if_absent(key, body)
+
+    def list(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str = "",
+        limit: int | None = None,
+        delimiter: bool = False,
+    ) -> Iterator[ObjectInfo]:
+        if prefix.startswith("packs/"):
+            return iter(())
+        return super().list(prefix, start_after=start_after, limit=limit, delimiter=delimiter)
+
+
+class Fleet:
+    """The ranks of a training.
+
+    Args:
+        of: The model.
+        ranks: Their number.
+        tensor_parallel: How many of them share each row of a matrix.
+    """
+
+    def __init__(self, of: Architecture, ranks: int, tensor_parallel: int) -> None:
+        self._of, self._ranks = of, ranks
+        self._boxes = of.layouts(ranks, tensor_parallel)
+        self._dice = np.random.default_rng(0)
+        self._metered = Metered(_Hollow())
+        create_config(self._metered, "skipped")
+        os.environ.setdefault("HOLDFAST_MAX_RECORD_BYTES", str(2**40))
+        registry = open_on(self._metered)
+        registry.create_run("fleet")
+        log = RunLog(registry.store, "fleet")
+        log.open()
+        self._committer = Committer(registry.store, log)
+        self.figures = Figures()
+
+    def run(self) -> Figures:
+        """Save and load once."""
+        plan = self._plan()
+        with self._metered.measure() as usage:
+            written = self._save(plan)
+        puts = usage.calls["put_if_absent"]
+        self.figures.objects, self.figures.requests = puts, usage.requests
+        self._load(written)
+        self.figures.peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        return self.figures
+
+    def _plan(self) -> Plan:
+        found = self.figures
+        began = time.process_time()
+        plan = make_plan(self._of.structure, self._boxes)
+        found.plan_s = time.process_time() - began
+        some = range(0, self._ranks, max(1, self._ranks // _SAMPLE))
+        plan.part(0)  # it sorts the chunks by their owners, once
+        began = time.process_time()
+        sizes = [sum(map(len, plan.part(rank).encode())) for rank in some]
+        found.parts_s = (time.process_time() - began) / len(some) * self._ranks
+        found.part_kb = max(sizes) / 1e3
+        owned = plan.owned_bytes
+        found.chunks = len(plan.owner)
+        found.exchanged = plan.moved_bytes / int(owned.sum())
+        found.imbalance = float(owned.max() / owned.mean())
+        return plan
+
+    def _save(self, plan: Plan) -> Written:
+        """Put packs as every rank does, then the rest as rank 0 does."""
+        committer, flat = self._committer, self._of.flat
+        digests = self._dice.integers(0, 256, (len(plan.owner), 32), np.uint8)
+        sizes = _sizes(plan)
+        component = np.repeat(
+            np.arange(len(flat.components)), [len(part.leaves) for part in flat.components]
+        )[plan.patterns.tensor_of(np.arange(len(plan.owner)))]
+        reports = (
+            self._store_part(plan.owned_by(rank), digests, sizes, component)
+            for rank in range(self._ranks)
+        )
+        fresh: dict[Digest, ChunkLocation] = {}
+        spent = 0.0
+        for report in reports:
+            began = time.process_time()
+            fresh.update(PartReport.of(*split(report)).locations)
+            spent += time.process_time() - began
+        began = time.process_time()
+        skeletons = [canonical.encode(part.skeleton) for part in flat.components]
+        part = RankPart(flat, Layout(flat), (), {})
+        storing = Storing(committer, part, [], flat, skeletons, digests, [], fresh, RAW, ())
+        written = storing.finish()
+        found = self.figures
+        found.assemble_s = spent + time.process_time() - began
+        place = written.base.place
+        store = committer.store.backend
+        lists = sum(map(len, written.base.lists.values()))
+        found.manifest_mb = (len(store.get(str(place.manifest_key))) + lists) / 1e6
+        found.placement_mb = len(store.get(str(place.placement_key))) / 1e6
+        return written
+
+    def _store_part(self, mine: Ints, digests: Ints, sizes: Ints, component: Ints) -> bytes:
+        """Put a rank's packs, a group of chunks of one component each; return its report."""
+        locations: dict[Digest, ChunkLocation] = {}
+        writer = self._committer.writer
+        for group in _groups(sizes[mine], component[mine]):
+            some = mine[group]
+            offsets = np.cumsum(sizes[some]) - sizes[some]
+            total = int(sizes[some].sum())
+            name = Digest(self._dice.bytes(32))
+            key = writer.put_pack(name, [memoryview(_ZEROS)[:total]], total)
+            pack = PackRef(key, total)
+            for at, offset, size in zip(some, offsets.tolist(), sizes[some].tolist(), strict=True):
+                locations[Digest(digests[at].tobytes())] = ChunkLocation(pack, offset, size)
+        return PartReport(digests[mine].tobytes(), (), locations).encode()
+
+    def _load(self, written: Written) -> None:
+        """Tell what the rank reads that reads the most."""
+        plan = make_plan(self._of.structure, self._boxes, loads=True)
+        owned = plan.owned_bytes
+        rank = int(owned.argmax())
+        rows = written.base.placement.rows
+        number = {d: n for n, d in enumerate(written.base.manifest.all_chunks(written.base.lists))}
+        digests = self._digests_of(plan.owned_by(rank), plan, written)
+        some = sorted(rows[number[one]] for one in digests)
+        reads = size = 0
+        pack, end = -1, -1
+        for row in some:
+            if (row.pack, row.offset) != (pack, end) or size >= _READ_BYTES:
+                reads, size = reads + 1, 0
+            pack, end, size = row.pack, row.offset + row.stored_bytes, size + row.stored_bytes
+        self.figures.read_gb = int(owned[rank]) / 1e9
+        self.figures.reads = reads
+
+    def _digests_of(self, chunks: Ints, plan: Plan, written: Written) -> list[Digest]:
+        entries = list(written.base.manifest.tensors())
+        lists = written.base.lists
+        tensors = plan.patterns.tensor_of(chunks)
+        first = plan.patterns.structure.first
+        known = {t: entries[t].chunk_digests(lists) for t in np.unique(tensors).tolist()}
+        return [
+            known[t][n]
+            for t, n in zip(tensors.tolist(), (chunks - first[tensors]).tolist(), strict=True)
+        ]
+
+
+_ZEROS = bytes(PACK_BYTES)
+
+
+def _sizes(plan: Plan) -> Ints:
+    chunks = np.arange(len(plan.owner))
+    patterns = plan.patterns
+    return patterns.slot_bytes[patterns.slots_of(chunks, patterns.tensor_of(chunks))]
+
+
+def _groups(sizes: Ints, components: Ints) -> Iterator[slice]:
+    """Yield the chunks of each pack, as `holdfast.registry.collective.part` groups them."""
+    begin = total = 0
+    of = components.tolist()
+    for at, size in enumerate(sizes.tolist()):
+        if at > begin and (of[at] != of[begin] or total + size > PACK_BYTES):
+            yield slice(begin, at)
+            begin, total = at, 0
+        total += size
+    if len(of) > begin:
+        yield slice(begin, len(of))
