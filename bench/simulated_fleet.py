@@ -7,7 +7,6 @@ the real writer to a store that keeps no packs.
 
 from __future__ import annotations
 
-import os
 import resource
 import time
 from collections.abc import Iterator
@@ -36,12 +35,10 @@ from holdfast.registry.storage.store import create_config
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.committer import Committer
-from holdfast.registry.writing.placing import ChunkLocation, Written
+from holdfast.registry.writing.placing import ChunkLocation
 
 #: So many ranks are asked for their parts, to tell what all take.
 _SAMPLE = 64
-#: A read of a range is full then, as in `holdfast.registry.storage.fetching`.
-_READ_BYTES = 16 * 2**20
 
 
 @dataclass
@@ -61,7 +58,6 @@ class Figures:
         manifest_mb: Megabytes of the manifest, with the digest lists.
         placement_mb: Megabytes of the placement.
         read_gb: The most gigabytes that a rank reads in a load.
-        reads: Ranged reads of that rank.
         peak_gb: The most memory of this simulation so far, which has all of rank 0's.
     """
 
@@ -77,7 +73,6 @@ class Figures:
     manifest_mb: float = 0
     placement_mb: float = 0
     read_gb: float = 0
-    reads: int = 0
     peak_gb: float = 0
 
 
@@ -115,7 +110,6 @@ class Fleet:
         self._dice = np.random.default_rng(0)
         self._metered = Metered(_Hollow())
         create_config(self._metered, "skipped")
-        os.environ.setdefault("HOLDFAST_MAX_RECORD_BYTES", str(2**40))
         registry = open_on(self._metered)
         registry.create_run("fleet")
         log = RunLog(registry.store, "fleet")
@@ -127,10 +121,10 @@ class Fleet:
         """Save and load once."""
         plan = self._plan()
         with self._metered.measure() as usage:
-            written = self._save(plan)
+            self._save(plan)
         puts = usage.calls["put_if_absent"]
         self.figures.objects, self.figures.requests = puts, usage.requests
-        self._load(written)
+        self._load()
         self.figures.peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         return self.figures
 
@@ -151,7 +145,7 @@ class Fleet:
         found.imbalance = float(owned.max() / owned.mean())
         return plan
 
-    def _save(self, plan: Plan) -> Written:
+    def _save(self, plan: Plan) -> None:
         """Put packs as every rank does, then the rest as rank 0 does."""
         committer, flat = self._committer, self._of.flat
         digests = self._dice.integers(0, 256, (len(plan.owner), 32), np.uint8)
@@ -181,7 +175,6 @@ class Fleet:
         lists = sum(map(len, written.base.lists.values()))
         found.manifest_mb = (len(store.get(str(place.manifest_key))) + lists) / 1e6
         found.placement_mb = len(store.get(str(place.placement_key))) / 1e6
-        return written
 
     def _store_part(self, mine: Ints, digests: Ints, sizes: Ints, component: Ints) -> bytes:
         """Put a rank's packs, a group of chunks of one component each; return its report."""
@@ -198,34 +191,9 @@ class Fleet:
                 locations[Digest(digests[at].tobytes())] = ChunkLocation(pack, offset, size)
         return PartReport(digests[mine].tobytes(), (), locations).encode()
 
-    def _load(self, written: Written) -> None:
-        """Tell what the rank reads that reads the most."""
+    def _load(self) -> None:
         plan = make_plan(self._of.structure, self._boxes, loads=True)
-        owned = plan.owned_bytes
-        rank = int(owned.argmax())
-        rows = written.base.placement.rows
-        number = {d: n for n, d in enumerate(written.base.manifest.all_chunks(written.base.lists))}
-        digests = self._digests_of(plan.owned_by(rank), plan, written)
-        some = sorted(rows[number[one]] for one in digests)
-        reads = size = 0
-        pack, end = -1, -1
-        for row in some:
-            if (row.pack, row.offset) != (pack, end) or size >= _READ_BYTES:
-                reads, size = reads + 1, 0
-            pack, end, size = row.pack, row.offset + row.stored_bytes, size + row.stored_bytes
-        self.figures.read_gb = int(owned[rank]) / 1e9
-        self.figures.reads = reads
-
-    def _digests_of(self, chunks: Ints, plan: Plan, written: Written) -> list[Digest]:
-        entries = list(written.base.manifest.tensors())
-        lists = written.base.lists
-        tensors = plan.patterns.tensor_of(chunks)
-        first = plan.patterns.structure.first
-        known = {t: entries[t].chunk_digests(lists) for t in np.unique(tensors).tolist()}
-        return [
-            known[t][n]
-            for t, n in zip(tensors.tolist(), (chunks - first[tensors]).tolist(), strict=True)
-        ]
+        self.figures.read_gb = int(plan.owned_bytes.max()) / 1e9
 
 
 _ZEROS = bytes(PACK_BYTES)
