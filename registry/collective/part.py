@@ -93,10 +93,8 @@ class PartReport:
         ]
         table = np.frombuffer(rows, np.int64).reshape(-1, 4).tolist()
         locations = {
-            Digest(bytes(stored[n * _DIGEST_BYTES : (n + 1) * _DIGEST_BYTES])): ChunkLocation(
-                packs[pack], offset, size, codec
-            )
-            for n, (pack, offset, size, codec) in enumerate(table)
+            digest: ChunkLocation(packs[pack], offset, size, codec)
+            for digest, (pack, offset, size, codec) in zip(Digest.each(stored), table, strict=True)
         }
         return cls(digests, header["nonfinite"], locations)
 

@@ -16,6 +16,8 @@ from holdfast.registry.collective.structure import Ints, Structure
 ROUND_BYTES = 16 * 2**20
 #: Of more ranks that have a part of a chunk, this many are compared.
 _ABLE = 16
+#: A prime number: so far apart are those of one chunk and of the next.
+_STRIDE = 2_654_435_761
 #: Transfers whose rounds are chosen together, and chunks of each owner at once.
 _BATCH = 2**18
 _WAVES = 16
@@ -52,7 +54,7 @@ def _owners(patterns: Patterns) -> Ints:
     for pattern in patterns.of.tolist():
         for able, size in slots[first[pattern] : first[pattern + 1]]:
             if len(able) > _ABLE:
-                at = len(owners) * _ABLE % len(able)
+                at = len(owners) * _STRIDE % (len(able) - _ABLE + 1)
                 able = able[at : at + _ABLE].tolist()
             owner = able[0] if len(able) == 1 else min(able, key=owned.__getitem__)
             owned[owner] += size

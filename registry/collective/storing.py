@@ -104,7 +104,7 @@ class Storing:
         if number is not None:
             first = self._layout.structure.first
             rows = self._digests[first[number] : first[number + 1]]
-            return self._chunked(leaf, tuple(Digest(bytes(row)) for row in rows))
+            return self._chunked(leaf, tuple(Digest.each(rows.tobytes())))
         if leaf.nbytes <= INLINE_BYTES:
             data = self._inline(leaf)
             self._look(leaf, data)

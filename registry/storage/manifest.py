@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from math import prod
-from operator import itemgetter
 from typing import Any, Self
 
 from holdfast.registry.errors import InvalidInput, Malformed, UnsupportedFormat
@@ -323,9 +321,7 @@ def parse_list(data: bytes, count: int, *, where: object) -> tuple[Digest, ...]:
             expected=f"{count * _DIGEST_BYTES} bytes",
             found=f"{len(data)} bytes",
         )
-    # There may be millions, and each has its length.
-    parts = map(itemgetter(0), struct.iter_unpack(f"{_DIGEST_BYTES}s", data))
-    return tuple(map(partial(bytes.__new__, Digest), parts))
+    return tuple(Digest.each(data))
 
 
 class _rules:  # noqa: N801 - reads as a statement
@@ -388,7 +384,7 @@ def _tensor(entry: Any) -> TensorEntry:
         raise ValueError(f"a tensor has keys {sorted(entry)}")
     if len(entry["chunks"]) != cut.count or cut.nbytes <= INLINE_BYTES:
         raise ValueError(f"{len(entry['chunks'])} chunks do not cover shape {shape} of {dtype}")
-    chunks = tuple(Digest.from_hex(text) for text in entry["chunks"])
+    chunks = tuple(Digest.each_from_hex(entry["chunks"]))
     return TensorEntry(dtype, shape, chunks=chunks, original=original)
 
 

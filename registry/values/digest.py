@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Self, overload
 
+from holdfast.backends import Buffer
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
 
 _PREFIX = "sha256:"
 _BYTES = 32
 _HEX = re.compile(r"[0-9a-f]{64}")
+_DIGITS = re.compile(r"[0-9a-f]*")
 
 
 class Digest(bytes):
@@ -66,6 +71,31 @@ class Digest(bytes):
         if not isinstance(text, str) or not _HEX.fullmatch(text):
             raise ValueError(f"not 64 hexadecimal digits: {str(text)[:80]!r}")
         return cls(bytes.fromhex(text))
+
+    @classmethod
+    def each(cls, data: Buffer) -> Iterator[Self]:
+        """Yield the digests in a row of 32 bytes each; there may be millions.
+
+        Raises:
+            ValueError: The bytes are no whole digests.
+        """
+        if len(data) % _BYTES:
+            raise ValueError(f"{len(data)} bytes are not digests of {_BYTES} bytes")
+        rows = map(itemgetter(0), struct.iter_unpack(f"{_BYTES}s", data))
+        return map(partial(bytes.__new__, cls), rows)
+
+    @classmethod
+    def each_from_hex(cls, texts: Sequence[str]) -> Iterator[Self]:
+        """Yield digests that are spelled as for `from_hex`; there may be millions.
+
+        Raises:
+            ValueError: One of them is spelled otherwise.
+            TypeError: One of them is no text.
+        """
+        joined = "".join(texts)
+        if set(map(len, texts)) - {2 * _BYTES} or not _DIGITS.fullmatch(joined):
+            return map(cls.from_hex, texts)  # it names the wrong one
+        return cls.each(bytes.fromhex(joined))
 
     @property
     def short(self) -> str:

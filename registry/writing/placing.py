@@ -156,9 +156,12 @@ def build_placement(
     rows_of = {digest: row for row, digest in enumerate([*order, *extra])}
     packs: dict[PackRef, int] = {}
     rows = []
+    pack, last = 0, None
     for digest in rows_of:
         location = locations[digest]
-        pack = packs.setdefault(location.pack, len(packs))
+        if location.pack is not last:  # most rows are in the pack of the row before
+            last = location.pack
+            pack = packs.setdefault(last, len(packs))
         base_row = NO_BASE if location.base is None else rows_of[location.base]
         rows.append(
             ChunkRow(pack, location.offset, location.stored_bytes, location.codec, base_row)
