@@ -18,6 +18,7 @@ PYTHON = re.compile(
 #: Rooms whose errors no command raises.
 PROGRAMS = (
     "registry/collective",
+    "registry/dcp/",
     "registry/filesystem",
     "registry/integrations",
     "registry/loop",
