@@ -26,10 +26,10 @@ GONE = "holds what needs .* is gone"
 #: interleaved any more. The others by a soak.
 QUICK = {
     "a rank dies or is late": (2, 4_000),
-    "one of three dies or is late": (1, 100_000),
+    "one of three dies or is late": (2, 1_000_000),
     "a collection": (1, 10_000),
 }
-#: Plays with a collection: one preemption in a soak, and every fate of deletes; the others two.
+#: Plays with a collection: one preemption in a soak, and every fate of deletes; the others three.
 SWEPT = {name for name, make in COLLECTIVE.items() if "gc" in make().programs}
 #: Where each rule is found broken: the play, preemptions, what becomes of deletes, what is told.
 FOUND: dict[str, tuple[str, int, Fate, str]] = {
@@ -109,7 +109,7 @@ def test_soak_all_schedules_with_few_preemptions(name: str) -> None:
     explorer = Explorer(Stage(COLLECTIVE[name]()))
     fates: tuple[Fate, ...] = ("now", "late", "twice") if name in SWEPT else ("now",)
     for fate in fates:
-        tally = explorer.exhaust(1 if name in SWEPT else 2, fate)
+        tally = explorer.exhaust(1 if name in SWEPT else 3, fate)
         print(f"{name}, deletes {fate}: {tally}", flush=True)
 
 
@@ -120,4 +120,4 @@ def test_soak_schedules_at_random(name: str) -> None:
     explorer = Explorer(Stage(COLLECTIVE[name]()))
     lengths = [len(explorer.wander(seed).moves) for seed in range(2_000)]
     print(f"{name}: {len(lengths)} schedules at random, of {max(lengths)} steps at most")
-    assert min(lengths) > 10
+    assert max(lengths) > 35  # a rank may die at once, and then the others end soon
