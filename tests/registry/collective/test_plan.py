@@ -13,8 +13,9 @@ from holdfast.registry.collective.planning import make_plan
 from holdfast.registry.collective.structure import Ints, Structure
 
 STATE = Structure(
-    ("float32", "int8", "float32", "float64"),
-    ((1003, 3001), (5_000_001,), (7, 13, 300, 41), (5, 9)),
+    ("float32", "int8", "float32", "float64", "float64", "float64"),
+    # Equal ones are cut unlike each other.
+    ((1003, 3001), (5_000_001,), (7, 13, 300, 41), (5, 9), (5, 9), (5, 9)),
 )
 Slices = list[tuple[slice, ...]]
 
@@ -138,7 +139,7 @@ def check_destinations(parts: list[Part], tables: list[Ints]) -> None:
 
 
 def check_rounds(plan: Plan, parts: list[Part]) -> None:
-    items = np.array([4, 1, 4, 8])
+    items = np.array([4, 1, 4, 8, 8, 8])
     for rank, part in enumerate(parts):
         for table, away in (
             (part.takes, part.takes[:, 1] != rank),
@@ -157,8 +158,9 @@ def check_rounds(plan: Plan, parts: list[Part]) -> None:
 
 def test_chunks_are_spread_over_the_ranks_that_have_them() -> None:
     tables = layouts(4, np.random.default_rng(1), (4, 1))
-    owners = make_plan(STATE, boxes(STATE, [one[:0] for one in tables])).owner
-    assert np.bincount(owners, minlength=4).min() >= 2  # whole tensors: any rank may own
+    plan = make_plan(STATE, boxes(STATE, [one[:0] for one in tables]))
+    assert np.bincount(plan.owner, minlength=4).min() >= 2  # whole tensors: any rank may own
+    assert plan.moved_bytes == 0  # and each takes its own
 
 
 @pytest.mark.parametrize("end", [60, 101])
