@@ -37,7 +37,7 @@ from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.committer import Committer
 from holdfast.registry.writing.placing import ChunkLocation
 
-#: So many ranks are asked for their parts, to tell what all take.
+#: Ranks whose parts are made and timed; those of the others take as long.
 _SAMPLE = 64
 
 
