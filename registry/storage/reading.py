@@ -7,7 +7,6 @@ This module decides which chunk goes to which memory; `fetching` reads and verif
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from threading import Lock
 
 from holdfast.registry.errors import Malformed
 from holdfast.registry.storage.fetching import Fetch, check_length
@@ -16,6 +15,7 @@ from holdfast.registry.storage.placement import ChunkIndex, Placement
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.parse_limits import LISTED_BYTES, check_bytes
+from holdfast.registry.values.process import ProcessLock
 
 #: A tensor and the memory for its bytes.
 Target = tuple[TensorEntry, memoryview]
@@ -73,7 +73,7 @@ class StateIndex:
         _check_owner(manifest, placement)
         self._store, self._manifest, self._placement = store, manifest, placement
         self._lists = lists
-        self._lock = Lock()
+        self._lock = ProcessLock()
         self._chunks: ChunkIndex | None = None
         # By list the first row of its chunks; of lists whose chunks are not indexed yet.
         self._apart: dict[Digest, int] = {}
@@ -103,7 +103,7 @@ class StateIndex:
         Raises:
             Malformed: The placement has more or fewer rows than the state has chunks.
         """
-        with self._lock:
+        with self._lock.here():
             wanted = {one.chunk_list for one in tensors if one.chunk_list is not None}
             if not self._is_apart:
                 wanted = set(self._apart) if self._chunks is None else set()
