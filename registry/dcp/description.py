@@ -24,11 +24,12 @@ from torch.distributed.checkpoint.metadata import (
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, Malformed
 from holdfast.registry.loading.stored import Stored, kept_by_commit
+from holdfast.registry.pytree.parts import DICTS, pairs_of
 from holdfast.registry.pytree.torch_memory import ALL_DTYPES
 from holdfast.registry.storage.manifest import TensorEntry
 
 #: Tag of a dict -> the place of its pairs in the payload; `None` if the payload is the pairs.
-_DICTS: dict[str, int | None] = {"d": None, "od": None, "counter": None, "sd": 0, "dd": 1}
+_DICTS = {**DICTS, "counter": None}
 _TENSORS = frozenset({"t", "coo", "csr", "csc", "bsr", "bsc"})
 
 #: A path: keys as text, and indices.
@@ -107,7 +108,7 @@ def _tensor(entry: TensorEntry) -> TensorStorageMetadata:
 
 def _walk(path: Path, node: Any) -> Iterator[tuple[Path, Any]]:
     """Yield the values of a node with their paths."""
-    pairs = _pairs(node)
+    pairs = pairs_of(node, _DICTS)
     if pairs is not None:
         for key, child in pairs:
             yield from _walk((*path, _text(key, path)), child)
@@ -118,24 +119,15 @@ def _walk(path: Path, node: Any) -> Iterator[tuple[Path, Any]]:
         yield path, node
 
 
-def _pairs(node: Any) -> list[Any] | None:
-    if type(node) is not dict or len(node) != 1:
-        return None
-    [(tag, payload)] = node.items()
-    if tag not in _DICTS:
-        return None
-    at = _DICTS[tag]
-    pairs: list[Any] = payload if at is None else payload[at]
-    return pairs
-
-
 def _is_one_value(items: list[Any]) -> bool:
     """Return whether a list holds no tensors, no dicts, and no list that does."""
     for item in items:
         if type(item) is list:
             if not _is_one_value(item):
                 return False
-        elif type(item) is dict and (_pairs(item) is not None or not _TENSORS.isdisjoint(item)):
+        elif type(item) is dict and (
+            pairs_of(item, _DICTS) is not None or not _TENSORS.isdisjoint(item)
+        ):
             return False
     return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,7 @@ from holdfast.registry.pytree.survey import ARRAY_TAGS
 from holdfast.registry.values.canonical import Json
 
 #: Tag of a dict -> the place of its pairs in the payload; `None` if the payload is the pairs.
-_DICTS: dict[str, int | None] = {"d": None, "od": None, "sd": 0, "dd": 1}
+DICTS: dict[str, int | None] = {"d": None, "od": None, "sd": 0, "dd": 1}
 
 
 def cut_down(
@@ -78,7 +78,7 @@ def steps_at(name: str, skeleton: Json, path: str) -> tuple[int, list[str]] | No
                 break
         else:
             return None
-    if _pairs(skeleton) is None:
+    if pairs_of(skeleton) is None:
         return None
     return depth, [step.removeprefix(f"{path}/") for step, _ in _named(path, skeleton)]
 
@@ -91,7 +91,7 @@ def _kept(path: str, node: Any, wanted: Collection[str], found: set[str]) -> Any
             one for one in wanted if one.startswith(f"{path}/") and _leads(path, node, one)
         )
         return [node]
-    pairs = _pairs(node)
+    pairs = pairs_of(node)
     if pairs is None or not any(one.startswith(f"{path}/") for one in wanted):
         return None
     inner = []
@@ -100,7 +100,7 @@ def _kept(path: str, node: Any, wanted: Collection[str], found: set[str]) -> Any
         if rest is not None:
             inner.append([key, rest[0]])
     [(tag, payload)] = node.items()
-    at = _DICTS[tag]
+    at = DICTS[tag]
     if at is None:
         return [{tag: inner}]
     return [{tag: [*payload[:at], inner, *payload[at + 1 :]]}]
@@ -114,17 +114,18 @@ def _leads(path: str, node: Any, wanted: str) -> bool:
 
 
 def _named(path: str, node: Any) -> Iterator[tuple[str, Any]]:
-    for key, child in _pairs(node) or ():
+    for key, child in pairs_of(node) or ():
         yield f"{path}/{segment(key)}", child
 
 
-def _pairs(node: Any) -> list[Any] | None:
+def pairs_of(node: Any, dicts: Mapping[str, int | None] = DICTS) -> list[Any] | None:
+    """Return the pairs of a dict in a skeleton, or `None` if the node is no dict of these tags."""
     if type(node) is not dict or len(node) != 1:
         return None
     [(tag, payload)] = node.items()
-    if tag not in _DICTS:
+    if tag not in dicts:
         return None
-    at = _DICTS[tag]
+    at = dicts[tag]
     pairs: list[Any] = payload if at is None else payload[at]
     return pairs
 

@@ -271,7 +271,9 @@ def test_evaluations_are_appended_for_good(hydra: Life[Hydra], read_hydra: Reade
 def test_death_at_any_write_of_a_save_loses_nothing(hydra: Life[Hydra], read_hydra: Reader) -> None:
     run = read_hydra(acts.cloning)
     # Three packs, manifest, placement, slot: before each of them, and after each, a process died.
-    assert hydra.story.deaths == [(n, after) for after in (False, True) for n in range(1, 7)]
+    # One save in some has a seventh write, of a snapshot.
+    deaths = [(write, after) for write, after in hydra.story.deaths if write < 7]
+    assert deaths == [(write, after) for after in (False, True) for write in range(1, 7)]
     straight = Training(1, seeds_of(1))
     for _ in range(acts.CLONED):
         straight.train(acts.CLONE_EVERY)
