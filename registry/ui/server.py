@@ -27,6 +27,9 @@ from holdfast.registry.ui.views import VIEWS
 from holdfast.registry.ui.views.view import PATIENCE_S, Asked, Shown, View
 
 HOST = "127.0.0.1"
+#: Seconds that answers may still take once the server is to stop. Without a limit it waits for ever
+#: for a browser that has stopped to read.
+_LAST_ANSWERS_S = 2
 _BY_NAME = {view.name: view for view in VIEWS}
 
 
@@ -48,7 +51,14 @@ class Server:
         self.url = f"http://{HOST}:{port}/?token={self._token}"
         app = application(source, token=self._token, port=port)
         self._server = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                timeout_graceful_shutdown=_LAST_ANSWERS_S,
+            )
         )
 
     def serve(self) -> None:

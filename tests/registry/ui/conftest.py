@@ -43,13 +43,14 @@ def served(place: object) -> Iterator[Site]:
 
     source = Source.open(Address(place))
     server = Server(source)
-    thread = threading.Thread(target=server.serve)
+    thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
     try:
         yield Site(server.url, f"http://{urlsplit(server.url).netloc}")
     finally:
         server.stop()
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive(), "the server does not end"
         source.close()
 
 
