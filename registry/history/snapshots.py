@@ -26,7 +26,7 @@ _EVERY_AT_END = 4
 _KEPT_PER_SLOT, _KEPT_PER_SLOT_AT_END = 16, 64
 #: Bytes of tensors that pay for one kept checkpoint: a thousand times its bytes in a snapshot.
 _TENSOR_BYTES_PER_KEPT = 600_000
-#: After so many slots a snapshot is written however large it is.
+#: After this number of slots a snapshot is written however large it is.
 _SLOTS_AT_MOST = 1024
 #: Increase this whenever replay gives another result for the same slots; older snapshots are then
 #: ignored.

@@ -31,7 +31,7 @@ from holdfast.registry.writing.object_writer import (
 )
 from holdfast.registry.writing.placing import place_of
 
-#: States that are adopted together, with at most so many bytes of placements, which are held.
+#: States that are adopted together, and the most bytes that their placements may take in memory.
 _STATES_AT_ONCE = 1024
 _PLACEMENT_BYTES = 64 * 2**20
 #: Placements that are read at once.
