@@ -100,8 +100,11 @@ def _tensors(a, b, at):
         return None
     if not a.numel():
         return None  # strides of an empty tensor may be any, and then it has no other view
+    # Copies: `contiguous` keeps the stride of a single element, and then there is no view of bytes.
     left, right = (
-        t.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+        torch.clone(t.detach().resolve_conj().resolve_neg(), memory_format=torch.contiguous_format)
+        .view(-1)
+        .view(torch.uint8)
         for t in (a, b)
     )
     assert torch.equal(left, right), at
