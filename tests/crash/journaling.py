@@ -12,6 +12,8 @@ from tests.crash.pusher import state_at
 from tests.support.pictures import RUN
 
 _PAUSE_S = 0.05
+#: No outage takes as long; what is out of reach for longer is the error of the test.
+_LONGEST_OUTAGE_S = 120.0
 
 
 def train_until_killed(url: str, journal: str, last: int, acks: Connection) -> None:
@@ -28,21 +30,30 @@ def train_until_killed(url: str, journal: str, last: int, acks: Connection) -> N
 
 
 def _begin(url: str, journal: str) -> tuple[holdfast.Run, int]:
+    begun = time.monotonic()
     while True:
         try:
             run = holdfast.open(url, journal=journal).run(RUN, create=True, seed=7)
             restored = run.restore()
-        except StorageError:  # the bucket is out of reach
-            time.sleep(_PAUSE_S)
+        except StorageError as error:  # the bucket is out of reach
+            _pause(begun, error)
             continue
         return run, restored.checkpoint.step if restored else 0
 
 
 def _save(run: holdfast.Run, step: int) -> holdfast.Checkpoint:
     """Save a step; only the first save of a process can need the bucket."""
+    begun = time.monotonic()
     while True:
         try:
             return run.save(state_at(step), step=step)
-        except StorageError:
+        except StorageError as error:
             assert not run._trainer._takeover
-            time.sleep(_PAUSE_S)
+            _pause(begun, error)
+
+
+def _pause(begun: float, error: StorageError) -> None:
+    """Wait for the bucket a little; raise its error if that has taken too long."""
+    if time.monotonic() > begun + _LONGEST_OUTAGE_S:
+        raise error
+    time.sleep(_PAUSE_S)

@@ -43,6 +43,7 @@ def start_telling(target: Callable[..., None], *args: Any) -> tuple[ForkServerPr
 
 
 def _environment_of_test() -> dict[str, str]:
+    """Return the variables in which one test differs from another."""
     shared = ("AWS_", "HOLDFAST_", "XDG_STATE_HOME")
     return {name: value for name, value in os.environ.items() if name.startswith(shared)}
 
@@ -50,6 +51,8 @@ def _environment_of_test() -> dict[str, str]:
 def _run(
     environment: Mapping[str, str], target: Callable[..., None], args: tuple[Any, ...]
 ) -> None:
+    for name in _environment_of_test().keys() - environment.keys():
+        del os.environ[name]  # of the test that started the server
     os.environ.update(environment)
     target(*args)
 
