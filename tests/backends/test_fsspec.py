@@ -93,8 +93,6 @@ class TestGcsfsOnFakeGcs(BackendContract):
 def behind(
     moto_url: Callable[[], str], gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Backend]:
-    gateway.be_honest()
-    gateway.requests.clear()
     url = moto_url()
     monkeypatch.setenv("AWS_ENDPOINT_URL", gateway.url)
     fs = s3fs.S3FileSystem(skip_instance_cache=True)

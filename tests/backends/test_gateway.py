@@ -37,8 +37,6 @@ WEB_SERVER = HTML | {
 
 @pytest.fixture
 def url(moto_url: Callable[[], str], gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> str:
-    gateway.be_honest()
-    gateway.requests.clear()
     made = moto_url()
     monkeypatch.setenv("AWS_ENDPOINT_URL", gateway.url)
     return made

@@ -138,17 +138,14 @@ def test_a_bucket_that_hangs_up(
     def hang_up(*_: object) -> Answer:
         raise ConnectionAbortedError
 
-    try:
-        storm(
-            url,
-            tmp_path / "journal",
-            lambda: gateway.lie(lambda request: True, hang_up),
-            gateway.be_honest,
-            saves=16,
-            outages=3,
-        )
-    finally:
-        gateway.be_honest()
+    storm(
+        url,
+        tmp_path / "journal",
+        lambda: gateway.lie(lambda request: True, hang_up),
+        gateway.be_honest,
+        saves=16,
+        outages=3,
+    )
 
 
 @contextmanager

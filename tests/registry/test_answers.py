@@ -28,7 +28,6 @@ LIES: dict[str, Lie] = {
 def held(
     moto_url: Callable[[], str], gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Registry]:
-    gateway.be_honest()
     url = moto_url()
     monkeypatch.setenv("AWS_ENDPOINT_URL", gateway.url)
     impatient = Patience(attempts=2, first_s=0)

@@ -125,10 +125,18 @@ def radosgw(request: pytest.FixtureRequest) -> S3Server:
 
 
 @pytest.fixture(scope="session")
-def gateway(moto_server: S3Server) -> Iterator[LyingGateway]:
-    """Something between a store and moto that can lie."""
+def session_gateway(moto_server: S3Server) -> Iterator[LyingGateway]:
+    """The gateway of all tests of this process."""
     with LyingGateway(moto_server.endpoint_url) as gateway:
         yield gateway
+
+
+@pytest.fixture
+def gateway(session_gateway: LyingGateway) -> Iterator[LyingGateway]:
+    """Something between a store and moto that can lie; it is honest again after the test."""
+    session_gateway.requests.clear()
+    yield session_gateway
+    session_gateway.be_honest()
 
 
 @pytest.fixture(scope="session")
