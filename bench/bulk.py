@@ -35,7 +35,7 @@ _RUNS = 20
 
 
 def build(folder: Path, objects: int, pack_bytes: int) -> None:
-    """Make a registry with about so many objects, in packs of this size."""
+    """Make a registry with about this number of objects, in packs of this size."""
     saves = objects // (_COMPONENTS + 2) // _RUNS
     random = np.random.default_rng(0)
     with holdfast.init(folder, skip_race_probe=True) as registry:

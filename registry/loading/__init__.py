@@ -1,6 +1,7 @@
 """Stored states as users hold them, and reading them into memory.
 
-- `stored`: `Stored`, a state that a run keeps: `load`, `load_into`, lazy and Zarr access.
+- `stored`: `Stored`, a state that a run keeps: `load`, `load_into`, lazy and Zarr access;
+  `lazy_state`: the state as a mapping that reads at first access.
 - `checkpoint`: `Checkpoint`, a stored state with its step, metrics and companions.
 - `files`: the files of a state that was pushed as a folder.
 - `allocating`: memory for a whole state; `destinations`: the memory of a model that exists.

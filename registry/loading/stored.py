@@ -34,6 +34,7 @@ from holdfast.registry.loading.fit import (
     tensors_by_path,
     widened_paths,
 )
+from holdfast.registry.loading.lazy_state import LazyState
 from holdfast.registry.loading.selecting import dict_at, select
 from holdfast.registry.precision.policy import widen_all
 from holdfast.registry.storage.lazy import LazyTensor
@@ -254,7 +255,16 @@ class Stored:
         Raises:
             NotFound: There is no dict at this path.
         """
-        return LazyState(self, below)
+
+        def load(path: str) -> Any:
+            return self.load(only=path)
+
+        if below is not None:
+            path, depth, names = dict_at(self.ref, self.manifest, below)
+            return LazyState(self.ref, names, load, path, depth)
+        kept = self._commit_keys()
+        names = tuple(self.manifest.components) if kept is None else kept.order
+        return LazyState(self.ref, names, load)
 
     def tensors(self) -> dict[str, TensorInfo]:
         """Return every tensor by path, from the manifest alone."""
@@ -360,67 +370,6 @@ def _component_row(name: str, part: Component) -> tuple[object, ...]:
     types = ", ".join(sorted({entry.dtype for entry in part.tensors}))
     nbytes = sum(entry.nbytes for entry in part.tensors)
     return name, len(part.tensors), size(nbytes), types, part.digest.short
-
-
-class LazyState(Mapping[str, Any]):
-    """A state, or a dict in it, that loads each value at its first access, verified, and keeps it.
-
-    Args:
-        stored: The state.
-        below: The path of the dict.
-
-    Raises:
-        NotFound: There is no dict at the path.
-    """
-
-    def __init__(self, stored: Stored, below: str | None = None) -> None:
-        self._stored = stored
-        self._below, self._depth = below, 0
-        self._loaded: dict[str, Any] = {}
-        kept = commit_keys(stored)
-        self._names = tuple(stored.manifest.components if kept is None else kept.order)
-        if below is not None:
-            self._below, self._depth, self._names = dict_at(stored.ref, stored.manifest, below)
-
-    def __repr__(self) -> str:
-        loaded = ", ".join(self._loaded) or "nothing"
-        return f"<LazyState {self._stored.ref}: {loaded} loaded of {', '.join(self._names)}>"
-
-    def __getitem__(self, name: str) -> Any:
-        """Return a component; it is read at the first access.
-
-        Raises:
-            NotFound: There is no such component.
-            IntegrityError: An object is damaged or missing.
-        """
-        if name not in self._loaded:
-            if self._below is None:
-                self._loaded[name] = self._stored.load(only=name)[name]
-            else:
-                self._loaded[name] = self._load_below(name)
-        return self._loaded[name]
-
-    def _load_below(self, name: str) -> Any:
-        if name not in self._names:
-            raise NotFound(
-                "nothing at this path",
-                where=f"{self._stored.ref}: {self._below}/{name}",
-                expected=", ".join(self._names),
-                hint=near(name, self._names),
-            )
-        value = self._stored.load(only=f"{self._below}/{name}")
-        for _ in range(self._depth + 1):
-            (value,) = value.values()  # a path leaves one value in each dict
-        return value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def _ipython_key_completions_(self) -> list[str]:
-        return list(self)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def load_to_train(stored: Stored, map_location: object) -> Any:

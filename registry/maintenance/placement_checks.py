@@ -87,8 +87,8 @@ class CheckedRows:
     unfit: str | None = None
 
 
-#: The placements whose rows are compared with the tables of their packs: none, those whose packs
-#: were all read, all.
+#: Whose rows are compared with the tables of their packs: those of no placement, of the placements
+#: whose packs were all read, or of every placement.
 WhichRows = Literal["none", "read", "all"]
 
 

@@ -71,7 +71,7 @@ def _no_bytes(_: object) -> int:
 
 
 class Workers:
-    """Those who do the bulk work of one call.
+    """The threads, or the workers of an executor, that do the bulk work of one call.
 
     Args:
         executor: Runs the units. Default: the threads of the last store.
