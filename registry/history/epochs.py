@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
-from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
@@ -95,7 +94,8 @@ class Epochs:
     @classmethod
     def of(cls, store: Store) -> Epochs:
         """Return the object that all writers of an open registry share."""
-        return _SHARED.setdefault(store, cls(store))
+        shared: Epochs = store.companions.setdefault(cls, cls(store))
+        return shared
 
     def observe(self) -> int:
         """Return the highest dense epoch; 0 before the first.
@@ -180,7 +180,6 @@ class Epochs:
         return header, _condemned(rest, where=where)
 
 
-_SHARED: WeakKeyDictionary[Store, Epochs] = WeakKeyDictionary()
 _SHARD = re.compile(rb'\{"keys":\[(.*)\],"shard":"([0-9a-f]{2})"\}')
 
 

@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -90,6 +90,7 @@ class Store:
         cache: The cache of chunks on a local disk, if there is one.
         heads: The heads of its logs that were seen before, if they are remembered.
         address: Where another process finds it; `None` if it was opened on a backend.
+        companions: What rooms above keep for this handle, by class. It goes with the handle.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Store:
         self.blocks = Blocks()
         self.cache = cache
         self.heads = heads
+        self.companions: dict[type, Any] = {}
         self._manifests: OrderedDict[ObjectKey, Manifest] = OrderedDict()
         self._placements: OrderedDict[ObjectKey, Placement] = OrderedDict()
         self._tables: OrderedDict[ObjectKey, PackTable] = OrderedDict()

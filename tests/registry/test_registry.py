@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
+import weakref
 
 import pytest
 
@@ -28,6 +30,18 @@ def test_a_registry_is_made_and_opened(tmp_path):
         assert opened.id == made.id
         assert opened.url == made.url
         assert str(tmp_path) in repr(opened)
+
+
+def test_what_a_registry_kept_goes_with_it():
+    """A program may open thousands of registries, one after another."""
+    with open_on(new_backend()) as opened, opened.create_run("run") as run:
+        run.save(small_state(), step=1)
+        run.restore()
+        opened.gc(dry_run=True)
+    kept = weakref.ref(opened.store)
+    del opened, run
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_second_registry_in_the_same_place_is_refused(tmp_path):
