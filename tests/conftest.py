@@ -23,6 +23,17 @@ gc.disable()
 _FIRST = ("tests/storm/", "tests/test_example.py")
 
 
+#: Longer texts in the id of a test are cut: some tests try texts of megabytes.
+_ID_CHARS = 200
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Give a test with a long text a short id; pytest numbers those that are alike."""
+    if isinstance(val, str | bytes) and len(val) > _ID_CHARS:
+        return f"{val[: _ID_CHARS // 4]!r} and {len(val)} in all"
+    return None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the tests that wait."""
     items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
