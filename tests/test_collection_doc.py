@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import pytest
 
-from holdfast.registry.history import log
+from holdfast.registry.history import log, snapshots
 from holdfast.registry.history.actions import Action
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.maintenance import gc, gc_plan, live
@@ -102,7 +102,7 @@ def test_every_hazard_has_an_answer_and_a_test() -> None:
     [
         ("(default: one day)", gc.DAY_S, 86_400.0),
         ("none of the last four epochs has condemned", gc._RECENT_EPOCHS, 4),
-        ("all but the two newest snapshots of each run", gc_plan._SNAPSHOTS_KEPT, 2),
+        ("all but the two newest snapshots of each run", snapshots._SNAPSHOTS_KEPT, 2),
         ("if they are older than an hour and than the grace", gc_plan.LEFTOVER_S, 3600.0),
         ("gives up after five sweeps in a row", committer._ATTEMPTS, 5),
     ],

@@ -50,15 +50,15 @@ def _json(report: GcReport) -> dict[str, Any]:
 
 def _text(report: GcReport) -> Iterator[Part]:
     sweep = "" if report.epoch is None else f", by sweep {report.epoch}"
-    leftovers = report.stale.size_bytes + report.unfinished_bytes
     yield {
         "looked at": f"{_tally_text(report.objects)}, of {output.counted(report.runs, 'run')}",
         "would go": _tally_text(report.condemned) if report.dry_run else None,
         "deleted": None if report.dry_run else f"{_tally_text(report.deleted)}{sweep}",
         "spared": _some(report.spared, "a run uses them again"),
         "for now": _some(report.recent, "kept within the grace (--grace), so that undo works"),
-        "leftovers": f"{output.size(leftovers)} of old snapshots and unfinished files"
-        if leftovers
+        "stale": _some(report.stale, "old snapshots of logs, and probes", "file"),
+        "unfinished": f"{output.size(report.unfinished_bytes)} of dead writers"
+        if report.unfinished_bytes
         else None,
     }
     if report.noncurrent_bytes:
@@ -70,9 +70,9 @@ def _text(report: GcReport) -> Iterator[Part]:
         yield "The bucket does not say whether it keeps deleted objects as versions."
 
 
-def _tally_text(tally: Tally) -> str:
-    return f"{output.counted(tally.objects, 'object')}, {output.size(tally.size_bytes)}"
+def _tally_text(tally: Tally, noun: str = "object") -> str:
+    return f"{output.counted(tally.objects, noun)}, {output.size(tally.size_bytes)}"
 
 
-def _some(tally: Tally, why: str) -> str | None:
-    return f"{_tally_text(tally)}: {why}" if tally.objects else None
+def _some(tally: Tally, why: str, noun: str = "object") -> str | None:
+    return f"{_tally_text(tally, noun)}: {why}" if tally.objects else None

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
+from holdfast.backends import ObjectInfo
 from holdfast.registry.errors import IntegrityError, ObjectNotFound, RegistryError
 from holdfast.registry.history.actions import SetStatus, line_digest
 from holdfast.registry.history.replay import RunManifest, Slot
@@ -34,6 +35,8 @@ REPLAY_VERSION = 4
 #: Versions whose snapshots hold the complete run, as this version would replay it.
 COMPLETE_VERSIONS = (3,)
 _SNAPSHOTS_TRIED = 4
+#: Snapshots of a run that stay: the newest, and one in case it cannot be read.
+_SNAPSHOTS_KEPT = 2
 _LISTS = ("checkpoints", "places", "pins", "pool")
 
 
@@ -161,6 +164,17 @@ def snapshot_header(slot: Slot, version: int) -> bytes:
             "slot_digest": tie,
         }
     )
+
+
+def stale_snapshots(listed: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
+    """Return the snapshots of a run that newer ones have replaced.
+
+    A collection deletes them, after it has read the whole log; see docs/spec.md, section 13.
+
+    Args:
+        listed: All of them, in the order of their keys: newest first.
+    """
+    return listed[_SNAPSHOTS_KEPT:]
 
 
 def _is_coherent(run: RunManifest) -> bool:

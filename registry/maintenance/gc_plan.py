@@ -16,6 +16,7 @@ from holdfast.backends import ObjectInfo, ObjectNotFound, refuse_links
 from holdfast.registry.errors import Malformed, MissingObject, StoreFull
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.snapshots import stale_snapshots
 from holdfast.registry.maintenance.gc_report import Tally
 from holdfast.registry.maintenance.live import (
     Needs,
@@ -40,8 +41,6 @@ from holdfast.registry.storage.store import Store
 #: Unfinished files and probes younger than this stay, whatever the grace: their writers may be
 #: alive.
 LEFTOVER_S = 3600.0
-#: Snapshots of a run that stay: the newest, and one in case it cannot be read.
-_SNAPSHOTS_KEPT = 2
 
 
 @dataclass(frozen=True)
@@ -202,5 +201,5 @@ def _stale(
 ) -> Iterator[ObjectInfo]:
     """Yield snapshots and probes that nobody uses any more."""
     for files in runs:
-        yield from files.snapshots[_SNAPSHOTS_KEPT:]
+        yield from stale_snapshots(files.snapshots)
     yield from (info for info in probes if info.modified_s <= before_s)

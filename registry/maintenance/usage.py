@@ -14,9 +14,11 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from holdfast.backends import ObjectInfo
 from holdfast.registry.errors import MissingObject, RegistryError, StoreUnavailable, WorkersFailed
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.history.snapshots import stale_snapshots
 from holdfast.registry.history.step_names import step_ref
 from holdfast.registry.maintenance.live import StoredFile, list_objects, place_of
 from holdfast.registry.maintenance.repacking.survey import (
@@ -26,7 +28,7 @@ from holdfast.registry.maintenance.repacking.survey import (
     read_placement,
     read_runs,
 )
-from holdfast.registry.storage.keys import KINDS, RUNS, ObjectKey
+from holdfast.registry.storage.keys import KINDS, RUNS, ObjectKey, snapshot_prefix
 from holdfast.registry.storage.placement import Placement
 from holdfast.registry.storage.store import Store, missing
 from holdfast.registry.storage.workers import Outcome, Workers
@@ -66,7 +68,7 @@ class RunUsage:
         states: Its checkpoints in log order, then the other states that it holds.
         own_bytes: Bytes that no other run needs.
         shared_bytes: Bytes that it needs and another run needs too.
-        log_bytes: Bytes of its log and snapshots, which stay when it is dropped.
+        log_bytes: Bytes of its log and its two newest snapshots, which stay when it is dropped.
     """
 
     run: str
@@ -91,9 +93,10 @@ class Usage:
         shared_bytes: Bytes that several of them need, each byte counted once.
         dead_bytes: In needed packs, bytes of chunks that nothing needs or that another pack has
             too: `repack` drops them.
-        unneeded_bytes: Bytes of objects that nothing needs, or not yet: `gc` deletes them.
+        unneeded_bytes: Bytes of objects that nothing needs, or not yet, and of snapshots that newer
+            ones have replaced: `gc` deletes them.
         table_bytes: Bytes of the tables of contents of needed packs.
-        log_bytes: Bytes of the logs and snapshots of all runs.
+        log_bytes: Bytes of the logs of all runs, each with its two newest snapshots.
         other_bytes: Bytes of `registry.json`, epochs and all other files.
         damaged: The errors of the runs that could not be read, by name. They are not among `runs`,
             and objects that only they need count as unneeded here; `gc` deletes nothing until they
@@ -194,13 +197,13 @@ def _measure(
     survey = Survey(store, failed, workers)
     survey.read(noted())
     # After the logs, so that every object that they need is in the listing.
-    objects, logs, other_bytes = _list(store)
+    files = _list(store)
     for holder in holders:
         with _blamed(runs[holder.run], failed):
-            _check_files(holder, objects)
+            _check_files(holder, files.objects)
     tally = _Tally(len(runs), holders)
-    _count(workers, survey, objects, tally)
-    usage = _sum_up(survey, objects, tally, runs, logs, other_bytes)
+    _count(workers, survey, files.objects, tally)
+    usage = _sum_up(survey, files, tally, runs)
     return replace(usage, damaged=dict(sorted(damaged.items())))
 
 
@@ -254,21 +257,42 @@ def _ref(run_id: str, record: CheckpointRecord) -> str:
     return f"{run_id}/{step_ref(record)}"
 
 
-def _list(store: Store) -> tuple[dict[ObjectKey, StoredFile], dict[str, int], int]:
-    """Return the objects, the bytes of each run's log, and those of everything else."""
-    objects = list_objects(store)
-    logs: dict[str, int] = {}
-    other_bytes = 0
+@dataclass(slots=True)
+class _Files:
+    """The files on the store.
+
+    Attributes:
+        objects: The objects.
+        logs: The bytes of each run's log, with the snapshots that stay.
+        stale_bytes: Bytes of snapshots that newer ones have replaced.
+        other_bytes: Bytes of everything else.
+    """
+
+    objects: dict[ObjectKey, StoredFile]
+    logs: dict[str, int] = field(default_factory=dict)
+    stale_bytes: int = 0
+    other_bytes: int = 0
+
+
+def _list(store: Store) -> _Files:
+    files = _Files(list_objects(store))
+    snapshots: dict[str, list[ObjectInfo]] = {}
     for top in store.backend.list(delimiter=True):
         if top.key in {f"{kind}/" for kind in KINDS}:
             continue
         for info in store.backend.list(top.key) if top.key.endswith("/") else (top,):
             if info.key.startswith(RUNS):
                 run_id = info.key.split("/")[1]
-                logs[run_id] = logs.get(run_id, 0) + info.size_bytes
+                files.logs[run_id] = files.logs.get(run_id, 0) + info.size_bytes
+                if info.key.startswith(snapshot_prefix(run_id)):
+                    snapshots.setdefault(run_id, []).append(info)
             else:
-                other_bytes += info.size_bytes
-    return objects, logs, other_bytes
+                files.other_bytes += info.size_bytes
+    for run_id, listed in snapshots.items():
+        stale_bytes = sum(info.size_bytes for info in stale_snapshots(listed))
+        files.logs[run_id] -= stale_bytes
+        files.stale_bytes += stale_bytes
+    return files
 
 
 class _Tally:
@@ -367,28 +391,28 @@ class _Sums:
 
 def _sum_up(
     survey: Survey,
-    objects: Mapping[ObjectKey, StoredFile],
+    files: _Files,
     tally: _Tally,
     runs: Sequence[str],
-    logs: Mapping[str, int],
-    other_bytes: int,
 ) -> Usage:
+    objects, logs = files.objects, files.logs
     sums = _Sums([0] * len(tally.holders), [0] * len(runs))
     sums.add(tally)
     for key in survey.packs:
         if key not in objects:
             raise missing(key)
     packs = sum(objects[key].size_bytes for key in survey.packs)
+    unneeded = sum(one.size_bytes for one in objects.values()) - packs - sums.files
     chunks = sum(e.stored_bytes for table in survey.tables.values() for e in table.values())
     return Usage(
         runs=tuple(_run_usages(tally, sums, runs, logs)),
         own_bytes=sum(sums.own),
         shared_bytes=sums.shared,
         dead_bytes=chunks - sums.chunks,
-        unneeded_bytes=sum(one.size_bytes for one in objects.values()) - packs - sums.files,
+        unneeded_bytes=unneeded + files.stale_bytes,
         table_bytes=packs - chunks,
         log_bytes=sum(logs.values()),
-        other_bytes=other_bytes,
+        other_bytes=files.other_bytes,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
@@ -27,10 +28,12 @@ from holdfast.registry.history.epochs import encode_sweep, encode_upgrade
 from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog
 from holdfast.registry.maintenance.gc import DAY_S, Collector, collect
 from holdfast.registry.maintenance.live import Needs
+from holdfast.registry.maintenance.usage import measure
 from holdfast.registry.registries.factory import open_on
 from holdfast.registry.spec import Draw, Phase, Pool, RunSpec
 from holdfast.registry.storage.framing import join_lines
 from holdfast.registry.storage.keys import (
+    RUNS,
     ObjectKey,
     epoch_key,
     slot_key,
@@ -195,19 +198,88 @@ def test_what_was_collected_cannot_be_undone(thinned, reg):
         thinned.undo()
 
 
-def test_snapshots_but_the_newest_two_are_deleted(run, reg, backend, open_registry):
-    log = RunLog(reg.store, "run")
+def grow(registry) -> None:
+    """Write slots to the run's log until it has four further snapshots."""
+    log = RunLog(registry.store, "run")
     log.open()
     for _ in range(4 * SNAPSHOT_EVERY):
         log.append(lambda state: [Mark(epoch=1)])
+
+
+@pytest.fixture
+def long_log(run, reg, backend):
+    """A run with four snapshots; its keys, newest first."""
     backend.put(epoch_key(1), encode_sweep(1, []))
+    grow(reg)
     listed = [info.key for info in backend.list(snapshot_prefix("run"))]
     assert len(listed) == 4
+    return listed
+
+
+def test_snapshots_but_the_newest_two_are_deleted(long_log, reg, backend, open_registry):
+    planned = reg.gc(grace_s=0, dry_run=True)
+    before = measure(reg.store)
     report = reg.gc(grace_s=0)
-    assert [info.key for info in backend.list(snapshot_prefix("run"))] == listed[:2]
+    assert [info.key for info in backend.list(snapshot_prefix("run"))] == long_log[:2]
+    assert report.stale == planned.stale
     assert report.stale.objects == 2
     assert report.freed_bytes == report.stale.size_bytes > 0
+    assert before.unneeded_bytes == report.stale.size_bytes
+    assert measure(reg.store) == replace(before, unneeded_bytes=0)
     assert open_registry(backend).run("run").manifest.epoch == 1
+
+
+class Meanwhile(Wrapper):
+    """A store on which others act right after its first listing of a prefix."""
+
+    def __init__(self, inner, prefix: str, act: Callable[[], object]) -> None:
+        super().__init__(inner)
+        self.prefix, self.act = prefix, act
+
+    def list(self, prefix="", **more):
+        found = [*super().list(prefix, **more)]
+        if prefix == self.prefix:
+            self.prefix = "done"
+            self.act()
+        yield from found
+
+
+@pytest.mark.parametrize("others", ["wrote newer ones", "damaged those that stay"])
+def test_a_reader_may_hold_names_of_snapshots_that_are_deleted(
+    long_log, reg, backend, open_registry, others
+):
+    def collected() -> None:
+        if others == "wrote newer ones":
+            grow(reg)
+        else:
+            for key in long_log[:2]:
+                flip(backend, key)
+        reg.gc(grace_s=0)
+        left = {info.key for info in backend.list(snapshot_prefix("run"))}
+        assert left.isdisjoint(long_log[2:])
+        assert left.isdisjoint(long_log) == (others == "wrote newer ones")
+
+    store = Meanwhile(backend, snapshot_prefix("run"), collected)
+    read = open_registry(store).run("run").manifest
+    assert store.prefix == "done"
+    log = RunLog(reg.store, "run")
+    assert read == log.read_to(log.length()).compact()
+
+
+def test_a_verification_may_hold_names_of_snapshots_that_are_deleted(long_log, reg, backend):
+    with open_on(Meanwhile(backend, RUNS, lambda: reg.gc(grace_s=0))) as opened:
+        assert opened.verify().findings == ()
+    assert len(list(backend.list(snapshot_prefix("run")))) == 2
+
+
+def test_where_a_slot_is_damaged_the_snapshots_after_it_stay(long_log, backend, open_registry):
+    """They may be the only source of that slot: readers still open the run."""
+    flip(backend, slot_key("run", 1))
+    opened = open_registry(backend)
+    with pytest.raises(IntegrityError, match=r"Nothing was deleted\."):
+        opened.gc(grace_s=0)
+    assert [info.key for info in backend.list(snapshot_prefix("run"))] == long_log
+    assert opened.run("run").manifest.epoch == 1
 
 
 def test_what_dead_writers_left_unfinished_is_deleted(tmp_path):
