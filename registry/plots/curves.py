@@ -213,11 +213,7 @@ def of_stream(
     Raises:
         NotFound: No entry has a number at a wanted key.
     """
-    found: dict[str, list[Point]] = {}
-    for entry in entries:
-        for key, value in entry.items():
-            if key != "step" and _is_number(value):
-                found.setdefault(key, []).append(Point(entry["step"], float(value)))
+    found = numbers_by_key(entries)
     for key in found if keys is None else keys:
         if key not in found:
             raise NotFound(
@@ -226,7 +222,17 @@ def of_stream(
                 expected=", ".join(found) or None,
                 hint=near(key, found),
             )
-        yield Curve(f"{name}/{key}", "", found[key])
+        yield Curve(f"{name}/{key}", "", [Point(step, value) for step, value in found[key]])
+
+
+def numbers_by_key(entries: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Return the numbers of a stream by their keys, each with its step; NaN and infinities too."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for entry in entries:
+        for key, value in entry.items():
+            if key != "step" and _is_number(value):
+                found.setdefault(key, []).append((entry["step"], float(value)))
+    return found
 
 
 def _is_number(value: object) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from holdfast.registry.errors import IntegrityError
 from holdfast.registry.history.replay import StreamRecord
+from holdfast.registry.plots.curves import numbers_by_key
 from holdfast.registry.runs.run import Run
 from holdfast.registry.ui.charts import Chart, Curve, Point, curves
 from holdfast.registry.ui.queries.trouble import Trouble, trouble_of
@@ -84,22 +85,6 @@ def _read(run: Run, record: StreamRecord) -> StreamShown:
 
 
 def _charts(name: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
-    fields = dict.fromkeys(
-        key
-        for entry in entries
-        for key, value in entry.items()
-        if key != "step" and _is_number(value)
-    )
-    for field in list(fields)[:_MOST_FIELDS]:
-        points = tuple(
-            Point(entry["step"], None, float(entry[field]))
-            for entry in entries
-            if _is_number(entry.get(field))
-        )
+    for field, numbers in islice(numbers_by_key(entries).items(), _MOST_FIELDS):
+        points = tuple(Point(step, None, value) for step, value in numbers)
         yield curves(f"{name}: {field}" if field != name else name, [Curve(field, points)])
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) < 2**1023 and not math.isnan(value)
