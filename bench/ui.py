@@ -6,10 +6,12 @@
 It fills a registry of `--total` runs, the newest `--runs` of them with `--checkpoints` checkpoints
 each, every second one ended, a run with a pool, and one of 60 checkpoints of 2 MiB. The other runs
 have their first commit alone: no view reads more of them, which tests/registry/ui/test_requests.py
-proves. The registry is on S3, and a proxy delays every byte by 10 ms each way.
+proves. `--runs 1000` has 100,000 checkpoints. The registry is on S3, and a proxy delays every byte
+by 10 ms each way. It is written in memory by the library, and its files are copied to the server,
+without those snapshots that a collection deletes.
 
 With `--folder` it is in that folder, and each request takes 20 ms more; it is filled only if the
-folder is not there. `--folder F --runs 1000` has 100,000 checkpoints, which takes minutes to fill.
+folder is not there.
 
 `first` is the time to the first answer, `whole` to the one that has everything that was asked for:
 a table of runs shows what it has after 0.4 s, and the browser asks again. Each view is asked by a
@@ -29,11 +31,12 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import unescape
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,13 +47,16 @@ from transports import DELAY_S, SERVERS, way
 
 import holdfast
 from holdfast import Monitor, Registry
-from holdfast.backends import ByteRange, ObjectInfo, open_backend
+from holdfast.backends import Backend, ByteRange, ObjectInfo, open_backend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered, ReadOnly, Wrapper
+from holdfast.registry.history.snapshots import stale_snapshots
 from holdfast.registry.registries.factory import open_on
 from holdfast.registry.spec import Phase, Pool, RunSpec
 from holdfast.registry.storage.address import Address
+from holdfast.registry.storage.keys import RUNS
 from holdfast.registry.storage.store import create_config
+from holdfast.registry.storage.threads import results
 from holdfast.registry.ui import Server, Source
 
 LEAGUE = RunSpec(
@@ -60,6 +66,8 @@ LEAGUE = RunSpec(
     pool=Pool(phase="3", size=20),
 )
 LOSS = Monitor(metric="loss", mode="min")
+#: Runs that are made in memory at once, and files that are copied at once.
+_TOGETHER, _COPIES = 25, 16
 _FOLLOWING = re.compile(r'data-following="([^"]*)"')
 
 
@@ -87,18 +95,18 @@ def paths(total: int) -> dict[str, str]:
     }
 
 
-def fill(registry: Registry, total: int, runs: int, checkpoints: int) -> None:
-    """Make the runs of a registry."""
+def fill(registry: Registry, numbers: Iterable[int], options: argparse.Namespace) -> None:
+    """Make these runs of a registry."""
     state = {"model": {"w": np.zeros(1000, np.float32)}}
-    fill_with_states(registry)
-    for number in range(total):
+    for number in numbers:
         run = registry.create_run(
             name_of(number),
             seed=1,
             config={"lr": number},
             monitor=LOSS,
         )
-        for step in range(1, checkpoints + 1 if number >= total - runs else 1):
+        is_new = number >= options.total - options.runs
+        for step in range(1, options.checkpoints + 1 if is_new else 1):
             run.save(state, step=step, metrics={"loss": 1 / step, "accuracy": 1 - 1 / step})
         if number % 2:
             with run:  # it ends
@@ -106,15 +114,40 @@ def fill(registry: Registry, total: int, runs: int, checkpoints: int) -> None:
 
 
 def copy_to(url: str, options: argparse.Namespace) -> None:
-    """Make the registry in memory, and copy its objects."""
-    made = MemoryBackend()
+    """Make the registry in memory, some runs at a time, and copy their files meanwhile."""
+    made, target = MemoryBackend(), open_backend(url)
     create_config(made, "skipped")
-    with open_on(made) as registry:
-        fill(registry, options.total, options.runs, options.checkpoints)
-    target = open_backend(url)
-    with ThreadPoolExecutor(16) as threads:
-        list(threads.map(lambda info: target.put(info.key, made.get(info.key)), made.list()))
+    copied: set[str] = set()
+    copies: list[Future[None]] = []
+
+    def copy(key: str) -> None:
+        target.put(key, made.get(key))
+        if key.startswith(RUNS):
+            made.delete(key)
+
+    with ThreadPoolExecutor(_COPIES) as threads:
+        for first in range(0, options.total, _TOGETHER):
+            numbers = range(first, min(first + _TOGETHER, options.total))
+            with open_on(made) as registry:
+                if not first:
+                    fill_with_states(registry)
+                fill(registry, numbers, options)
+            results(copies)
+            drop_stale_snapshots(made)
+            keys = [info.key for info in made.list() if info.key not in copied]
+            copies = [threads.submit(copy, key) for key in keys]
+            copied.update(key for key in keys if not key.startswith(RUNS))
+        results(copies)
     target.close()
+
+
+def drop_stale_snapshots(made: Backend) -> None:
+    """Delete the snapshots that a collection deletes."""
+    for _, listed in groupby(made.list(RUNS), key=lambda info: info.key.rpartition("/")[0]):
+        files = list(listed)
+        if "/snapshots/" in files[0].key:
+            for info in stale_snapshots(files):
+                made.delete(info.key)
 
 
 def fill_with_states(registry: Registry) -> None:
@@ -233,7 +266,8 @@ def main() -> None:
     if options.folder is not None:
         if not options.folder.exists():
             with holdfast.init(options.folder, skip_race_probe=True) as registry:
-                fill(registry, options.total, options.runs, options.checkpoints)
+                fill_with_states(registry)
+                fill(registry, range(options.total), options)
         measure_all(options, lambda: far(str(options.folder)))
         return
     with tempfile.TemporaryDirectory() as folder, SERVERS[options.server]() as behind:
