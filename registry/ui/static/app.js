@@ -216,7 +216,10 @@
       const name = asked.get("sort");
       if (name) sort(table, name);
     }
-    for (const input of document.querySelectorAll("[data-filters]")) filter(input);
+    for (const input of document.querySelectorAll("[data-filters]")) {
+      if (!isFile && asked.has("filter")) input.value = asked.get("filter");
+      filter(input);
+    }
   }
   function prepareTables(root) {
     for (const head of root.querySelectorAll("table[data-sortable] th[data-sort]")) {
@@ -233,7 +236,14 @@
         sort(head.closest("table"), name);
       });
     }
-    for (const input of root.querySelectorAll("[data-filters]")) input.addEventListener("input", () => filter(input));
+    for (const input of root.querySelectorAll("[data-filters]")) {
+      input.addEventListener("input", () => {
+        if (!isFile) state({ filter: input.value });
+        filter(input);
+      });
+      // Where all rows are loaded there is no button: Enter has nothing more to search.
+      input.form?.addEventListener("submit", (event) => input.form.querySelector("button") || event.preventDefault());
+    }
   }
 
   // A link to more of the same keeps what the controls have set.

@@ -116,6 +116,13 @@ def test_damage_is_said_and_the_rest_is_shown(site: Sites, watched: Opened) -> N
     assert "runs/night/log" in said
     assert "runs/torn/log" in said
     assert page.locator("#run-bytes tbody tr").all_inner_texts()[0].startswith("night-wide")
+    text = page.locator("main").inner_text()
+    assert "only damaged runs need count as unneeded" in text
+    assert "It would delete nothing: the reason is at the top" in text
+    page.goto(f"{found.base}/compare-runs?run=night&run=night-wide")
+    text = page.locator("main").inner_text()
+    assert "Fewer than two of the chosen runs can be read." in text
+    assert "equal" not in text
     page.goto(f"{found.base}/health?verify=1")
     assert "runs/torn/log" in page.locator("#health-runs").inner_text()
     assert page.locator("[aria-label=Findings] li").count() >= 3
@@ -132,11 +139,13 @@ def test_from_a_run_to_the_values_of_a_tensor_and_what_moved(site: Sites, watche
     page.get_by_role("link", name="Read statistics").click()
     page.locator("#tensor-list thead", has_text="norm").wait_for()
     assert page.locator("#tensor-list tbody tr").first.inner_text().split()[-1] == "0"
+    page.get_by_role("searchbox").fill("layer1")
     page.get_by_role("link", name="model/layer1/w", exact=True).click()
     page.locator("#histogram").wait_for()
     watch.ready()
     assert "tensor=model/layer1/w" in unquote(page.url)
     assert page.locator("#tensor-list thead").inner_text().count("norm") == 1  # they are kept
+    assert page.get_by_role("searchbox").input_value() == "layer1"
     assert page.locator("#histogram .main-svg").count() >= 1
     assert "256 B of 256 B" in page.locator("main").inner_text()
     page.get_by_role("button", name="Compare", exact=True).press("Enter")
@@ -176,8 +185,14 @@ def test_rows_are_sorted_and_filtered_by_mouse_and_keyboard_and_stay_in_the_url(
     page.reload()
     watch.ready()
     assert page.locator("#runs tbody th").all_inner_texts() == names
-    page.get_by_role("searchbox").fill("wide")
-    assert page.locator("#runs tbody tr:visible").count() == 1
+    page.get_by_role("searchbox").fill("interrupted")
+    page.keyboard.press("Enter")  # all runs are loaded: there is nothing more to search
+    assert page.locator("#runs tbody tr").count() == 3
+    page.reload()
+    watch.ready()
+    assert page.get_by_role("searchbox").input_value() == "interrupted"
+    rows = page.locator("#runs tbody tr:visible")
+    assert rows.count() == page.locator("#runs .minor .interrupted").count() < 3
     watch.check()
 
 

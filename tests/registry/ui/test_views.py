@@ -89,7 +89,7 @@ def test_health_with_mirrors_a_journal_and_findings(
     text = shown(source, "/health?mirrors=1&verify=1")
     assert "r without it 2 0" in text
     found = text.partition("Verification")[2]
-    assert "Errors in 2 runs" in found
+    assert "1 error . The structure of 2 runs, 1 checkpoint and" in found
     assert "Affects r/" in found
     mirror.close()
 
@@ -172,5 +172,7 @@ def test_what_a_prune_by_the_own_policy_would_free(reg: Registry, source: Source
     text = shown(source, "/storage?prune=plain&last=1&bytes=1&gc=1&grace=0")
     assert "2 checkpoints would go, 1 stay" in text
     assert "KiB on the store would be freed by gc and repack" in text
-    assert "keeps everything" in shown(source, "/storage?prune=plain")
+    unplanned = shown(source, "/storage?prune=plain")
+    assert "keeps everything" in unplanned
+    assert "No plan : the reason is at the top of this page" in unplanned
     assert "not a number for this page" in shown(source, "/storage?prune=plain&last=x", status=400)
