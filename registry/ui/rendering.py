@@ -45,6 +45,7 @@ def _environment() -> Environment:
     found.filters |= {
         "age": age,
         "ago": ago,
+        "breakable": breakable,
         "count": counted,
         "number": number,
         "pretty": pretty,
@@ -75,6 +76,11 @@ def counted(things: Any, noun: str, plural: str = "") -> str:
     """Return a count, or the length of a collection, with its noun."""
     count = things if isinstance(things, int) else len(things)
     return amounts.counted(count, noun, plural)
+
+
+def breakable(name: str) -> Markup:
+    """Return a name that lines may break within after `_`, `/` and `.`, sooner than elsewhere."""
+    return Markup("<wbr>").join(re.split(r"(?<=[_/.])(?=.)", printable(name)))
 
 
 def age(time_ms: int) -> Markup:

@@ -225,8 +225,8 @@
     for (const head of root.querySelectorAll("table[data-sortable] th[data-sort]")) {
       const button = document.createElement("button");
       button.type = "button";
-      button.textContent = head.textContent.trim();
-      head.replaceChildren(button);
+      button.append(...head.childNodes);
+      head.append(button);
       button.addEventListener("click", () => {
         const first = head.classList.contains("num") ? "descending" : "ascending";
         const now = head.getAttribute("aria-sort");
