@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import holdfast
 from tests.registry.cli.calling import Call, CallJson
 
 SUMS = {
@@ -54,6 +55,20 @@ def test_what_is_dead_is_told(call: Call, url: str) -> None:
     call("run", "drop", "demo", "--reason", "over", "--yes")
     dead = next(line for line in call("du").stdout.splitlines() if line.startswith("dead"))
     assert dead.endswith("for gc")
+
+
+def test_old_snapshots_are_told(call: Call, url: str) -> None:
+    with holdfast.open(url) as reg:
+        run = reg.run("demo", create=True)
+        for number in range(24):
+            run.tag("t", run.checkpoints()[number % 2])
+    used = call("du").stdout
+    (stale,) = (line for line in call("gc", "--dry-run").stdout.splitlines() if "stale" in line)
+    assert stale.endswith(": old snapshots of logs, and probes")
+    size = stale.partition(", ")[2].partition(":")[0]
+    assert f"dead    {size} for gc" in used
+    assert stale in call("gc").stdout
+    assert "stale" not in call("gc").stdout
 
 
 def test_no_such_run(call: Call) -> None:
