@@ -27,6 +27,8 @@ SCHEMES = ("file", "memory", "s3")
 # In the URLs of Azure a container may stand before an `@`.
 _CONTAINER_FIRST = ("abfs", "abfss", "az")
 _WITHOUT_QUERY = (*_CONTAINER_FIRST, "gs", "gcs")
+# Schemes that make a path a mistyped URL, if one slash follows them or none.
+_MISTYPED = (*SCHEMES, "s3a", *_WITHOUT_QUERY, "http", "https")
 # Where the credentials of a scheme belong.
 _INSTEAD = {
     "s3": "set them in the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID)",
@@ -37,8 +39,8 @@ _INSTEAD_OF_OTHERS = "give them as storage options, for example in HOLDFAST_STOR
 S3_OPTIONS = ("endpoint_url", "region")
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-# With one slash, as in `s3:/bucket`, it is a mistyped URL rather than a folder named `s3:`.
-_NEARLY_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+# `s3:/bucket` and `s3:bucket` are mistyped URLs rather than folders of those names.
+_NEARLY_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 _CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^\s]*)@")
 _CONTAINER = re.compile(r"[a-z0-9$-]{3,63}")
@@ -146,18 +148,26 @@ def _refuse_credentials(text: str, scheme: str, rest: str) -> None:
 
 def _parse_path(text: str) -> Location:
     nearly = _NEARLY_URL.match(text)
-    if nearly is not None and nearly[1].lower() in SCHEMES:
+    if nearly is not None and nearly[1].lower() in _MISTYPED:
         raise InvalidLocation(
             "neither a URL nor a plain path",
             where=redact(text),
             expected=f"{nearly[1]}://...",
-            hint=f"Write ./{nearly[1]}:/... if a folder of that name is meant.",
+            hint=f"Write ./{nearly[1]}:... if a folder of that name is meant.",
         )
     try:
         path = Path(text).expanduser()
     except RuntimeError as error:
         raise InvalidLocation("no home folder to expand '~' to", where=text) from error
-    return Location("file", path=str(Path(os.path.abspath(path))))  # noqa: PTH100 - no resolving
+    try:
+        whole = os.path.abspath(path)  # noqa: PTH100 - no resolving of links
+    except OSError as error:
+        raise InvalidLocation(
+            "a relative path, but the current folder is gone",
+            where=text,
+            hint="Go to another folder, or give an absolute path.",
+        ) from error
+    return Location("file", path=whole)
 
 
 def _parse_file(text: str) -> Location:

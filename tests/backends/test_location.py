@@ -49,6 +49,8 @@ def test_url_is_read_and_written(url: str, expected: Location) -> None:
         ("nosuch://bucket/x", "s3://"),
         ("nosuch://host/x", "unknown scheme"),
         ("s3:/bucket", "neither a URL"),
+        ("s3:bucket/x", "neither a URL"),
+        ("gs:bucket/x", "neither a URL"),
         ("s3://", "no bucket"),
         ("s3://[bucket]/x", "brackets"),
         ("memory://a[b]", "brackets"),
@@ -74,6 +76,17 @@ def test_what_names_no_place_is_refused(url: str, said: str) -> None:
     with pytest.raises(InvalidLocation, match=said.replace("?", r"\?")) as caught:
         open_backend(url)
     assert caught.value.exit_code == 3
+
+
+def test_a_relative_path_in_a_folder_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(InvalidLocation, match="current folder is gone"):
+        parse("registry")
+    assert parse("/registry") == Location("file", path="/registry")
 
 
 @pytest.mark.parametrize(
