@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.registry.errors import InvalidInput, RegistryError
-from holdfast.registry.pytree import FlatState
+from holdfast.registry.pytree import FlatState, flatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,12 @@ class FileReport:
 
 
 def problems(read: Callable[[Path], FileState], path: Path) -> list[str]:
-    """Return the fault that reading a file meets, as the only line of a list; or no line."""
+    """Return the fault of reading or storing a file, as the only line of a list; or no line.
+
+    A sound file may hold what no state can, such as keys at its top that are no strings.
+    """
     try:
-        read(path)
+        flatten(read(path).state)
     except InvalidInput as error:
         return [problem(error)]
     return []

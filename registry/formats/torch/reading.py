@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from holdfast.registry import pytree
-from holdfast.registry.errors import InvalidInput
+from holdfast.registry.errors import InvalidInput, UnsupportedValue
 from holdfast.registry.formats.pickles import read_pickle
 from holdfast.registry.formats.size_limit import check_room
 from holdfast.registry.formats.source import stable
@@ -25,7 +25,7 @@ from holdfast.registry.formats.state_file import (
 from holdfast.registry.formats.torch import container
 from holdfast.registry.formats.torch.container import Container, broken
 from holdfast.registry.formats.torch.names import Names
-from holdfast.registry.formats.torch.storages import Budget, Tensors, refuse_sharing
+from holdfast.registry.formats.torch.storages import Budget, Storage, Tensors, refuse_sharing
 from holdfast.registry.pytree import TensorBytes
 from holdfast.registry.values.dtypes import ITEM_SIZES
 
@@ -125,7 +125,7 @@ def _state(opened: Container, *, with_data: bool) -> tuple[dict[str, Any], Tenso
             "the file does not hold a dict",
             where=path,
             expected="a dict with string keys at the top",
-            found=type(state).__name__,
+            found="a tensor" if isinstance(state, TensorBytes) else type(state).__name__,
             hint="Save it as {'model': ...} instead.",
         )
     _check_extent(state, budget, path)
@@ -135,7 +135,7 @@ def _state(opened: Container, *, with_data: bool) -> tuple[dict[str, Any], Tenso
 def _check_extent(state: dict[Any, Any], budget: Budget, path: Path) -> None:
     """Refuse a small file that would become a huge state."""
     try:
-        values, nbytes = _extent(state, {})
+        values, nbytes = _extent(state, {}, path)
     except RecursionError as error:
         broken(path, "nested too deeply, or within itself", None, error)
     if values > MAX_VALUES:
@@ -144,10 +144,17 @@ def _check_extent(state: dict[Any, Any], budget: Budget, path: Path) -> None:
         refuse_sharing(path, budget.most, nbytes)
 
 
-def _extent(value: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+def _extent(value: Any, known: dict[int, tuple[int, int]], path: Path) -> tuple[int, int]:
     """Return the number of values and of tensor bytes; shared ones count everywhere they are."""
     if isinstance(value, TensorBytes):
         return 1, prod(value.shape) * ITEM_SIZES[value.dtype]
+    if isinstance(value, Storage):
+        raise UnsupportedValue(
+            "the file holds a storage without a tensor, which cannot be stored",
+            where=path,
+            expected="tensors and plain values",
+            hint="Save a tensor of it.",
+        )
     if isinstance(value, dict):
         items: Iterable[Any] = value.values()
     elif isinstance(value, list | tuple | set | frozenset | deque):
@@ -155,6 +162,6 @@ def _extent(value: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
     else:
         return 1, getattr(value, "nbytes", 0) if type(value).__name__ == "ndarray" else 0
     if id(value) not in known:
-        parts = [_extent(item, known) for item in items]
+        parts = [_extent(item, known, path) for item in items]
         known[id(value)] = 1 + sum(part[0] for part in parts), sum(part[1] for part in parts)
     return known[id(value)]

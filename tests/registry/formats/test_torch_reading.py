@@ -255,6 +255,23 @@ def test_archives_without_checksums(tmp_path: Path) -> None:
     assert formats.read(path).state["w"].tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({0: torch.ones(1)}, "top-level keys"),
+        ({"a": np.array(["text"])}, "string array"),
+        ({"a": torch.ones(1).untyped_storage()}, "a storage without a tensor"),
+        (torch.ones(1), "found a tensor"),
+    ],
+)
+def test_a_file_that_no_run_can_store_is_not_valid(value: Any, said: str, tmp_path: Path) -> None:
+    path = saved(tmp_path / "x.pt", value)
+    (line,) = formats.validate(path)
+    assert said in line
+    with pytest.raises(InvalidInput, match=said):
+        formats.read(path)
+
+
 def test_every_damaged_storage_is_named(tmp_path: Path) -> None:
     path = saved(tmp_path / "x.pt", {"a": torch.full((99,), 1.5), "b": torch.full((99,), 2.5)})
     data = bytearray(path.read_bytes())
