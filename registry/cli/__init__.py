@@ -4,6 +4,7 @@
 - `command`, `options`, `opening`: the parts of a command that all commands share.
 - `columns`, `tables`: the columns of a list as data; which are shown, in which order, and CSV.
 - `output`, `terminal`, `progress`, `trends`, `describe`: text, bars, sparklines and JSON.
+- `standard_streams`, `signals`: the process itself, prepared before slow imports begin.
 - `failures`, `wording`: the one place where errors become messages and exit statuses, and where
   calls that the messages name become options and commands.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
+from holdfast.registry.cli import standard_streams
 from holdfast.registry.cli.signals import INTERRUPTED, Terminated, end_on_signals
 
 __all__ = ["main"]
@@ -29,10 +31,7 @@ def main() -> None:
     """
     try:
         end_on_signals()
-        for stream in (sys.stdout, sys.stderr):
-            # A terminal of another encoding gets escapes, not a fault.
-            if hasattr(stream, "reconfigure"):
-                stream.reconfigure(errors="backslashreplace")
+        standard_streams.prepare()
         from holdfast.registry.cli.app import app
 
         app(prog_name="holdfast")
@@ -40,6 +39,11 @@ def main() -> None:
         _end("interrupted", INTERRUPTED)
     except Terminated as error:
         _end(f"ended by signal {error.number}", 128 + error.number)
+    except OSError as error:  # of `--help`, which no command prints
+        if not standard_streams.is_unwritten(error):
+            raise
+        standard_streams.give_up_output()
+        _end(f"error: the output could not be written; found {error}", 7)
 
 
 def _end(message: str, status: int) -> NoReturn:

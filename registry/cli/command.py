@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -183,6 +184,8 @@ def _parameters(
         yield shared("storage_option", options.StorageOptions, None)
     for name, parameter in asked.items():
         if name not in _GIVEN:
+            if parameter.annotation in (Path, Path | None):
+                parameter.default.parser = options.path
             yield parameter.replace(kind=Parameter.KEYWORD_ONLY)
     if has_table:
         yield shared("columns", options.Columns, None)

@@ -16,7 +16,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import traceback
@@ -26,6 +25,7 @@ from contextlib import contextmanager
 import typer
 
 from holdfast.backends.escape import printable
+from holdfast.registry.cli import standard_streams
 from holdfast.registry.cli.signals import INTERRUPTED, Terminated
 from holdfast.registry.cli.wording import in_commands
 from holdfast.registry.errors import IntegrityError, RegistryError, StorageError
@@ -51,12 +51,20 @@ def reported(*, debug: bool = False) -> Iterator[None]:
         _print(f"ended by signal {error.number}; everything committed before this stays")
         raise typer.Exit(128 + error.number) from error
     except BrokenPipeError as error:
-        # The interpreter would try to flush, and complain, once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        standard_streams.give_up_output()
         raise typer.Exit(BROKEN_PIPE) from error
     except Exception as error:
         if is_usage(error):
             raise
+        if standard_streams.is_unwritten(error):
+            standard_streams.give_up_output()
+            failed = StorageError(
+                "the output could not be written",
+                found=error,
+                hint="Everything committed before this stays.",
+            )
+            _report_error(failed, debug=debug)
+            raise typer.Exit(failed.exit_code) from error
         _report_fault(error, debug=debug)
         raise typer.Exit(1) from error
 
@@ -103,6 +111,13 @@ def _report_error(error: RegistryError, *, debug: bool) -> None:
 def _report_fault(error: Exception, *, debug: bool) -> None:
     if debug:
         _trace(error)
+        return
+    if isinstance(error, MemoryError) or str(error) == "can't start new thread":
+        _print(f"error: the system gave no more memory or threads; found {error or 'MemoryError'}")
+        _print(
+            "hint: Raise the limits of the process or its container. Look at `run show` before "
+            "you repeat a command that writes."
+        )
         return
     _print(f"error: a fault of holdfast itself: {type(error).__name__}: {error}")
     _print(f"hint: Run it again with {DEBUG}=1 and report what it prints.")

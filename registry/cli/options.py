@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -129,6 +130,18 @@ def seconds(text: str) -> float:
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a duration such as 0, 30m, 12h or 7d")
     return float(match[1]) * _UNIT_S[match[2]]
+
+
+def path(text: str) -> Path:
+    """Read the path of a file or folder.
+
+    Raises:
+        BadParameter: It is empty, as that of an unset variable; `Path` would take the folder that
+            the command runs in.
+    """
+    if not text:
+        raise typer.BadParameter("the path is empty; '.' is the current folder")
+    return Path(text)
 
 
 def pairs(texts: Iterable[str]) -> dict[str, str]:

@@ -68,6 +68,21 @@ def test_no_help_is_cut_or_wider_than_a_terminal(call: Call) -> None:
 OF_THE_COMMAND = {"--metric", "--from", "--to", "--precision"}
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "push  demo --step 1",
+        "pull demo --to ",
+        "checkout demo ",
+        "import ",
+        "stream append demo x ",
+    ],
+)
+def test_no_path_is_empty(command: str, call: Call) -> None:
+    # `Path("")` is the current folder, which a script with an unset variable does not mean.
+    assert "the path is empty" in call(*command.split(" "), status=2).stderr
+
+
 def test_one_thing_has_one_name() -> None:
     metavars: dict[str, set[str | None]] = {}
     helps: dict[str, set[str]] = {}

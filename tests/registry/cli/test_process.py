@@ -95,6 +95,24 @@ def test_a_reader_that_goes_away(url: str) -> None:
     assert err == ""
 
 
+def test_an_output_that_is_closed_or_full(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_REGISTRY", url)
+
+    def redirected(how: str, *arguments: str) -> tuple[int, str]:
+        command = ["sh", "-c", f'exec "$@" {how}', "sh", *HOLDFAST, *arguments]
+        with start(command) as process:
+            return process.wait(), process.communicate()[1]
+
+    # The command writes files while it has no output: none may get its number.
+    assert redirected("<&- >&- 2>&-", "tag", "demo/latest", "kept") == (0, "")
+    status, said = redirected(">/dev/full", "show", "demo/tags/kept", "--json")
+    assert status == 7
+    assert said.startswith("error: the output could not be written; found [Errno 28]")
+    status, said = redirected(">/dev/full", "--help")
+    assert (status, "Traceback" in said) == (7, False)
+    assert said.count("\n") == 1
+
+
 def test_output_of_another_encoding(url: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     (tmp_path / "ü.bin").write_bytes(b"x")
