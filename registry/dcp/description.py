@@ -6,6 +6,7 @@ tensors, dicts or such lists; everything else is one value.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,15 +23,18 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from holdfast.registry import pytree
-from holdfast.registry.errors import IncompatibleState, Malformed
+from holdfast.registry.errors import IncompatibleState, Malformed, RegistryError
 from holdfast.registry.loading.stored import Stored, kept_by_commit
 from holdfast.registry.pytree.parts import DICTS, pairs_of
 from holdfast.registry.pytree.torch_memory import ALL_DTYPES
 from holdfast.registry.storage.manifest import TensorEntry
 
+_LOGGER = logging.getLogger("holdfast")
 #: Tag of a dict -> the place of its pairs in the payload; `None` if the payload is the pairs.
 _DICTS = {**DICTS, "counter": None}
 _TENSORS = frozenset({"t", "coo", "csr", "csc", "bsr", "bsc"})
+
+_TWINS = "two values of the state have one name in torch.distributed.checkpoint"
 
 #: A path: keys as text, and indices.
 Path = tuple[str | int, ...]
@@ -77,7 +81,7 @@ class Description:
         key = ".".join(map(str, path))
         if key in self.paths:
             raise IncompatibleState(
-                "two values of the state have one name in torch.distributed.checkpoint",
+                _TWINS,
                 where=f"{ref}: {key}",
                 hint="Load it with `load_into` or `load`, which tell them apart.",
             )
@@ -90,8 +94,7 @@ class Description:
             key: _tensor(entry) for key, entry in self.tensors.items()
         }
         described |= {key: BytesStorageMetadata() for key in [*self.nodes, *self.given]}
-        meta = StorageMeta(checkpoint_id=stored.ref, save_id=stored.digest.hex())
-        return Metadata(described, planner_data=self.paths, storage_meta=meta)
+        return Metadata(described, planner_data=self.paths, storage_meta=_meta(stored))
 
 
 def _tensor(entry: TensorEntry) -> TensorStorageMetadata:
@@ -142,9 +145,41 @@ def _text(key: Any, path: Path) -> str:
         raise Malformed(error.what, where=where, found=error.found) from error
 
 
+def refuse_twins(state: object) -> None:
+    """Refuse a state that could be saved, but not loaded by DCP.
+
+    Raises:
+        IncompatibleState: Two values have the same key.
+    """
+    if not isinstance(state, dict):
+        return
+    try:
+        flatten_state_dict(state)
+    except ValueError as error:
+        raise IncompatibleState(
+            _TWINS,
+            where="state",
+            found=error,
+            hint="Rename one of them, or save with `run.save`, which tells them apart.",
+        ) from error
+
+
 def complete(metadata: Metadata, stored: Stored) -> None:
-    """Let the result of a save describe the stored state."""
-    made = Description.of(stored).metadata(stored)
+    """Let the result of a save describe the stored state.
+
+    The checkpoint is durable and visible, so nothing that fails here is an error of the save: DCP is
+    then told the ref and the id alone.
+    """
+    metadata.storage_meta = _meta(stored)
+    try:
+        made = Description.of(stored).metadata(stored)
+    except RegistryError as error:
+        _LOGGER.warning("%s is saved, but could not be described: %s", stored.ref, error)
+        return
     fields: Mapping[str, Any] = vars(made)
     for name, value in fields.items():
         setattr(metadata, name, value)
+
+
+def _meta(stored: Stored) -> StorageMeta:
+    return StorageMeta(checkpoint_id=stored.ref, save_id=stored.digest.hex())

@@ -14,6 +14,7 @@ import torch
 from holdfast.registry.collective.group import DEADLINE_S
 from holdfast.registry.collective.shards import ShardLeaf
 from holdfast.registry.collective.trainer import CollectiveTrainer
+from holdfast.registry.dcp.description import refuse_twins
 from holdfast.registry.errors import Conflict
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.pytree import ArrayLeaf, FlatState
@@ -119,6 +120,7 @@ class Staged:
     def of(cls, run: Run, state: object, request: SaveRequest, memory: KeptMemory) -> Staged:
         """Copy a state to the memory, which was taken."""
         try:
+            refuse_twins(state)
             with collector_paused():
                 save = trainer_of(run).stage(
                     state, request, lambda name, flat: memory.copy(name, flat, run)

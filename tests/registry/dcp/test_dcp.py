@@ -19,6 +19,7 @@ import holdfast
 from holdfast import Registry
 from holdfast.dcp import HoldfastReader, HoldfastSavePlanner, HoldfastWriter, typed_errors
 from holdfast.registry.dcp.away import Away
+from holdfast.registry.dcp.description import Description
 from holdfast.registry.dcp.staged import KeptMemory
 from holdfast.registry.errors import (
     Conflict,
@@ -26,6 +27,7 @@ from holdfast.registry.errors import (
     IncompatibleState,
     IntegrityError,
     InvalidInput,
+    StoreUnavailable,
     UnsupportedValue,
 )
 
@@ -102,11 +104,32 @@ def test_a_writer_says_at_once_what_is_wrong(reg: Registry) -> None:
         dcp.save(state(), checkpoint_id=str(run), planner=HoldfastSavePlanner())
     with pytest.raises(UnsupportedValue, match=r"state\['model'\]\['odd'\]"):
         save(run, {"model": {"odd": object()}}, 1, HoldfastSavePlanner())
+    twins = {"a": {"b": torch.ones(1)}, "a.b": torch.zeros(1)}  # DCP could never load it
+    with pytest.raises(IncompatibleState, match=r"one name .* a\.b"):
+        save(run, twins, 1, HoldfastSavePlanner())
+    later: Any = dcp.async_save(twins, storage_writer=HoldfastWriter(run, step=1))
+    with pytest.raises(IncompatibleState, match=r"one name .* a\.b"), typed_errors():
+        later.result()
     # As the error of the future, and not of the call: other ranks would wait for this one.
-    later: Any = dcp.async_save({"odd": object()}, storage_writer=HoldfastWriter(run, step=1))
+    later = dcp.async_save({"odd": object()}, storage_writer=HoldfastWriter(run, step=1))
     with pytest.raises(UnsupportedValue), typed_errors():
         later.result()
     assert not run.checkpoints()
+
+
+def test_a_save_that_is_committed_is_no_error(
+    reg: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(stored: holdfast.Stored) -> None:
+        raise StoreUnavailable("the store went away", where=stored.ref)
+
+    run = reg.run("run", create=True)
+    monkeypatch.setattr(Description, "of", fail)
+    done = save(run, state(), 1, HoldfastSavePlanner())
+    [checkpoint] = run.checkpoints()
+    assert done.storage_meta.checkpoint_id == checkpoint.ref
+    assert done.storage_meta.save_id == checkpoint.digest.hex()
+    assert "is saved, but could not be described" in caplog.text
 
 
 def test_loading_is_that_of_dcp(reg: Registry) -> None:
