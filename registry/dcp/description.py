@@ -167,8 +167,8 @@ def refuse_twins(state: object) -> None:
 def complete(metadata: Metadata, stored: Stored) -> None:
     """Let the result of a save describe the stored state.
 
-    The checkpoint is durable and visible, so nothing that fails here is an error of the save: DCP is
-    then told the ref and the id alone.
+    The checkpoint is durable and visible, so a failure here is no error of the save: DCP is then
+    told the ref and the id alone.
     """
     metadata.storage_meta = _meta(stored)
     try:

@@ -127,8 +127,6 @@ class _Checkout:
             formats.write(staged, state, format=entry.format, only=entry.only)
         if staged.is_dir():
             self._place_folder(staged, entry)
-        elif (self._root / entry.path).is_dir():
-            self._leave(entry.path, "it is a folder")
         else:
             self._place(staged, entry.path, MadeFile(entry.key, digest(staged)))
 
@@ -179,10 +177,14 @@ class _Checkout:
             self._place(staged, entry.path, MadeFile(key, target=entry.target))
 
     def _place(self, staged: Path, path: str, made: MadeFile) -> None:
-        """Note a finished file, then give it its name."""
+        """Note a finished file, then give it its name, unless that is the name of a folder."""
+        target = self._folder_of(path) / Path(path).name
+        if target.is_dir() and not target.is_symlink():
+            staged.unlink()  # the next file is staged under the same name
+            self._leave(path, "it is a folder")
+            return
         if not made.target:
             made = MadeFile(made.key, made.sha256, "", stamp(staged))
-        target = self._folder_of(path) / Path(path).name
         self._made.note(path, made)
         staged.replace(target)
         _sync(target.parent)

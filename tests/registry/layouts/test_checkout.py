@@ -78,6 +78,19 @@ def test_files_of_others_stay(andrea: Run, tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").exists()
 
 
+def test_empty_folders_at_the_names_of_files_stay(reg: Registry, tmp_path: Path) -> None:
+    run = hydra_run(reg)
+    run.checkout(tmp_path / "whole")
+    state = "phase1/checkpoints/ckpt_phase1_step00020000.pt"
+    taken = [state, "gates/bc_best.pt.sha256", "phase1/checkpoints/latest.pt"]
+    for name in taken:
+        (tmp_path / "out" / name).mkdir(parents=True)
+    report = run.checkout(tmp_path / "out")
+    assert report.left == dict.fromkeys(taken, "it is a folder")
+    assert set(report.written) >= set(names(tmp_path / "whole")) - {*taken, f"{state}.sha256"}
+    assert not list((tmp_path / "out" / ".holdfast-checkout").rglob("state"))
+
+
 def test_folder_of_another_run_is_refused(reg: Registry, andrea: Run, tmp_path: Path) -> None:
     andrea.checkout(tmp_path)
     other = reg.create_run("other", preset="andrea")
