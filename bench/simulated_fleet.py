@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,14 +19,16 @@ from holdfast.backends.base import Body, ObjectInfo
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.collective.agreement import RankPart
+from holdfast.registry.collective.chunk_table import ROW, ChunkTable
 from holdfast.registry.collective.part import PartReport
 from holdfast.registry.collective.plan import Plan
 from holdfast.registry.collective.planning import make_plan
 from holdfast.registry.collective.shards import Layout
-from holdfast.registry.collective.storing import Storing
+from holdfast.registry.collective.storing import Storing, known_digests
 from holdfast.registry.collective.structure import Ints
 from holdfast.registry.collective.wire import split
 from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.registries.factory import open_on
 from holdfast.registry.storage.codecs import RAW
 from holdfast.registry.storage.pack import PACK_BYTES
@@ -35,7 +37,6 @@ from holdfast.registry.storage.store import create_config
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.committer import Committer
-from holdfast.registry.writing.placing import ChunkLocation
 
 #: Ranks whose parts are made and timed; those of the others take as long.
 _SAMPLE = 64
@@ -54,7 +55,8 @@ class Figures:
         plan_s: CPU seconds of rank 0 for the plan.
         parts_s: CPU seconds of rank 0 for the parts of all ranks.
         part_kb: Kilobytes of such a part.
-        assemble_s: CPU seconds of rank 0 in each save: reports, manifest and placement.
+        assemble_s: CPU seconds of rank 0 in each save: reports, manifest and placement. It is the
+            second save, in which all chunks have changed.
         manifest_mb: Megabytes of the manifest, with the digest lists.
         placement_mb: Megabytes of the placement.
         read_gb: The most gigabytes that a rank reads in a load.
@@ -121,7 +123,8 @@ class Fleet:
         """Save and load once."""
         plan = self._plan()
         with self._metered.measure() as usage:
-            self._save(plan)
+            first = self._save(plan, [])
+        self._save(plan, [first])
         puts = usage.calls["put_if_absent"]
         self.figures.objects, self.figures.requests = puts, usage.requests
         self._load()
@@ -145,7 +148,7 @@ class Fleet:
         found.imbalance = float(owned.max() / owned.mean())
         return plan
 
-    def _save(self, plan: Plan) -> None:
+    def _save(self, plan: Plan, bases: Sequence[PlacedState]) -> PlacedState:
         """Put packs as every rank does, then the rest as rank 0 does."""
         committer, flat = self._committer, self._of.flat
         digests = self._dice.integers(0, 256, (len(plan.owner), 32), np.uint8)
@@ -157,16 +160,20 @@ class Fleet:
             self._store_part(plan.owned_by(rank), digests, sizes, component)
             for rank in range(self._ranks)
         )
-        fresh: dict[Digest, ChunkLocation] = {}
-        spent = 0.0
+        layout = Layout(flat)
+        began = time.process_time()
+        known_digests(layout, bases)
+        spent = time.process_time() - began
+        stored = []
         for report in reports:
             began = time.process_time()
-            fresh.update(PartReport.of(*split(report)).locations)
+            stored.append(PartReport.of(*split(report)).stored)
             spent += time.process_time() - began
         began = time.process_time()
+        fresh = ChunkTable.joined(stored)
         skeletons = [canonical.encode(part.skeleton) for part in flat.components]
-        part = RankPart(flat, Layout(flat), (), {})
-        storing = Storing(committer, part, [], flat, skeletons, digests, [], fresh, RAW, ())
+        part = RankPart(flat, layout, (), {})
+        storing = Storing(committer, part, [], flat, skeletons, digests, bases, fresh, RAW, ())
         written = storing.finish()
         found = self.figures
         found.assemble_s = spent + time.process_time() - began
@@ -175,10 +182,11 @@ class Fleet:
         lists = sum(map(len, written.base.lists.values()))
         found.manifest_mb = (len(store.get(str(place.manifest_key))) + lists) / 1e6
         found.placement_mb = len(store.get(str(place.placement_key))) / 1e6
+        return written.base
 
     def _store_part(self, mine: Ints, digests: Ints, sizes: Ints, component: Ints) -> bytes:
         """Put a rank's packs, a group of chunks of one component each; return its report."""
-        locations: dict[Digest, ChunkLocation] = {}
+        tables = []
         writer = self._committer.writer
         for group in _groups(sizes[mine], component[mine]):
             some = mine[group]
@@ -186,10 +194,10 @@ class Fleet:
             total = int(sizes[some].sum())
             name = Digest(self._dice.bytes(32))
             key = writer.put_pack(name, [memoryview(_ZEROS)[:total]], total)
-            pack = PackRef(key, total)
-            for at, offset, size in zip(some, offsets.tolist(), sizes[some].tolist(), strict=True):
-                locations[Digest(digests[at].tobytes())] = ChunkLocation(pack, offset, size)
-        return PartReport(digests[mine].tobytes(), (), locations).encode()
+            rows = np.zeros(len(some), ROW)
+            rows["offset"], rows["stored_bytes"] = offsets, sizes[some]
+            tables.append(ChunkTable(digests[some], rows, (PackRef(key, total),)))
+        return PartReport(digests[mine].tobytes(), (), ChunkTable.joined(tables)).encode()
 
     def _load(self) -> None:
         plan = make_plan(self._of.structure, self._boxes, loads=True)

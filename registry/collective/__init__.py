@@ -8,6 +8,7 @@
   `patterns`: tensors that are cut alike; `plan`: who stores which chunk, and which bytes travel
   for that; `planning` makes plans, `rounds` carries them out for a save, `spreading` for a load.
 - `part`: what one rank stores; `agreement` compares what all have.
+- `chunk_table`: chunks and where they are stored, in columns.
 - `leading`, `following`: the two sides of a save; `side`: what both have; `storing`: its end, on
   rank 0; `talk`: its messages; `outcome`: how it ended. `trainer`: the trainer of a run with a
   group.

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.registry import pytree
 from holdfast.registry.collective import agreement
 from holdfast.registry.collective.boxes import Boxes
+from holdfast.registry.collective.chunk_table import DIGEST_BYTES, ChunkTable, as_digests
 from holdfast.registry.collective.group import LinksBroken
 from holdfast.registry.collective.outcome import find_write
 from holdfast.registry.collective.part import PartOrder, PartReport, write_part
@@ -19,9 +19,9 @@ from holdfast.registry.collective.patterns import WrongLayout
 from holdfast.registry.collective.per_rank import merge
 from holdfast.registry.collective.plan import Plan
 from holdfast.registry.collective.planning import make_plan
-from holdfast.registry.collective.shards import ShardLeaf, whole_bytes, whole_shape
+from holdfast.registry.collective.shards import ShardLeaf, whole_bytes
 from holdfast.registry.collective.side import Side
-from holdfast.registry.collective.storing import Storing
+from holdfast.registry.collective.storing import Storing, known_digests
 from holdfast.registry.collective.talk import Message
 from holdfast.registry.errors import UnsupportedValue
 from holdfast.registry.history.actions import Line
@@ -36,17 +36,11 @@ from holdfast.registry.training.earlier_steps import EarlierSteps
 from holdfast.registry.training.save_commit import SaveCommit
 from holdfast.registry.training.save_request import PreparedSave
 from holdfast.registry.values import canonical
-from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.committer import Committer
 from holdfast.registry.writing.finite import NAMED_AT_MOST
 from holdfast.registry.writing.object_writer import placed_keys
-from holdfast.registry.writing.placing import (
-    ChunkLocation,
-    Written,
-)
+from holdfast.registry.writing.placing import Written
 from holdfast.registry.writing.readable import check_readable
-
-_DIGEST_BYTES = 32
 
 
 @dataclass
@@ -173,18 +167,15 @@ class Leading(Side):
             base for base in bases if suspect.isdisjoint(placed_keys(base.place, base.placement))
         ]
         plan = self._plan(name)
-        known = self._known(name, sound)
+        known = known_digests(self.parts[name].layout, sound)
         codec = COMPRESSIONS[
             self.request.compression or committer.store.config.compression or "none"
         ]
         reports = self._have_stored(name, plan, known, codec, watched)
-        digests = np.zeros((len(plan.owner), _DIGEST_BYTES), np.uint8)
-        fresh: dict[Digest, ChunkLocation] = {}
+        digests = np.zeros((len(plan.owner), DIGEST_BYTES), np.uint8)
         for rank, report in enumerate(reports):
-            rows = np.frombuffer(report.digests, np.uint8).reshape(-1, _DIGEST_BYTES)
-            digests[plan.owned_by(rank)] = rows
-            for digest, location in report.locations.items():
-                fresh.setdefault(digest, location)
+            digests[plan.owned_by(rank)] = as_digests(report.digests)
+        fresh = ChunkTable.joined([report.stored for report in reports])
         said = [header["states"][name]["small"] for header, _ in self._greetings]
         storing = Storing(
             committer,
@@ -206,29 +197,6 @@ class Leading(Side):
         wrong = {leaves[number].path for number in tensors} | storing.nonfinite
         paths = [leaf.path for part in state.components for leaf in part.leaves]
         return replace(written, nonfinite=tuple(p for p in paths if p in wrong)[:NAMED_AT_MOST])
-
-    def _known(self, name: str, bases: Sequence[PlacedState]) -> Any:
-        """Return the digests that the bases have for the chunks of a state, zeros for none."""
-        layout = self.parts[name].layout
-        found = np.zeros((int(layout.structure.first[-1]), _DIGEST_BYTES), np.uint8)
-        number = {leaf.path: n for n, leaf in enumerate(layout.leaves)}
-        done: set[int] = set()
-        for base in bases:
-            for component, part in base.manifest.components.items():
-                paths = pytree.leaf_paths(component, part.skeleton)
-                for index, entry in enumerate(part.tensors):
-                    at = number.get(paths.get(index, ""))
-                    if at is None or at in done or entry.inline is not None:
-                        continue
-                    if (entry.dtype, entry.shape) != _form(layout.leaves[at]):
-                        continue
-                    done.add(at)
-                    digests = b"".join(entry.chunk_digests(base.lists))
-                    first = layout.structure.first
-                    found[first[at] : first[at + 1]] = np.frombuffer(digests, np.uint8).reshape(
-                        -1, _DIGEST_BYTES
-                    )
-        return found
 
     def _have_stored(
         self, name: str, plan: Plan, known: Any, codec: str, watched: Sequence[str]
@@ -302,10 +270,6 @@ class CollectiveSave(SaveCommit):
                 self.outcome = found
                 return None
         return super().lines(run)
-
-
-def _form(leaf: ArrayLeaf) -> tuple[str, tuple[int, ...]]:
-    return str(leaf.dtype), whole_shape(leaf)
 
 
 def _unsharded(leaf: ArrayLeaf) -> ArrayLeaf:

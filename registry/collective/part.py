@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from holdfast.registry.collective.chunk_table import DIGEST_BYTES, ChunkTable
 from holdfast.registry.collective.group import Group
 from holdfast.registry.collective.plan import Part
 from holdfast.registry.collective.rounds import complete_chunks
@@ -24,11 +23,7 @@ from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import item_size
 from holdfast.registry.writing.finite import is_finite, is_watched
 from holdfast.registry.writing.object_writer import Writer
-from holdfast.registry.writing.placing import ChunkLocation
 from holdfast.registry.writing.saving import Chunk, write_packs
-
-_DIGEST_BYTES = 32
-_NOTHING = bytes(_DIGEST_BYTES)
 
 
 @dataclass(frozen=True)
@@ -57,31 +52,20 @@ class PartReport:
     Attributes:
         digests: The digests of its chunks, in the order of its part of the plan, 32 bytes each.
         nonfinite: The tensors, by number, in whose chunks it found NaN or infinity.
-        locations: The chunks that it has stored.
+        stored: The chunks that it has stored.
     """
 
     digests: Any
     nonfinite: Sequence[int]
-    locations: Mapping[Digest, ChunkLocation]
+    stored: ChunkTable
 
     def encode(self) -> bytes:
         """Return the report as a message; every key was seen, or its put acknowledged (CS2)."""
-        packs = list(dict.fromkeys(one.pack for one in self.locations.values()))
-        number = {pack: n for n, pack in enumerate(packs)}
-        rows = np.array(
-            [
-                (number[one.pack], one.offset, one.stored_bytes, one.codec)
-                for one in self.locations.values()
-            ],
-            np.int64,
-        )
-        named = [[one.key.digest.hex(), one.key.generation, one.size_bytes] for one in packs]
-        return join(
-            {"packs": named, "nonfinite": list(self.nonfinite)},
-            self.digests,
-            b"".join(self.locations),
-            rows.tobytes(),
-        )
+        named = [
+            [one.key.digest.hex(), one.key.generation, one.size_bytes] for one in self.stored.packs
+        ]
+        header = {"packs": named, "nonfinite": list(self.nonfinite)}
+        return join(header, self.digests, *self.stored.encode())
 
     @classmethod
     def of(cls, header: Mapping[str, Any], columns: Sequence[memoryview]) -> PartReport:
@@ -91,12 +75,7 @@ class PartReport:
             PackRef(ObjectKey("packs", Digest.from_hex(name), generation), size)
             for name, generation, size in header["packs"]
         ]
-        table = np.frombuffer(rows, np.int64).reshape(-1, 4).tolist()
-        locations = {
-            digest: ChunkLocation(packs[pack], offset, size, codec)
-            for digest, (pack, offset, size, codec) in zip(Digest.each(stored), table, strict=True)
-        }
-        return cls(digests, header["nonfinite"], locations)
+        return cls(digests, header["nonfinite"], ChunkTable.decode(stored, rows, packs))
 
 
 def write_part(
@@ -122,7 +101,7 @@ class _PartWriter:
             for leaf in layout.leaves
         ]
         self._watched = [is_watched(leaf, order.watched) for leaf in self._leaves]
-        self._digests = bytearray(len(part.chunks) * _DIGEST_BYTES)
+        self._digests = bytearray(len(part.chunks) * DIGEST_BYTES)
         self._nonfinite: set[int] = set()
         self._memory: dict[int, tuple[Any, Ints]] = {}
 
@@ -132,7 +111,7 @@ class _PartWriter:
         locations = write_packs(self._store, writer, self._groups(chunks), self._order.codec)
         for leaf in self._layout.leaves:
             leaf.release()
-        return PartReport(self._digests, sorted(self._nonfinite), locations)
+        return PartReport(self._digests, sorted(self._nonfinite), ChunkTable.of(locations))
 
     def _memory_of(self, tensor: int) -> tuple[Any, Ints]:
         found = self._memory.get(tensor)
@@ -162,7 +141,7 @@ class _PartWriter:
         number, chunk, data = owned
         tensor = int(chunk[0])
         digest = Digest(hashlib.sha256(data).digest())
-        at = slice(number * _DIGEST_BYTES, (number + 1) * _DIGEST_BYTES)
+        at = slice(number * DIGEST_BYTES, (number + 1) * DIGEST_BYTES)
         self._digests[at] = digest
         leaf = self._leaves[tensor]
         if self._watched[tensor] and not is_finite(data, leaf.dtype):

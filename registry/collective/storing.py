@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+
+from holdfast.registry import pytree
 from holdfast.registry.collective import agreement
 from holdfast.registry.collective.agreement import RankPart
+from holdfast.registry.collective.chunk_table import (
+    DIGEST_BYTES,
+    ChunkTable,
+    Digests,
+    as_digests,
+    named_digests,
+)
+from holdfast.registry.collective.shards import Layout, whole_shape
 from holdfast.registry.errors import IntegrityError
 from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState
 from holdfast.registry.pytree.leaves import NamedLeaf
 from holdfast.registry.storage.chunking import INLINE_BYTES, grid
 from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
+from holdfast.registry.storage.placement import Placement
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.committer import Committer
 from holdfast.registry.writing.finite import is_finite, is_watched
 from holdfast.registry.writing.object_writer import ChosenKeys, placed_keys
 from holdfast.registry.writing.placing import (
-    ChunkLocation,
     Written,
+    build_placement,
     cover,
     locations_of,
     place_manifest,
@@ -56,7 +69,7 @@ class Storing:
         skeletons: Sequence[bytes],
         digests: Any,
         bases: Sequence[PlacedState],
-        fresh: dict[Digest, ChunkLocation],
+        fresh: ChunkTable,
         codec: str,
         watched: Sequence[str],
     ) -> None:
@@ -66,7 +79,6 @@ class Storing:
         self._layout = part.layout
         self._number = {leaf.path: n for n, leaf in enumerate(part.layout.leaves)}
         self._small = {leaf.path: n for n, leaf in enumerate(part.layout.inline)}
-        self._stored = locations_of(bases)
         self._lists: dict[Digest, bytes] = {}
         self._chunks: dict[Digest, Chunk] = {}
         self.nonfinite: set[str] = set()
@@ -84,17 +96,43 @@ class Storing:
                 keys = placed_keys(base.place, base.placement)
                 return Written(base, ChosenKeys(keys, cover(self._bases)), 0)
         store, writer = committer.store, committer.writer
-        self._fresh.update(write_packs(store, writer, self._groups(), self._codec))
-        locations = {**self._stored, **self._fresh}
-        for digest in manifest.all_chunks(self._lists):
-            if digest not in locations:
-                raise IntegrityError(
-                    "no rank has stored a chunk of the state",
-                    where=f"chunk {digest.short}",
-                    hint="Nothing was committed; save again.",
-                )
-        size = sum(one.stored_bytes for one in self._fresh.values())
-        return place_manifest(store, writer, manifest, self._lists, locations, self._bases, size)
+        own = ChunkTable.of(write_packs(store, writer, self._groups(), self._codec))
+        placement, size = self._placement(manifest, ChunkTable.joined([self._fresh, own]))
+        return place_manifest(store, writer, manifest, placement, self._lists, self._bases, size)
+
+    @cached_property
+    def _stored(self) -> ChunkTable:
+        """The chunks of the bases."""
+        if self._have_deltas:
+            return ChunkTable.of(locations_of(self._bases))
+        return ChunkTable.joined([*map(ChunkTable.of_state, self._bases)])
+
+    @property
+    def _have_deltas(self) -> bool:
+        return any(base.placement.rows.has_deltas for base in self._bases)
+
+    def _placement(self, manifest: Manifest, fresh: ChunkTable) -> tuple[Placement, int]:
+        """Return the placement, and the stored bytes of new chunks.
+
+        Raises:
+            IntegrityError: A chunk of the state is stored nowhere.
+        """
+        wanted, table = named_digests(manifest, self._lists), fresh
+        distinct, rows = table.find(wanted)
+        if (rows < 0).any():
+            table = ChunkTable.joined([fresh, self._stored])
+            distinct, rows = table.find(wanted)
+        for position in distinct[rows < 0].tolist():
+            raise IntegrityError(
+                "no rank has stored a chunk of the state",
+                where=f"chunk {Digest(wanted[position].tobytes()).short}",
+                hint="Nothing was committed; save again.",
+            )
+        size = int(table.rows["stored_bytes"][rows[rows < len(fresh)]].sum())
+        if not self._have_deltas:
+            return table.placement(manifest, rows), size
+        locations = locations_of(self._bases) | dict(fresh.items())
+        return build_placement(manifest, self._lists, locations), size
 
     def _component(self, part: FlatComponent, skeleton: bytes) -> Component:
         return Component.build(part.skeleton, [*map(self._entry, part.leaves)], skeleton)
@@ -104,12 +142,12 @@ class Storing:
         if number is not None:
             first = self._layout.structure.first
             rows = self._digests[first[number] : first[number + 1]]
-            return self._chunked(leaf, tuple(Digest.each(rows.tobytes())))
+            return chunked_entry(leaf, rows.tobytes(), self._lists)
         if leaf.nbytes <= INLINE_BYTES:
             data = self._inline(leaf)
             self._look(leaf, data)
             return TensorEntry(leaf.dtype, leaf.shape, inline=data)
-        return self._chunked(leaf, tuple(self._cut(leaf)))
+        return chunked_entry(leaf, b"".join(self._cut(leaf)), self._lists)
 
     def _inline(self, leaf: ArrayLeaf) -> bytes:
         at = self._small.get(leaf.path)
@@ -136,17 +174,34 @@ class Storing:
         if is_watched(leaf, self._watched) and not is_finite(data, leaf.dtype):
             self.nonfinite.add(leaf.path)
 
-    def _chunked(self, leaf: ArrayLeaf, chunks: tuple[Digest, ...]) -> TensorEntry:
-        return chunked_entry(leaf, chunks, self._lists)
-
     def _groups(self) -> Iterator[list[Chunk]]:
         """Yield what rank 0 stores alone, and the digest lists."""
         for digest, data in self._lists.items():
             self._chunks.setdefault(digest, Chunk(digest, memoryview(data)))
-        new = [
-            one
-            for digest, one in self._chunks.items()
-            if digest not in self._stored and digest not in self._fresh
-        ]
+        wanted = as_digests(b"".join(self._chunks))
+        known = [table.find(wanted)[1] >= 0 for table in (self._fresh, self._stored)]
+        chunks = list(self._chunks.values())
+        new = [chunks[n] for n in np.flatnonzero(~(known[0] | known[1])).tolist()]
         if new:
             yield new
+
+
+def known_digests(layout: Layout, bases: Sequence[PlacedState]) -> Digests:
+    """Return the digests that stored states have for the chunks of a layout, zeros for none."""
+    first = layout.structure.first
+    found = np.zeros((int(first[-1]), DIGEST_BYTES), np.uint8)
+    number = {leaf.path: n for n, leaf in enumerate(layout.leaves)}
+    done: set[int] = set()
+    for base in bases:
+        for component, part in base.manifest.components.items():
+            paths = pytree.leaf_paths(component, part.skeleton)
+            for index, entry in enumerate(part.tensors):
+                at = number.get(paths.get(index, ""))
+                if at is None or at in done or entry.inline is not None:
+                    continue
+                leaf = layout.leaves[at]
+                if (entry.dtype, entry.shape) != (str(leaf.dtype), whole_shape(leaf)):
+                    continue
+                done.add(at)
+                found[first[at] : first[at + 1]] = as_digests(entry.digest_bytes(base.lists))
+    return found

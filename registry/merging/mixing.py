@@ -291,7 +291,7 @@ class Mixing:
         first = tensor.entries[0]
         if first.inline is not None:
             return replace(first, inline=self._inline[id(tensor)])
-        digests = tuple(part.digest for part in self._parts[id(tensor)] if part.digest)
+        digests = b"".join(part.digest for part in self._parts[id(tensor)] if part.digest)
         made = chunked_entry(tensor.leaf, digests, lists)
         return replace(first, chunks=made.chunks, chunk_list=made.chunk_list)
 

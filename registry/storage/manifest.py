@@ -99,7 +99,17 @@ class TensorEntry:
         """
         if self.chunk_list is None:
             return self.chunks
-        return parse_list(lists[self.chunk_list], self.grid.count, where=self.chunk_list)
+        return tuple(Digest.each(self.digest_bytes(lists)))
+
+    def digest_bytes(self, lists: Mapping[Digest, bytes]) -> bytes:
+        """Return what `chunk_digests` does, 32 bytes for each.
+
+        Raises:
+            Malformed: The list does not cover the tensor.
+        """
+        if self.chunk_list is None:
+            return b"".join(self.chunks)
+        return check_list(lists[self.chunk_list], self.grid.count, where=self.chunk_list)
 
     @property
     def content(self) -> Digest:
@@ -308,8 +318,8 @@ def _check_canonical(content: bytes, parts: Iterator[bytes], where: str) -> None
     canonical.check(content[end:], b"", where=where)
 
 
-def parse_list(data: bytes, count: int, *, where: object) -> tuple[Digest, ...]:
-    """Read a stored digest list of `count` chunks.
+def check_list(data: bytes, count: int, *, where: object) -> bytes:
+    """Return a stored digest list, which must be of `count` chunks.
 
     Raises:
         Malformed: It is not `32 * count` bytes long.
@@ -321,7 +331,7 @@ def parse_list(data: bytes, count: int, *, where: object) -> tuple[Digest, ...]:
             expected=f"{count * _DIGEST_BYTES} bytes",
             found=f"{len(data)} bytes",
         )
-    return tuple(Digest.each(data))
+    return data
 
 
 class _rules:  # noqa: N801 - reads as a statement

@@ -69,15 +69,16 @@ def cut_state(store: Store, writer: Writer, base: PlacedState, names: Sequence[s
     parts = {name: base.manifest.components[name] for name in names}
     manifest = Manifest(base.manifest.kind, parts)
     lists = {digest: base.lists[digest] for digest in manifest.chunk_lists}
-    return place_manifest(store, writer, manifest, lists, locations_of([base]), [base])
+    placement = build_placement(manifest, lists, locations_of([base]))
+    return place_manifest(store, writer, manifest, placement, lists, [base])
 
 
 def place_manifest(
     store: Store,
     writer: Writer,
     manifest: Manifest,
+    placement: Placement,
     lists: Mapping[Digest, bytes],
-    locations: Mapping[Digest, ChunkLocation],
     bases: Sequence[PlacedState],
     new_bytes: int = 0,
 ) -> Written:
@@ -87,12 +88,11 @@ def place_manifest(
         store: The registry's objects.
         writer: Chooses the keys.
         manifest: The manifest.
+        placement: Its placement.
         lists: The bytes of its stored digest lists.
-        locations: The location of each of its chunks, bases of deltas included.
         bases: States of this run that cover some of these chunks (W2a).
         new_bytes: Stored bytes of its new chunks.
     """
-    placement = build_placement(manifest, lists, locations)
     place = put_place(store, writer, manifest, placement)
     chosen = ChosenKeys(placed_keys(place, placement), cover(bases))
     return Written(PlacedState(place, manifest, placement, lists), chosen, new_bytes)

@@ -46,6 +46,7 @@ from holdfast.registry.writing.object_writer import ChosenKeys, Writer, placed_k
 from holdfast.registry.writing.placing import (
     ChunkLocation,
     Written,
+    build_placement,
     cover,
     locations_of,
     place_manifest,
@@ -56,6 +57,7 @@ from holdfast.registry.writing.readable import check_readable
 _PACKS_IN_FLIGHT = 8
 #: The same for encoded chunks, whose bytes are in no block.
 _ENCODED_IN_FLIGHT = 2
+_DIGEST_BYTES = 32
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -380,7 +382,7 @@ class _StateWriter:
             if watched and is_watched(leaf, watched) and not is_finite(data, leaf.dtype):
                 self._nonfinite.add(id(leaf))
             return TensorEntry(leaf.dtype, leaf.shape, inline=data)
-        chunks = tuple(piece.digest for piece in pieces if piece.digest is not None)
+        chunks = b"".join(piece.digest for piece in pieces if piece.digest is not None)
         return chunked_entry(leaf, chunks, self._lists)
 
     def _place(self, manifest: Manifest) -> Written:
@@ -391,8 +393,9 @@ class _StateWriter:
                 return Written(base, ChosenKeys(keys, cover(self._bases)), 0)
         locations = {**self._stored, **self._fresh_locations()}
         new_bytes = sum(entry.stored_bytes for _, entry in self._fresh.values())
+        placement = build_placement(manifest, self._lists, locations)
         return place_manifest(
-            self._store, self._writer, manifest, self._lists, locations, self._bases, new_bytes
+            self._store, self._writer, manifest, placement, self._lists, self._bases, new_bytes
         )
 
     def _fresh_locations(self) -> dict[Digest, ChunkLocation]:
@@ -424,15 +427,18 @@ def _pieces(leaf: ArrayLeaf) -> list[Piece]:
     return pieces
 
 
-def chunked_entry(
-    leaf: ArrayLeaf, chunks: tuple[Digest, ...], lists: dict[Digest, bytes]
-) -> TensorEntry:
-    """Return the entry of a tensor in a manifest; a long list of digests is added to `lists`."""
-    if len(chunks) <= LIST_THRESHOLD:
-        return TensorEntry(leaf.dtype, leaf.shape, chunks=chunks)
-    data = b"".join(chunks)
-    digest = Digest.of(data)
-    lists[digest] = data
+def chunked_entry(leaf: ArrayLeaf, chunks: bytes, lists: dict[Digest, bytes]) -> TensorEntry:
+    """Return the entry of a tensor in a manifest; a long list of digests is added to `lists`.
+
+    Args:
+        leaf: The tensor.
+        chunks: The digests of its chunks, 32 bytes each.
+        lists: The bytes of the stored digest lists so far.
+    """
+    if len(chunks) <= LIST_THRESHOLD * _DIGEST_BYTES:
+        return TensorEntry(leaf.dtype, leaf.shape, chunks=tuple(Digest.each(chunks)))
+    digest = Digest.of(chunks)
+    lists[digest] = chunks
     return TensorEntry(leaf.dtype, leaf.shape, chunk_list=digest)
 
 

@@ -39,7 +39,7 @@ def only_own_names_checked(patch: Patch) -> None:
 
     def note(self: Leading, *args: Any) -> list[PartReport]:
         reports = stored(self, *args)
-        packs = {one.pack.key for report in reports[1:] for one in report.locations.values()}
+        packs = {pack.key for report in reports[1:] for pack in report.stored.packs}
         self.committer.writer.theirs = packs
         return reports
 
@@ -61,7 +61,7 @@ def sweeps_after_the_ranks(patch: Patch) -> None:
 
     def tell(self: PartReport) -> bytes:
         return encode(
-            PartReport(self.digests, [*self.nonfinite, getattr(_here, "epoch", 0)], self.locations)
+            PartReport(self.digests, [*self.nonfinite, getattr(_here, "epoch", 0)], self.stored)
         )
 
     def hear(header: Any, columns: Any) -> PartReport:

@@ -231,7 +231,7 @@ def test_a_collection_between_the_report_of_a_rank_and_the_commit(
                 swept.append(other.gc(grace_s=0))
         else:
             generations = {
-                one.pack.key.generation for report in reports for one in report.locations.values()
+                pack.key.generation for report in reports for pack in report.stored.packs
             }
             assert generations == {1}
         return reports
