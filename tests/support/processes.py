@@ -7,14 +7,20 @@ import os
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.forkserver import _forkserver  # type: ignore[attr-defined]
 from typing import Any
 
 #: The programs of processes. The server starts once, so that it must know all of them by then.
 _PROGRAMS = [
+    "torch._dynamo",
     "holdfast.backends.s3.backend",
+    "holdfast.registry.collective.torch_group",
+    "holdfast.registry.collective.trainer",
     "tests.contention.processes",
     "tests.crash.looper",
     "tests.crash.pusher",
+    "tests.registry.collective.fleet",
+    "tests.registry.dcp.acts",
     "tests.storm.storm",
 ]
 
@@ -24,6 +30,22 @@ def servers() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PROGRAMS)
     return context
+
+
+def address_of_server() -> str:
+    """Return where the server answers."""
+    servers()
+    _forkserver.ensure_running()
+    return str(_forkserver._forkserver_address)  # type: ignore[attr-defined]
+
+
+def use_server(address: str) -> None:
+    """Let this process, which the server started, start others there; else it would start one.
+
+    It has the end of the pipe that keeps the server alive, as every process of the server.
+    """
+    _forkserver._forkserver_address = address  # type: ignore[attr-defined]
+    _forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
 
 
 def start_process(target: Callable[..., None], *args: Any) -> ForkServerProcess:

@@ -1,12 +1,11 @@
 """Ranks that are processes, started once and used by many tests.
 
-A fork server imports torch once; every rank is forked from it. The store of the job is the test's
-own process, as it is torchrun's agent in a real job.
+The fork server of all tests imports torch once; every rank is forked from it. The store of the job
+is the test's own process, as it is torchrun's agent in a real job.
 """
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
 import signal
 import traceback
@@ -18,17 +17,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-_PRELOADED = [
-    "torch",
-    "torch._dynamo",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-    "holdfast.registry.registries.registry",
-    "holdfast.registry.collective.torch_group",
-    "holdfast.registry.collective.trainer",
-    "tests.registry.collective.acts",
-]
+from tests.support.processes import address_of_server, servers, use_server
+
 #: Longer than any case takes; a case that hangs fails then.
 _LIMIT_S = 60.0
 
@@ -50,8 +40,7 @@ class Fleet:
     """Up to four processes, which run one case after another."""
 
     def __init__(self) -> None:
-        self._context = mp.get_context("forkserver")
-        self._context.set_forkserver_preload(_PRELOADED)
+        self._context = servers()
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._cases = 0
         self._ranks: dict[int, tuple[Any, Connection]] = {}
@@ -62,9 +51,8 @@ class Fleet:
         for rank in range(size):
             if rank not in self._ranks or not self._ranks[rank][0].is_alive():
                 mine, theirs = self._context.Pipe()
-                process = self._context.Process(
-                    target=_serve, args=(rank, self._store.port, theirs), daemon=True
-                )
+                given = (rank, self._store.port, theirs, address_of_server())
+                process = self._context.Process(target=_serve, args=given, daemon=True)
                 process.start()
                 theirs.close()
                 self._ranks[rank] = process, mine
@@ -113,9 +101,10 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("HOLDFAST")}
 
 
-def _serve(rank: int, port: int, pipe: Connection) -> None:
+def _serve(rank: int, port: int, pipe: Connection, server: str) -> None:
     import torch
 
+    use_server(server)
     torch.set_num_threads(1)
     os.environ["RANK"] = str(rank)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)

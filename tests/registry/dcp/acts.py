@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from holdfast.dcp import HoldfastReader, HoldfastSavePlanner, HoldfastWriter, ty
 from holdfast.distributed import TorchGroup
 from holdfast.registry.errors import RegistryError
 from tests.registry.collective.acts import DEADLINE_S, sharded, tensors
+from tests.support.processes import servers
 
 
 @contextmanager
@@ -27,8 +29,7 @@ def may_have_children() -> Iterator[None]:
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     torchs = _async_process_executor.mp
-    _async_process_executor.mp = multiprocessing.get_context("forkserver")  # type: ignore[assignment]
-    _async_process_executor.mp.get_context = multiprocessing.get_context  # type: ignore[method-assign]
+    _async_process_executor.mp = SimpleNamespace(get_context=lambda _: servers())  # type: ignore[assignment]
     try:
         yield
     finally:
