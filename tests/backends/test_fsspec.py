@@ -441,7 +441,7 @@ def test_server_that_says_nothing_is_given_up(
     store: str, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Until the first answer a sixth of it counts.
-    monkeypatch.setenv("HOLDFAST_S3_TIMEOUT", "1.5")
+    monkeypatch.setenv("HOLDFAST_S3_TIMEOUT", "0.6")
     backend = at_silent(store, silent)
     calls: dict[str, Callable[[], object]] = {
         "get": lambda: backend.get("a"),

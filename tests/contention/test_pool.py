@@ -18,7 +18,8 @@ from holdfast.registry.spec import Phase, Pool, RunSpec
 from tests.contention.processes import all_at_once
 
 _PROCESSES = 8
-_EACH = 4
+#: How many checkpoints each of them promotes.
+EACH = [2, pytest.param(4, marks=pytest.mark.soak)]
 _SIZE = 5
 _PATIENCE_S = 120
 _SPEC = RunSpec(
@@ -75,10 +76,10 @@ def play(reg: Registry, number: int, barrier: Barrier, matches: int) -> None:
             _patiently(lambda name=name: run.pool.record_match([1, 2], [1, 2], match=name))
 
 
-def _check_promotions(url: str) -> None:
-    total = _PROCESSES * _EACH
+def _check_promotions(url: str, each: int) -> None:
+    total = _PROCESSES * each
     _fill(url, total)
-    told = dict(pair for pairs in all_at_once(url, promote, _PROCESSES, _EACH) for pair in pairs)
+    told = dict(pair for pairs in all_at_once(url, promote, _PROCESSES, each) for pair in pairs)
     assert sorted(told) == list(range(total))
     assert sorted(told.values()) == list(range(1, total + 1))
     with holdfast.open(url) as reg:
@@ -104,13 +105,15 @@ def _check_promotions(url: str) -> None:
         assert run.pool.promote(gone).version == total + 1
 
 
-def test_8_processes_promote_into_one_pool_in_a_folder(folder: str) -> None:
-    _check_promotions(folder)
+@pytest.mark.parametrize("each", EACH)
+def test_8_processes_promote_into_one_pool_in_a_folder(folder: str, each: int) -> None:
+    _check_promotions(folder, each)
 
 
 @pytest.mark.radosgw
-def test_8_processes_promote_into_one_pool_in_a_bucket(bucket: str) -> None:
-    _check_promotions(bucket)
+@pytest.mark.parametrize("each", EACH)
+def test_8_processes_promote_into_one_pool_in_a_bucket(bucket: str, each: int) -> None:
+    _check_promotions(bucket, each)
 
 
 def test_a_checkpoint_that_8_processes_promote_enters_once(folder: str) -> None:

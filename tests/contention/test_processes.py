@@ -14,7 +14,7 @@ from tests.contention.processes import all_at_once, annotate, begin, save_the_sa
 from tests.support.sameness import assert_same
 from tests.support.states import make_state
 
-_COMMITS = 6
+_COMMITS = 4
 
 
 @pytest.fixture
@@ -56,13 +56,15 @@ def _check_annotations(url: str, processes: int) -> None:
         assert reg.verify(deep=True).findings == ()
 
 
-def test_32_processes_annotate_one_run_in_a_folder(folder: str) -> None:
-    _check_annotations(folder, 32)
+@pytest.mark.parametrize("processes", [12, pytest.param(32, marks=pytest.mark.soak)])
+def test_processes_annotate_one_run_in_a_folder(folder: str, processes: int) -> None:
+    _check_annotations(folder, processes)
 
 
 @pytest.mark.radosgw
-def test_8_processes_annotate_one_run_in_a_bucket(bucket: str) -> None:
-    _check_annotations(bucket, 8)
+@pytest.mark.parametrize("processes", [4, pytest.param(8, marks=pytest.mark.soak)])
+def test_processes_annotate_one_run_in_a_bucket(bucket: str, processes: int) -> None:
+    _check_annotations(bucket, processes)
 
 
 def test_process_annotates_a_run_on_an_emulator(emulated: str) -> None:

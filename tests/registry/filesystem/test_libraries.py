@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 
-import dask.array
 import fsspec
 import numpy as np
 import pytest
@@ -40,8 +39,9 @@ def matrix(saved):
 
 
 def test_dask_reads_the_chunks_of_a_slice(meter, run, saved, matrix):
+    dask_array = pytest.importorskip("dask.array")
     with meter.measure() as opening:
-        lazy = dask.array.from_zarr(
+        lazy = dask_array.from_zarr(
             "holdfast://run/best/state.zarr/model/w", storage_options=OPTIONS
         )
     assert lazy.chunks == ((1497, 1497, 6), (COLUMNS,))
@@ -122,9 +122,10 @@ def test_damage_is_our_error_through_every_door(fs, backend, saved, tmp_path):
             flip(backend, pack, bit)
     url = "holdfast://run/best"
     xr, pd = pytest.importorskip("xarray"), pytest.importorskip("pandas")
+    dask_array = pytest.importorskip("dask.array")
     assert pd.read_json(f"{url}/meta.json", storage_options=OPTIONS, typ="series")["step"] == 5
     group = zarr.open_group(f"{url}/state.zarr", mode="r", storage_options=OPTIONS)
-    lazy = dask.array.from_zarr(f"{url}/state.zarr/model/w", storage_options=OPTIONS)
+    lazy = dask_array.from_zarr(f"{url}/state.zarr/model/w", storage_options=OPTIONS)
     data = xr.open_zarr(f"{url}/state.zarr/model", storage_options=OPTIONS, consolidated=False)
     for read in (
         lambda: group["model/w"][...],
