@@ -245,11 +245,10 @@ def _unless_evicted(
 def _changed(found: Bisected[Checkpoint]) -> list[TensorDiff] | None:
     """Return the tensors that differ between the last good one and the first bad one."""
     try:
-        tensors = diff(found.good, found.bad).tensors
+        return diff(found.good, found.bad).differing
     except MissingObject as error:
         output.note(f"the changes cannot be shown: {error}")
         return None
-    return [tensor for tensor in tensors if tensor.kind != "same"]
 
 
 def _text(

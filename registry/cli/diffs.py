@@ -99,11 +99,7 @@ def _branches_json(found: Branches) -> dict[str, Any]:
         "config": [_value_json(one) for one in found.config],
         "steps": [_pair_json(pair) for pair in found.steps],
         "differs_at": at and {"phase": phase_value(at.phase), "step": at.step},
-        "tensors": [
-            tensor_diff_json(one)
-            for one in (found.difference.tensors if found.difference else ())
-            if one.kind != "same"
-        ],
+        "tensors": differing_json(found.difference),
         "values": [
             _value_json(one) for one in (found.difference.values if found.difference else ())
         ],
@@ -134,7 +130,7 @@ def _value_json(value: ValueDiff) -> dict[str, Any]:
 
 def _print_diff(found: Diff, *, is_main: bool = True) -> Iterator[Part]:
     yield Table(_DIFF, _components_json(found), is_main=is_main)
-    lines = [_tensor_line(tensor) for tensor in found.tensors if tensor.kind != "same"]
+    lines = [_tensor_line(tensor) for tensor in found.differing]
     lines += [str(value) for value in found.values]
     if lines:
         yield ""
@@ -178,8 +174,7 @@ def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff, *, values: bool) -
         "components": _components_json(found),
         "tensors": [
             tensor_diff_json(tensor) | (_distance_json(tensor.distance) if values else {})
-            for tensor in found.tensors
-            if tensor.kind != "same"
+            for tensor in found.differing
         ],
         "values": [_value_json(value) for value in found.values],
     }
@@ -204,6 +199,11 @@ def tensor_diff_json(found: TensorDiff) -> dict[str, Any]:
         "before": found.before and tensor_json(found.before),
         "after": found.after and tensor_json(found.after),
     }
+
+
+def differing_json(found: Diff | None) -> list[dict[str, Any]]:
+    """Return how each tensor differs that does; nothing of no comparison."""
+    return [tensor_diff_json(one) for one in found.differing] if found else []
 
 
 def _distance_json(found: Distance | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.registry.cli import output
 from holdfast.registry.cli.command import Answer, command
-from holdfast.registry.cli.diffs import tensor_diff_json
+from holdfast.registry.cli.diffs import differing_json
 from holdfast.registry.cli.executing import run_to_end, status_text
 from holdfast.registry.cli.options import argument, option
 from holdfast.registry.cli.output import Part
@@ -75,8 +75,7 @@ def _text(found: ResumeReport) -> Iterator[Part]:
     yield f"NOT exact {where}: {found.straight.short} straight, {found.resumed.short} resumed"
     yield f"first difference: {found.first}"
     assert found.difference is not None  # the ids differ
-    differing = [one.path for one in found.difference.tensors if one.kind != "same"]
-    lines = [*differing, *map(str, found.difference.values)]
+    lines = [*(one.path for one in found.difference.differing), *map(str, found.difference.values)]
     yield from (f"  {line}" for line in lines[:_SHOWN])
     yield from output.more(len(lines), _SHOWN)
     yield "usual causes:"
@@ -94,10 +93,6 @@ def _json(found: ResumeReport) -> dict[str, Any]:
         "first": found.first,
         "deterministic": found.is_deterministic,
         "components": {one.name: one.kind for one in difference.components} if difference else {},
-        "tensors": [
-            tensor_diff_json(one)
-            for one in (difference.tensors if difference else ())
-            if one.kind != "same"
-        ],
+        "tensors": differing_json(difference),
         "causes": list(found.causes),
     }

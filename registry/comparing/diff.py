@@ -92,6 +92,11 @@ class Diff:
         """Whether both are the same state."""
         return all(part.kind == "same" for part in self.components)
 
+    @property
+    def differing(self) -> list[TensorDiff]:
+        """The tensors that are not the same in both."""
+        return [one for one in self.tensors if one.kind != "same"]
+
     def _repr_html_(self) -> str:
         return markup.safely("Diff", self._html)
 
@@ -102,7 +107,7 @@ class Diff:
             for kind, count in counts.items()
             if count
         }
-        differing = [one for one in self.tensors if one.kind != "same"]
+        differing = self.differing
         norm = ["norm of the difference"] * any(one.distance for one in differing)
         heads = ("component", "difference", *KINDS, "values")
         parts = [

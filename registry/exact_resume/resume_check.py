@@ -224,7 +224,7 @@ def _disturb(number: int) -> None:
 
 def _differing(found: Diff) -> Iterator[str]:
     """Yield the paths that differ: tensors first, each kind in the order of the state."""
-    yield from (one.path for one in found.tensors if one.kind != "same")
+    yield from (one.path for one in found.differing)
     yield from (one.path for one in found.values)
 
 

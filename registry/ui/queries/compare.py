@@ -154,7 +154,7 @@ def comparison(source: Source, before: str, after: str) -> Comparison:
     """
     old, new = find_checkpoint(source, before), find_checkpoint(source, after)
     found = diff(old, new)
-    differing = [one for one in found.tensors if one.kind != "same"]
+    differing = found.differing
     return Comparison(
         _side(old),
         _side(new),
