@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,17 +11,11 @@ from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.opening import writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Part
-from holdfast.registry.errors import AmbiguousRef, NotFound
 from holdfast.registry.history.retention import RetentionPlan, Verdict
-from holdfast.registry.history.step_names import phase_segment
-from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.names.marks import checkpoint_marks
-from holdfast.registry.registries.refs import is_digest
+from holdfast.registry.registries.refs import find_evicted
 from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.run import Run
-from holdfast.registry.values.suggest import near
 
-_STEP = re.compile(r"\d{1,16}$")
 _PLAN = (
     Column("phase"),
     *numbers("step"),
@@ -123,62 +116,9 @@ def undo(
     `gc` has deleted meanwhile cannot come back.
     """
     into = opened.run(run)
-    back = into.undo(*_named(into, ref or ()))
+    back = into.undo(*(find_evicted(into, ref) if ref else ()))
     marks = checkpoint_marks(into.manifest)
     return answer_of(
         [describe.record_json(run, one.record, marks.get(one.n, [])) for one in back],
         *(f"back: {one.ref}  {one.digest.short}" for one in back),
     )
-
-
-def _named(run: Run, refs: Sequence[str]) -> list[Checkpoint]:
-    """Return the evicted checkpoints that refs name, each once, in their order."""
-    evicted = run.evicted() if refs else []
-    found = {one.n: one for one in (_find(run, evicted, ref) for ref in refs)}
-    return list(found.values())
-
-
-def _find(run: Run, evicted: Sequence[Checkpoint], ref: str) -> Checkpoint:
-    """Return the one evicted checkpoint that a ref names, with or without the run before it.
-
-    Raises:
-        NotFound: None of them.
-        AmbiguousRef: Several, since training reached the step more than once.
-    """
-    path = ref.removeprefix(f"{run.id}/")
-    fitting = [one for one in evicted if _fits(one, path)]
-    if not fitting:
-        kept = any(_fits(one, path) for one in run.checkpoints())
-        raise NotFound(
-            "no evicted checkpoint of this name",
-            where=f"{run.id}/{path}",
-            expected="PHASE/stepN or 8 and more digits of an id",
-            found="a checkpoint that is kept" if kept else None,
-            hint=_near(path, evicted) or "`holdfast ls --evicted` lists them.",
-        )
-    if len({one.digest for one in fitting}) > 1:
-        raise AmbiguousRef(
-            "several evicted checkpoints have this name",
-            where=f"{run.id}/{path}",
-            found=", ".join(one.digest.short for one in fitting),
-            hint="Name one by its id.",
-        )
-    return fitting[-1]
-
-
-def _near(path: str, evicted: Sequence[Checkpoint]) -> str | None:
-    """Return near names of the same step: another step is another checkpoint, not a slip."""
-    number = _STEP.search(path)
-    return near(path, [_path(one) for one in evicted if number and one.step == int(number[0])])
-
-
-def _path(checkpoint: Checkpoint) -> str:
-    return f"{phase_segment(checkpoint.record.phase)}/step{checkpoint.step}"
-
-
-def _fits(checkpoint: Checkpoint, path: str) -> bool:
-    if is_digest(path):
-        return checkpoint.digest.hex().startswith(path.removeprefix("sha256:"))
-    phase, _, step = path.rpartition("/step")
-    named = phase in (checkpoint.record.phase, phase_segment(checkpoint.record.phase))
-    return named and step.isdigit() and int(step) == checkpoint.step

@@ -90,6 +90,58 @@ def _pointers(run: RunManifest, monitors: Sequence[Monitor], phase: str | None) 
     return ["latest", *found] if run.latest(phase) is not None else found
 
 
+def find_evicted(run: Run, refs: Iterable[str]) -> list[Checkpoint]:
+    """Return the evicted checkpoints that refs name, each once, in their order.
+
+    Args:
+        run: The run.
+        refs: `PHASE/stepN` or digits of an id, with or without the run before them.
+
+    Raises:
+        NotFound: No evicted checkpoint has a name.
+        AmbiguousRef: Several have it, since training reached the step more than once.
+    """
+    evicted = run.evicted()
+    return list({one.n: one for one in (_evicted(run, evicted, ref) for ref in refs)}.values())
+
+
+def _evicted(run: Run, evicted: Sequence[Checkpoint], ref: str) -> Checkpoint:
+    path = ref.removeprefix(f"{run.id}/")
+    fitting = [one for one in evicted if _fits(one, path)]
+    if not fitting:
+        kept = any(_fits(one, path) for one in run.checkpoints())
+        number = re.search(r"\d{1,16}$", path)
+        # Another step is another checkpoint, not a slip.
+        names = [_name(one.record) for one in evicted if number and one.step == int(number[0])]
+        raise NotFound(
+            "no evicted checkpoint of this name",
+            where=f"{run.id}/{path}",
+            expected="PHASE/stepN or 8 and more digits of an id",
+            found="a checkpoint that is kept" if kept else None,
+            hint=near(path, names) or "`holdfast ls --evicted` lists them.",
+        )
+    if len({one.digest for one in fitting}) > 1:
+        raise AmbiguousRef(
+            "several evicted checkpoints have this name",
+            where=f"{run.id}/{path}",
+            found=", ".join(one.digest.short for one in fitting),
+            hint="Name one by its id.",
+        )
+    return fitting[-1]
+
+
+def _name(record: CheckpointRecord) -> str:
+    return f"{phase_segment(record.phase)}/step{record.step}"
+
+
+def _fits(checkpoint: Checkpoint, path: str) -> bool:
+    if is_digest(path):
+        return checkpoint.digest.hex().startswith(path.removeprefix("sha256:"))
+    phase, _, step = path.rpartition("/step")
+    named = phase in (checkpoint.record.phase, phase_segment(checkpoint.record.phase))
+    return named and step.isdigit() and int(step) == checkpoint.step
+
+
 def find_by_id(
     url: str, runs: Sequence[str], open_run: Callable[..., Run], digits: str, threads: Executor
 ) -> Stored:
@@ -262,7 +314,7 @@ def _not_pointed(run: Run, record: CheckpointRecord, where: str, *, is_alone: bo
             where=where,
             hint=f"{run.id}/{record.manifest.short} finds it.",
         )
-    name = f"{phase_segment(record.phase)}/step{record.step}"
+    name = _name(record)
     if record.superseded or not is_alone:
         name = record.manifest.short
     return NotFound(
