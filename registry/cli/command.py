@@ -85,7 +85,7 @@ def listed(
 
 
 def command(
-    opens: Opener | None = None, *, bar: str = "", table: bool = False
+    opens: Opener | None = None, *, bar: str = "", table: bool = False, url: bool = False
 ) -> Callable[[Callable[..., Answer | str]], Callable[..., None]]:
     """Make a command of a function that returns an answer, or a line of text.
 
@@ -98,6 +98,7 @@ def command(
         opens: Opens the registry, for a function that has `opened`.
         bar: Label of a bar on a terminal, which the function or the registry moves.
         table: Whether the answer has a table, for `--columns`, `--sort` and `--csv`.
+        url: Whether an argument may name the registry, in place of `--registry`.
     """
 
     def decorate(ask: Callable[..., Answer | str]) -> Callable[..., None]:
@@ -108,7 +109,8 @@ def command(
             json, view = given.get("json", False), _view(given) if table else View()
             given["json"] = json or view.is_csv
             if _has_registry(asked):
-                given["address"] = address_of(given["registry"], given.get("storage_option"))
+                place = (url and given["url"]) or given["registry"]
+                given["address"] = address_of(place, given["storage_option"])
             with ExitStack() as stack:
                 given["advance"] = advance = stack.enter_context(progress.bar(bar))
                 if opens:
@@ -124,7 +126,7 @@ def command(
 
         run.__doc__ = ask.__doc__
         has_json = asking.return_annotation is Answer
-        parameters = list(_parameters(asked, has_json=has_json, has_table=table))
+        parameters = list(_parameters(asked, has_json=has_json, has_table=table, has_url=url))
         run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in parameters}
         return run
@@ -172,15 +174,19 @@ def _has_registry(asked: Mapping[str, Parameter]) -> bool:
 
 
 def _parameters(
-    asked: Mapping[str, Parameter], *, has_json: bool, has_table: bool
+    asked: Mapping[str, Parameter], *, has_json: bool, has_table: bool, has_url: bool
 ) -> Iterator[Parameter]:
     """Yield the parameters of the command line."""
 
     def shared(name: str, annotation: object, default: object = Parameter.empty) -> Parameter:
         return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
-    if _has_registry(asked):
+    if has_url:
+        yield shared("url", options.Url, None)
+        yield shared("registry", options.OptionalRegistry, None)
+    elif _has_registry(asked):
         yield shared("registry", options.Registry)
+    if _has_registry(asked):
         yield shared("storage_option", options.StorageOptions, None)
     for name, parameter in asked.items():
         if name not in _GIVEN:

@@ -17,31 +17,24 @@ from holdfast.registry.storage.heads import open_heads
 from holdfast.registry.storage.option_texts import VARIABLE, from_pairs
 
 
-def address_of(url: str, given: Sequence[str] | None, *, side: str = "") -> Address:
+def address_of(url: str | None, given: Sequence[str] | None, *, side: str = "") -> Address:
     """Return the address of a registry.
 
     Args:
-        url: Its URL.
+        url: Its URL, if the command line or the environment has one.
         given: Storage options from the command line; they count more than the environment.
         side: What distinguishes the registry from others of the command, in the names of the
             option and the variable.
+
+    Raises:
+        BadParameter: There is no URL.
     """
+    if url is None:
+        raise typer.BadParameter("no URL: give one here, by -r or in HOLDFAST_REGISTRY")
     prefix = f"--{side}-" if side else "--"
     options = from_pairs(given or (), STORAGE_OPTION.replace("--", prefix))
     own = [VARIABLE.replace("_", f"_{side.upper()}_", 1)] if side else []
     return Address.of_environment(url, options, [*own, VARIABLE])
-
-
-def address_given(url: str | None, registry: str | None, given: Sequence[str] | None) -> Address:
-    """Return the address of a registry that an argument names, or else `-r`.
-
-    Raises:
-        BadParameter: Neither does.
-    """
-    place = url or registry
-    if place is None:
-        raise typer.BadParameter("no URL: give one here, by -r or in HOLDFAST_REGISTRY")
-    return address_of(place, given)
 
 
 def opened_at(address: Address, *, read_only: bool) -> Registry:

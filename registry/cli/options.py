@@ -41,6 +41,9 @@ _REGISTRY = typer.Option(
 )
 Registry = Annotated[str, _REGISTRY]
 OptionalRegistry = Annotated[str | None, _REGISTRY]
+Url = Annotated[
+    str | None, typer.Argument(metavar="URL", help="The registry; by default that of -r.")
+]
 #: The option that repeats for each option of a file system.
 STORAGE_OPTION = "--storage-option"
 _STORAGE_OPTIONS = typer.Option(

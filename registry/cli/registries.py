@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from holdfast.backends import parse
-from holdfast.registry.cli import options, output
+from holdfast.registry.cli import output
 from holdfast.registry.cli.cluster import DASK, workers_at
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
-from holdfast.registry.cli.opening import address_given, address_of
+from holdfast.registry.cli.opening import address_of
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.cli.progress import Bar
 from holdfast.registry.registries.factory import init as make_registry
 from holdfast.registry.registries.sync import sync as sync_registries
+from holdfast.registry.storage.address import Address
 from holdfast.registry.storage.connecting import trust as trust_registry
 
 _SYNCED = (
@@ -23,15 +24,12 @@ _SYNCED = (
     *numbers("packs sent=packs_copied", "present=packs_present", drop=3),
     *numbers("bytes sent=bytes_copied", text=output.size),
 )
-_URL = argument("URL", "The registry; by default that of -r.", default=None)
 
 
-@command(bar="racing the store")
+@command(bar="racing the store", url=True)
 def init(
     *,
-    url: str | None = _URL,
-    registry: options.OptionalRegistry = None,
-    storage_option: options.StorageOptions = None,
+    address: Address,
     compression: str | None = option(
         "--compression", None, "How chunks are stored: none (raw, the default), zstd, lz4."
     ),
@@ -48,7 +46,6 @@ def init(
 
     The store's exclusive create is raced first; a store that lets two writers win is refused.
     """
-    address = address_given(url, registry, storage_option)
     with make_registry(
         address.url,
         storage_options=address.storage_options,
@@ -77,18 +74,12 @@ def init(
     return answer_of(shape, *text)
 
 
-@command()
-def trust(
-    *,
-    url: str | None = _URL,
-    registry: options.OptionalRegistry = None,
-    storage_option: options.StorageOptions = None,
-) -> Answer:
+@command(url=True)
+def trust(*, address: Address) -> Answer:
     """Accept a registry that was set back or replaced.
 
     This machine forgets the heads of its runs.
     """
-    address = address_given(url, registry, storage_option)
     shown = parse(address.url).url
     forgotten = trust_registry(address.url, storage_options=address.storage_options)
     trusted = f"trusted: {shown}; this machine has forgotten its old heads"

@@ -9,21 +9,18 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from holdfast.registry import ui as pages
-from holdfast.registry.cli import options, output
+from holdfast.registry.cli import output
 from holdfast.registry.cli.command import command
-from holdfast.registry.cli.opening import address_given
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats.target import check_target, new_file
 from holdfast.registry.storage.address import Address
 
 
-@command()
+@command(url=True)
 def ui(
     *,
-    url: str | None = argument("URL", "The registry; by default that of -r.", default=None),
-    registry: options.OptionalRegistry = None,
-    storage_option: options.StorageOptions = None,
+    address: Address,
     mirror: list[str] | None = option(
         "--mirror", "URL", "A copy, which Health compares with it; repeatable."
     ),
@@ -37,7 +34,6 @@ def ui(
     The pages are for this machine alone: the URL that is printed has a token, and no other address
     is listened on. From another machine, forward the port with ssh.
     """
-    address = address_given(url, registry, storage_option)
     with _installed():
         serve = pages.Server
     with ExitStack() as stack:
