@@ -47,7 +47,7 @@ class Asked:
         text = self.text(name)
         if not text:
             return default
-        if not text.isdecimal() or not least <= int(text[:12]) <= most:
+        if not text.isdecimal() or len(text) > 12 or not least <= int(text) <= most:
             raise InvalidInput(
                 "not a number for this page",
                 where=name,

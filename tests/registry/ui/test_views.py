@@ -180,4 +180,6 @@ def test_what_a_prune_by_the_own_policy_would_free(reg: Registry, source: Source
     unplanned = shown(source, "/storage?prune=plain")
     assert "keeps everything" in unplanned
     assert "No plan : the reason is at the top of this page" in unplanned
-    assert "not a number for this page" in shown(source, "/storage?prune=plain&last=x", status=400)
+    for number in ("x", "-1", "0" * 12 + "9" * 5000):
+        said = shown(source, f"/storage?prune=plain&last={number}", status=400)
+        assert "not a number for this page" in said
