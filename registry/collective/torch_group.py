@@ -136,7 +136,10 @@ class TorchGroup:
         if ending[0] is not None:
             ending[0].abort()
             # The group waits some 20 ms for its threads when its memory is released.
-            Thread(target=ending.clear, name="holdfast-disconnect").start()
+            try:
+                Thread(target=ending.clear, name="holdfast-disconnect").start()
+            except RuntimeError:  # the system gives no thread, and a save may be committed already
+                ending.clear()
 
     def break_links(self, links: str) -> None:
         """End connections: the other side of each gets an error."""

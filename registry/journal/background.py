@@ -58,12 +58,20 @@ class BackgroundCarrier:
         self.outcomes: dict[int, Note] = {}
 
     def wake(self) -> None:
-        """Carry what waits; the thread starts at its first use."""
+        """Carry what waits; the thread starts at its first use.
+
+        If the system gives no thread, the entries wait: they are durable, so their saves are done.
+        """
         self._work.set()
         if self._thread is None or not self._thread.is_alive():
             self._stopped.clear()
-            self._thread = Thread(target=self._run, name="holdfast-carrier", daemon=True)
-            self._thread.start()
+            thread = Thread(target=self._run, name="holdfast-carrier", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self.error = error
+            else:
+                self._thread = thread
 
     def stop(self, within_s: float) -> None:
         """Stop after the present entry, or leave it to a later process."""
@@ -218,7 +226,13 @@ class _Daemons(Executor):
         if len(self._threads) < self._most:
             thread = Thread(target=self._serve, name="holdfast-carrying", daemon=True)
             self._threads.append(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # the system gives no more
+                self._threads.remove(thread)
+                if not self._threads:
+                    self._queue.get()  # nobody else is there to take it
+                    work()
         return future
 
     def _serve(self) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import partial
 from threading import Lock, local
 from typing import Any, ParamSpec, TypeVar
 
@@ -44,23 +46,52 @@ class _Caller(Executor):
 _CALLER = _Caller()
 
 
+class _Once:
+    """Work that is done by whoever begins it first: a thread of the pool, or the caller.
+
+    Attributes:
+        made: Its result.
+    """
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self._begun = Lock()
+        self.made: Future[Any] = Future()
+
+    def __call__(self) -> Any:
+        if not self._begun.acquire(blocking=False):
+            return None
+        try:
+            result = self._work()
+        except BaseException as error:
+            self.made.set_exception(error)
+            del self  # or the error would hold the work, and that the caller's memory
+            raise
+        self.made.set_result(result)
+        return result
+
+
 class Threads(ThreadPoolExecutor):
-    """A thread pool that runs work in the calling thread when the program is ending.
+    """A thread pool that runs work in the calling thread if no thread can be started for it.
 
     Python refuses new work for pools after the main thread has ended, but other threads may still
-    be saving.
+    be saving. The system refuses new threads where a container or a user may have only a few.
     """
 
     _closed = False
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """Give work to the pool."""
+        work = _Once(partial(fn, *args, **kwargs))
         try:
-            return super().submit(fn, *args, **kwargs)
-        except RuntimeError as error:
-            if self._closed or not str(error).startswith("cannot schedule new futures"):
+            return super().submit(work)
+        except RuntimeError:
+            if self._closed:
                 raise
-            return _CALLER.submit(fn, *args, **kwargs)
+            # If a thread could not be started, the pool has queued the work all the same.
+            with suppress(BaseException):
+                work()
+            return work.made
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more work."""

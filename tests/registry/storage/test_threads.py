@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
 
 import pytest
 
-from holdfast.registry.storage.threads import Pools, results
+from holdfast.registry.journal.background import _Daemons
+from holdfast.registry.storage.threads import Pools, Threads, results
 
 
 @pytest.fixture
@@ -53,3 +56,32 @@ def test_an_error_in_work_that_is_done_here_is_the_futures(pools):
         return pools.small.submit(lambda: 1 / 0).exception()
 
     assert isinstance(pools.small.submit(outer).result(), ZeroDivisionError)
+
+
+@pytest.mark.parametrize("make", [Threads, _Daemons])
+def test_work_is_done_once_where_the_system_gives_no_threads(
+    make: Callable[[int], Executor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+    given = [0]
+    start = threading.Thread.start
+
+    def start_some(thread: threading.Thread) -> None:
+        if not given[0]:
+            raise RuntimeError("can't start new thread")
+        given[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    pool = make(3)
+    pool.submit(done.append, "here").result(timeout=30)
+    assert isinstance(pool.submit(lambda: 1 / 0).exception(timeout=30), ZeroDivisionError)
+    given[0] = 1
+    gate = threading.Event()
+    held = pool.submit(gate.wait)
+    gate.set()
+    futures = [held, *(pool.submit(done.append, number) for number in range(20))]
+    results(futures)
+    pool.submit(done.append, "last").result(timeout=30)  # behind everything that was queued
+    pool.shutdown()
+    assert sorted(map(str, done)) == sorted(map(str, ["here", *range(20), "last"]))
