@@ -24,6 +24,8 @@ from typing import Any
 
 import pytest
 
+from tests.servers.process import free_port
+
 KILLED = -signal.SIGKILL
 _LIBRARIES = (
     *("torch", "holdfast.lightning", "holdfast.transformers", "holdfast.wandb", "transformers"),
@@ -109,6 +111,26 @@ class Children:
         self._program.wait(30)
         if self._program.stdout is not None:
             self._program.stdout.close()
+
+
+class Ranks:
+    """Processes that train together.
+
+    Args:
+        url: The registry that each of them opens.
+        children: What starts them.
+    """
+
+    def __init__(self, url: str, children: Children) -> None:
+        self._url, self._children = url, children
+
+    def run(self, size: int, target: str, *args: Any) -> list[int]:
+        """Call a function in each of them; return their exit statuses."""
+        shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+        shared["MASTER_PORT"] = str(free_port())
+        ranks = [{"RANK": str(n), "LOCAL_RANK": str(n), "NODE_RANK": "0"} for n in range(size)]
+        calls = [Call(target, (self._url, *args), {**shared, **rank}) for rank in ranks]
+        return self._children.run_all(*calls)
 
 
 def _plain(value: Any) -> Any:

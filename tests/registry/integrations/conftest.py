@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from tests.registry.integrations.children import Children, running
+from tests.registry.integrations.children import Children, Ranks, running
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +22,9 @@ def reg(tmp_path: Path) -> Iterator[holdfast.Registry]:
     """A registry in a folder, which children open by its path."""
     with holdfast.init(tmp_path / "reg", skip_race_probe=True) as opened:
         yield opened
+
+
+@pytest.fixture
+def ranks(reg: holdfast.Registry, children: Children) -> Ranks:
+    """Run functions in processes that train together."""
+    return Ranks(reg.url, children)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
-from tests.registry.integrations.children import KILLED, Call, Children, needs
+from tests.registry.integrations.children import KILLED, Call, Children, Ranks, needs
 from tests.support.loads import components
 
 pytestmark = needs("lightning", "torchdata")
@@ -58,36 +57,11 @@ def test_sigterm_saves_the_last_completed_step(reg: holdfast.Registry, children:
     assert [ck.step for ck in run.checkpoints()] == [4, 7, 8, 12, 16]
 
 
-class Ranks:
-    """Two processes that train together."""
-
-    def __init__(self, reg: holdfast.Registry, children: Children) -> None:
-        self._url, self._children = reg.url, children
-
-    def run(self, target: str, name: str, strike: int | None) -> list[int]:
-        """Return their exit statuses."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        return self._children.run_all(
-            *(
-                Call(
-                    f"lightning_training.{target}",
-                    (self._url, name, strike),
-                    {**shared, "RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": "0"},
-                )
-                for rank in "01"
-            )
-        )
-
-
-def test_two_ranks_continue_bit_for_bit(reg: holdfast.Registry, children: Children) -> None:
-    ranks = Ranks(reg, children)
-    assert ranks.run("fit_ddp", "straight", None) == [0, 0]
-    assert ranks.run("fit_ddp", "killed", 5) == [KILLED, KILLED]
+def test_two_ranks_continue_bit_for_bit(reg: holdfast.Registry, ranks: Ranks) -> None:
+    assert ranks.run(2, "lightning_training.fit_ddp", "straight", None) == [0, 0]
+    assert ranks.run(2, "lightning_training.fit_ddp", "killed", 5) == [KILLED, KILLED]
     assert list(components(reg, "killed")) == [2, 4]
-    assert ranks.run("fit_ddp", "killed", None) == [0, 0]
+    assert ranks.run(2, "lightning_training.fit_ddp", "killed", None) == [0, 0]
     assert components(reg, "killed") == components(reg, "straight")
     state = reg.checkpoint("killed/latest").load(only=["model", "rng"])
     assert not [name for name in state["model"] if name.startswith("module.")]
@@ -96,13 +70,12 @@ def test_two_ranks_continue_bit_for_bit(reg: holdfast.Registry, children: Childr
 
 
 def test_a_signal_to_one_rank_makes_both_leave_after_the_same_step(
-    reg: holdfast.Registry, children: Children
+    reg: holdfast.Registry, ranks: Ranks
 ) -> None:
-    ranks = Ranks(reg, children)
-    assert ranks.run("fit_ddp_with_checkpointer", "asked", 4) == [143, 143]
+    assert ranks.run(2, "lightning_training.fit_ddp_with_checkpointer", "asked", 4) == [143, 143]
     assert list(components(reg, "asked")) == [4, 5]
     assert reg.run("asked").status == "interrupted"
-    assert ranks.run("fit_ddp_with_checkpointer", "asked", None) == [0, 0]
+    assert ranks.run(2, "lightning_training.fit_ddp_with_checkpointer", "asked", None) == [0, 0]
     assert list(components(reg, "asked")) == [4, 5, 8]
 
 

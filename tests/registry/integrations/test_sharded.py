@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
-from tests.registry.integrations.children import KILLED, Call, Children, needs
+from tests.registry.integrations.children import KILLED, Ranks, needs
 from tests.support.loads import components
 
 pytestmark = needs("lightning", "transformers", "accelerate")
-
-
-class Ranks:
-    """Processes that train together."""
-
-    def __init__(self, reg: holdfast.Registry, children: Children) -> None:
-        self._url, self._children = reg.url, children
-
-    def run(self, size: int, target: str, name: str, *args: Any) -> list[int]:
-        """Return their exit statuses."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        return self._children.run_all(
-            *(
-                Call(
-                    target,
-                    (self._url, name, *args),
-                    {**shared, "RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": "0"},
-                )
-                for rank in map(str, range(size))
-            )
-        )
-
-
-@pytest.fixture
-def ranks(reg: holdfast.Registry, children: Children) -> Ranks:
-    return Ranks(reg, children)
 
 
 def states(reg: holdfast.Registry, name: str) -> dict[int, Any]:
