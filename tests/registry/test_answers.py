@@ -16,6 +16,7 @@ import holdfast
 from holdfast import Registry
 from holdfast.backends.patience import Patience
 from holdfast.registry.errors import StoreUnavailable
+from holdfast.registry.history import slots
 from tests.servers.gateway import PAGE, Answer, Gateway, Lie, Request
 
 LIES: dict[str, Lie] = {
@@ -50,7 +51,10 @@ def keys(held: Registry) -> list[str]:
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 @pytest.mark.parametrize("part", ["/packs/", "/manifests/", "/placements/", "/log/"])
-def test_save_is_not_acknowledged(held: Registry, gateway: Gateway, lie: Lie, part: str) -> None:
+def test_save_is_not_acknowledged(
+    held: Registry, gateway: Gateway, lie: Lie, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "_LONGEST_PAUSE_S", 0.0)
     run = held.create_run("r", seed=1)
     first = run.save(state(1), step=1)
     gateway.lie(of("put", part), lie)

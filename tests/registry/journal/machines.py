@@ -11,6 +11,7 @@ import pytest
 from holdfast.backends import Backend
 from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.local import disk
+from holdfast.registry.journal import background, bound
 from holdfast.registry.journal.background import BackgroundCarrier
 from holdfast.registry.journal.carrier import Carrier
 from holdfast.registry.journal.folder import RunFolder
@@ -64,8 +65,10 @@ class Machine:
 
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing be carried in the background, and no test wait for a disk."""
+    """Let nothing be carried in the background, and no test wait for a disk or for a carrier."""
     monkeypatch.setattr(BackgroundCarrier, "wake", lambda self: None)
+    for module in (background, bound):
+        monkeypatch.setattr(module, "LOOK_S", 0.001)
     monkeypatch.setattr(disk, "sync", lambda fd: None)
 
 

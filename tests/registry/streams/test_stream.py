@@ -319,8 +319,9 @@ def test_a_save_goes_on_after_entries_of_others(run, loss, backend, open_registr
     assert {n: m.count for n, m in trainer.latest().record.streams.items()} == {"loss": 5}
 
 
-def test_an_append_ends_however_many_others_come_first(loss, backend, open_registry):
+def test_an_append_ends_however_many_others_come_first(loss, backend, open_registry, monkeypatch):
     """Ten writers in a row are more than the attempts of an append that merges."""
+    monkeypatch.setattr(slots_module, "_LONGEST_PAUSE_S", 0.0)
     loss.append(entries(0, 2))
     hooked = Hooked(backend)
     other, came = open_registry(hooked).run("run").stream("loss"), []
