@@ -17,7 +17,7 @@ from holdfast.registry.storage.pack import TRAILER_BYTES, parse_trailer
 from tests.damage.specimen import KINDS, Damage, small, twins
 
 _DATA_FLIPS = 64
-_CUTS = 48
+_CUTS = 24
 
 
 def _flipped(data: bytes, at: int, bit: int) -> bytes:
