@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -214,7 +214,7 @@ def difference(
         paths: The paths of the tensors of the component, on rank 0.
     """
     first = descriptions[0]
-    rank = next(number for number, one in enumerate(descriptions) if one != first)
+    rank = next(number for number, one in enumerate(descriptions) if not _same(one, first))
     other = descriptions[rank]
     if not component:
         return IncompatibleState(
@@ -224,7 +224,7 @@ def difference(
             found=", ".join(map(str, other)),
             hint="Give every rank a state with the same keys.",
         )
-    path = next(_unequal(component_path(component), first[0], other[0]), None)
+    path = _unequal(component_path(component), first[0], other[0])
     if path is None:
         at = next((n for n, one in enumerate(first[1]) if [*other[1], None][n] != one), 0)
         path = paths[at]
@@ -237,17 +237,23 @@ def difference(
     )
 
 
-def _unequal(path: str, here: Any, there: Any) -> Iterator[str]:
-    """Yield the paths at which two skeletons differ."""
-    if here == there:
-        return
-    mine, theirs = _pairs(here), _pairs(there)
-    if mine is None or theirs is None or [k for k, _ in mine] != [k for k, _ in theirs]:
-        yield path
-        return
-    for (key, one), (_, other) in zip(mine, theirs, strict=True):
-        step = segment(key) if type(key) in (str, int) else canonical.encode(key).decode()
-        yield from _unequal(f"{path}/{step}", one, other)
+def _unequal(path: str, here: Any, there: Any) -> str | None:
+    """Return the first path at which two skeletons differ; `None` if they are the same."""
+    if _same(here, there):
+        return None
+    mine, theirs = _pairs(here) or [], _pairs(there) or []
+    if _same([key for key, _ in mine], [key for key, _ in theirs]):
+        for (key, one), (_, other) in zip(mine, theirs, strict=True):
+            step = segment(key) if type(key) in (str, int) else canonical.encode(key).decode()
+            found = _unequal(f"{path}/{step}", one, other)
+            if found is not None:
+                return found
+    return path  # another kind of value, other keys, or another kind of dict
+
+
+def _same(here: Any, there: Any) -> bool:
+    # By the bytes: to Python 1 and true are equal.
+    return canonical.encode(here) == canonical.encode(there)
 
 
 def _pairs(node: Any) -> list[Any] | None:
@@ -257,7 +263,7 @@ def _pairs(node: Any) -> list[Any] | None:
         return None
     [(tag, payload)] = node.items()
     if tag not in _DICTS:
-        return [[0, item] for item in payload] if tag == "tu" else None
+        return _pairs(payload) if tag == "tu" else None
     at = _DICTS[tag]
     found: list[Any] = payload if at is None else payload[at]
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -142,6 +143,10 @@ def test_a_state_that_cannot_be_stored_on_one_rank_fails_on_all(reg: Registry) -
         (lambda rank: {"b": {"x": np.arange(300) + rank}}, "b/x"),
         (lambda rank: {"b": {"x": np.arange(3) + rank}}, "b/x"),
         (lambda rank: {f"k{rank}": 1}, "components"),
+        # Equal to Python, and other values.
+        (lambda rank: {"a": {"b": (0, [1, True][rank])}}, ": a/b/1:"),
+        (lambda rank: {"a": {"b": [{"x": 1}, OrderedDict(x=1)][rank]}}, ": a/b:"),
+        (lambda rank: {"a": {"b": [[1], (1,)][rank]}}, ": a/b:"),
     ],
 )
 def test_values_that_differ_under_one_name_are_refused_by_path(
