@@ -75,13 +75,30 @@ def _open(path: Path) -> BinaryIO:
     except (OSError, ValueError) as error:
         raise InvalidInput("the file cannot be opened", where=path, found=error) from error
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            kind = "a folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "something else"
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "something else"
             raise InvalidInput("not a file", where=path, found=kind)
+        if not found.st_size:
+            _check_empty(fd, path)
         return os.fdopen(fd, "rb", buffering=0)
     except BaseException:
         os.close(fd)
         raise
+
+
+def _check_empty(fd: int, path: Path) -> None:
+    """Refuse a file of the system, as in /proc, whose size is always 0: its bytes would be lost."""
+    try:
+        data = os.pread(fd, 1, 0)
+    except OSError as error:
+        raise StorageError("the file cannot be read", where=path, found=error) from error
+    if data:
+        raise InvalidInput(
+            "the file has bytes, but the system says that its size is 0",
+            where=path,
+            hint="Copy it to another file first.",
+        )
 
 
 def _identity(found: os.stat_result) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import Run
 from holdfast.registry import formats
-from holdfast.registry.errors import Damaged, IncompatibleState, InvalidInput
+from holdfast.registry.errors import Damaged, IncompatibleState, InvalidInput, StorageError
 from holdfast.registry.formats import source
 
 
@@ -49,6 +49,14 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
         path.rename(tmp_path / "y.bin")
     with pytest.raises(InvalidInput, match="ended"), source.stable(tmp_path / "y.bin") as file:
         source.read_exactly(file, memoryview(bytearray(102)), path)
+
+
+@pytest.mark.skipif(not Path("/proc/version").exists(), reason="no files of the kernel here")
+def test_a_file_of_the_system_that_tells_no_size() -> None:
+    with pytest.raises(InvalidInput, match="its size is 0"):
+        formats.read("/proc/version", format="opaque")
+    with pytest.raises(StorageError, match="cannot be read"):
+        formats.read("/proc/self/mem", format="opaque")
 
 
 @pytest.mark.parametrize("kind", ["absent", "folder", "pipe"])
