@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from holdfast.registry.collective import per_rank
 from holdfast.registry.collective.per_rank import PerRank
 from holdfast.registry.collective.structure import Ints, Structure
 from holdfast.registry.pytree import ArrayLeaf, FlatState
-from holdfast.registry.pytree.encoding import Encoder
+from holdfast.registry.pytree.encoding import Encoder, Handler
 from holdfast.registry.pytree.paths import Link
 from holdfast.registry.storage.chunking import INLINE_BYTES
 from holdfast.registry.values.canonical import Json
@@ -27,6 +27,8 @@ _SHARDED = {
     "torch.distributed.tensor": ("DTensor", "encode_dtensor"),
     "torch.distributed._shard.sharded_tensor.api": ("ShardedTensor", "encode_sharded_tensor"),
 }
+#: The encoders of the types of sharded tensors that were met.
+_ENCODERS: dict[type, Handler] = {}
 
 
 class ShardLeaf(ArrayLeaf):
@@ -54,10 +56,6 @@ class ShardLeaf(ArrayLeaf):
         made.whole, made.offset, made.is_copied = whole, offset, is_copied
         return made
 
-    def moved(self, view: memoryview) -> ShardLeaf:
-        """Return the same part in memory of ours."""
-        return self.of(super().moved(view), self.whole, self.offset, is_copied=self.is_copied)
-
 
 @dataclass(frozen=True)
 class RankState:
@@ -72,28 +70,44 @@ class RankState:
     own: tuple[bytes, ...]
 
 
-def flatten(state: object) -> RankState:
+def flatten(state: object, places: list[Any] | None = None) -> RankState:
     """Split a state of one rank, as `pytree.flatten` does.
+
+    Args:
+        state: The state.
+        places: Which parts of the sharded tensors the rank had the last time, in order; they are
+            used where they still are true, and brought up to date.
 
     Raises:
         UnsupportedValue: A value in it cannot be stored, or the layout of a tensor is none that
             torch describes rightly; the message names the path.
     """
     own: list[bytes] = []
-    flat = pytree.flatten(state, lambda: _ShardEncoder(own))
+    before, now = iter(places or ()), list[Any]()
+    flat = pytree.flatten(state, lambda: ShardEncoder(own, before, now))
+    if places is not None:
+        places[:] = now
     return RankState(flat, tuple(own))
 
 
-class _ShardEncoder(Encoder):
-    """Also takes sharded tensors, and values of one rank."""
+class ShardEncoder(Encoder):
+    """Also takes sharded tensors, and values of one rank.
 
-    __slots__ = ("_own",)
+    Attributes:
+        before: The places of the sharded tensors of an earlier state, from here on.
+        places: Those of this state, up to here.
+    """
 
-    def __init__(self, own: list[bytes]) -> None:
+    __slots__ = ("_own", "before", "places")
+
+    def __init__(self, own: list[bytes], before: Iterator[Any], places: list[Any]) -> None:
         super().__init__()
-        self._own = own
+        self._own, self.before, self.places = own, before, places
 
     def _other(self, value: Any, link: Link, depth: int) -> Json:
+        encode = _ENCODERS.get(type(value))
+        if encode is not None:
+            return encode(self, value, link, depth)
         if type(value) is PerRank:
             if self.role:
                 self.refuse(link, f"a PerRank cannot be part of {self.role}", "Move it to a dict.")
@@ -102,9 +116,9 @@ class _ShardEncoder(Encoder):
         for module, (kind, encoder) in _SHARDED.items():
             library = sys.modules.get(module)
             if library is not None and isinstance(value, getattr(library, kind)):
-                encode: Callable[..., Json]
-                encode = getattr(importlib.import_module(_TORCH_SHARDS), encoder)
-                return encode(self, value, link, depth)
+                found: Handler = getattr(importlib.import_module(_TORCH_SHARDS), encoder)
+                _ENCODERS[type(value)] = found
+                return found(self, value, link, depth)
         return super()._other(value, link, depth)
 
 

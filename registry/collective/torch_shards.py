@@ -6,7 +6,9 @@ Those of a ShardedTensor, which FSDP1 makes, are what it says.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,21 +19,84 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from holdfast.registry.collective.shards import ShardLeaf
+from holdfast.registry.collective.shards import ShardEncoder, ShardLeaf
 from holdfast.registry.collective.structure import Ints
 from holdfast.registry.pytree.encoding import Encoder
 from holdfast.registry.pytree.paths import Link
-from holdfast.registry.pytree.torch_arrays import encode_tensor
-from holdfast.registry.pytree.torch_memory import PLAIN
+from holdfast.registry.pytree.torch_arrays import encode_tensor, opener_of
+from holdfast.registry.pytree.torch_memory import NAMES, PLAIN, storage_of
 from holdfast.registry.values.canonical import Json
+from holdfast.registry.values.dtypes import item_size
 
 _REDISTRIBUTE = "Call .redistribute() with Shard or Replicate placements first."
 
 
-def encode_dtensor(encoder: Encoder, value: DTensor, link: Link, depth: int) -> Json:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The part of a DTensor that this rank has, computed from its placements once.
+
+    Attributes:
+        spec: The layout as torch holds it; a tensor with another layout has another spec.
+        mesh: The mesh of the spec.
+        placements: The placements of the spec.
+        whole: The shape of the tensor.
+        offset: The begin of the part in the tensor, on each axis.
+        extent: The shape of the part.
+        is_copied: Whether other ranks have the same part.
+        dtype: The element type.
+        name: Its stored name; empty for types that cannot be stored.
+        nbytes: The size of the part.
+    """
+
+    spec: Any
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]
+    extent: tuple[int, ...]
+    is_copied: bool
+    dtype: torch.dtype
+    name: str
+    nbytes: int
+
+    def is_of(self, value: DTensor, local: torch.Tensor) -> bool:
+        """Return whether it is the place of a tensor with this local part."""
+        spec = value._spec
+        return (
+            self.spec is spec
+            and self.mesh is spec.mesh
+            and self.placements is spec.placements
+            and self.dtype is local.dtype
+            and self.whole == value.shape
+            and self.extent == local.shape
+        )
+
+
+def encode_dtensor(encoder: ShardEncoder, value: DTensor, link: Link, depth: int) -> Json:
     """Encode a DTensor as a leaf: the part that this rank has."""
-    whole = tuple(value.shape)
-    local = local_part(value)
+    # This runs for each of a state's thousands of tensors, while the training waits.
+    place, local = next(encoder.before, None), value._local_tensor
+    if place is None or type(local) not in PLAIN or not place.is_of(value, local):
+        local = local_part(value)
+        place = _place_of(encoder, value, local, link)
+    encoder.places.append(place)
+    opener = None
+    if place.name and not encoder.role:
+        opener = opener_of(encoder, local, place.name, place.nbytes, link)
+    if opener is None:
+        encode_tensor(encoder, local, link, depth)  # it refuses all but sparse ones
+        encoder.refuse(link, "a sharded sparse tensor cannot be stored", "Gather it first.")
+    is_ours = opener is not storage_of
+    leaf = ShardLeaf(place.name, place.extent, place.nbytes, local, opener, link, is_ours)
+    leaf.whole, leaf.offset, leaf.is_copied = place.whole, place.offset, place.is_copied
+    leaves = encoder.leaves
+    node: Json = {"t": len(leaves)}
+    leaves.append(leaf)
+    return node
+
+
+def _place_of(encoder: Encoder, value: DTensor, local: torch.Tensor, link: Link) -> Place:
+    """Compute the place of a tensor's part, and compare it with the part."""
     if type(local) not in PLAIN:
         encoder.refuse(
             link,
@@ -51,15 +116,24 @@ def encode_dtensor(encoder: Encoder, value: DTensor, link: Link, depth: int) -> 
             f"{tuple(value.placements)} would be {extent}",
             "torch made another part than it describes; gather it with .full_tensor() first.",
         )
-    node = encode_tensor(encoder, local, link, depth)
-    if type(node) is not dict or "t" not in node:
-        encoder.refuse(link, "a sharded sparse tensor cannot be stored", "Gather it first.")
-    leaf = encoder.leaves[-1]
-    encoder.leaves[-1] = ShardLeaf.of(leaf, whole, offset, is_copied=_is_copied(value))
-    return node
+    spec, name = value._spec, NAMES.get(local.dtype, "")
+    return Place(
+        spec,
+        spec.mesh,
+        spec.placements,
+        tuple(value.shape),
+        offset,
+        extent,
+        _is_copied(value),
+        local.dtype,
+        name,
+        prod(extent) * item_size(name) if name else 0,
+    )
 
 
-def encode_sharded_tensor(encoder: Encoder, value: ShardedTensor, link: Link, depth: int) -> Json:
+def encode_sharded_tensor(
+    encoder: ShardEncoder, value: ShardedTensor, link: Link, depth: int
+) -> Json:
     """Encode a tensor of FSDP1 as a leaf: the part that this rank has."""
     whole, shards = tuple(value.size()), value.local_shards()
     if len(shards) > 1:
@@ -91,6 +165,9 @@ def box_of(value: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]] | str:
     whole, coordinate = tuple(value.shape), mesh.get_coordinate()
     if coordinate is None:
         return (0,) * len(whole), (0,) * len(whole)
+    order = getattr(value._spec, "shard_order", None) or ()  # older versions of torch have none
+    if any(list(dims) != sorted(dims) for _, dims in order):
+        return f"a DTensor that is split by mesh axes in another order than theirs: {order}"
     return _box(whole, tuple(value.placements), tuple(coordinate), _lengths(mesh))
 
 

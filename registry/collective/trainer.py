@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from holdfast.registry import pytree
 from holdfast.registry.collective import shards
@@ -58,6 +58,7 @@ class CollectiveTrainer(Trainer):
         super().__init__(committer)
         self._calls = Calls(group)
         self._plans = Plans()
+        self._places: dict[str, list[Any]] = {}
 
     @property
     def group(self) -> Group:
@@ -127,7 +128,32 @@ class CollectiveTrainer(Trainer):
             self.refuse(error)
 
     def _flattened(self, state: object, request: SaveRequest) -> PreparedSave:
-        return _flatten(state, request)
+        if request.precision is not None:
+            raise InvalidInput(
+                "ranks that save together store tensors unchanged",
+                where="precision",
+                expected="None",
+                hint="Cast the tensors before the save.",
+            )
+        states = {"": state, **request.companions}
+        with collector_paused():
+            flats = {
+                name: shards.flatten(one, self._places.setdefault(name, []))
+                for name, one in states.items()
+            }
+        for one in flats.values():
+            pytree.await_devices(one.flat)
+        return RankSave(
+            request=request,
+            phase="",
+            given=flats[""].flat,
+            narrowing=None,
+            commit_keys=None,
+            companions={name: flats[name].flat for name in request.companions},
+            metrics={},
+            counters={},
+            own={name: one.own for name, one in flats.items()},
+        )
 
     def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
         assert isinstance(save, RankSave)
@@ -173,30 +199,3 @@ class CollectiveTrainer(Trainer):
         self._log.refresh()
         record = self._log.knowing(n).by_n[n]
         return Checkpoint(self._committer.store, self._log, record)
-
-
-def _flatten(state: object, request: SaveRequest) -> RankSave:
-    """Flatten the states of this rank."""
-    if request.precision is not None:
-        raise InvalidInput(
-            "ranks that save together store tensors unchanged",
-            where="precision",
-            expected="None",
-            hint="Cast the tensors before the save.",
-        )
-    with collector_paused():
-        main = shards.flatten(state)
-        companions = {name: shards.flatten(one) for name, one in request.companions.items()}
-    for one in (main, *companions.values()):
-        pytree.await_devices(one.flat)
-    return RankSave(
-        request=request,
-        phase="",
-        given=main.flat,
-        narrowing=None,
-        commit_keys=None,
-        companions={name: one.flat for name, one in companions.items()},
-        metrics={},
-        counters={},
-        own={"": main.own, **{name: one.own for name, one in companions.items()}},
-    )

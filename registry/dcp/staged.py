@@ -189,7 +189,8 @@ def _bare_leaf(row: Sequence[Any]) -> ArrayLeaf:
 
 
 def _moved(leaf: ArrayLeaf, view: memoryview, start: int) -> ArrayLeaf:
-    return leaf.moved(view[start : start + leaf.nbytes])
+    leaf.hold(view[start : start + leaf.nbytes])
+    return leaf
 
 
 def _absent(source: None, nbytes: int) -> memoryview:  # noqa: ARG001

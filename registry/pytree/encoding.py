@@ -16,7 +16,7 @@ from holdfast.registry.pytree.adapter_table import ADAPTERS
 from holdfast.registry.pytree.leaves import ArrayLeaf
 from holdfast.registry.pytree.paths import Link, OddKey, clip, shown
 from holdfast.registry.values import canonical
-from holdfast.registry.values.canonical import Json
+from holdfast.registry.values.canonical import MAX_INTEGER, Json
 
 #: The most levels of nested containers, in a state and in a skeleton.
 MAX_DEPTH = 100
@@ -61,6 +61,8 @@ class Encoder:
 
     def key(self, key: Any, link: Link, depth: int) -> tuple[Json, Any]:
         """Encode a key of a dict at `link`; return its node and its step in a path."""
+        if type(key) is int and -MAX_INTEGER <= key <= MAX_INTEGER:
+            return key, key  # optimizers have thousands of them
         with self.plain("a key of a dict"):
             node = self.node(key, link, depth)
         if type(node) is str or type(node) is int:

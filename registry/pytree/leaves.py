@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import PyDLL, addressof, c_char, c_size_t, c_void_p, memmove
 from typing import Any
 
 from holdfast.registry.pytree.paths import Link, join
+
+#: Returns the bytes of a source, given their number: flat, format `B`, C order.
+Opener = Callable[[Any, int], memoryview]
+
+#: Copies of this size take longer than it takes to let other threads run meanwhile.
+_LONG_BYTES = 64 * 1024
+_MEMMOVE = PyDLL(None).memmove  # it does not let them run
+_MEMMOVE.argtypes, _MEMMOVE.restype = (c_void_p, c_void_p, c_size_t), None
+
+#: Opener of a leaf -> copies the bytes of its source to an address, faster than through a view.
+COPIERS: dict[Opener, Callable[[Any, int, int], None]] = {}
+
+
+def copy_memory(target: int, source: int, nbytes: int) -> None:
+    """Copy bytes from one address to another."""
+    (_MEMMOVE if nbytes < _LONG_BYTES else memmove)(target, source, nbytes)
 
 
 class ArrayLeaf:
@@ -30,7 +47,7 @@ class ArrayLeaf:
         shape: tuple[int, ...],
         nbytes: int,
         source: Any,
-        opener: Callable[[Any, int], memoryview],
+        opener: Opener,
         link: Link,
         is_ours: bool = False,
     ) -> None:
@@ -68,9 +85,31 @@ class ArrayLeaf:
         """The tensor, array or string itself."""
         return self._source
 
-    def moved(self, view: memoryview) -> ArrayLeaf:
-        """Return the same leaf without the tensor; `view` is our own copy of its bytes."""
-        return ArrayLeaf(self.dtype, self.shape, self.nbytes, view, _given, self._link, True)
+    def move(self, view: memoryview, address: int) -> None:
+        """Copy the bytes to memory of ours, and hold that instead of the tensor.
+
+        Args:
+            view: The memory.
+            address: Its address.
+        """
+        if self.nbytes:
+            copy = COPIERS.get(self._open)
+            if copy is not None:
+                copy(self._source, self.nbytes, address)
+            else:
+                self._copy(view, address)
+        self.hold(view)
+
+    def _copy(self, view: memoryview, address: int) -> None:
+        source = self.buffer()
+        if source.readonly or self.nbytes < _LONG_BYTES:
+            view[:] = source
+        else:
+            copy_memory(address, addressof(c_char.from_buffer(source)), self.nbytes)
+
+    def hold(self, view: memoryview) -> None:
+        """Hold our own copy of the bytes instead of the tensor."""
+        self._source, self._open, self._view, self.is_ours = view, _given, None, True
 
     def __repr__(self) -> str:
         return f"ArrayLeaf({self.path!r}, {self.dtype}, {self.shape})"

@@ -11,7 +11,7 @@ from torch.torch_version import TorchVersion
 
 from holdfast.registry.pytree.decoding import DECODERS, Decoder
 from holdfast.registry.pytree.encoding import HANDLERS, Encoder
-from holdfast.registry.pytree.leaves import ArrayLeaf
+from holdfast.registry.pytree.leaves import ArrayLeaf, Opener
 from holdfast.registry.pytree.paths import Link, clip
 from holdfast.registry.pytree.scalars import atom, pack_int, unpack_int
 from holdfast.registry.pytree.torch_memory import (
@@ -54,27 +54,42 @@ def encode_tensor(encoder: Encoder, value: torch.Tensor, link: Link, depth: int)
     name = NAMES.get(value.dtype)
     if name is None or encoder.role:
         return _encode_special(encoder, value, link, depth)
-    opener, is_ours = copy_of, True
     try:
-        shape = tuple(value.shape)
-        nbytes = value.nbytes
+        shape, nbytes = tuple(value.shape), value.nbytes
+    except (RuntimeError, NotImplementedError):
+        return _encode_special(encoder, value, link, depth)
+    opener = opener_of(encoder, value, name, nbytes, link)
+    if opener is None:
+        return _encode_special(encoder, value, link, depth)
+    leaves = encoder.leaves
+    node: Json = {"t": len(leaves)}
+    leaves.append(ArrayLeaf(name, shape, nbytes, value, opener, link, opener is copy_of))
+    return node
+
+
+def opener_of(
+    encoder: Encoder, value: torch.Tensor, name: str, nbytes: int, link: Link
+) -> Opener | None:
+    """Return what gives the bytes of a tensor; `None` if it is not strided or has none.
+
+    Raises:
+        UnsupportedValue: Its memory has been released.
+    """
+    try:
         if value.is_cpu:
             held = value.untyped_storage().nbytes()
             if value.is_contiguous():
                 if held != nbytes and not has_memory(value, nbytes):
                     _refuse_without_memory(encoder, link)
                 if not (value.is_neg() or (name[0] == "c" and value.is_conj())):
-                    opener, is_ours = storage_of, False
+                    return storage_of
             elif nbytes and not held:
                 _refuse_without_memory(encoder, link)
         elif value.is_meta or value.layout is not torch.strided:
-            return _encode_special(encoder, value, link, depth)
+            return None
     except (RuntimeError, NotImplementedError):
-        return _encode_special(encoder, value, link, depth)
-    leaves = encoder.leaves
-    node: Json = {"t": len(leaves)}
-    leaves.append(ArrayLeaf(name, shape, nbytes, value, opener, link, is_ours))
-    return node
+        return None
+    return copy_of
 
 
 def _refuse_without_memory(encoder: Encoder, link: Link) -> NoReturn:

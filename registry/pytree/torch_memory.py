@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from holdfast.registry.errors import IncompatibleState, UnsupportedValue
+from holdfast.registry.pytree.leaves import COPIERS, copy_memory
 from holdfast.registry.values.dtypes import ITEM_SIZES
 
 #: Every element type of torch by its name; `DTYPES` has the ones that can be stored.
@@ -62,12 +63,29 @@ def storage_of(tensor: torch.Tensor, nbytes: int) -> memoryview:
     It holds the storage and not the tensor: a program may give the tensor other memory
     (`.data = ...`), which would free the memory that is viewed.
     """
+    owner, address = _memory_now(tensor)
+    return _view(address, nbytes, owner)
+
+
+def _copy_storage(tensor: torch.Tensor, nbytes: int, target: int) -> None:
+    """Copy the memory that a tensor has now to an address."""
+    owner, address = _memory_now(tensor)
+    copy_memory(target, address, nbytes)
+    del owner  # it kept the memory alive
+
+
+def _memory_now(tensor: torch.Tensor) -> tuple[object, int]:
+    """Return the owner of the memory that a tensor has now, and its address."""
     storage, address = tensor.untyped_storage(), tensor.data_ptr()
     start = storage.data_ptr()
-    if not start <= address <= start + storage.nbytes():
-        # The program changed it between these two lines; a detached alias keeps one memory.
-        return memory_of(tensor.detach(), nbytes)
-    return _view(address, nbytes, storage)
+    if start <= address <= start + storage.nbytes():
+        return storage, address
+    # The program changed it between these two lines; a detached alias keeps one memory.
+    alias = tensor.detach()
+    return alias, alias.data_ptr()
+
+
+COPIERS[storage_of] = _copy_storage
 
 
 @contextmanager

@@ -42,13 +42,13 @@ class _Job:
     """A save with its copy.
 
     Attributes:
-        save: The save; its states are in the memory `side`.
+        save: The save; its states are in the memory `side`. `None` once it has ended.
         side: Which of the two memories.
         future: Its result.
         pending: What the caller holds.
     """
 
-    save: PreparedSave
+    save: PreparedSave | None
     side: int
     future: Future[Checkpoint]
     pending: PendingSave
@@ -95,7 +95,7 @@ class Background:
             replaced, self._waiting = self._waiting, None
             running = self._running
             side = replaced.side if replaced else 1 - running.side if running else 0
-        if replaced is not None:
+        if replaced is not None and replaced.save is not None:
             prepared.request.follow(replaced.save.request)
             self._forget(replaced)
             replaced.pending.give_up("superseded")
@@ -158,15 +158,17 @@ class Background:
                 self._running, self._waiting = job, None
             if job is not self._running:
                 return  # it was superseded
+        assert job.save is not None
         try:
             made = self._store(job.save)
         except BaseException as error:
-            self._end()
+            self._end(job)
             job.future.set_exception(error)
         else:
-            self._end()
+            self._end(job)
             job.future.set_result(made)
 
-    def _end(self) -> None:
+    def _end(self, job: _Job) -> None:
+        job.save = None  # thousands of objects, which the next call would free while it blocks
         with self._lock:
             self._running = None

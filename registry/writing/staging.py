@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from typing import Any
 
 from holdfast.registry.pytree import ArrayLeaf, FlatState
@@ -35,47 +34,31 @@ class Staging:
         self._memory = allocate(0)
 
     def copy(self, state: FlatState, pool: Executor) -> FlatState:
-        """Return a copy of a state in this memory; the copy before is overwritten."""
+        """Move a state to this memory and return it; the copy before is overwritten."""
         leaves = [leaf for part in state.components for leaf in part.leaves]
         offsets, total = places(leaves)
         self.reserve(total)
         jobs = list(zip(leaves, offsets, strict=True))
-        memory = memoryview(self._memory)
         large = [job for job in jobs if job[0].nbytes >= _LARGE_BYTES]
-        copying = [pool.submit(self._copy_large, share) for share in _shares(large)]
+        copying = [pool.submit(self._move, share) for share in _shares(large)]
         try:
-            for leaf, start in jobs:
-                if leaf.nbytes < _LARGE_BYTES:
-                    memory[start : start + leaf.nbytes] = leaf.buffer()
-                    leaf.release()
+            self._move([job for job in jobs if job[0].nbytes < _LARGE_BYTES])
         except BaseException:
             abandon(copying)
             raise
         results(copying)
-        moved = iter([leaf.moved(memory[start : start + leaf.nbytes]) for leaf, start in jobs])
-        components = tuple(
-            replace(part, leaves=tuple(next(moved) for _ in part.leaves))
-            for part in state.components
-        )
-        return FlatState(state.kind, components)
+        return state
 
     def reserve(self, nbytes: int) -> None:
         """Allocate memory for a state of this size, unless there is enough."""
         if nbytes > len(self._memory):
             self._memory = self._allocate(nbytes)
 
-    def _copy_large(self, jobs: Sequence[_Job]) -> None:
+    def _move(self, jobs: Sequence[_Job]) -> None:
         memory = memoryview(self._memory)
         base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) if self._memory else 0
         for leaf, start in jobs:
-            view = leaf.buffer()
-            if view.readonly or not view.nbytes:
-                memory[start : start + leaf.nbytes] = view
-            else:
-                source = ctypes.addressof(ctypes.c_char.from_buffer(view))
-                # Unlike assignment to a slice, a foreign call lets the other shares run.
-                ctypes.memmove(base + start, source, leaf.nbytes)
-            leaf.release()
+            leaf.move(memory[start : start + leaf.nbytes], base + start)
 
 
 def places(leaves: Sequence[ArrayLeaf]) -> tuple[list[int], int]:

@@ -31,6 +31,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import holdfast
 from holdfast.distributed import PerRank, TorchGroup, load_into
+from holdfast.registry.collective import shards
 from holdfast.registry.errors import RegistryError, UnsupportedValue
 from tests.registry.collective.ranks import Troubled
 
@@ -173,6 +174,86 @@ def saved_placements(rank: int, size: int, url: str) -> list[str]:
             found.append(str(made.digest))
             load_into(made, state, group=group)  # its connections are apart from those of saves
     return found
+
+
+def flattened_again(rank: int, size: int) -> list[str]:
+    """Flatten a state that changes, with what was remembered of it; return what that got wrong."""
+    mesh = _mesh(size, "a", "b")
+    even = torch.arange(64 * 64, dtype=torch.float32).reshape(64, 64)
+
+    def made(*placements: Placement, rows: int = 64) -> Any:
+        return distribute_tensor(even[:rows], mesh, placements, src_data_rank=None)
+
+    part: dict[str, Any] = {"w": made(Shard(0), Shard(1)), "x": made(Replicate(), Shard(1)), "n": 1}
+    part["z"] = made(Shard(0), Replicate())
+    state = {"c": part}
+    flipped = DeviceMesh("cpu", mesh.mesh.T)
+    changes: dict[str, Any] = {
+        "nothing": lambda: None,
+        "values": lambda: part["w"]._local_tensor.add_(1),
+        "a plain value": lambda: part.update(n=2),
+        "a new tensor with another part of the same shape": lambda: part.update(
+            w=made(Shard(1), Shard(0))
+        ),
+        "placements": lambda: setattr(part["w"]._spec, "placements", (Shard(0), Shard(1))),
+        "the mesh": lambda: setattr(part["w"]._spec, "mesh", flipped),
+        "the shape": lambda: part.update(
+            z=_with_placements(made(Shard(0), Replicate(), rows=63), part["z"])
+        ),
+        "the element type": lambda: setattr(
+            part["w"], "_local_tensor", part["w"]._local_tensor.to(torch.int32)
+        ),
+        "an earlier tensor": lambda: part.update(
+            {"w": part["x"], "x": part["w"], "y": made(Shard(0), Replicate())}
+        ),
+        "one tensor less": lambda: part.pop("w"),
+    }
+    places: list[Any] = []
+    wrong = []
+    for what, change in changes.items():
+        change()
+        if _described(shards.flatten(state, places)) != _described(shards.flatten(state)):
+            wrong.append(what)
+        known = [*places]
+        shards.flatten(state, places)
+        if [*map(id, known)] != [*map(id, places)]:
+            wrong.append(f"{what}: it was not remembered")
+    first = part["x"] = made(Shard(0), Shard(0))
+    assert _refusal(state, places) == ""
+    part["x"] = _with_placements(made(Shard(0), Shard(0)), first)
+    [entry] = first._spec.shard_order
+    part["x"]._spec.shard_order = (entry._replace(mesh_dims=(1, 0)),)
+    if "another order" not in _refusal(state, places):
+        wrong.append("another order of the mesh axes")
+    part["x"] = first
+    assert _refusal(state, places) == ""
+    first._local_tensor = first._local_tensor[:1]
+    if "local part" not in _refusal(state, places):
+        wrong.append("another part than the spec describes")
+    return wrong
+
+
+def _refusal(state: dict[str, Any], places: list[Any]) -> str:
+    try:
+        shards.flatten(state, places)
+    except UnsupportedValue as error:
+        return str(error)
+    return ""
+
+
+def _with_placements(value: DTensor, of: DTensor) -> DTensor:
+    value._spec.mesh, value._spec.placements = of._spec.mesh, of._spec.placements
+    return value
+
+
+def _described(state: shards.RankState) -> list[Any]:
+    [part] = state.flat.components
+    return [
+        part.skeleton,
+        *((one.path, one.dtype, one.shape, one.nbytes) for one in part.leaves),
+        *((one.whole, one.offset, one.is_copied) for one in part.leaves),
+        *(bytes(one.buffer()) for one in part.leaves),
+    ]
 
 
 def refused_placements(rank: int, size: int, url: str) -> list[str]:

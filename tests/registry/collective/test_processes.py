@@ -54,6 +54,10 @@ def test_placements_that_divide_nothing_evenly_give_one_id(reg: Registry, fleet:
     assert found == [[str(alone.digest)] * len(acts.PLACEMENTS)] * 4
 
 
+def test_what_is_remembered_of_a_layout_is_used_only_while_it_is_true(fleet: Fleet) -> None:
+    assert fleet.run(4, acts.flattened_again) == [[]] * 4
+
+
 def test_layouts_that_are_no_boxes_are_refused_by_name(reg: Registry, fleet: Fleet) -> None:
     for said in fleet.run(2, acts.refused_placements, reg.url):
         assert len(said) == 2
