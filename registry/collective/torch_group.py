@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from threading import Thread
+from threading import Thread, local
 from typing import Any
 
 import torch
@@ -50,12 +50,23 @@ class TorchGroup:
         self.deadline_s = check_deadline(deadline_s)
         self.rank: int = dist.get_rank()
         self.size: int = dist.get_world_size()
-        # A wait in a clone does not block the training's own calls of the store.
         store: Any = _get_default_store()
         # Every rank makes its groups in the same order, so the number of one is the same on all.
         number = store.add(f"holdfast/groups/{self.rank}", 1)
-        self._store: Any = PrefixStore(f"holdfast/{number}", store.clone())
+        self._place, self._training = f"holdfast/{number}", store
+        self._own = local()
         self._gloo: dict[str, Any] = {}
+
+    @property
+    def _store(self) -> Any:
+        """This thread's own connection; a wait holds up all other calls of its connection.
+
+        So a save in the background does not hold up a load, nor the training's own calls.
+        """
+        found: Any = getattr(self._own, "store", None)
+        if found is None:
+            found = self._own.store = PrefixStore(self._place, self._training.clone())
+        return found
 
     def send(self, to: Sequence[int], name: str, data: bytes) -> None:  # noqa: ARG002
         """Send a message; if the store is gone, the next `receive` finds none."""

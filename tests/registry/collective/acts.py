@@ -198,7 +198,7 @@ def flattened_again(rank: int, size: int) -> list[str]:
         "placements": lambda: setattr(part["w"]._spec, "placements", (Shard(0), Shard(1))),
         "the mesh": lambda: setattr(part["w"]._spec, "mesh", flipped),
         "the shape": lambda: part.update(
-            z=_with_placements(made(Shard(0), Replicate(), rows=63), part["z"])
+            z=_with(made(Shard(0), Replicate(), rows=63), "_spec", part["z"]._spec)
         ),
         "the element type": lambda: setattr(
             part["w"], "_local_tensor", part["w"]._local_tensor.to(torch.int32)
@@ -220,9 +220,10 @@ def flattened_again(rank: int, size: int) -> list[str]:
             wrong.append(f"{what}: it was not remembered")
     first = part["x"] = made(Shard(0), Shard(0))
     assert _refusal(state, places) == ""
-    part["x"] = _with_placements(made(Shard(0), Shard(0)), first)
+    part["x"] = other = made(Shard(0), Shard(0))
     [entry] = first._spec.shard_order
-    part["x"]._spec.shard_order = (entry._replace(mesh_dims=(1, 0)),)
+    other._spec.placements = first._spec.placements
+    other._spec.shard_order = (entry._replace(mesh_dims=(1, 0)),)
     if "another order" not in _refusal(state, places):
         wrong.append("another order of the mesh axes")
     part["x"] = first
@@ -241,8 +242,8 @@ def _refusal(state: dict[str, Any], places: list[Any]) -> str:
     return ""
 
 
-def _with_placements(value: DTensor, of: DTensor) -> DTensor:
-    value._spec.mesh, value._spec.placements = of._spec.mesh, of._spec.placements
+def _with(value: Any, name: str, to: Any) -> Any:
+    setattr(value, name, to)
     return value
 
 

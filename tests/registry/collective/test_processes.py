@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 import secrets
+import sys
 import time
 from collections import Counter
 from pathlib import Path
+from threading import Thread, local
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore
 
 import holdfast
 from holdfast import Registry
@@ -104,10 +108,27 @@ class Gone:
 
 def test_a_store_that_is_gone_is_silence() -> None:
     group = object.__new__(TorchGroup)
-    group.rank, group._store = 1, Gone()
+    group.rank, group._own = 1, SimpleNamespace(store=Gone())
     group.send([0], "name", b"")
     group.forget("name")
     assert group.receive("name", [0], 1.0) == {}
+
+
+def test_a_thread_that_waits_does_not_hold_up_another() -> None:
+    """A save in the background waits for a rank while the training loads."""
+    group = object.__new__(TorchGroup)
+    group.rank, group._place, group._own = 0, "place", local()
+    group._training = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    found: list[dict[int, bytes]] = []
+    waits = Thread(target=lambda: found.append(group.receive("word", [0], 5.0)))
+    waits.start()
+    while (frame := sys._current_frames().get(waits.ident or 0)) is None or (
+        frame.f_code is not TorchGroup._arrived.__code__
+    ):
+        assert waits.is_alive()
+    group.send([0], "word", b"said")
+    waits.join()
+    assert found == [{0: b"said"}]
 
 
 @pytest.mark.soak

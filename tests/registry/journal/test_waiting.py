@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.registry.errors import Conflict, OnlyLocal
+import holdfast
+from holdfast.distributed import ThreadGroup
+from holdfast.registry.errors import Conflict, InvalidInput, OnlyLocal
 from holdfast.registry.journal.background import BackgroundCarrier
 from holdfast.registry.journal.carrier import Carrier
 from holdfast.registry.journal.folder import RunFolder
@@ -394,3 +396,13 @@ def test_a_restart_misses_no_save_that_is_carried_while_it_looks(
     training.machine.carry()
     assert [one.step for one in run.checkpoints()] == [1, 2, 3, 4]
     assert actions_of(training.bucket, "run.rewind") == []
+
+
+def test_ranks_that_save_together_are_told_to_carry_the_journal_first(tmp_path: Path) -> None:
+    holdfast.init(tmp_path / "registry").close()
+    [group] = ThreadGroup.make(1)
+    with (
+        holdfast.open(tmp_path / "registry", journal=str(tmp_path / "journal")) as reg,
+        pytest.raises(InvalidInput, match="holdfast journal carry"),
+    ):
+        reg.run("run", create=True, group=group)
