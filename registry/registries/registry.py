@@ -209,8 +209,8 @@ class Registry(MaintainedRegistry):
             raise InvalidInput(
                 "ranks that save together do not use a journal",
                 where="group",
-                hint="Carry what is only in it (`holdfast journal carry`), or the ranks continue from "
-                "an older checkpoint; then open the registry with journal=''.",
+                hint="Carry what is only in it (`holdfast journal carry`), or the ranks continue "
+                "from an older checkpoint; then open the registry with journal=''.",
             )
         log = self._open_log(name, must_exist=not create)
         options = handles.RunOptions(preset, config, seed, monitor, retention, input_hash)
