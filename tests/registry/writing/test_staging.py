@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,3 +69,20 @@ def test_what_is_read_only_or_not_contiguous_is_copied_as_well(pool):
     flat = flatten(state)
     expected = bytes_of(flatten(state))
     assert bytes_of(Staging().copy(flat, pool)) == expected
+
+
+def test_tensors_are_copied_whatever_their_size_and_place_in_memory(pool):
+    state = {
+        "small": torch.arange(10.0),
+        "inner": torch.arange(100, dtype=torch.int16)[7:30],
+        "large": torch.arange(50_000.0),
+        "turned": torch.arange(100.0).reshape(10, 10).T,
+        "conjugate": torch.tensor([1 + 2j]).conj(),
+        "empty": torch.empty(0, 3),
+    }
+    flat, expected = flatten(state), bytes_of(flatten(state))
+    copied = Staging().copy(flat, pool)
+    for tensor in state.values():
+        tensor.add_(1)
+    assert bytes_of(copied) == expected
+    assert all(leaf.is_ours for part in copied.components for leaf in part.leaves)
