@@ -267,4 +267,4 @@ def _chunks(entry: TensorEntry, lists: Mapping[Digest, bytes]) -> _Chunks:
     """Return the digests of a tensor's chunks; an inline tensor counts as one chunk."""
     if entry.inline is not None:
         return (Digest.of(entry.inline),)
-    return entry.chunk_digests(lists)
+    return tuple(entry.chunk_digests(lists))

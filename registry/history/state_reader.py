@@ -17,7 +17,7 @@ from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord
 from holdfast.registry.storage.manifest import Manifest, TensorEntry
-from holdfast.registry.storage.placement import NO_BASE, Placement
+from holdfast.registry.storage.placement import NO_BASE, ChunkIndex, Placement
 from holdfast.registry.storage.reading import (
     StateIndex,
     Target,
@@ -71,6 +71,8 @@ class StateReader:
         self.ref = ref
         self._indexed: tuple[Place, StateIndex] | None = None
         self._lists: dict[Digest, bytes] = {}
+        # Tensors of which a caller has asked for the chunks: it is about to read some.
+        self._asked: list[TensorEntry] = []
         self.digest = digest
 
     @property
@@ -142,13 +144,20 @@ class StateReader:
         """
         self._relocated(
             lambda place: read_chunks(
-                self.store, self._placement(place), self._index(place).holding(wanted), wanted
+                self.store, self._placement(place), self._holding(place, wanted), wanted
             )
         )
+
+    def _holding(self, place: Place, wanted: Mapping[Digest, memoryview]) -> ChunkIndex:
+        index = self._index(place)
+        asked, self._asked = self._asked, []
+        index.learn(asked)
+        return index.holding(wanted)
 
     def chunk_digests(self, entry: TensorEntry) -> Sequence[Digest]:
         """Return the digests of a tensor's chunks, in the order of its grid."""
         if entry.chunk_list is None:
+            self._asked.append(entry)
             return entry.chunks
         return entry.chunk_digests(self._relocated(lambda place: self._index(place).learn([entry])))
 

@@ -16,11 +16,17 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, Self
 
-from holdfast.registry.errors import InvalidInput, Malformed, UnsupportedFormat
+from holdfast.registry.errors import (
+    IntegrityError,
+    InvalidInput,
+    Malformed,
+    UnsupportedFormat,
+)
 from holdfast.registry.storage.chunking import GRID, INLINE_BYTES, Grid, grid
 from holdfast.registry.storage.framing import content_bytes, unwrap_frame, wrap_frame
+from holdfast.registry.storage.manifest_text import OtherSpelling, PartText, split
 from holdfast.registry.values import canonical
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.digest import Digest, HexDigests
 from holdfast.registry.values.dtypes import ITEM_SIZES
 from holdfast.registry.values.gc_pause import collector_paused
 from holdfast.registry.values.parse_limits import check_json, taking_turns
@@ -69,7 +75,7 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     inline: bytes | None = None
-    chunks: tuple[Digest, ...] = ()
+    chunks: Sequence[Digest] = ()
     chunk_list: Digest | None = None
     original: str | None = None
 
@@ -88,7 +94,7 @@ class TensorEntry:
         """Size of the tensor in bytes."""
         return prod(self.shape) * ITEM_SIZES[self.dtype]
 
-    def chunk_digests(self, lists: Mapping[Digest, bytes]) -> tuple[Digest, ...]:
+    def chunk_digests(self, lists: Mapping[Digest, bytes]) -> Sequence[Digest]:
         """Return the digests of its chunks, in the order of its grid; none if it is inline.
 
         Args:
@@ -231,6 +237,22 @@ class Manifest:
         """Stored digest lists by their digest, each with a tensor that names it."""
         return {t.chunk_list: t for t in self.tensors() if t.chunk_list is not None}
 
+    @cached_property
+    def first_named(self) -> tuple[Mapping[Digest, int], int]:
+        """By the first chunk or the list of each tensor, how many chunks and lists come before it.
+
+        Equal ones count each time here; the number of all of them comes second.
+        """
+        first, total = {}, 0
+        for tensor in self.tensors():
+            if tensor.chunk_list is not None:
+                first[tensor.chunk_list] = total
+                total += 1
+            elif tensor.chunks:
+                first[tensor.chunks[0]] = total
+                total += len(tensor.chunks)
+        return first, total
+
     def all_chunks(self, lists: Mapping[Digest, bytes]) -> dict[Digest, int]:
         """Return every distinct chunk and its raw length, in the order of a placement's rows.
 
@@ -276,9 +298,8 @@ class Manifest:
         """
         with taking_turns(content_bytes(data)), collector_paused():
             content = unwrap_frame(data, where=where)
-            manifest = cls._parse(content, where)
-            with _rules(where):
-                _check_canonical(content, manifest._content(), where)
+            check_json(content, where=where)
+            manifest = cls._spelled(content, where) or cls._parse(content, where)
         if manifest.digest != expected:
             raise Malformed(
                 "another checkpoint's manifest",
@@ -289,7 +310,24 @@ class Manifest:
         return manifest
 
     @classmethod
+    def _spelled(cls, content: bytes, where: str) -> Manifest | None:
+        """Read a text as a writer spells it; `None` for every other one."""
+        try:
+            kind, parts = split(content)
+            forms: dict[bytes, TensorEntry] = {}
+            found = {
+                str(canonical.decode(part.name, where=where)): _of_text(part, forms, where)
+                for part in parts
+            }
+            if len(found) == len(parts) and kind in (b'"dict"', b'"odict"'):
+                return cls(kind[1:-1].decode("ascii"), found)
+        except (OtherSpelling, IntegrityError, KeyError, TypeError, ValueError):
+            pass
+        return None
+
+    @classmethod
     def _parse(cls, content: bytes, where: str) -> Manifest:
+        """Parse a text in full, and tell what is wrong with it."""
         body = canonical.parse(content, where=where)
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             found = body.get("format") if isinstance(body, dict) else type(body).__name__
@@ -305,7 +343,9 @@ class Manifest:
             components = {_name(name): _component(part) for name, part in body["components"]}
             if len(components) != len(body["components"]):
                 raise ValueError("a component occurs twice")
-            return cls(body["kind"], components)
+            manifest = cls(body["kind"], components)
+            _check_canonical(content, manifest._content(), where)
+            return manifest
         raise AssertionError  # `_rules` lets no error pass
 
 
@@ -354,6 +394,35 @@ def _name(name: object) -> str:
     return name
 
 
+def _of_text(part: PartText, forms: dict[bytes, TensorEntry], where: str) -> Component:
+    """Return the component that has a text.
+
+    Args:
+        part: The text.
+        forms: By its JSON, an entry of each form that was met; new ones are added.
+        where: The manifest.
+
+    Raises:
+        ValueError: It breaks a rule of the format.
+    """
+    skeleton = canonical.decode(part.skeleton, where=where)
+    entries = []
+    for form, span, data, listed in part.tensors:
+        one = forms.get(form)
+        if one is None:
+            body = canonical.decode(b"{" + form, where=where)
+            if not {"dtype", "shape"} <= set(body) <= {"dtype", "shape", "original"}:
+                raise ValueError(f"a tensor has keys {sorted(body)}")
+            one = forms[form] = _form(body)
+        if span is not None:
+            entries.append(_with_chunks(one, HexDigests(part.encoded, *span)))
+        elif data is not None:
+            entries.append(_with_data(one, data.decode("ascii")))
+        else:
+            entries.append(_with_list(one, (listed or b"").decode("ascii")))
+    return Component(skeleton, tuple(entries), Digest.of(part.encoded), part.encoded)
+
+
 def _component(body: Any) -> Component:
     if set(body) != {"grid", "skeleton", "tensors"}:
         raise ValueError(f"a component has keys {sorted(body)}")
@@ -369,6 +438,21 @@ def _component(body: Any) -> Component:
 
 
 def _tensor(entry: Any) -> TensorEntry:
+    form = _form(entry)
+    fields = set(entry) - {"dtype", "shape", "original"}
+    if fields == {"data"}:
+        return _with_data(form, entry["data"])
+    if fields == {"list"}:
+        return _with_list(form, entry["list"])
+    if fields != {"chunks"}:
+        raise ValueError(f"a tensor has keys {sorted(entry)}")
+    if len(entry["chunks"]) != form.grid.count:  # before digests are made
+        raise _uncovered(form, len(entry["chunks"]))
+    return _with_chunks(form, tuple(Digest.each_from_hex(entry["chunks"])))
+
+
+def _form(entry: Any) -> TensorEntry:
+    """Return the entry of a tensor without its bytes: type and shape, which are checked."""
     dtype, shape = entry["dtype"], tuple(entry["shape"])
     if dtype not in ITEM_SIZES:
         raise ValueError(f"unknown dtype {dtype!r}")
@@ -379,23 +463,32 @@ def _tensor(entry: Any) -> TensorEntry:
     if cut.nbytes >= 2**63:
         raise ValueError(f"shape {shape} is beyond 2^63 bytes")
     original = _original(entry, cut.nbytes) if "original" in entry else None
-    fields = set(entry) - {"dtype", "shape", "original"}
-    if fields == {"data"}:
-        inline = _inline(entry["data"])
-        if len(inline) != cut.nbytes or len(inline) > INLINE_BYTES:
-            raise ValueError(f"{len(inline)} inline bytes for shape {shape} of {dtype}")
-        return TensorEntry(dtype, shape, inline=inline, original=original)
-    if fields == {"list"}:
-        if cut.count <= LIST_THRESHOLD:
-            raise ValueError(f"a digest list for only {cut.count} chunks")
-        listed = Digest.from_hex(entry["list"])
-        return TensorEntry(dtype, shape, chunk_list=listed, original=original)
-    if fields != {"chunks"}:
-        raise ValueError(f"a tensor has keys {sorted(entry)}")
-    if len(entry["chunks"]) != cut.count or cut.nbytes <= INLINE_BYTES:
-        raise ValueError(f"{len(entry['chunks'])} chunks do not cover shape {shape} of {dtype}")
-    chunks = tuple(Digest.each_from_hex(entry["chunks"]))
-    return TensorEntry(dtype, shape, chunks=chunks, original=original)
+    return TensorEntry(dtype, shape, original=original)
+
+
+def _with_data(form: TensorEntry, text: str) -> TensorEntry:
+    inline, cut = _inline(text), form.grid
+    if len(inline) != cut.nbytes or len(inline) > INLINE_BYTES:
+        raise ValueError(f"{len(inline)} inline bytes for shape {form.shape} of {form.dtype}")
+    return TensorEntry(form.dtype, form.shape, inline=inline, original=form.original)
+
+
+def _with_list(form: TensorEntry, text: object) -> TensorEntry:
+    if form.grid.count <= LIST_THRESHOLD:
+        raise ValueError(f"a digest list for only {form.grid.count} chunks")
+    listed = Digest.from_hex(text)
+    return TensorEntry(form.dtype, form.shape, chunk_list=listed, original=form.original)
+
+
+def _with_chunks(form: TensorEntry, chunks: Sequence[Digest]) -> TensorEntry:
+    cut = form.grid
+    if len(chunks) != cut.count or cut.nbytes <= INLINE_BYTES:
+        raise _uncovered(form, len(chunks))
+    return TensorEntry(form.dtype, form.shape, chunks=chunks, original=form.original)
+
+
+def _uncovered(form: TensorEntry, chunks: int) -> ValueError:
+    return ValueError(f"{chunks} chunks do not cover shape {form.shape} of {form.dtype}")
 
 
 # A model has thousands of tensors and a few dozen shapes.

@@ -51,11 +51,11 @@ def read_tensors(
 
 
 class StateIndex:
-    """The rows of a state's chunks. A digest list is read when one of its tensors is.
+    """The rows of a state's chunks. The digests of a tensor, or its list, are read when it is.
 
     Rows follow the manifest's distinct chunks. If no two chunks are equal, and none is a delta, the
-    place of each list's chunks is known without the other lists. Otherwise all lists are read at
-    once.
+    rows of each tensor are known without the digests of the others. Otherwise all digests that the
+    manifest names are read at once; and all lists, unless only chunks that it names are equal.
 
     Args:
         store: The store to read.
@@ -77,7 +77,12 @@ class StateIndex:
         self._chunks: ChunkIndex | None = None
         # By list the first row of its chunks; of lists whose chunks are not indexed yet.
         self._apart: dict[Digest, int] = {}
-        at = len(manifest.direct_chunks)
+        self._first: Mapping[Digest, int] = {}  # by its first chunk the first row of a tensor
+        self._is_plain = _is_plain(manifest, placement)
+        if self._is_plain:
+            self._first, at = manifest.first_named
+        else:
+            at = len(manifest.direct_chunks)
         for digest, tensor in manifest.chunk_lists.items():
             self._apart[digest] = at
             at += tensor.grid.count
@@ -86,7 +91,7 @@ class StateIndex:
 
     @property
     def chunks(self) -> ChunkIndex:
-        """The rows of the chunks that the manifest names, and those of the lists that are known."""
+        """The rows that are known: at least those of the tensors that `learn` was told."""
         self.learn(())
         assert self._chunks is not None
         return self._chunks
@@ -94,16 +99,17 @@ class StateIndex:
     def holding(self, wanted: Iterable[Digest]) -> ChunkIndex:
         """Return the rows of these chunks and of others; of an unknown one all lists are read."""
         if not all(map(self.chunks.__contains__, wanted)):
-            self.learn(self._manifest.chunk_lists.values())
+            self.learn(self._manifest.tensors())
         return self.chunks
 
     def learn(self, tensors: Iterable[TensorEntry]) -> Mapping[Digest, bytes]:
-        """Read and index the digest lists of some tensors; return those that are known.
+        """Index the chunks of some tensors, and read their lists; return the lists that are known.
 
         Raises:
             Malformed: The placement has more or fewer rows than the state has chunks.
         """
         with self._lock.here():
+            tensors = list(tensors)
             wanted = {one.chunk_list for one in tensors if one.chunk_list is not None}
             if not self._is_apart:
                 wanted = set(self._apart) if self._chunks is None else set()
@@ -115,15 +121,28 @@ class StateIndex:
                 self._lists |= read_lists(store, manifest, placement, lacking)
             if self._chunks is None:
                 self._chunks = self._index()
+            for one in tensors if self._is_plain else ():
+                if one.chunks and one.chunks[0] not in self._chunks:
+                    self._chunks.add(self._first[one.chunks[0]], one.chunks)
             for digest in self._apart.keys() & self._lists.keys() if self._is_apart else ():
                 tensor = self._manifest.chunk_lists[digest]
                 self._chunks.add(self._apart.pop(digest), tensor.chunk_digests(self._lists))
             return self._lists
 
     def _index(self) -> ChunkIndex:
+        if self._is_plain:
+            return ChunkIndex(self._placement, ())
         if self._is_apart:
             return ChunkIndex(self._placement, self._manifest.direct_chunks)
         return index_chunks(self._manifest, self._placement, self._lists)
+
+
+def _is_plain(manifest: Manifest, placement: Placement) -> bool:
+    """Return whether no two chunks of a state are equal, and none is a delta."""
+    listed = sum(tensor.grid.count for tensor in manifest.chunk_lists.values())
+    rows = placement.rows
+    is_distinct = manifest.first_named[1] + listed == len(rows)
+    return is_distinct and not placement.extra and not rows.has_deltas
 
 
 def read_chunks(
@@ -187,7 +206,7 @@ def read_lists(
         return {}
     index = check_lists(manifest, placement)
     some = manifest.chunk_lists if wanted is None else wanted
-    buffers = {digest: bytearray(manifest.direct_chunks[digest]) for digest in some}
+    buffers = {digest: bytearray(_list_bytes(manifest, digest)) for digest in some}
     views = {digest: memoryview(data) for digest, data in buffers.items()}
     Fetch(store, placement, index).read(views)
     return {digest: bytes(data) for digest, data in buffers.items()}
@@ -199,26 +218,33 @@ def check_lists(manifest: Manifest, placement: Placement) -> ChunkIndex:
     A manifest can claim any shape.
 
     Returns:
-        The index of the chunks that the manifest itself names.
+        An index that has the lists.
 
     Raises:
         Malformed: A list is longer or shorter than the tensor needs.
         BeyondLimit: Reading the lists would take more memory than allowed.
     """
     # The first rows are those of the manifest's own chunks, so lists are found before any is read.
-    if len(placement.rows) < len(manifest.direct_chunks):
+    is_plain = _is_plain(manifest, placement)
+    if not is_plain and len(placement.rows) < len(manifest.direct_chunks):
         raise Malformed(
             "placement does not cover its manifest",
             where=placement.digest,
             expected=f"at least {len(manifest.direct_chunks)} rows",
             found=len(placement.rows),
         )
-    index = ChunkIndex(placement, manifest.direct_chunks)
+    index = ChunkIndex(placement, () if is_plain else manifest.direct_chunks)
+    for digest in manifest.chunk_lists if is_plain else ():
+        index.add(manifest.first_named[0][digest], [digest])
     counts = sum(tensor.grid.count for tensor in manifest.chunk_lists.values())
     check_bytes(counts * LISTED_BYTES, "reading its digest lists", where=manifest.digest)
     for digest in manifest.chunk_lists:
-        check_length(digest, placement.rows[index.row(digest)], manifest.direct_chunks[digest])
+        check_length(digest, placement.rows[index.row(digest)], _list_bytes(manifest, digest))
     return index
+
+
+def _list_bytes(manifest: Manifest, digest: Digest) -> int:
+    return 32 * manifest.chunk_lists[digest].grid.count
 
 
 def _chunks(

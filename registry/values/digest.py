@@ -16,6 +16,8 @@ from holdfast.registry.errors import InvalidInput
 
 _PREFIX = "sha256:"
 _BYTES = 32
+#: Bytes of a digest in a list of JSON, with its quotes and a comma.
+_SPELLED = 67
 _HEX = re.compile(r"[0-9a-f]{64}")
 _DIGITS = re.compile(r"[0-9a-f]*")
 
@@ -138,3 +140,61 @@ class Digests(Sequence[Digest]):
 
     def __hash__(self) -> int:
         return hash(self._packed)
+
+
+class HexDigests(Sequence[Digest]):
+    """Digests as JSON spells them, `"<64 hex>","<64 hex>",...`; they are read when asked for.
+
+    Args:
+        text: A text that has them.
+        start: Where they begin.
+        stop: Where they end.
+
+    Raises:
+        ValueError: They are spelled otherwise.
+    """
+
+    __slots__ = ("_count", "_start", "_text")
+
+    def __init__(self, text: bytes, start: int, stop: int) -> None:
+        self._text, self._start = text, start
+        self._count = (stop - start + 1) // _SPELLED
+        spelled, quotes = text[start:stop], b'"' * self._count
+        if (
+            len(spelled) != self._count * _SPELLED - 1
+            or spelled[::_SPELLED] != quotes
+            or spelled[2 * _BYTES + 1 :: _SPELLED] != quotes
+            or spelled[2 * _BYTES + 2 :: _SPELLED] != b"," * (self._count - 1)
+            or len(spelled.translate(None, b"0123456789abcdef")) != 3 * self._count - 1
+        ):
+            raise ValueError("not digests of 64 hexadecimal digits")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Digest]:
+        return Digest.each(self._read(0, self._count))
+
+    @overload
+    def __getitem__(self, number: int) -> Digest: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Digest]: ...
+    def __getitem__(self, number: int | slice) -> Digest | Sequence[Digest]:
+        if isinstance(number, slice):
+            return tuple(self)[number]
+        at = range(self._count)[number]
+        return Digest(self._read(at, at + 1))
+
+    def _read(self, first: int, until: int) -> bytes:
+        start = self._start + first * _SPELLED + 1
+        spelled = self._text[start : self._start + until * _SPELLED - 2]
+        return bytes.fromhex(spelled.replace(b'","', b"").decode("ascii"))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (tuple, HexDigests)) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __reduce__(self) -> tuple[type[tuple[Digest, ...]], tuple[tuple[Digest, ...]]]:
+        return tuple, (tuple(self),)

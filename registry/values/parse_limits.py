@@ -33,6 +33,7 @@ __all__ = [
 #: after a comma, half a string. A key costs less, since Python keeps one copy of equal keys. An
 #: escaped quote costs more, so that `\":` within a string does not lower the sum.
 _WEIGHTS = {b"{": 200, b"[": 100, b",": 32, b'"': 32, b'":': -56, b'\\"': 24}
+_NO_SIGNS = bytes(set(range(256)) - {sign[0] for sign in _WEIGHTS if len(sign) == 1})
 #: Copies of the JSON in memory: the bytes, their text, and the bytes that check the encoding.
 _COPIES = 3
 #: The most memory that one byte of JSON can need. If this rate is within the bound, so is the text.
@@ -76,8 +77,12 @@ def _sums(data: bytes | bytearray) -> Iterator[int]:
     """Yield the bytes of memory for the first part, for the first two, and so on."""
     wanted = len(data) * _COPIES
     for start in range(0, len(data), _PART_BYTES):
-        part = start, start + _PART_BYTES
-        wanted += sum(data.count(sign, *part) * each for sign, each in _WEIGHTS.items())
+        part = data[start : start + _PART_BYTES]
+        signs = part.translate(None, _NO_SIGNS)  # single signs are counted much faster without
+        wanted += sum(
+            (signs if len(sign) == 1 else part).count(sign) * each
+            for sign, each in _WEIGHTS.items()
+        )
         yield wanted
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.registry.errors import Malformed
@@ -17,7 +17,7 @@ from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest
 
 #: A tensor as it is stored: its element type, and its chunks in order with their lengths.
-_Tensor = tuple[str, tuple[Digest, ...], tuple[int, ...]]
+_Tensor = tuple[str, Sequence[Digest], tuple[int, ...]]
 
 
 @dataclass(slots=True)

@@ -310,3 +310,20 @@ def test_a_name_that_is_no_text_is_malformed():
     body = canonical.encode(BODY).replace(b'["m",', b'["\\ud800",')
     with pytest.raises(Malformed, match="the/key"):
         Manifest.decode(wrap_frame(body), CHUNK, where="the/key")
+
+
+@quick
+@given(manifests, st.data())
+def test_the_quick_reader_takes_what_is_canonical_and_nothing_else(manifest, data):
+    content = unwrap_frame(manifest.encode(), where="x")
+    assert Manifest._spelled(content, "x") == Manifest._parse(content, "x") == manifest
+    assert Manifest._spelled(content.replace(b'],"format"', b',],"format"'), "x") is None
+    at, until = sorted(data.draw(st.integers(0, len(content))) for _ in range(2))
+    with_changes = data.draw(
+        st.sampled_from([b'"', b",", b"]", b"}", b"0", b"A", b'","', b"\\", b""])
+    )
+    changed = content[:at] + with_changes + content[min(until, at + 2) :]
+    quickly = Manifest._spelled(changed, "x")
+    if quickly is not None:
+        assert quickly == Manifest._parse(changed, "x")
+        assert quickly.digest == Manifest._parse(changed, "x").digest

@@ -278,3 +278,23 @@ def test_a_failed_load_has_let_go_of_the_callers_memory(run, backend, open_regis
     slow.go_on.set()
     slow.finished.wait(0.3)
     assert same(target["optimizer"]["m"], small_state(1)["optimizer"]["m"])
+
+
+def test_the_rows_of_a_tensor_are_known_without_the_digests_of_others(backend, open_registry):
+    """Opening a state makes no digest but the first of each tensor; the rows are those of all."""
+    dice = np.random.default_rng(0)
+    state = {"m": {str(n): dice.random(40) for n in range(5)}, "big": dice.random(400)}
+    with small_grid(64, list_threshold=8):
+        saved = open_registry(backend).create_run("run").save(state, step=1)
+        reader = reader_of(fresh(open_registry, backend))
+        manifest, placement = reader.manifest, reader.placement
+        lists = reading.read_lists(saved._store, manifest, placement)
+        whole = reading.index_chunks(manifest, placement, lists)
+        for entry in manifest.tensors():
+            index = reading.StateIndex(saved._store, manifest, placement, {})
+            known = index.learn([entry])
+            rows = [index.chunks.row(digest) for digest in entry.chunk_digests(known)]
+            assert rows == [whole.row(digest) for digest in entry.chunk_digests(lists)]
+            others = [one for one in manifest.tensors() if one.chunks and one is not entry]
+            assert not any(digest in index.chunks for one in others for digest in one.chunks)
+            assert others[-1].chunks[-1] in index.holding([others[-1].chunks[-1]])
