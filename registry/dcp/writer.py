@@ -77,17 +77,19 @@ class HoldfastWriter(StorageWriter, AsyncStager):
         self._run: Run | Away = run
         self._staged: Staged | None = None
         self.checkpoint = None
-        self._request = SaveRequest(
-            step,
-            takes_over=True,
-            phase=phase,
-            metrics=metrics,
-            meta=meta,
-            tier=tier,
-            compression=compression,
-            allow_nonfinite=allow_nonfinite,
-            every_rank=trainer_of(run).is_collective,
-        )
+        trainer = trainer_of(run)
+        with trainer.abstaining():
+            self._request = SaveRequest(
+                step,
+                takes_over=True,
+                phase=phase,
+                metrics=metrics,
+                meta=meta,
+                tier=tier,
+                compression=compression,
+                allow_nonfinite=allow_nonfinite,
+                every_rank=trainer.is_collective,
+            )
 
     @staticmethod
     def _check_group(run: Run) -> None:

@@ -249,27 +249,11 @@ class Checkpointer:
     def _save_here(self, why: Why, *, now: bool, forced: bool) -> PendingSave | None:
         assert self._last is not None
         last, options = self._last, self._options
-        try:
+        with self._trainer.abstaining():
             state = last.state() if callable(last.state) else last.state
-        except BaseException as error:
-            self._trainer.abstain(error)
-            raise
-        if not self._saves:
-            return None
-        told = self._overhead.meta(
-            why=why, every_steps=self._cadence.every_steps, every_s=self._cadence.every_s
-        )
-        meta = {**last.arguments["meta"], META_KEY: told}
-        arguments = {**options.save, **last.arguments, "metrics": last.metrics, "meta": meta}
-        together = options.group is not None
-        request = SaveRequest(
-            last.step,
-            takes_over=True,
-            streams=self._streams,
-            every_rank=together,
-            first_rank_decides=together,
-            **arguments,
-        )
+            if not self._saves:
+                return None
+            request = self._save_request(last, why)
         if now:
             saved = _done(self._trainer.save(state, request), last.step)
         else:
@@ -278,6 +262,22 @@ class Checkpointer:
         if saved.outcome != "skipped":
             self._saved_step, self._streams = last.step, {}
         return saved
+
+    def _save_request(self, last: _Boundary, why: Why) -> SaveRequest:
+        told = self._overhead.meta(
+            why=why, every_steps=self._cadence.every_steps, every_s=self._cadence.every_s
+        )
+        meta = {**last.arguments["meta"], META_KEY: told}
+        together = self._options.group is not None
+        arguments = {**self._options.save, **last.arguments, "metrics": last.metrics, "meta": meta}
+        return SaveRequest(
+            last.step,
+            takes_over=True,
+            streams=self._streams,
+            every_rank=together,
+            first_rank_decides=together,
+            **arguments,
+        )
 
     def _together(self, act: Callable[[], _T]) -> _T:
         """Do something on every rank, and wait until all have done it.

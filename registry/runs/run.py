@@ -160,22 +160,23 @@ class Run(LoopingRun):
             RankFailed: With a group: another rank is dead or late; the message names it. Nothing is
                 visible, unless it says that the outcome is unknown.
         """
-        request = SaveRequest(
-            step,
-            takes_over=True,
-            phase=phase,
-            metrics=metrics,
-            meta=meta,
-            tier=tier,
-            companions=companions,
-            streams=streams,
-            compression=compression,
-            keyframe_every=keyframe_every,
-            precision=precision,
-            allow_lossy_optimizer=allow_lossy_optimizer,
-            allow_nonfinite=allow_nonfinite,
-            every_rank=self._trainer.is_collective,
-        )
+        with self._trainer.abstaining():
+            request = SaveRequest(
+                step,
+                takes_over=True,
+                phase=phase,
+                metrics=metrics,
+                meta=meta,
+                tier=tier,
+                companions=companions,
+                streams=streams,
+                compression=compression,
+                keyframe_every=keyframe_every,
+                precision=precision,
+                allow_lossy_optimizer=allow_lossy_optimizer,
+                allow_nonfinite=allow_nonfinite,
+                every_rank=self._trainer.is_collective,
+            )
         return self._trainer.save(state, request)
 
     def push(
@@ -199,22 +200,23 @@ class Run(LoopingRun):
 
         Arguments, result and errors are those of `save`; no trainer is fenced.
         """
-        request = SaveRequest(
-            step,
-            takes_over=False,
-            phase=phase,
-            metrics=metrics,
-            meta=meta,
-            tier=tier,
-            companions=companions,
-            streams=streams,
-            compression=compression,
-            keyframe_every=keyframe_every,
-            precision=precision,
-            allow_lossy_optimizer=allow_lossy_optimizer,
-            allow_nonfinite=allow_nonfinite,
-            every_rank=self._trainer.is_collective,
-        )
+        with self._trainer.abstaining():
+            request = SaveRequest(
+                step,
+                takes_over=False,
+                phase=phase,
+                metrics=metrics,
+                meta=meta,
+                tier=tier,
+                companions=companions,
+                streams=streams,
+                compression=compression,
+                keyframe_every=keyframe_every,
+                precision=precision,
+                allow_lossy_optimizer=allow_lossy_optimizer,
+                allow_nonfinite=allow_nonfinite,
+                every_rank=self._trainer.is_collective,
+            )
         return self._trainer.save(state, request)
 
     def merge(
@@ -329,22 +331,23 @@ class Run(LoopingRun):
             The save: `wait` gives the checkpoint, `waited_s` the seconds for which this call waited
             for an earlier save, and `outcome` says whether it was skipped or superseded.
         """
-        request = SaveRequest(
-            step,
-            takes_over=True,
-            phase=phase,
-            metrics=metrics,
-            meta=meta,
-            tier=tier,
-            companions=companions,
-            streams=streams,
-            compression=compression,
-            keyframe_every=keyframe_every,
-            precision=precision,
-            allow_lossy_optimizer=allow_lossy_optimizer,
-            allow_nonfinite=allow_nonfinite,
-            every_rank=self._trainer.is_collective,
-        )
+        with self._trainer.abstaining():
+            request = SaveRequest(
+                step,
+                takes_over=True,
+                phase=phase,
+                metrics=metrics,
+                meta=meta,
+                tier=tier,
+                companions=companions,
+                streams=streams,
+                compression=compression,
+                keyframe_every=keyframe_every,
+                precision=precision,
+                allow_lossy_optimizer=allow_lossy_optimizer,
+                allow_nonfinite=allow_nonfinite,
+                every_rank=self._trainer.is_collective,
+            )
         return self._trainer.save_async(state, request, busy)
 
     def wait(self, *, remote: bool = False, timeout_s: float | None = None) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from threading import RLock
 from typing import Any, ClassVar, NoReturn
 
@@ -147,6 +147,15 @@ class Trainer:
 
     def abstain(self, error: BaseException) -> None:
         """Do nothing; where ranks save together, the others are told that this one cannot."""
+
+    @contextmanager
+    def abstaining(self) -> Iterator[None]:
+        """Abstain from a save if what comes before it fails, such as the check of its arguments."""
+        try:
+            yield
+        except BaseException as error:
+            self.abstain(error)
+            raise
 
     def settle(self) -> None:
         """Wait for the running saves; raise the first error that was not raised already."""

@@ -50,7 +50,8 @@ class Guard(BaseHTTPMiddleware):
     def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
         super().__init__(app)
         self._token = token
-        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
+        ends = (f":{port}", "") if port == 80 else (f":{port}",)  # browsers omit the port of HTTP
+        self._hosts = {name + end for name in ("127.0.0.1", "localhost", "[::1]") for end in ends}
         self._cookie = f"holdfast_{port}"  # cookies do not tell ports apart
 
     async def dispatch(self, request: Request, call_next: Next) -> Response:

@@ -136,6 +136,23 @@ def test_a_state_that_cannot_be_stored_on_one_rank_fails_on_all(reg: Registry) -
     assert "rank 1" in str(found[0])
 
 
+@pytest.mark.parametrize("kind", ["save", "push", "save_async"])
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_wrong_argument_on_one_rank_fails_on_all(reg: Registry, kind: str, bad: int) -> None:
+    def save(group: Group) -> Checkpoint:
+        with holdfast.open(reg.url) as mine:
+            run = mine.run("run", group=group)
+            act = getattr(run, kind)
+            with pytest.raises(InvalidInput, match="step"):
+                given = act({"x": 1}, step=-1 if group.rank == bad else 1)
+                given.wait()
+            return run.save({"x": 1}, step=2)
+
+    found = together(group_of(2, WELL_S), save)
+    assert [one.step for one in found] == [2, 2], found
+    assert [one.step for one in reg.run("run").checkpoints()] == [2]
+
+
 @pytest.mark.parametrize(
     ("differing", "path"),
     [
