@@ -24,7 +24,7 @@ from holdfast.registry.collective.talk import Calls, Talk
 from holdfast.registry.collective.wire import broken, join, rebuild, unlinked
 from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.history.state_reader import StateReader
-from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import item_size
 

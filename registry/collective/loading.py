@@ -25,7 +25,7 @@ from holdfast.registry.loading.fit import (
 from holdfast.registry.loading.selecting import select
 from holdfast.registry.loading.stored import Stored, reader_of
 from holdfast.registry.pytree import ArrayLeaf
-from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.storage.tensor_entry import TensorEntry
 
 
 def load_into(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from holdfast.registry.comparing.chunkwise import Piece, reduce_pieces
 from holdfast.registry.loading.fit import tensors_by_path
 from holdfast.registry.loading.stored import Stored, reader_of
-from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.storage.tensor_entry import TensorEntry
 
 if TYPE_CHECKING:
     from holdfast.registry.comparing.elements import Change

@@ -11,7 +11,7 @@ from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.loading.fit import tensors_by_path
 from holdfast.registry.loading.stored import Stored, reader_of
 from holdfast.registry.storage.chunking import CHUNK_BYTES
-from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.suggest import near
 

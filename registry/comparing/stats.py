@@ -29,8 +29,8 @@ from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.state_reader import StateReader
 from holdfast.registry.loading.fit import tensors_by_path
 from holdfast.registry.loading.stored import Stored, reader_of
-from holdfast.registry.storage.manifest import TensorEntry
 from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.storage.workers import Workers
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.suggest import near

@@ -27,7 +27,7 @@ from holdfast.registry.errors import IncompatibleState, Malformed, RegistryError
 from holdfast.registry.loading.stored import Stored, kept_by_commit
 from holdfast.registry.pytree.parts import DICTS, pairs_of
 from holdfast.registry.pytree.torch_memory import ALL_DTYPES
-from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.storage.tensor_entry import TensorEntry
 
 _LOGGER = logging.getLogger("holdfast")
 #: Tag of a dict -> the place of its pairs in the payload; `None` if the payload is the pairs.

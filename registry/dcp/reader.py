@@ -28,7 +28,7 @@ from holdfast.registry.errors import InvalidInput, UnsupportedValue
 from holdfast.registry.loading.destinations import Destination
 from holdfast.registry.loading.stored import Stored, reader_of
 from holdfast.registry.pytree.torch_memory import DTYPES
-from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.storage.tensor_entry import TensorEntry
 
 
 class HoldfastReader(StorageReader):

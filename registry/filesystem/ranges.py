@@ -9,8 +9,8 @@ from itertools import accumulate
 
 from holdfast.registry.errors import MissingObject
 from holdfast.registry.storage.lazy import Source
-from holdfast.registry.storage.manifest import TensorEntry
 from holdfast.registry.storage.recent_chunks import RecentChunks
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.zarr.layout import ArrayLayout
 

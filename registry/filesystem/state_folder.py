@@ -17,8 +17,9 @@ from holdfast.registry.formats.safetensors_header import NAMES, encode_header
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.fit import tensors_by_path
 from holdfast.registry.loading.stored import Stored, reader_of, rebuild
-from holdfast.registry.storage.manifest import Component, TensorEntry
+from holdfast.registry.storage.manifest import Component
 from holdfast.registry.storage.recent_chunks import RecentChunks
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.zarr import native_types
 from holdfast.registry.zarr.layout import DOCUMENT, Layout, is_position
 

@@ -18,7 +18,7 @@ import torch
 
 from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.formats.torch.writing import without_versions
-from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.storage.tensor_entry import TensorEntry
 
 #: A stand-in has room for its number and is a multiple of every element.
 _STAND_IN_BYTES = 16

@@ -26,9 +26,10 @@ from holdfast.registry.loading.fit import (
     widened_paths,
 )
 from holdfast.registry.storage.fetching import Fetch
-from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
+from holdfast.registry.storage.manifest import Component, Manifest
 from holdfast.registry.storage.reading import index_chunks
 from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.gc_pause import collector_paused
 

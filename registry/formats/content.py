@@ -24,7 +24,8 @@ from holdfast.registry.loading.stored import (
 )
 from holdfast.registry.pytree import ArrayLeaf, FlatState, TensorBytes
 from holdfast.registry.pytree.tensor_bytes import as_torch
-from holdfast.registry.storage.manifest import Component, TensorEntry
+from holdfast.registry.storage.manifest import Component
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.canonical import Json
 from holdfast.registry.values.digest import Digest
 

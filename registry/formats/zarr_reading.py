@@ -27,7 +27,7 @@ from holdfast.registry.formats.state_file import (
     problems,
 )
 from holdfast.registry.pytree import FlatState
-from holdfast.registry.storage.manifest import NarrowedDtype
+from holdfast.registry.storage.tensor_entry import NarrowedDtype
 from holdfast.registry.zarr import read_zarr_array
 from holdfast.registry.zarr.layout import BITS, DOCUMENT, STATE_ATTRIBUTE
 from holdfast.registry.zarr.nodes import ArrayNode, array_v2, array_v3, check_version

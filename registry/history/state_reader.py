@@ -16,7 +16,7 @@ from holdfast.registry.history.actions import Evict, Place
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord
-from holdfast.registry.storage.manifest import Manifest, TensorEntry
+from holdfast.registry.storage.manifest import Manifest
 from holdfast.registry.storage.placement import NO_BASE, ChunkIndex, Placement
 from holdfast.registry.storage.reading import (
     StateIndex,
@@ -28,6 +28,7 @@ from holdfast.registry.storage.reading import (
     read_tensors,
 )
 from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import Digest
 
 _T = TypeVar("_T")

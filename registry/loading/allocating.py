@@ -14,8 +14,9 @@ from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, Malformed, RegistryError
 from holdfast.registry.precision.policy import stored_view
-from holdfast.registry.storage.manifest import Component, TensorEntry
+from holdfast.registry.storage.manifest import Component
 from holdfast.registry.storage.reading import Target
+from holdfast.registry.storage.tensor_entry import TensorEntry
 
 #: The element types of a loaded state: those on the store, or the original ones.
 LoadPrecision = Literal["stored", "original"]

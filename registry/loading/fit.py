@@ -12,7 +12,8 @@ from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
 from holdfast.registry.loading.destinations import Destination, Extent, check_writable, overlaps
 from holdfast.registry.precision.policy import widen_all
-from holdfast.registry.storage.manifest import Component, TensorEntry
+from holdfast.registry.storage.manifest import Component
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.canonical import Json
 from holdfast.registry.values.suggest import near
 

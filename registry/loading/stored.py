@@ -38,8 +38,9 @@ from holdfast.registry.loading.lazy_state import LazyState
 from holdfast.registry.loading.selecting import dict_at, select
 from holdfast.registry.precision.policy import widen_all
 from holdfast.registry.storage.lazy import LazyTensor
-from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
+from holdfast.registry.storage.manifest import Component, Manifest
 from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values import markup
 from holdfast.registry.values.amounts import size
 from holdfast.registry.values.digest import Digest

@@ -16,7 +16,8 @@ from holdfast.registry.history.plain_values import compare_values, plain_values
 from holdfast.registry.precision.optimizers import optimizer_leaves
 from holdfast.registry.pytree import FlatComponent, FlatState
 from holdfast.registry.pytree.leaves import NamedLeaf
-from holdfast.registry.storage.manifest import Component, TensorEntry
+from holdfast.registry.storage.manifest import Component
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values import canonical
 from holdfast.registry.values.canonical import Json
 from holdfast.registry.values.dtypes import FLOATING

@@ -16,8 +16,9 @@ from holdfast.registry.errors import UnsupportedValue
 from holdfast.registry.history.state_reader import PlacedState, StateReader
 from holdfast.registry.merging.borrowing import borrow, shorter
 from holdfast.registry.pytree import FlatState
-from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
+from holdfast.registry.storage.manifest import Component, Manifest
 from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import FLOATING

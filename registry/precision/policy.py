@@ -23,7 +23,7 @@ from holdfast.registry.errors import InvalidInput, UnsupportedValue
 from holdfast.registry.precision.optimizers import optimizer_leaves
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState
 from holdfast.registry.spec import RunSpec
-from holdfast.registry.storage.manifest import ORIGINAL_DTYPES, NarrowedDtype
+from holdfast.registry.storage.tensor_entry import ORIGINAL_DTYPES, NarrowedDtype
 from holdfast.registry.values.dtypes import ITEM_SIZES, PrecisionName
 from holdfast.registry.values.suggest import near
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, SupportsIndex
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, OutOfRange
-from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import item_size
 

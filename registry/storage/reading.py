@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from holdfast.registry.errors import Malformed
 from holdfast.registry.storage.fetching import Fetch, check_length
-from holdfast.registry.storage.manifest import Manifest, TensorEntry
+from holdfast.registry.storage.manifest import Manifest
 from holdfast.registry.storage.placement import ChunkIndex, Placement
 from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.parse_limits import LISTED_BYTES, check_bytes
 from holdfast.registry.values.process import ProcessLock

@@ -17,10 +17,10 @@ from holdfast.registry.errors import IntegrityError, InvalidInput
 from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.storage.fetching import Fetch
-from holdfast.registry.storage.manifest import TensorEntry
 from holdfast.registry.storage.placement import MAX_DEPTH
 from holdfast.registry.storage.reading import index_chunks
 from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.encoding import DeltaBase
 from holdfast.registry.writing.placing import ChunkLocation

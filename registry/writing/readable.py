@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.pytree import ArrayLeaf, FlatState
 from holdfast.registry.storage.chunking import CHUNK_BYTES, INLINE_BYTES, grid
-from holdfast.registry.storage.manifest import LIST_THRESHOLD, TensorEntry
+from holdfast.registry.storage.tensor_entry import LIST_THRESHOLD, TensorEntry
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.parse_limits import (

@@ -23,7 +23,7 @@ from holdfast.registry.pytree.leaves import NamedLeaf
 from holdfast.registry.storage.chunking import INLINE_BYTES, grid
 from holdfast.registry.storage.codecs import RAW, codec_number
 from holdfast.registry.storage.keys import ObjectKey
-from holdfast.registry.storage.manifest import LIST_THRESHOLD, Component, Manifest, TensorEntry
+from holdfast.registry.storage.manifest import Component, Manifest
 from holdfast.registry.storage.pack import (
     PACK_BYTES,
     TRAILER_BYTES,
@@ -34,6 +34,7 @@ from holdfast.registry.storage.pack import (
 )
 from holdfast.registry.storage.placement import PackRef
 from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.tensor_entry import LIST_THRESHOLD, TensorEntry
 from holdfast.registry.storage.threads import abandon, results
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest

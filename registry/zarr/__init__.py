@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.storage.lazy import Source
-from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.zarr.nodes import ArrayNode
 

@@ -23,8 +23,8 @@ from zarr.core.buffer import Buffer, BufferPrototype
 
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
 from holdfast.registry.storage.lazy import Source
-from holdfast.registry.storage.manifest import TensorEntry
 from holdfast.registry.storage.recent_chunks import RECENT_BYTES, RecentChunks
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.zarr.element_types import native_types
 from holdfast.registry.zarr.layout import ArrayLayout, Layout

@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import IncompatibleState, Malformed
-from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import Digest
 
 #: The metadata of a node.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.storage.manifest import NARROW_DTYPES, ORIGINAL_DTYPES
+from holdfast.registry.storage.tensor_entry import NARROW_DTYPES, ORIGINAL_DTYPES
 from holdfast.registry.values.dtypes import ITEM_SIZES
 from holdfast.registry.zarr.layout import (
     BITS,

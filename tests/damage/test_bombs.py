@@ -14,9 +14,10 @@ import holdfast
 from holdfast.backends.local.backend import LocalBackend
 from holdfast.registry.errors import BeyondLimit, Damaged, StorageError
 from holdfast.registry.storage.framing import join_lines, split_lines, unwrap_frame, wrap_frame
-from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
+from holdfast.registry.storage.manifest import Component, Manifest
 from holdfast.registry.storage.pack import read_table
 from holdfast.registry.storage.placement import Placement
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values import canonical, parse_limits
 from holdfast.registry.values.digest import Digest
 from tests.damage.bombs import ACTS, plant, read_apart, sealed

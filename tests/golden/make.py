@@ -39,10 +39,11 @@ from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest, Slot, advance
 from holdfast.registry.storage.framing import join_lines
 from holdfast.registry.storage.keys import ObjectKey, epoch_key
-from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
+from holdfast.registry.storage.manifest import Component, Manifest
 from holdfast.registry.storage.pack import PackTable, raw_entries, trailer
 from holdfast.registry.storage.placement import NO_BASE, ChunkRow, PackRef, Placement, Rows
 from holdfast.registry.storage.store import RegistryConfig
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import Digest, Digests
 from tests.golden import make_v2
 

@@ -10,7 +10,7 @@ from holdfast.registry.history.replay import CheckpointRecord
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.fit import tensors_by_path
 from holdfast.registry.loading.stored import Stored, log_of, reader_of
-from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.ui.queries.states import find, source_of
 from holdfast.registry.ui.source import Source
 from holdfast.registry.values.digest import Digest

@@ -17,8 +17,9 @@ from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.loading.stored import reader_of
 from holdfast.registry.storage.chunking import CHUNK_BYTES
 from holdfast.registry.storage.keys import ObjectKey
-from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
+from holdfast.registry.storage.manifest import Component, Manifest
 from holdfast.registry.storage.placement import PackRef, Placement
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.placing import (
     ChunkLocation,

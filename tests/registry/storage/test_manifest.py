@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from holdfast.registry.errors import Damaged, Malformed, UnsupportedFormat
 from holdfast.registry.storage.chunking import INLINE_BYTES, grid
 from holdfast.registry.storage.framing import unwrap_frame, wrap_frame
-from holdfast.registry.storage.manifest import (
+from holdfast.registry.storage.manifest import Component, Manifest
+from holdfast.registry.storage.tensor_entry import (
     NARROW_DTYPES,
     ORIGINAL_DTYPES,
-    Component,
-    Manifest,
     NarrowedDtype,
     TensorEntry,
     check_list,

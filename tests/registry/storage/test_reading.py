@@ -13,8 +13,9 @@ from holdfast.registry.errors import Damaged, IntegrityError, Malformed, Missing
 from holdfast.registry.loading.stored import reader_of
 from holdfast.registry.storage import fetching, reading
 from holdfast.registry.storage.keys import ObjectKey
-from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
+from holdfast.registry.storage.manifest import Component, Manifest
 from holdfast.registry.storage.placement import ChunkIndex, ChunkRow, PackRef, Placement, Rows
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import Digest, Digests
 from tests.support.faults import flip
 from tests.support.states import same, small_state

@@ -26,8 +26,8 @@ from holdfast.registry.errors import (
     MissingObject,
 )
 from holdfast.registry.registries.factory import open_on
-from holdfast.registry.storage.manifest import TensorEntry
 from holdfast.registry.storage.recent_chunks import RecentChunks
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import ITEM_SIZES
 from holdfast.registry.zarr import element_types
