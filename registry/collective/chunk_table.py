@@ -19,12 +19,11 @@ from holdfast.registry.collective.structure import Ints
 from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.storage.manifest import Manifest
 from holdfast.registry.storage.placement import NO_BASE, PackRef, Placement, Rows
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.digest import DIGEST_BYTES, Digest
 from holdfast.registry.writing.placing import ChunkLocation
 
 Digests = NDArray[np.uint8]
 
-DIGEST_BYTES = 32
 #: The columns of a placement, without that of bases.
 ROW = np.dtype([("pack", "<u4"), ("offset", "<u8"), ("stored_bytes", "<u4"), ("codec", "u1")])
 #: Of more chunks for each one that is looked up, the others are left out first.

@@ -11,7 +11,7 @@ import numpy as np
 
 from holdfast.registry.collective import agreement
 from holdfast.registry.collective.boxes import Boxes
-from holdfast.registry.collective.chunk_table import DIGEST_BYTES, ChunkTable, as_digests
+from holdfast.registry.collective.chunk_table import ChunkTable, as_digests
 from holdfast.registry.collective.group import LinksBroken
 from holdfast.registry.collective.outcome import find_write
 from holdfast.registry.collective.part import PartOrder, PartReport, write_part
@@ -36,6 +36,7 @@ from holdfast.registry.training.earlier_steps import EarlierSteps
 from holdfast.registry.training.save_commit import SaveCommit
 from holdfast.registry.training.save_request import PreparedSave
 from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import DIGEST_BYTES
 from holdfast.registry.writing.committer import Committer
 from holdfast.registry.writing.finite import NAMED_AT_MOST
 from holdfast.registry.writing.object_writer import placed_keys

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.registry.collective.chunk_table import DIGEST_BYTES, ChunkTable
+from holdfast.registry.collective.chunk_table import ChunkTable
 from holdfast.registry.collective.group import Group
 from holdfast.registry.collective.plan import Part
 from holdfast.registry.collective.rounds import complete_chunks
@@ -19,7 +19,7 @@ from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.pack import PACK_BYTES
 from holdfast.registry.storage.placement import PackRef
 from holdfast.registry.storage.store import Store
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.digest import DIGEST_BYTES, Digest
 from holdfast.registry.values.dtypes import item_size
 from holdfast.registry.writing.finite import is_finite, is_watched
 from holdfast.registry.writing.object_writer import Writer

@@ -13,7 +13,6 @@ from holdfast.registry import pytree
 from holdfast.registry.collective import agreement
 from holdfast.registry.collective.agreement import RankPart
 from holdfast.registry.collective.chunk_table import (
-    DIGEST_BYTES,
     ChunkTable,
     Digests,
     as_digests,
@@ -28,7 +27,7 @@ from holdfast.registry.storage.chunking import INLINE_BYTES, grid
 from holdfast.registry.storage.manifest import Component, Manifest
 from holdfast.registry.storage.placement import Placement
 from holdfast.registry.storage.tensor_entry import TensorEntry
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.digest import DIGEST_BYTES, Digest
 from holdfast.registry.writing.committer import Committer
 from holdfast.registry.writing.finite import is_finite, is_watched
 from holdfast.registry.writing.object_writer import ChosenKeys, placed_keys

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import zstandard
 
 from holdfast.registry.errors import Damaged, Malformed
+from holdfast.registry.values.digest import DIGEST_BYTES
 from holdfast.registry.values.parse_limits import check_bytes
 
-_DIGEST_BYTES = 32
 _DIGEST_LINE = 65
 #: The memory of a line in addition to its bytes.
 _LINE_BYTES = 64
@@ -72,7 +72,7 @@ def unwrap_frame(data: bytes, *, where: str) -> bytes:
         Malformed: `wrap_frame` does not write such a frame.
         BeyondLimit: Its content is too large; no memory was allocated.
     """
-    frame, closing = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    frame, closing = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
     found = hashlib.sha256(frame).digest()
     if closing != found:
         raise Damaged(

@@ -23,7 +23,6 @@ from holdfast.registry.storage.chunking import GRID
 from holdfast.registry.storage.framing import content_bytes, unwrap_frame, wrap_frame
 from holdfast.registry.storage.manifest_text import OtherSpelling, PartText, split
 from holdfast.registry.storage.tensor_entry import (
-    DIGEST_BYTES,
     TensorEntry,
     parse_entry,
     parse_form,
@@ -32,7 +31,7 @@ from holdfast.registry.storage.tensor_entry import (
     with_list,
 )
 from holdfast.registry.values import canonical
-from holdfast.registry.values.digest import Digest, HexDigests
+from holdfast.registry.values.digest import DIGEST_BYTES, Digest, HexDigests
 from holdfast.registry.values.gc_pause import collector_paused
 from holdfast.registry.values.parse_limits import check_json, taking_turns
 

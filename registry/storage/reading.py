@@ -14,7 +14,7 @@ from holdfast.registry.storage.manifest import Manifest
 from holdfast.registry.storage.placement import ChunkIndex, Placement
 from holdfast.registry.storage.store import Store
 from holdfast.registry.storage.tensor_entry import TensorEntry
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.digest import DIGEST_BYTES, Digest
 from holdfast.registry.values.parse_limits import LISTED_BYTES, check_bytes
 from holdfast.registry.values.process import ProcessLock
 
@@ -245,7 +245,7 @@ def check_lists(manifest: Manifest, placement: Placement) -> ChunkIndex:
 
 
 def _list_bytes(manifest: Manifest, digest: Digest) -> int:
-    return 32 * manifest.chunk_lists[digest].grid.count
+    return DIGEST_BYTES * manifest.chunk_lists[digest].grid.count
 
 
 def _chunks(

@@ -13,13 +13,11 @@ from typing import Any, Self
 from holdfast.registry.errors import Malformed
 from holdfast.registry.storage.chunking import INLINE_BYTES, Grid, grid
 from holdfast.registry.values import canonical
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.digest import DIGEST_BYTES, Digest
 from holdfast.registry.values.dtypes import ITEM_SIZES
 
 #: A tensor of more chunks names a stored list of their digests.
 LIST_THRESHOLD = 256
-#: Bytes of a digest in such a list.
-DIGEST_BYTES = 32
 _MAX_AXES = 64
 #: The element types that can be stored with less precision, and the types they are stored in.
 ORIGINAL_DTYPES = frozenset({"float32", "float64"})

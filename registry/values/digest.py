@@ -15,7 +15,8 @@ from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
 
 _PREFIX = "sha256:"
-_BYTES = 32
+#: The bytes of a SHA-256.
+DIGEST_BYTES = 32
 #: Bytes of a digest in a list of JSON, with its quotes and a comma.
 _SPELLED = 67
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -32,7 +33,7 @@ class Digest(bytes):
 
     def __new__(cls, raw: bytes) -> Self:
         """Take the 32 bytes as they are."""
-        if len(raw) != 32:
+        if len(raw) != DIGEST_BYTES:
             raise InvalidInput("not a SHA-256", expected="32 bytes", found=f"{len(raw)} bytes")
         return super().__new__(cls, raw)
 
@@ -81,9 +82,9 @@ class Digest(bytes):
         Raises:
             ValueError: The bytes are no whole digests.
         """
-        if len(data) % _BYTES:
-            raise ValueError(f"{len(data)} bytes are not digests of {_BYTES} bytes")
-        rows = map(itemgetter(0), struct.iter_unpack(f"{_BYTES}s", data))
+        if len(data) % DIGEST_BYTES:
+            raise ValueError(f"{len(data)} bytes are not digests of {DIGEST_BYTES} bytes")
+        rows = map(itemgetter(0), struct.iter_unpack(f"{DIGEST_BYTES}s", data))
         return map(partial(bytes.__new__, cls), rows)
 
     @classmethod
@@ -95,7 +96,7 @@ class Digest(bytes):
             TypeError: One of them is no text.
         """
         joined = "".join(texts)
-        if set(map(len, texts)) - {2 * _BYTES} or not _DIGITS.fullmatch(joined):
+        if set(map(len, texts)) - {2 * DIGEST_BYTES} or not _DIGITS.fullmatch(joined):
             return map(cls.from_hex, texts)  # it names the wrong one
         return cls.each(bytes.fromhex(joined))
 
@@ -123,7 +124,7 @@ class Digests(Sequence[Digest]):
         self._packed = b"".join(digests)
 
     def __len__(self) -> int:
-        return len(self._packed) // _BYTES
+        return len(self._packed) // DIGEST_BYTES
 
     @overload
     def __getitem__(self, number: int) -> Digest: ...
@@ -132,8 +133,8 @@ class Digests(Sequence[Digest]):
     def __getitem__(self, number: int | slice) -> Digest | Sequence[Digest]:
         if isinstance(number, slice):
             return [self[each] for each in range(*number.indices(len(self)))]
-        start = range(0, len(self._packed), _BYTES)[number]
-        return Digest(self._packed[start : start + _BYTES])
+        start = range(0, len(self._packed), DIGEST_BYTES)[number]
+        return Digest(self._packed[start : start + DIGEST_BYTES])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Digests) and self._packed == other._packed
@@ -163,8 +164,8 @@ class HexDigests(Sequence[Digest]):
         if (
             len(spelled) != self._count * _SPELLED - 1
             or spelled[::_SPELLED] != quotes
-            or spelled[2 * _BYTES + 1 :: _SPELLED] != quotes
-            or spelled[2 * _BYTES + 2 :: _SPELLED] != b"," * (self._count - 1)
+            or spelled[2 * DIGEST_BYTES + 1 :: _SPELLED] != quotes
+            or spelled[2 * DIGEST_BYTES + 2 :: _SPELLED] != b"," * (self._count - 1)
             or len(spelled.translate(None, b"0123456789abcdef")) != 3 * self._count - 1
         ):
             raise ValueError("not digests of 64 hexadecimal digits")

@@ -37,7 +37,7 @@ from holdfast.registry.storage.store import Store
 from holdfast.registry.storage.tensor_entry import LIST_THRESHOLD, TensorEntry
 from holdfast.registry.storage.threads import abandon, results
 from holdfast.registry.values import canonical
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.digest import DIGEST_BYTES, Digest
 from holdfast.registry.values.gc_pause import collector_paused
 from holdfast.registry.writing.deltas import Predecessors, Trials
 from holdfast.registry.writing.encoding import Encoded, Encoding, chain_entries
@@ -58,7 +58,6 @@ from holdfast.registry.writing.readable import check_readable
 _PACKS_IN_FLIGHT = 8
 #: The same for encoded chunks, whose bytes are in no block.
 _ENCODED_IN_FLIGHT = 2
-_DIGEST_BYTES = 32
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -436,7 +435,7 @@ def chunked_entry(leaf: ArrayLeaf, chunks: bytes, lists: dict[Digest, bytes]) ->
         chunks: The digests of its chunks, 32 bytes each.
         lists: The bytes of the stored digest lists so far.
     """
-    if len(chunks) <= LIST_THRESHOLD * _DIGEST_BYTES:
+    if len(chunks) <= LIST_THRESHOLD * DIGEST_BYTES:
         return TensorEntry(leaf.dtype, leaf.shape, chunks=tuple(Digest.each(chunks)))
     digest = Digest.of(chunks)
     lists[digest] = chunks
