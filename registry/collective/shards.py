@@ -70,23 +70,23 @@ class RankState:
     own: tuple[bytes, ...]
 
 
-def flatten(state: object, places: list[Any] | None = None) -> RankState:
+def flatten(state: object, known: list[Any] | None = None) -> RankState:
     """Split a state of one rank, as `pytree.flatten` does.
 
     Args:
         state: The state.
-        places: Which parts of the sharded tensors the rank had the last time, in order; they are
-            used where they still are true, and brought up to date.
+        known: The shards that this rank had of an earlier state's tensors, in order; those that
+            are still true are used, and the list is brought up to date.
 
     Raises:
         UnsupportedValue: A value in it cannot be stored, or the layout of a tensor is none that
             torch describes rightly; the message names the path.
     """
     own: list[bytes] = []
-    before, now = iter(places or ()), list[Any]()
+    before, now = iter(known or ()), list[Any]()
     flat = pytree.flatten(state, lambda: ShardEncoder(own, before, now))
-    if places is not None:
-        places[:] = now
+    if known is not None:
+        known[:] = now
     return RankState(flat, tuple(own))
 
 
@@ -94,15 +94,15 @@ class ShardEncoder(Encoder):
     """Also takes sharded tensors, and values of one rank.
 
     Attributes:
-        before: The places of the sharded tensors of an earlier state, from here on.
-        places: Those of this state, up to here.
+        before: The shards of an earlier state, from here on.
+        shards: Those of this state, up to here.
     """
 
-    __slots__ = ("_own", "before", "places")
+    __slots__ = ("_own", "before", "shards")
 
-    def __init__(self, own: list[bytes], before: Iterator[Any], places: list[Any]) -> None:
+    def __init__(self, own: list[bytes], before: Iterator[Any], shards: list[Any]) -> None:
         super().__init__()
-        self._own, self.before, self.places = own, before, places
+        self._own, self.before, self.shards = own, before, shards
 
     def _other(self, value: Any, link: Link, depth: int) -> Json:
         encode = _ENCODERS.get(type(value))

@@ -32,7 +32,7 @@ _REDISTRIBUTE = "Call .redistribute() with Shard or Replicate placements first."
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LocalShard:
     """The part of a DTensor that this rank has, computed from its placements once.
 
     Attributes:
@@ -60,7 +60,7 @@ class Place:
     nbytes: int
 
     def is_of(self, value: DTensor, local: torch.Tensor) -> bool:
-        """Return whether it is the place of a tensor with this local part."""
+        """Return whether it is the shard of a tensor with this local part."""
         spec = value._spec
         return (
             self.spec is spec
@@ -75,28 +75,28 @@ class Place:
 def encode_dtensor(encoder: ShardEncoder, value: DTensor, link: Link, depth: int) -> Json:
     """Encode a DTensor as a leaf: the part that this rank has."""
     # This runs for each of a state's thousands of tensors, while the training waits.
-    place, local = next(encoder.before, None), value._local_tensor
-    if place is None or type(local) not in PLAIN or not place.is_of(value, local):
+    shard, local = next(encoder.before, None), value._local_tensor
+    if shard is None or type(local) not in PLAIN or not shard.is_of(value, local):
         local = local_part(value)
-        place = _place_of(encoder, value, local, link)
-    encoder.places.append(place)
+        shard = _shard_of(encoder, value, local, link)
+    encoder.shards.append(shard)
     opener = None
-    if place.name and not encoder.role:
-        opener = opener_of(encoder, local, place.name, place.nbytes, link)
+    if shard.name and not encoder.role:
+        opener = opener_of(encoder, local, shard.name, shard.nbytes, link)
     if opener is None:
         encode_tensor(encoder, local, link, depth)  # it refuses all but sparse ones
         encoder.refuse(link, "a sharded sparse tensor cannot be stored", "Gather it first.")
     is_ours = opener is not storage_of
-    leaf = ShardLeaf(place.name, place.extent, place.nbytes, local, opener, link, is_ours)
-    leaf.whole, leaf.offset, leaf.is_copied = place.whole, place.offset, place.is_copied
+    leaf = ShardLeaf(shard.name, shard.extent, shard.nbytes, local, opener, link, is_ours)
+    leaf.whole, leaf.offset, leaf.is_copied = shard.whole, shard.offset, shard.is_copied
     leaves = encoder.leaves
     node: Json = {"t": len(leaves)}
     leaves.append(leaf)
     return node
 
 
-def _place_of(encoder: Encoder, value: DTensor, local: torch.Tensor, link: Link) -> Place:
-    """Compute the place of a tensor's part, and compare it with the part."""
+def _shard_of(encoder: Encoder, value: DTensor, local: torch.Tensor, link: Link) -> LocalShard:
+    """Compute the shard of a tensor that this rank has, and compare it with the part."""
     if type(local) not in PLAIN:
         encoder.refuse(
             link,
@@ -117,7 +117,7 @@ def _place_of(encoder: Encoder, value: DTensor, local: torch.Tensor, link: Link)
             "torch made another part than it describes; gather it with .full_tensor() first.",
         )
     spec, name = value._spec, NAMES.get(local.dtype, "")
-    return Place(
+    return LocalShard(
         spec,
         spec.mesh,
         spec.placements,

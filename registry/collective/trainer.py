@@ -58,7 +58,7 @@ class CollectiveTrainer(Trainer):
         super().__init__(committer)
         self._calls = Calls(group)
         self._plans = Plans()
-        self._places: dict[str, list[Any]] = {}
+        self._shards: dict[str, list[Any]] = {}
 
     @property
     def group(self) -> Group:
@@ -138,7 +138,7 @@ class CollectiveTrainer(Trainer):
         states = {"": state, **request.companions}
         with collector_paused():
             flats = {
-                name: shards.flatten(one, self._places.setdefault(name, []))
+                name: shards.flatten(one, self._shards.setdefault(name, []))
                 for name, one in states.items()
             }
         for one in flats.values():

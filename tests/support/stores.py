@@ -13,7 +13,7 @@ from holdfast.backends import Backend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.registries.factory import open_on
 from holdfast.registry.registries.registry import Registry
-from holdfast.registry.storage import chunking, manifest
+from holdfast.registry.storage import chunking, tensor_entry
 from holdfast.registry.storage.codecs import CODECS
 from holdfast.registry.storage.store import create_config
 from holdfast.registry.writing import saving
@@ -94,7 +94,7 @@ def small_grid(chunk_bytes: int = 256, list_threshold: int = 256, pack_bytes: in
     """Cut tensors finer, so that small ones have many chunks, digest lists and packs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunking, "CHUNK_BYTES", chunk_bytes)
-        patch.setattr(manifest, "LIST_THRESHOLD", list_threshold)
+        patch.setattr(tensor_entry, "LIST_THRESHOLD", list_threshold)
         patch.setattr(saving, "LIST_THRESHOLD", list_threshold)
         if pack_bytes is not None:
             patch.setattr(saving, "PACK_BYTES", pack_bytes)

@@ -211,6 +211,7 @@ def test_drop_has_the_name_typed_on_a_terminal(
     monkeypatch.setattr("sys.stdin", Terminal(f"{typed}\n"))
     monkeypatch.setattr("builtins.input", lambda prompt="": f"{typed}")
     arguments = {"run": "demo", "registry": url, "reason": "no use", "yes": False}
+    arguments["storage_option"] = None
     if dropped:
         runs.drop(**arguments)
     else:

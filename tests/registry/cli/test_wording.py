@@ -46,7 +46,8 @@ FOR_PROGRAMS = {
     "last, best, every or for_days: whole numbers from 1; or all=True",
     "Append a number (x.item()) or a list (x.tolist()); keep arrays in a state.",
     "Give them to `holdfast.open`.",
-    "Open the registry with journal=''.",
+    "Carry what is only in it (`holdfast journal carry`), or the ranks continue from an older "
+    "checkpoint; then open the registry with journal=''.",
     "Make another: jax.make_array_from_callback(shape, sharding, lambda index: "
     "checkpoint[path][index]).",
     "A client of Dask makes one: `client.get_executor()`.",

@@ -208,35 +208,35 @@ def flattened_again(rank: int, size: int) -> list[str]:
         ),
         "one tensor less": lambda: part.pop("w"),
     }
-    places: list[Any] = []
+    known_shards: list[Any] = []
     wrong = []
     for what, change in changes.items():
         change()
-        if _described(shards.flatten(state, places)) != _described(shards.flatten(state)):
+        if _described(shards.flatten(state, known_shards)) != _described(shards.flatten(state)):
             wrong.append(what)
-        known = [*places]
-        shards.flatten(state, places)
-        if [*map(id, known)] != [*map(id, places)]:
+        known = [*known_shards]
+        shards.flatten(state, known_shards)
+        if [*map(id, known)] != [*map(id, known_shards)]:
             wrong.append(f"{what}: it was not remembered")
     first = part["x"] = made(Shard(0), Shard(0))
-    assert _refusal(state, places) == ""
+    assert _refusal(state, known_shards) == ""
     part["x"] = other = made(Shard(0), Shard(0))
     [entry] = first._spec.shard_order
     other._spec.placements = first._spec.placements
     other._spec.shard_order = (entry._replace(mesh_dims=(1, 0)),)
-    if "another order" not in _refusal(state, places):
+    if "another order" not in _refusal(state, known_shards):
         wrong.append("another order of the mesh axes")
     part["x"] = first
-    assert _refusal(state, places) == ""
+    assert _refusal(state, known_shards) == ""
     first._local_tensor = first._local_tensor[:1]
-    if "local part" not in _refusal(state, places):
+    if "local part" not in _refusal(state, known_shards):
         wrong.append("another part than the spec describes")
     return wrong
 
 
-def _refusal(state: dict[str, Any], places: list[Any]) -> str:
+def _refusal(state: dict[str, Any], known_shards: list[Any]) -> str:
     try:
-        shards.flatten(state, places)
+        shards.flatten(state, known_shards)
     except UnsupportedValue as error:
         return str(error)
     return ""
