@@ -106,8 +106,6 @@ class DataPass:
                 lambda info, outcome: self._take(info, outcome, notes),
                 size_of=lambda info: info.size_bytes,
             )
-            if notes is not None and len(chosen) == len(rest):
-                notes.finish()
         return DataRead(
             packs=len(packs),
             packs_read=len(chosen),

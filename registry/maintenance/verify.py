@@ -124,6 +124,7 @@ class Verification:
         self._data: DataRead | None = None
         self._decoding: DecodePass | None = None
         self._is_whole = False
+        self._notes: PassNotes | None = None
         self._resume_note: list[Finding] = []
         self._begin()
 
@@ -155,7 +156,7 @@ class Verification:
             decode: Whether `check` also decodes the chunks of states in these packs.
         """
         check_sample(sample)
-        notes = None if resume is None else PassNotes(resume, self._store.config.id)
+        self._notes = notes = None if resume is None else PassNotes(resume, self._store.config.id)
         if notes is not None and notes.ignored is not None:
             advice = "Everything is read again."
             self._resume_note = [Finding("resume", str(resume), notes.ignored, (), advice, "note")]
@@ -186,6 +187,8 @@ class Verification:
         self._confirm()
         if self._data is not None and self._decoding is not None:
             self._data = replace(self._data, chunks_decoded=self._decoding.chunks)
+        if self._notes is not None and self._is_whole:
+            self._notes.finish()  # not earlier: a check that fails must not cost the reading
         found = (config, epochs, self._names.findings, self._findings, self._object_findings())
         return VerifyReport(
             tuple(finding for part in found for finding in sorted(part, key=_order)),

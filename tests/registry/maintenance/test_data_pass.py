@@ -44,12 +44,12 @@ class _Stop(BaseException):
     """Ctrl-C."""
 
 
-def interrupted(backend: Backend, after: int, **options) -> None:
-    """Verify, and be interrupted after some packs."""
+def interrupted(backend: Backend, after: int, of: str = "packs/", **options) -> None:
+    """Verify, and be interrupted after some packs, or other objects."""
     hooked, count = Hooked(backend), itertools.count(1)
 
     def look(method: str, key: str) -> None:
-        if method == "get" and key.startswith("packs/") and next(count) > after:
+        if method == "get" and key.startswith(of) and next(count) > after:
             raise _Stop
 
     hooked.before = look
@@ -125,6 +125,14 @@ def test_an_interrupted_verification_reads_only_the_rest(many, backend, tmp_path
     assert (report.data.packs_read, report.data.packs_noted) == (PACKS - noted, noted)
     assert report.data.bytes_read + report.data.bytes_noted == report.data.pack_bytes
     assert report.ok
+    assert not notes.exists()
+
+
+def test_what_stops_the_check_of_the_structure_costs_no_reading(many, backend, tmp_path):
+    notes = tmp_path / "notes"
+    interrupted(backend, 0, of="placements/", deep=True, resume=notes)
+    report, read = verify(backend, deep=True, resume=notes)
+    assert (read, report.data.packs_noted, report.ok) == ([], PACKS, True)
     assert not notes.exists()
 
 
