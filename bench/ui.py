@@ -1,7 +1,6 @@
 """Requests and milliseconds of each view of `holdfast ui`, with 20 ms of latency.
 
-    python bench/ui.py [--server radosgw|moto] [--folder FOLDER] [--total N] [--runs N]
-                       [--checkpoints N] [--rounds N]
+    python bench/ui.py [--server radosgw|moto] [--total N] [--runs N] [--checkpoints N] [--rounds N]
 
 It fills a registry of `--total` runs, the newest `--runs` of them with `--checkpoints` checkpoints
 each, every second one ended, a run with a pool, and one of 60 checkpoints of 2 MiB. The other runs
@@ -9,9 +8,6 @@ have their first commit alone: no view reads more of them, which tests/registry/
 proves. `--runs 1000` has 100,000 checkpoints. The registry is on S3, and a proxy delays every byte
 by 10 ms each way. It is written in memory by the library, and its files are copied to the server,
 without those snapshots that a collection deletes.
-
-With `--folder` it is in that folder, and each request takes 20 ms more; it is filled only if the
-folder is not there.
 
 `first` is the time to the first answer, `whole` to the one that has everything that was asked for:
 a table of runs shows what it has after 0.4 s, and the browser asks again. Each view is asked by a
@@ -31,25 +27,22 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import unescape
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
 import numpy as np
-from transports import DELAY_S, SERVERS, way
+from transports import SERVERS, way
 
-import holdfast
 from holdfast import Monitor, Registry
-from holdfast.backends import Backend, ByteRange, ObjectInfo, open_backend
+from holdfast.backends import Backend, open_backend
 from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.wrappers import Metered, ReadOnly, Wrapper
 from holdfast.registry.history.snapshots import stale_snapshots
 from holdfast.registry.registries.factory import open_on
 from holdfast.registry.spec import Phase, Pool, RunSpec
@@ -193,34 +186,9 @@ class Browser:
         return body
 
 
-class Far(Wrapper):
-    """A store whose requests take a while, as do the pages of its listings."""
-
-    def get(self, key: str, byte_range: ByteRange | None = None, **how: Any) -> bytes:
-        time.sleep(2 * DELAY_S)
-        return self.inner.get(key, byte_range, **how)
-
-    def stat(self, key: str) -> ObjectInfo:
-        time.sleep(2 * DELAY_S)
-        return self.inner.stat(key)
-
-    def list(self, *args: Any, **how: Any) -> Iterator[ObjectInfo]:
-        time.sleep(2 * DELAY_S)
-        for number, info in enumerate(self.inner.list(*args, **how), start=1):
-            yield info
-            if number % 1000 == 0:
-                time.sleep(2 * DELAY_S)
-
-
-def far(folder: str) -> Source:
-    """Return the source of a folder whose requests take a while."""
-    meter = Metered(ReadOnly(Far(open_backend(folder))))
-    return Source(open_on(meter), meter)
-
-
 @contextmanager
-def served(open_source: Callable[[], Source]) -> Iterator[tuple[Source, Browser]]:
-    source = open_source()
+def served(url: str) -> Iterator[tuple[Source, Browser]]:
+    source = Source.open(Address(url))
     server = Server(source)
     thread = threading.Thread(target=server.serve)
     thread.start()
@@ -255,7 +223,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     real = "radosgw" if shutil.which("radosgw") else "moto"
     parser.add_argument("--server", default=real, choices=list(SERVERS))
-    parser.add_argument("--folder", type=Path)
     parser.add_argument("--total", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=60)
     parser.add_argument("--checkpoints", type=int, default=100)
@@ -263,13 +230,6 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
     os.environ["HOLDFAST_HEADS"] = "0"
-    if options.folder is not None:
-        if not options.folder.exists():
-            with holdfast.init(options.folder, skip_race_probe=True) as registry:
-                fill_with_states(registry)
-                fill(registry, range(options.total), options)
-        measure_all(options, lambda: far(str(options.folder)))
-        return
     with tempfile.TemporaryDirectory() as folder, SERVERS[options.server]() as behind:
         bucket = f"bench-{secrets.token_hex(4)}"
         boto3.session.Session().client("s3", endpoint_url=behind).create_bucket(Bucket=bucket)
@@ -277,20 +237,16 @@ def main() -> None:
         copy_to(f"s3://{bucket}/reg?endpoint_url={behind}", options)
         print(f"{options.server}: filled in {time.perf_counter() - began:.0f} s", flush=True)
         with way("latency", behind, Path(folder)) as endpoint:
-            url = f"s3://{bucket}/reg?endpoint_url={endpoint}"
-            measure_all(options, lambda: Source.open(Address(url)))
+            print(f"{'':24} requests      KiB  first ms  whole ms  again: requests  ms")
+            for label, path in paths(options.total).items():
+                url = f"s3://{bucket}/reg?endpoint_url={endpoint}"
+                measure(label, path, url, options.rounds)
 
 
-def measure_all(options: argparse.Namespace, open_source: Callable[[], Source]) -> None:
-    print(f"{'':24} requests      KiB  first ms  whole ms  again: requests  ms")
-    for label, path in paths(options.total).items():
-        measure(label, path, open_source, options.rounds)
-
-
-def measure(label: str, path: str, open_source: Callable[[], Source], rounds: int) -> None:
+def measure(label: str, path: str, url: str, rounds: int) -> None:
     looks, again = [], []
     for _ in range(rounds):
-        with served(open_source) as (source, browser):
+        with served(url) as (source, browser):
             if path != "/":
                 browser.text("/changes.json")  # connections are made before anything is timed
             looks.append(look(source, browser, path))
