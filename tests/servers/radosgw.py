@@ -201,6 +201,7 @@ def _call(*command: str) -> str:
 
 def main() -> None:
     """Run one until interrupted, for benchmarks and for looking around."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs of a script ignore it
     folder = Path(tempfile.mkdtemp(prefix="radosgw-"))
     began = time.monotonic()
     gateway = start_gateway(folder, memory_bytes=2**33)
