@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from holdfast.registry import pytree
 from holdfast.registry.collective import shards
@@ -116,16 +116,9 @@ class CollectiveTrainer(Trainer):
         finally:
             self._calls.break_links()
 
-    def refuse(self, error: BaseException) -> NoReturn:
-        """Tell the other ranks, which are about to wait for this one, and raise the error."""
-        self._end(self._calls.begin(), error)
-        raise error
-
     def _prepare(self, state: object, request: SaveRequest) -> PreparedSave:
-        try:
+        with self.abstaining():
             return self._flattened(state, request)
-        except BaseException as error:
-            self.refuse(error)
 
     def _flattened(self, state: object, request: SaveRequest) -> PreparedSave:
         if request.precision is not None:

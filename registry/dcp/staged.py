@@ -134,7 +134,8 @@ class Staged:
         try:
             if self.save is None:
                 assert self.failure is not None
-                trainer.refuse(self.failure)
+                with trainer.abstaining():
+                    raise self.failure
             return trainer.save_staged(self.save)
         finally:
             if self.memory is not None:

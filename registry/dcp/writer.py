@@ -19,7 +19,7 @@ from holdfast.registry.dcp.description import complete, refuse_twins
 from holdfast.registry.dcp.planner import HoldfastMeta, state_of
 from holdfast.registry.dcp.reader import refuse_id
 from holdfast.registry.dcp.staged import KeptMemory, Staged, deadline_of
-from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.errors import InvalidInput
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.runs.resuming import trainer_of
 from holdfast.registry.runs.run import Run
@@ -178,17 +178,13 @@ class HoldfastWriter(StorageWriter, AsyncStager):
         if self._staged is not None:
             self.checkpoint = self._staged.finish(trainer)
         else:
-            self.checkpoint = trainer.save(self._checked(state_of(planner)), self._request)
+            with trainer.abstaining():
+                state = state_of(planner)
+                refuse_twins(state)
+            self.checkpoint = trainer.save(state, self._request)
         done: Future[list[WriteResult]] = Future()
         done.set_result([])
         return done
-
-    def _checked(self, state: dict[str, Any]) -> dict[str, Any]:
-        try:
-            refuse_twins(state)
-        except IncompatibleState as error:
-            trainer_of(self._here()).refuse(error)
-        return state
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:  # noqa: ARG002
         """Let the result of the save describe the checkpoint, which is committed already."""

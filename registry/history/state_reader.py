@@ -72,8 +72,8 @@ class StateReader:
         self.ref = ref
         self._indexed: tuple[Place, StateIndex] | None = None
         self._lists: dict[Digest, bytes] = {}
-        # Tensors of which a caller has asked for the chunks: it is about to read some.
-        self._asked: list[TensorEntry] = []
+        # By identity the tensors of which a caller has asked for the chunks: it may read some next.
+        self._asked: dict[int, TensorEntry] = {}
         self.digest = digest
 
     @property
@@ -151,14 +151,14 @@ class StateReader:
 
     def _holding(self, place: Place, wanted: Mapping[Digest, memoryview]) -> ChunkIndex:
         index = self._index(place)
-        asked, self._asked = self._asked, []
-        index.learn(asked)
+        asked, self._asked = self._asked, {}
+        index.learn([*asked.values()])
         return index.holding(wanted)
 
     def chunk_digests(self, entry: TensorEntry) -> Sequence[Digest]:
         """Return the digests of a tensor's chunks, in the order of its grid."""
         if entry.chunk_list is None:
-            self._asked.append(entry)
+            self._asked[id(entry)] = entry
             return entry.chunks
         return entry.chunk_digests(self._relocated(lambda place: self._index(place).learn([entry])))
 

@@ -1,7 +1,8 @@
 """The immutable objects on a store, and how they are read.
 
 - `keys`: the names of all objects; `framing`: how a file proves its own bytes.
-- `manifest`: what a state is; `manifest_text` finds the parts in its text.
+- `manifest`: what a state is; `tensor_entry`: a tensor in it; `manifest_text` finds the parts in
+  its text.
 - `chunking`: where the tensors of a state are cut. `pack`: a file of chunks.
   `placement`: where the chunks of a state are. `codecs`: how a chunk is encoded.
 - `store`: `Store`, one open registry: backend, threads, caches. `connecting` creates and opens it

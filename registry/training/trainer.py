@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from threading import RLock
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from holdfast.backends.escape import printable
 from holdfast.registry.errors import IntegrityError
@@ -100,10 +100,6 @@ class Trainer:
         """Store and commit a staged state."""
         self.settle()
         return self._store_and_commit(staged)
-
-    def refuse(self, error: BaseException) -> NoReturn:
-        """Raise the error of a save that has failed before it could begin."""
-        raise error
 
     def lend(self) -> WriterToken:
         """Return the writer token for another process, whose saves are this handle's."""
