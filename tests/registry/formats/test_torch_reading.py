@@ -291,15 +291,7 @@ def pickled(path: Path, value: Any) -> Path:
     with zipfile.ZipFile(saved(path, {"w": torch.ones(8)})) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
     file = io.BytesIO()
-    pickler = pickle.Pickler(file, 2)
-    pickler.persistent_id = (  # type: ignore[method-assign]
-        lambda one: (
-            ("storage", torch.FloatStorage, "0", "cpu", one.count)
-            if isinstance(one, Storage)
-            else None
-        )
-    )
-    pickler.dump(value)
+    _StoragePickler(file, 2).dump(value)
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in entries.items():
             archive.writestr(name, file.getvalue() if name.endswith("data.pkl") else data)
@@ -311,6 +303,13 @@ class Storage:
 
     def __init__(self, count: int = 8) -> None:
         self.count = count
+
+
+class _StoragePickler(pickle.Pickler):
+    def persistent_id(self, one: Any) -> Any:
+        if not isinstance(one, Storage):
+            return None
+        return ("storage", torch.FloatStorage, "0", "cpu", one.count)
 
 
 def tensor(*arguments: Any) -> Calls:

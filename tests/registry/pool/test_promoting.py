@@ -118,7 +118,7 @@ def test_a_model_that_nobody_holds_any_more_is_cut_anew(make, hooked, other):
     assert again.digest == entry.digest
     # Not needed at first, because an entry held it; put again once that entry had left.
     kinds = [key.split("/")[0] for key in put]
-    assert kinds == ["runs", "manifests", "placements", "runs"]
+    assert (kinds[0], sorted(kinds[1:3]), kinds[3]) == ("runs", ["manifests", "placements"], "runs")
     assert (again.version, playing(run)) == (3, [3])
     assert reg.verify(deep=True).findings == ()
 

@@ -192,6 +192,7 @@ def test_the_wait_can_be_interrupted(place):
 def test_a_forked_child_leaves_its_parents_save_alone(place):
     program = (
         "run = begin(Late); run.save_async(STATE, step=1)\n"
+        "import warnings; warnings.simplefilter('ignore')  # of fork, in later Pythons\n"
         "child = os.fork()\n"
         "if not child: sys.exit(0)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
