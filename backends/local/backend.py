@@ -66,6 +66,8 @@ class LocalBackend(Backend):
 
     concurrency = max(4, os.cpu_count() or 4)
     least_read_bytes = 2**18
+    #: Modes of new files and folders, before the umask.
+    file_mode, folder_mode = 0o666, 0o777
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = os.path.abspath(root)
@@ -268,7 +270,7 @@ class LocalBackend(Backend):
         """Write a synced file in `.tmp/` and return its path."""
         path = self._temporary_path()
         folders.refuse_links(self._root, TEMPORARY)
-        self._in_folder(path, lambda: disk.write_new(path, buffers))
+        self._in_folder(path, lambda: disk.write_new(path, buffers, self.file_mode))
         return path
 
     def _now_s(self, temporary: int) -> float:
@@ -322,9 +324,9 @@ class LocalBackend(Backend):
         if folder != self._root:
             self._ensure(os.path.dirname(folder))
             with suppress(FileExistsError):
-                os.mkdir(folder)
+                os.mkdir(folder, self.folder_mode)
         else:
-            os.makedirs(folder, exist_ok=True)
+            os.makedirs(folder, self.folder_mode, exist_ok=True)
         self._sync_path(folder)
 
     def _sync_path(self, folder: str) -> None:

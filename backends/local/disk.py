@@ -42,13 +42,13 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.E
 _IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY}
 
 
-def write_new(path: str, buffers: Sequence[memoryview]) -> None:
+def write_new(path: str, buffers: Sequence[memoryview], mode: int = 0o666) -> None:
     """Write buffers to a new file and sync it; after any failure the file is removed.
 
     A failed fsync is not repeated: the kernel may have dropped the pages that it could not write,
     and a second fsync would then succeed although they are missing.
     """
-    fd = _open_new(path)
+    fd = _open_new(path, mode)
     try:
         try:
             write_all(fd, buffers)
@@ -84,9 +84,9 @@ def remove(path: str) -> None:
         os.unlink(path)
 
 
-def _open_new(path: str) -> int:
-    # The umask decides who may read it, as for every file of the user.
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+def _open_new(path: str, mode: int = 0o666) -> int:
+    # Unless a mode is given, the umask decides who may read it, as for every file of the user.
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
 
 
 def write_all(fd: int, buffers: Sequence[memoryview]) -> None:

@@ -11,6 +11,12 @@ from queue import SimpleQueue
 from threading import Condition, Event, Thread, current_thread
 from typing import ParamSpec, TypeVar
 
+from holdfast.registry.errors import (
+    IntegrityError,
+    RegistryError,
+    StoreUnsuitable,
+    UnsupportedFormat,
+)
 from holdfast.registry.journal.carrier import Carrier
 from holdfast.registry.journal.ending import finish_at_the_end
 from holdfast.registry.journal.folder import RunFolder
@@ -91,6 +97,8 @@ class BackgroundCarrier:
 
         Raises:
             TimeoutError: Some still wait.
+            IntegrityError: The registry is not the one in which the run was taken over, or damaged.
+            UnsupportedFormat: A newer version wrote what comes first.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         said = time.monotonic() + SILENT_S - REMINDER_S
@@ -114,6 +122,8 @@ class BackgroundCarrier:
                     f"{self._folder.path}: {self.why()}"
                 )
             self.sleep(left_s)
+            if isinstance(self.error, (IntegrityError, UnsupportedFormat, StoreUnsuitable)):
+                raise self.error  # no waiting mends that; the carrier tries again all the same
 
     def finish(self, limit_s: float) -> None:
         """Wait for the entries of this process, say what is only in the journal, and stop."""
@@ -123,7 +133,7 @@ class BackgroundCarrier:
         try:
             if is_awaited:
                 self.await_all(limit_s)
-        except TimeoutError as error:
+        except (TimeoutError, RegistryError) as error:
             _LOGGER.warning(
                 "%s; the next program with this journal carries them, or `holdfast journal carry`",
                 error,
@@ -147,16 +157,16 @@ class BackgroundCarrier:
         store = Store(self._registry.backend, self._registry.config, heads=self._registry.heads)
         store.pools = DaemonPools()
         pause_s = RETRY_S
-        carrier = Carrier(store, self._folder, self._tell)
+        carrier: Carrier | None = None
         try:
             while not self._stopped.is_set():
                 self._work.clear()
                 try:
+                    carrier = carrier or Carrier(store, self._folder, self._tell)
                     carrier.carry(lambda: not self._stopped.is_set())
                 except Exception as error:
                     self._fail(error)
-                    # Open the log again: it may have been replaced.
-                    carrier = Carrier(store, self._folder, self._tell)
+                    carrier = None  # open the log again: it may have been replaced
                     self._stopped.wait(pause_s)
                     pause_s = min(2 * pause_s, LONGEST_RETRY_S)
                     self._work.set()

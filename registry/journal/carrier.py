@@ -5,10 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from holdfast.registry.errors import IntegrityError, ObjectNotFound, RegistryError, Stranded
+from holdfast.registry.errors import (
+    IntegrityError,
+    MissingObject,
+    ObjectNotFound,
+    RegistryError,
+    RolledBack,
+    Stranded,
+)
 from holdfast.registry.history.actions import SetStatus
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.journal.entry_saves import CarriedSave, CarriedStatus, Refused
+from holdfast.registry.journal.entry_saves import (
+    CarriedSave,
+    CarriedStatus,
+    Refused,
+    refusing,
+    require_line,
+)
 from holdfast.registry.journal.folder import RunFolder
 from holdfast.registry.journal.log_scan import LogScan
 from holdfast.registry.journal.records import Entry, Note
@@ -55,6 +68,7 @@ class Carrier:
             return False
         try:
             self._folder.remove_unacknowledged()
+            self._folder.remove_damaged_notes()
             while goes_on():
                 waiting = self._folder.waiting()
                 if not waiting:
@@ -77,10 +91,13 @@ class Carrier:
         except IntegrityError as error:
             self._put_own_slot(committer)
             return Note(outcome="damaged", reason=str(error))
+        if number < max(self._folder.noted(), default=0):
+            lost = MissingObject("its note is lost or damaged", where=self._folder.path)
+            return self._damaged(committer, entry, lost)
         while True:
             read = committer.log.run.next_slot
             try:
-                return self._carry(committer, entry)
+                return self._carry(committer, number, entry)
             except Stranded as error:
                 committer.log.make_durable()
                 return Note(outcome="stranded", reason=str(error))
@@ -89,15 +106,23 @@ class Carrier:
                 if committer.log.refresh().next_slot == read:
                     committer.log.make_durable()
                     return Note(outcome="refused", reason=str(refused.error))
+            except RolledBack:
+                raise
             except (IntegrityError, ObjectNotFound):
-                damage = self._damage(entry)
-                if damage is None:
+                damage, is_mended = self._damage(entry)
+                if damage is not None:
+                    return self._damaged(committer, entry, damage)
+                if not is_mended:
                     raise  # it is not the journal that is damaged
-                return self._damaged(committer, entry, damage)
 
-    def _carry(self, committer: Committer, entry: Entry) -> Note:
-        takeover = self._folder.takeover(entry.takeover)
+    def _carry(self, committer: Committer, number: int, entry: Entry) -> Note:
         scan, states = self._scan_for(entry), EntryStates(self._folder, entry.write, self._store)
+        scan.read_to(committer.log.run)
+        takeover = scan.takeover_of(self._folder, entry)
+        scan.require_taken(takeover)
+        if scan.commit_of(entry.write) is None:
+            scan.require_own(takeover)
+            self._require_followed(number, entry)
         if entry.save is None:
             committer.commit(CarriedStatus(entry, takeover, scan))
             outcome = None
@@ -110,16 +135,23 @@ class Carrier:
         # A save that repeats a checkpoint, with nothing new, needs no commit.
         return Note(outcome="carried", commit=outcome if landed is None else landed)
 
-    def _damage(self, entry: Entry) -> RegistryError | None:
-        """Return the damage of an entry in the journal, if there is any."""
+    def _require_followed(self, number: int, entry: Entry) -> None:
+        """Refuse an entry that continues from one that never enters the run (J8).
+
+        One that continues from a damaged entry is carried: its own state is whole.
+        """
+        note = None if entry.follows is None else self._folder.outcome_of(entry.follows, number)
+        with refusing():
+            require_line(self._folder.run_id, note)
+
+    def _damage(self, entry: Entry) -> tuple[RegistryError | None, bool]:
+        """Return the damage of an entry in the journal, and whether some was mended."""
         try:
-            self._folder.takeover(entry.takeover)
-            if entry.save is not None:
-                places = [entry.save.place, *entry.save.companions.values()]
-                EntryStates(self._folder, entry.write, self._store).check_whole(places)
+            self._scan_for(entry).takeover_of(self._folder, entry)
+            states = EntryStates(self._folder, entry.write, self._store)
+            return None, states.check_whole(entry.places)
         except (IntegrityError, ObjectNotFound) as error:
-            return error
-        return None
+            return error, False
 
     def _damaged(self, committer: Committer, entry: Entry, damage: RegistryError) -> Note:
         """Note damage, unless the entry was carried by a process that died (J8)."""
@@ -146,7 +178,7 @@ class Carrier:
     def _scan_for(self, entry: Entry) -> LogScan:
         if self._scan is None or self._scan.start > entry.search_from:
             log = self._open().log
-            self._scan = LogScan(log, entry.search_from, self._folder.id())
+            self._scan = LogScan(log, entry.search_from, self._folder.ids())
         return self._scan
 
     def _log_outcome(self, number: int, note: Note) -> None:

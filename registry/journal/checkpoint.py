@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
-from holdfast.registry.errors import MissingObject, OnlyLocal
+from holdfast.registry.errors import IntegrityError, MissingObject, OnlyLocal, StorageError
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest
@@ -44,7 +45,12 @@ class JournaledCheckpoint(Checkpoint):
         log = _EntryLog(states, entry, expected)
         super().__init__(states.store, log, expected.by_n[n])
         self._find: Callable[[int, Entry], Checkpoint | None] | None = find
-        self._number, self._entry = number, entry
+        self._number, self._entry, self._states = number, entry, states
+
+    @property
+    def number(self) -> int:
+        """The number of its entry."""
+        return self._number
 
     @property
     def write(self) -> str:
@@ -130,11 +136,20 @@ class JournaledCheckpoint(Checkpoint):
     def _anywhere(self, load: Callable[[], _T]) -> _T:
         try:
             return load()
-        except MissingObject:
+        except IntegrityError as error:
             # The carrier deletes the bytes here once they are in the registry.
-            if self._find is None or self.durable_in == "journal":
-                raise
-            return load()
+            is_moved = isinstance(error, MissingObject) and self._find is not None
+            if (is_moved and self.durable_in == "registry") or self._is_mended():
+                return load()
+            raise
+
+    def _is_mended(self) -> bool:
+        """Return whether objects that are damaged here were taken from the registry."""
+        with suppress(IntegrityError, StorageError):
+            if self._find is not None and self._states.check_whole(self._entry.places):
+                vars(self).pop("_reader", None)
+                return True
+        return False
 
 
 class _EntryLog(RunLog):
@@ -142,9 +157,7 @@ class _EntryLog(RunLog):
 
     def __init__(self, states: EntryStates, entry: Entry, expected: RunManifest) -> None:
         super().__init__(states.store, expected.run_id)
-        assert entry.save is not None  # only saves have checkpoints
-        places = [entry.save.place, *entry.save.companions.values()]
-        self._places: Mapping[Digest, Place] = {place.manifest: place for place in places}
+        self._places: Mapping[Digest, Place] = {place.manifest: place for place in entry.places}
         self.run = expected
 
     def place_of(self, manifest: Digest) -> Place | None:

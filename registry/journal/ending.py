@@ -44,7 +44,7 @@ def _finish() -> None:
             one.finish(max(0.0, until - time.monotonic()))
 
 
-def set_status_behind(folder: RunFolder, takeover: int, status: RunStatus) -> bool:
+def set_status_behind(folder: RunFolder, takeover: int, slot: int, status: RunStatus) -> bool:
     """Put the status at the end of a process behind the saves that wait, unless one is there.
 
     A save that is carried later makes the run `running` again, so a status in the registry would
@@ -53,6 +53,7 @@ def set_status_behind(folder: RunFolder, takeover: int, status: RunStatus) -> bo
     Args:
         folder: The journal of the run.
         takeover: The takeover of the handle.
+        slot: The slot of the log that has it.
         status: The status.
 
     Returns:
@@ -60,9 +61,10 @@ def set_status_behind(folder: RunFolder, takeover: int, status: RunStatus) -> bo
     """
     waiting = [entry for _, entry in folder.entries(folder.waiting())]
     if waiting and waiting[-1].status in (None, "running"):
+        write, follows = secrets.token_hex(8), waiting[-1].write
         with suppress(Fenced):
             folder.acknowledge(
-                folder.new_entry(takeover, write=secrets.token_hex(8), status=status)
+                folder.new_entry(takeover, slot, follows, write=write, status=status)
             )
     return bool(waiting)
 

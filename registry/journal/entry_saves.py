@@ -12,7 +12,7 @@ from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.history.writer_token import WriterToken
 from holdfast.registry.journal.log_scan import LogScan
-from holdfast.registry.journal.records import Entry, SaveFields, Takeover
+from holdfast.registry.journal.records import Entry, Note, SaveFields, Takeover
 from holdfast.registry.journal.states import EntryStates
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.training.earlier_steps import EarlierSteps
@@ -32,11 +32,32 @@ class Refused(Exception):
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def refusing() -> Iterator[None]:
+    """Say that what the run does not allow is refused."""
     try:
         yield
     except (Conflict, InvalidInput) as error:
         raise Refused(error) from error
+
+
+def require_line(run_id: str, followed: Note | None) -> None:
+    """Refuse to continue from a save that never enters the run.
+
+    Args:
+        run_id: The run.
+        followed: The outcome of that save, if it is known.
+
+    Raises:
+        Conflict: It never does. After a damaged one the line goes on: the next state is whole.
+    """
+    if followed is not None and followed.outcome in ("refused", "stranded", "pushed", "deleted"):
+        raise Conflict(
+            "this training continues from a save that never enters the run",
+            where=run_id,
+            found=f"{followed.outcome}: {followed.reason}",
+            hint="Call `run.restore()` to continue from what is in the run; `holdfast journal "
+            "push` puts the saves of the other line into a fork.",
+        )
 
 
 class EntryToken(WriterToken):
@@ -229,21 +250,21 @@ class CarriedSave(PushedSave):
         """Refuse an entry that is stranded, or that the run does not allow."""
         if self._arrival.is_due(run):
             self._token.continue_from(self._arrival.resumed_at(self._fields), self._fields.keeps)
-            with _refusing():
+            with refusing():
                 super().check(run)
 
     def write_states(self) -> Sequence[Written]:
         """Copy the states from the journal, unless the entry is in the log."""
         if not self._arrival.is_due(self._committer.log.run):
             return ()
-        with _refusing():
+        with refusing():
             return super().write_states()
 
     def commits(self, run: RunManifest) -> Sequence[Sequence[Action]] | None:
         """Return the actions, composed for the run; `None` if the entry is in the log."""
         if not self._arrival.is_due(run):
             return None
-        with _refusing():
+        with refusing():
             return super().commits(run)
 
 
@@ -260,7 +281,7 @@ class CarriedStatus(NewCommit):
     def check(self, run: RunManifest) -> None:
         """Refuse an entry that is stranded, or a run that was dropped."""
         if self._arrival.is_due(run):
-            with _refusing():
+            with refusing():
                 super().check(run)
 
     def actions(self, run: RunManifest) -> Sequence[Action] | None:

@@ -6,7 +6,7 @@ Its commit numbers are provisional: other writers may come first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +15,7 @@ from holdfast.registry.history.actions import Action, SetStatus
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import decode_plain
 from holdfast.registry.history.replay import Forgotten, RunManifest
-from holdfast.registry.journal.entry_saves import EntryToken, expected_save
+from holdfast.registry.journal.entry_saves import EntryToken, expected_save, require_line
 from holdfast.registry.journal.folder import RunFolder
 from holdfast.registry.journal.log_scan import LogScan
 from holdfast.registry.journal.records import Entry, SaveFields
@@ -94,20 +94,41 @@ def expect(folder: RunFolder, log: RunLog, store: Store) -> ExpectedRun:
 
 def _expect(folder: RunFolder, log: RunLog, store: Store, run: RunManifest) -> ExpectedRun:
     expected = ExpectedRun(run)
-    waiting = list(folder.entries(folder.waiting()))
+    waiting = list(_waiting(folder))
     if not waiting:
         return expected
-    scan = LogScan(log, min(entry.search_from for _, entry in waiting), folder.id())
+    scan = LogScan(log, min(entry.search_from for _, entry in waiting), folder.ids())
     scan.read_to(run)
+    left_out: set[str | None] = set()
     for number, entry in waiting:
         landed = scan.commit_of(entry.write)
         if landed is not None:
             expected.numbers[entry.write] = landed
             continue
-        with suppress(Conflict, InvalidInput, IntegrityError, ObjectNotFound):
-            scan.require_own(folder.takeover(entry.takeover))
-            _add(expected, number, entry, EntryStates(folder, entry.write, store), scan)
+        try:
+            if entry.follows is not None:
+                require_line(folder.run_id, folder.outcome_of(entry.follows, number))
+            if entry.follows not in left_out:
+                scan.require_own(scan.takeover_of(folder, entry))
+                _add(expected, number, entry, EntryStates(folder, entry.write, store), scan)
+                continue
+        except (IntegrityError, ObjectNotFound):
+            continue  # what follows a damaged entry is carried
+        except (Conflict, InvalidInput):
+            pass
+        left_out.add(entry.write)
     return expected
+
+
+def _waiting(folder: RunFolder) -> Iterator[tuple[int, Entry]]:
+    """Yield the entries that wait, except damaged ones.
+
+    Raises:
+        UnsupportedFormat: A newer version wrote one: nothing can be said of what comes after it.
+    """
+    for number in folder.waiting():
+        with suppress(ObjectNotFound, IntegrityError):
+            yield number, folder.entry(number)
 
 
 def _add(

@@ -1,33 +1,66 @@
 """The journal of one run: numbered files that are put once, and the states of entries."""
 
 # Paths are strings here, as in the store of folders.
-# ruff: noqa: PTH103, PTH112, PTH118, PTH208
+# ruff: noqa: PTH102, PTH112, PTH118, PTH120, PTH208
 from __future__ import annotations
 
+import logging
 import os
+import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import TypeVar
 
+from holdfast.backends.local import disk, folders
 from holdfast.backends.local.backend import LocalBackend
-from holdfast.registry.errors import Fenced, IntegrityError, ObjectNotFound, StorageError
+from holdfast.registry.errors import (
+    Fenced,
+    IntegrityError,
+    Malformed,
+    MissingObject,
+    ObjectNotFound,
+    StorageError,
+    StoreFull,
+    UnsupportedFormat,
+)
 from holdfast.registry.history.actions import RunStatus
 from holdfast.registry.history.log import new_signature
 from holdfast.registry.journal.locks import FileLock
-from holdfast.registry.journal.records import Entry, JournalId, Note, SaveFields, Takeover
-from holdfast.registry.journal.settings import Journal
+from holdfast.registry.journal.records import (
+    ID_DIGITS,
+    Entry,
+    JournalId,
+    Machine,
+    Note,
+    SaveFields,
+    Takeover,
+)
+from holdfast.registry.journal.settings import Journal, this_machine
+from holdfast.registry.storage.cache_folder import open_folder
 from holdfast.registry.storage.framing import join_lines, split_lines
-from holdfast.registry.storage.keys import parse_number
 from holdfast.registry.training.backlog import Backlog
 from holdfast.registry.values.records import Record
 
+_LOGGER = logging.getLogger("holdfast")
 _ID = "journal.json"
-_TAKEOVERS, _ENTRIES, _NOTES, _STATES = "takeovers/", "entries/", "notes/", "states"
+_MACHINES, _TAKEOVERS, _ENTRIES, _NOTES = "machines/", "takeovers/", "entries/", "notes/"
+_STATES = "states"
+#: Files with other names are not the journal's: it neither reads nor deletes them.
+_NUMBER, _WRITE = re.compile(r"[0-9]{20}"), re.compile(r"[0-9a-f]{16}")
+#: Files of the reserve that are given up for one note.
+_GIVEN = 4
 
 _R = TypeVar("_R", bound=Record)
+_T = TypeVar("_T")
+
+
+class PrivateFolder(LocalBackend):
+    """A folder that only this user can read."""
+
+    file_mode, folder_mode = 0o600, 0o700
 
 
 class RunFolder:
@@ -48,7 +81,8 @@ class RunFolder:
         self.journal = journal
         self.run_id = run_id
         self.path = os.path.join(journal.path, registry_id, run_id)
-        self._files = LocalBackend(self.path)
+        self._states = f"{registry_id}/{run_id}/{_STATES}"
+        self._files = PrivateFolder(self.path)
 
     @property
     def exists(self) -> bool:
@@ -59,23 +93,61 @@ class RunFolder:
 
     def lock(self, name: str) -> FileLock:
         """Return a new holder of a lock: `carrying`, `acknowledging` or `writing`."""
-        os.makedirs(self.path, exist_ok=True)
+        self._prepare()
         return FileLock(os.path.join(self.path, f"lock-{name}"))
+
+    def _prepare(self) -> None:
+        """Make the folders for this user alone; refuse those of others, and links below the root.
+
+        Raises:
+            AccessDenied: The journal is a folder of another user, or of all.
+            StoreUnsuitable: There is a link.
+        """
+        root = os.path.realpath(self.journal.path)
+        try:
+            os.close(open_folder(root, make=True))
+            folders.refuse_links(root, self._states)
+            for path in (os.path.dirname(self.path), self.path, self._path(_STATES)):
+                with suppress(FileExistsError):
+                    os.mkdir(path, 0o700)
+            self._files.keep_reserve(_ENTRIES)
+        except OSError as error:
+            disk.fail(error, root)
 
     # Takeovers
 
     def id(self) -> str:
-        """Return the id of the journal, with which its tokens begin; it is made at first use."""
-        made = JournalId(id=secrets.token_hex(8))
-        with suppress(ObjectNotFound):
+        """Return the id of this machine, with which its tokens begin; it is made at first use."""
+        return self.ids()[-1]
+
+    def ids(self) -> list[str]:
+        """Return the ids of this journal in the order in which machines began to use it."""
+        known, here = list(self._sound(_MACHINES, Machine)), this_machine()
+        if known and known[-1].machine == here:
+            return [one.id for one in known]
+        if known:
+            _LOGGER.warning(
+                "%s: the journal was copied or moved from another machine. Its saves are carried "
+                "from here too, each once; if the other machine goes on with this run, one of the "
+                "two is refused",
+                self.path,
+            )
+        number = max(self._numbers(_MACHINES), default=0) + 1
+        made = secrets.token_hex(8) if known else self._first_id()
+        self._put(_key(_MACHINES, number), Machine(id=made, machine=here))
+        return self.ids()
+
+    def _first_id(self) -> str:
+        """Return the id of a journal that knows no machine: of version 1, damaged, or new."""
+        with suppress(ObjectNotFound, IntegrityError):
             return self._read(_ID, JournalId).id
-        self._put(_ID, made)
-        return self._read(_ID, JournalId).id
+        tokens = [one.token for one in self._sound(_TAKEOVERS, Takeover)]
+        return tokens[0][:ID_DIGITS] if tokens else secrets.token_hex(8)
 
     def take_over(self, token: str, slot: int) -> int:
         """Note a takeover that is in the registry; from here on other handles are fenced."""
         with self.lock("acknowledging").held():
-            number = max(self._numbers(_TAKEOVERS), default=0) + 1
+            number = self.newest_takeover() + 1
             self._put(_key(_TAKEOVERS, number), Takeover(token=token, slot=slot))
         return number
 
@@ -83,9 +155,23 @@ class RunFolder:
         """Return a takeover."""
         return self._read(_key(_TAKEOVERS, number), Takeover)
 
+    def restore_takeover(self, number: int, found: Collection[Takeover]) -> Takeover:
+        """Write a lost takeover again: the first one of the log that is no other number's.
+
+        Raises:
+            ObjectNotFound: There is none.
+        """
+        known = {one.token for one in self._sound(_TAKEOVERS, Takeover)}
+        for one in found:
+            if one.token not in known:
+                self._files.put(_key(_TAKEOVERS, number), join_lines([one.encode()]))
+                return one
+        raise ObjectNotFound("a takeover is neither in the journal nor in the log", where=self.path)
+
     def newest_takeover(self) -> int:
-        """Return the number of the newest takeover; 0 before the first."""
-        return max(self._numbers(_TAKEOVERS), default=0)
+        """Return the number of the newest takeover, lost ones included; 0 before the first."""
+        newest = [entry.takeover for _, entry in self.entries(self.numbers()[-1:])]
+        return max([*newest, *self._numbers(_TAKEOVERS)], default=0)
 
     # Entries
 
@@ -94,9 +180,17 @@ class RunFolder:
 
         Raises:
             Fenced: Another handle of this machine has taken the run over.
+            MissingObject: The journal was removed.
         """
         with self.lock("acknowledging").held():
-            if self.newest_takeover() != entry.takeover:
+            newest = self.newest_takeover()
+            if newest < entry.takeover:
+                raise MissingObject(
+                    "the journal was removed while this handle used it",
+                    where=self.path,
+                    hint="Call `run.restore()` to continue from what the registry has.",
+                )
+            if newest != entry.takeover:
                 raise Fenced(
                     "another trainer of this machine has taken this run over",
                     where=self.run_id,
@@ -110,31 +204,34 @@ class RunFolder:
     def new_entry(
         self,
         takeover: int,
+        search_from: int,
+        follows: str | None,
         *,
         write: str,
         save: SaveFields | None = None,
         status: RunStatus | None = None,
-        search_from: int | None = None,
     ) -> Entry:
         """Return an entry of a takeover, signed now.
 
         Args:
             takeover: The number of the takeover.
+            search_from: The slot from which on the log is searched; not behind the takeover.
+            follows: The `write` of the entry that its training continues from.
             write: The `write` of its commit.
             save: The save.
             status: The status.
-            search_from: A slot from which on the log is searched, if the takeover is later.
         """
-        signed, slot = new_signature(), self.takeover(takeover).slot
+        signed = new_signature()
         return Entry(
             run=self.run_id,
             takeover=takeover,
-            search_from=slot if search_from is None else min(slot, search_from),
+            search_from=search_from,
             write=write,
             author=signed.author,
             time_ms=signed.time_ms,
             save=save,
             status=status,
+            follows=follows,
         )
 
     def numbers(self) -> list[int]:
@@ -164,22 +261,41 @@ class RunFolder:
         Raises:
             ObjectNotFound: It was carried and deleted.
             IntegrityError: Its file is damaged.
+            UnsupportedFormat: A newer version wrote it.
         """
         return self._read(_key(_ENTRIES, number), Entry)
 
     def entries(self, numbers: list[int]) -> Iterator[tuple[int, Entry]]:
-        """Yield entries that are sound and still there."""
+        """Yield entries that can be read and are still there."""
         for number in numbers:
-            with suppress(ObjectNotFound, IntegrityError):
+            with suppress(ObjectNotFound, IntegrityError, UnsupportedFormat):
                 yield number, self.entry(number)
 
     # Notes
 
     def note(self, number: int) -> Note | None:
-        """Return the outcome of an entry; `None` while it waits."""
-        with suppress(ObjectNotFound):
+        """Return the outcome of an entry; `None` while it waits, and if its note is damaged."""
+        with suppress(ObjectNotFound, IntegrityError):
             return self._read(_key(_NOTES, number), Note)
         return None
+
+    def outcome_of(self, write: str, before: int) -> Note | None:
+        """Return the outcome of the entry of a write, if that is before a number and kept."""
+        older = [number for number in self.numbers() if number < before]
+        for number, entry in self.entries(older[::-1]):
+            if entry.write == write:
+                return self.note(number)
+        return None
+
+    def remove_damaged_notes(self) -> None:
+        """Delete the notes that cannot be read: the carrier finds these outcomes again."""
+        for number in self.noted():
+            try:
+                self._read(_key(_NOTES, number), Note)
+            except IntegrityError:
+                self._files.delete(_key(_NOTES, number))
+            except (ObjectNotFound, UnsupportedFormat):
+                pass
 
     def noted(self) -> list[int]:
         """Return the numbers of all notes, ascending."""
@@ -188,13 +304,23 @@ class RunFolder:
     def put_note(self, number: int, note: Note) -> Note:
         """Note an outcome durably; return it, or the one that was noted before."""
         key = _key(_NOTES, number)
-        if self._put(key, note):
+        if self._with_reserve(lambda: self._put(key, note)):
             return note
         return self._read(key, Note)
 
     def replace_note(self, number: int, note: Note) -> None:
         """Replace the outcome of an entry that a person has dealt with."""
-        self._files.put(_key(_NOTES, number), join_lines([note.encode()]))
+        data = join_lines([note.encode()])
+        self._with_reserve(lambda: self._files.put(_key(_NOTES, number), data))
+
+    def _with_reserve(self, put: Callable[[], _T]) -> _T:
+        """Put a note; on a full disk free the reserve for it, since it frees the states."""
+        while True:
+            try:
+                return put()
+            except StoreFull:
+                if not self._files.give_up_reserve(_GIVEN):
+                    raise
 
     # States
 
@@ -203,8 +329,9 @@ class RunFolder:
         return os.path.join(self.path, _STATES, write)
 
     def remove_states(self, write: str) -> None:
-        """Delete the states of an entry."""
-        shutil.rmtree(self.states_path(write), ignore_errors=True)
+        """Delete the states of an entry, without following links."""
+        with suppress(FileNotFoundError), folders.opened(self.journal.path, self._states) as held:
+            shutil.rmtree(write, ignore_errors=True, dir_fd=held)
 
     def remove(self, number: int, write: str) -> None:
         """Delete a noted entry: states, entry, note."""
@@ -229,8 +356,8 @@ class RunFolder:
             lock.release()
 
     def _state_folders(self) -> set[str]:
-        with suppress(FileNotFoundError):
-            return set(os.listdir(os.path.join(self.path, _STATES)))
+        with suppress(FileNotFoundError), folders.opened(self.journal.path, self._states) as held:
+            return set(filter(_WRITE.fullmatch, os.listdir(held)))
         return set()
 
     def size_bytes(self, writes: list[str]) -> int:
@@ -250,11 +377,12 @@ class RunFolder:
 
     def backlog(self) -> Backlog:
         """Return what is only here."""
-        waiting = [entry for _, entry in self.entries(self.waiting())]
+        numbers = self.waiting()
+        waiting = [entry for _, entry in self.entries(numbers)]
         notes = [self.note(number) for number in self.noted()] if self.exists else []
         outcomes = Counter(note.outcome for note in notes if note is not None)
         return Backlog(
-            entries=len(waiting),
+            entries=len(numbers),
             size_bytes=self.size_bytes([entry.write for entry in waiting]),
             oldest_ms=waiting[0].time_ms if waiting else None,
             refused=outcomes["refused"],
@@ -265,15 +393,33 @@ class RunFolder:
     # Files
 
     def _numbers(self, prefix: str) -> list[int]:
-        return [parse_number(info.key) for info in self._files.list(prefix)]
+        names = (info.key.removeprefix(prefix) for info in self._files.list(prefix))
+        return [int(name) for name in names if _NUMBER.fullmatch(name)]
+
+    def _sound(self, prefix: str, kind: type[_R]) -> Iterator[_R]:
+        for number in self._numbers(prefix):
+            with suppress(ObjectNotFound, IntegrityError):
+                yield self._read(_key(prefix, number), kind)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.path, name)
 
     def _put(self, key: str, record: Record) -> bool:
         return self._files.put_if_absent(key, join_lines([record.encode()]))
 
     def _read(self, key: str, kind: type[_R]) -> _R:
-        where = os.path.join(self.path, key)
+        where = self._path(key)
         line, *_ = split_lines(self._files.get(key), where=where)
-        return kind.decode(line, where=where)
+        try:
+            return kind.decode(line, where=where)
+        except Malformed as error:  # its digest fits, so these are the bytes that were written
+            raise UnsupportedFormat(
+                "a newer Holdfast wrote this file of the journal",
+                where=where,
+                found=error.found,
+                hint="Nothing is lost: it waits for a program of that version, and so do the "
+                "saves after it.",
+            ) from error
 
 
 def _key(prefix: str, number: int) -> str:

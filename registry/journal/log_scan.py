@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from holdfast.registry.errors import Stranded
+from collections.abc import Iterator, Sequence
+
+from holdfast.registry.errors import IntegrityError, ObjectNotFound, RolledBack, Stranded
 from holdfast.registry.history.actions import AddCheckpoint, Commit, ReportMetrics, TakeOver
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.journal.records import Takeover
+from holdfast.registry.journal.folder import RunFolder
+from holdfast.registry.journal.records import ID_DIGITS, Entry, Takeover
 
 
 class LogScan:
@@ -19,15 +22,15 @@ class LogScan:
     Args:
         log: The log.
         start: The first slot.
-        journal_id: The id with which the tokens of this journal begin.
+        ids: The ids with which the tokens of this journal begin, oldest first.
     """
 
-    def __init__(self, log: RunLog, start: int, journal_id: str) -> None:
+    def __init__(self, log: RunLog, start: int, ids: Sequence[str]) -> None:
         self._log = log
-        self._journal_id = journal_id
+        self._ids = ids
         self._next = start
         self._commits: dict[str, int] = {}
-        self._foreign: list[tuple[int, TakeOver, Commit]] = []
+        self._taken: list[tuple[int, TakeOver, Commit]] = []
         self.start = start
 
     def read_to(self, run: RunManifest) -> None:
@@ -49,13 +52,58 @@ class LogScan:
                     n = action.checkpoint  # a save that repeated a checkpoint
                 case AddCheckpoint():
                     n = commit.n
-                case TakeOver() if not action.token.startswith(self._journal_id):
-                    self._foreign.append((slot, action, commit))
+                case TakeOver():
+                    self._taken.append((slot, action, commit))
         self._commits[commit.write] = n
 
     def commit_of(self, write: str) -> int | None:
         """Return the number of the commit that has the checkpoint of a write; `None` if none."""
         return self._commits.get(write)
+
+    def takeover_of(self, folder: RunFolder, entry: Entry) -> Takeover:
+        """Return the takeover of an entry; the log has it too, if its file is lost.
+
+        Raises:
+            ObjectNotFound: It is not there either.
+        """
+        try:
+            return folder.takeover(entry.takeover)
+        except (IntegrityError, ObjectNotFound):
+            found = [
+                Takeover(token=action.token, slot=slot)
+                for slot, action, _ in self._taken
+                if slot >= entry.search_from and action.token[:ID_DIGITS] in self._ids
+            ]
+            return folder.restore_takeover(entry.takeover, found)
+
+    def require_taken(self, takeover: Takeover) -> None:
+        """Check that this is the log in which the run was taken over.
+
+        Raises:
+            RolledBack: It is shorter, or another one.
+        """
+        if (takeover.slot, takeover.token) not in [
+            (slot, one.token) for slot, one, _ in self._taken
+        ]:
+            raise RolledBack(
+                "the log is not the one in which this machine took the run over",
+                where=self._log.run_id,
+                expected=f"its takeover in slot {takeover.slot}",
+                found=f"{self._log.run.next_slot} slots without it",
+                hint="The registry was replaced or set back. The journal keeps the saves: "
+                "`holdfast journal push RUN FORK --to URL` puts them into a registry.",
+            )
+
+    def foreign(self, takeover: Takeover) -> Iterator[tuple[int, TakeOver, Commit]]:
+        """Yield the takeovers by other machines since a takeover, with their slots and commits.
+
+        A copy of this journal on another machine is another journal: it has an id of its own.
+        """
+        first, ids = takeover.token[:ID_DIGITS], self._ids
+        own = {first, *(ids[ids.index(first) :] if first in ids else ids[-1:])}
+        for slot, action, commit in self._taken:
+            if slot > takeover.slot and action.token[:ID_DIGITS] not in own:
+                yield slot, action, commit
 
     def require_own(self, takeover: Takeover) -> None:
         """Check that no other machine has taken the run over since a takeover (J2).
@@ -63,12 +111,11 @@ class LogScan:
         Raises:
             Stranded: One has.
         """
-        for slot, action, commit in self._foreign:
-            if slot > takeover.slot:
-                raise Stranded(
-                    "another machine took this run over before the save was in the registry",
-                    where=self._log.run_id,
-                    found=f"{action.host} at {format_time(commit.time_ms)}",
-                    hint="Stop this process. The save stays in the journal: `holdfast journal ls` "
-                    "lists it, `holdfast journal push` puts it into a fork.",
-                )
+        for _, action, commit in self.foreign(takeover):
+            raise Stranded(
+                "another machine took this run over before the save was in the registry",
+                where=self._log.run_id,
+                found=f"{action.host} at {format_time(commit.time_ms)}",
+                hint="Stop this process. The save stays in the journal: `holdfast journal ls` "
+                "lists it, `holdfast journal push` puts it into a fork.",
+            )

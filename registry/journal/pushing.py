@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from holdfast.registry.errors import Conflict, IntegrityError, NotFound, ObjectNotFound
-from holdfast.registry.history.actions import AddCheckpoint, TakeOver
+from holdfast.registry.errors import (
+    Conflict,
+    IntegrityError,
+    NotFound,
+    ObjectNotFound,
+    UnsupportedFormat,
+)
+from holdfast.registry.history.actions import AddCheckpoint
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.journal.entry_saves import PushedSave
 from holdfast.registry.journal.folder import RunFolder
+from holdfast.registry.journal.log_scan import LogScan
 from holdfast.registry.journal.records import Entry, Note
 from holdfast.registry.journal.states import EntryStates
 from holdfast.registry.writing.committer import Committer
@@ -24,7 +31,7 @@ class Listed:
 
     Attributes:
         number: Its number.
-        entry: The entry; `None` if its file is damaged.
+        entry: The entry; `None` if its file is damaged, or of a newer version.
         outcome: Its outcome, or `waiting`.
         reason: Why it is not in its run.
         size_bytes: Bytes of its states on the disk.
@@ -45,7 +52,7 @@ def listed(folder: RunFolder) -> Iterator[Listed]:
             continue
         try:
             entry: Entry | None = folder.entry(number)
-        except IntegrityError:
+        except (IntegrityError, UnsupportedFormat):
             entry = None
         except ObjectNotFound:
             continue  # it was carried meanwhile
@@ -59,20 +66,13 @@ def fork_point(log: RunLog, folder: RunFolder, entry: Entry) -> int | None:
 
     Without such a takeover it is the last checkpoint of the log; `None` if there is none.
     """
-    after, journal_id = folder.takeover(entry.takeover).slot, folder.id()
-    newest = None
-    for slot in log.slots():
-        for _, commit in slot.commits:
-            for action in commit.actions:
-                if isinstance(action, AddCheckpoint):
-                    newest = commit.n
-                elif (
-                    isinstance(action, TakeOver)
-                    and slot.number > after
-                    and not action.token.startswith(journal_id)
-                ):
-                    return newest
-    return newest
+    scan = LogScan(log, entry.search_from, folder.ids())
+    scan.read_to(log.run)
+    foreign = scan.foreign(scan.takeover_of(folder, entry))
+    end = next((slot for slot, _, _ in foreign), log.run.next_slot)
+    commits = (commit for slot in log.fetch(range(end)) for _, commit in slot.commits)
+    added = [one.n for one in commits if any(isinstance(a, AddCheckpoint) for a in one.actions)]
+    return added[-1] if added else None
 
 
 def push(committer: Committer, folder: RunFolder, told: Callable[[Listed], object]) -> list[Listed]:

@@ -10,19 +10,35 @@ from holdfast.registry.history.actions import CommitKeys, Place, RunStatus
 from holdfast.registry.history.log import Signature
 from holdfast.registry.values.records import Metrics, Name, PhaseName, Plain, Record, Step
 
-FORMAT: Literal["holdfast.journal/1"] = "holdfast.journal/1"
+FORMAT: Literal["holdfast.journal/2"] = "holdfast.journal/2"
+#: Length of the id of a journal.
+ID_DIGITS = 16
+Id = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Outcome = Literal["carried", "refused", "stranded", "damaged", "pushed", "deleted"]
 
 
 class JournalId(Record):
-    """The journal of one run on one machine.
+    """`journal.json` of version 1: the only id of the journal.
 
     Attributes:
         id: Random; the tokens of its takeovers begin with it.
     """
 
-    format: Literal["holdfast.journal/1"] = FORMAT
-    id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    format: Literal["holdfast.journal/1"]
+    id: Id
+
+
+class Machine(Record):
+    """A machine that uses the journal; the newest one is the present one.
+
+    Attributes:
+        id: Random; the tokens of its takeovers begin with it.
+        machine: Tells it from other machines.
+    """
+
+    format: Literal["holdfast.journal/2"] = FORMAT
+    id: Id
+    machine: str
 
 
 class Takeover(Record):
@@ -90,22 +106,30 @@ class Entry(Record):
         time_ms: The time of its acknowledgement, by the clock of this machine.
         save: The save.
         status: The new status.
+        follows: The `write` of the entry that its training continues from, if there is one; entries
+            of version 1 have none.
     """
 
-    format: Literal["holdfast.journal/1"] = FORMAT
+    format: Literal["holdfast.journal/1", "holdfast.journal/2"] = FORMAT
     run: str
     takeover: Annotated[int, Field(ge=1)]
     search_from: Annotated[int, Field(ge=0)]
-    write: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    write: Id
     author: str
     time_ms: int
     save: SaveFields | None = None
     status: RunStatus | None = None
+    follows: Id | None = None
 
     @property
     def signature(self) -> Signature:
         """The signature of its commit."""
         return Signature(self.write, self.author, self.time_ms)
+
+    @property
+    def places(self) -> list[Place]:
+        """The places of its states."""
+        return [] if self.save is None else [self.save.place, *self.save.companions.values()]
 
     @property
     def title(self) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from contextlib import suppress
+from pathlib import Path
 
 from holdfast.registry.errors import InvalidInput
+from holdfast.registry.values.process import host_name
 
 #: The variable that names the folder of the journal; empty for none.
 FOLDER_VARIABLE = "HOLDFAST_JOURNAL"
@@ -42,6 +46,14 @@ def choose_journal(given: str | os.PathLike[str] | Journal | None) -> Journal | 
         return given
     path = os.environ.get(FOLDER_VARIABLE, "") if given is None else given
     return Journal(path) if os.fspath(path) else None
+
+
+def this_machine() -> str:
+    """Return a text that tells this machine from others, a copy of its disk included."""
+    known = ""
+    with suppress(OSError):
+        known = Path("/etc/machine-id").read_text("ascii", "replace")
+    return hashlib.sha256(f"{known} {host_name()}".encode()).hexdigest()[:32]
 
 
 def _bound(given: int | None) -> int:

@@ -12,13 +12,13 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
-from holdfast.backends.local.backend import LocalBackend
+from holdfast.registry.errors import IntegrityError
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.state_reader import PlacedState
-from holdfast.registry.journal.folder import RunFolder
-from holdfast.registry.storage.fetching import verify_pack_chunks
-from holdfast.registry.storage.pack import open_pack
+from holdfast.registry.journal.folder import PrivateFolder, RunFolder
+from holdfast.registry.maintenance.object_checks import check_object
+from holdfast.registry.storage.keys import ObjectKey, stem
 from holdfast.registry.storage.reading import index_chunks, read_lists
 from holdfast.registry.storage.store import Store
 from holdfast.registry.writing.committer import Committer
@@ -26,7 +26,7 @@ from holdfast.registry.writing.object_writer import ChosenKeys, placed_keys
 from holdfast.registry.writing.placing import Written
 
 
-class _Folder(LocalBackend):
+class _Folder(PrivateFolder):
     """A folder without a reserve: nothing is evicted or collected in it."""
 
     def keep_reserve(self, below: str) -> None:
@@ -49,6 +49,7 @@ class EntryStates:
     def __init__(self, folder: RunFolder, write: str, registry: Store) -> None:
         self._folder = folder
         self._path = folder.states_path(write)
+        self._registry = registry
         self.write = write
         self.store = Store(_Folder(self._path), registry.config)
         self.store.pools, self.store.blocks = registry.pools, registry.blocks
@@ -93,19 +94,39 @@ class EntryStates:
         base = PlacedState(place, manifest, placement, lists)
         return Written(base, ChosenKeys(placed_keys(place, placement)), 0)
 
-    def check_whole(self, places: Iterable[Place]) -> None:
-        """Read and verify every byte of some states.
+    def check_whole(self, places: Iterable[Place]) -> bool:
+        """Verify every byte of some states; take lost or damaged objects from the registry.
+
+        Returns:
+            Whether anything was taken.
 
         Raises:
-            IntegrityError: Something is damaged or missing.
+            IntegrityError: Something is damaged or missing, and the registry does not have it.
         """
+        taken = False
         for place in places:
+            taken |= self._check(place.manifest_key) | self._check(place.placement_key)
             base = self.read(place).base
             index_chunks(base.manifest, base.placement, base.lists)
             for ref in base.placement.packs:
-                data = self.store.read(ref.key)
-                table = open_pack(data, ref.key.digest, where=str(ref.key))
-                verify_pack_chunks(data, table, ref.key)
+                taken |= self._check(ref.key)
+        return taken
+
+    def _check(self, key: ObjectKey) -> bool:
+        try:
+            check_object(self.store.read(key), key)
+        except IntegrityError as error:
+            registry = self._registry.backend
+            for info in registry.list(stem(key.kind, key.digest)):
+                data = registry.get(info.key)
+                try:
+                    check_object(data, key)
+                except IntegrityError:
+                    continue
+                self.store.backend.put(str(key), data)
+                return True
+            raise error
+        return False
 
     def remove(self) -> None:
         """Delete them all."""

@@ -12,7 +12,14 @@ from functools import partial
 from threading import RLock
 from typing import Any
 
-from holdfast.registry.errors import Conflict, Fenced, StorageError, Stranded
+from holdfast.registry.errors import (
+    Conflict,
+    Fenced,
+    MissingObject,
+    RegistryError,
+    StorageError,
+    Stranded,
+)
 from holdfast.registry.history.actions import Action, RunStatus, SetStatus
 from holdfast.registry.history.replay import Forgotten, RunManifest
 from holdfast.registry.history.state_reader import PlacedState
@@ -20,7 +27,7 @@ from holdfast.registry.journal.background import BackgroundCarrier
 from holdfast.registry.journal.bound import await_room
 from holdfast.registry.journal.checkpoint import JournaledCheckpoint
 from holdfast.registry.journal.ending import finish_at_the_end, set_status_behind
-from holdfast.registry.journal.entry_saves import EntryToken, JournaledSave
+from holdfast.registry.journal.entry_saves import EntryToken, JournaledSave, require_line
 from holdfast.registry.journal.expected import ExpectedRun, expect
 from holdfast.registry.journal.folder import RunFolder
 from holdfast.registry.journal.log_scan import LogScan
@@ -62,7 +69,11 @@ class JournaledTrainer(Trainer):
     def _begin(self) -> None:
         self._carrier = BackgroundCarrier(self._committer.store, self.folder)
         self._expecting = RLock()
-        self._takeover = 0
+        self._takeover = self._slot = 0
+        # The entry that training continues from, by number and `write`.
+        self._follows: tuple[int, str] | None = None
+        # Acknowledged entries whose outcome is not known: `write`, and the slot to search from.
+        self._own: dict[int, tuple[str, int]] = {}
         self._resumes: int | str | None = None
         self._keeps: int | None = None
         self._search_from = 0
@@ -84,7 +95,10 @@ class JournaledTrainer(Trainer):
             self._expected = None
             return super()._store_and_commit(save)
         with self._lock:
+            with suppress(StorageError):  # then nothing can be said of them
+                self._raise_lost()
             self._raise_outcomes()
+            self._require_line()
             self.waited_s += await_room(self.folder, self._carrier, save, self._raise_outcomes)
             with self.folder.lock("writing").held(shared=True):
                 states = EntryStates(self.folder, secrets.token_hex(8), self._committer.store)
@@ -125,16 +139,15 @@ class JournaledTrainer(Trainer):
         actions: Sequence[Action],
     ) -> Checkpoint:
         """Make a save durable. From here on its states belong to an entry, so they stay."""
-        n, is_known = commit.outcome, commit.outcome in self._expect().run.by_n
-        if is_known and not actions:
-            states.remove()  # it repeats a checkpoint, with nothing new
-            return self._known(n)
+        # A save that repeats a checkpoint is an entry too: the log may have gone on meanwhile, and
+        # only its carrier knows whether that is still there.
+        n = commit.outcome
         entry = self._entry(states.write, save=commit.fields(self._resumes, self._keeps))
-        self._append(entry, n, actions)
+        number = self._append(entry, n, actions)
         warn_of_nonfinite(self._log.run_id, save.request, commit.nonfinite)
         self._earlier.remember(save.phase, save.request.step, commit.components)
         self._last = states, {name: one.base for name, one in commit.written.items()}
-        return self._known(n)
+        return JournaledCheckpoint(states, number, entry, self._expect().run, n, self._find)
 
     def _compose(self, commit: JournaledSave, token: EntryToken) -> list[Action]:
         """Return the actions of a save for the expected run, or refuse the save."""
@@ -147,21 +160,28 @@ class JournaledTrainer(Trainer):
             self._expected = None
             return list(commit.actions(self._expect().run))
 
-    def _append(self, entry: Entry, n: int | None, actions: Sequence[Action]) -> None:
+    def _append(self, entry: Entry, n: int | None, actions: Sequence[Action]) -> int:
         with self._expecting:
             expected, self._expected = self._expect(), None
             number = self.folder.acknowledge(entry)
             self._resumes = self._keeps = None
+            self._follows = number, entry.write
+            if actions:  # otherwise its commit may be that of another entry
+                self._own[number] = entry.write, entry.search_from
             expected.add(number, entry, n, actions)
             self._expected = expected
         self._carrier.take()
+        return number
 
     def _entry(
         self, write: str, *, save: SaveFields | None = None, status: RunStatus | None = None
     ) -> Entry:
-        from_slot = self._search_from if isinstance(self._resumes, str) else None
+        slot = self._slot
+        if isinstance(self._resumes, str):
+            slot = min(slot, self._search_from)
+        follows = self._follows and self._follows[1]
         return self.folder.new_entry(
-            self._takeover, write=write, save=save, status=status, search_from=from_slot
+            self._takeover, slot, follows, write=write, save=save, status=status
         )
 
     @property
@@ -199,15 +219,15 @@ class JournaledTrainer(Trainer):
 
     def _note_takeover(self) -> None:
         """Note the takeover that this handle has just committed."""
-        slot = self._log.run.next_slot - 1
-        self._takeover = self.folder.take_over(self._writer_token.token, slot)
+        self._slot = self._log.run.next_slot - 1
+        self._takeover = self.folder.take_over(self._writer_token.token, self._slot)
         self._committed()
         self._told = set(self.folder.noted())
         self._expected = None
 
     def _committed(self) -> None:
         super()._committed()
-        behind = partial(set_status_behind, self.folder, self._takeover)
+        behind = partial(set_status_behind, self.folder, self._takeover, self._slot)
         ending.owns(self._committer.store, self._log.run_id, self._writer_token.token, behind)
 
     # The expected run
@@ -230,7 +250,7 @@ class JournaledTrainer(Trainer):
             return self._resumes
         found = self._expect().numbers.get(self._resumes)
         if found is None:  # it was carried meanwhile
-            scan = LogScan(self._log, self._search_from, self.folder.id())
+            scan = LogScan(self._log, self._search_from, self.folder.ids())
             scan.read_to(self._log.run)
             found = self._resumes = scan.commit_of(self._resumes)
         return found
@@ -257,7 +277,7 @@ class JournaledTrainer(Trainer):
             if n is None or n >= log.run.commits:
                 log.refresh()
             if n is None:  # another process has carried it, and deleted the note
-                scan = LogScan(log, entry.search_from, self.folder.id())
+                scan = LogScan(log, entry.search_from, self.folder.ids())
                 scan.read_to(log.run)
                 n = scan.commit_of(entry.write)
             if n is not None:
@@ -317,9 +337,10 @@ class JournaledTrainer(Trainer):
         return name
 
     def _continue_from(self, checkpoint: Checkpoint) -> None:
-        self._keeps = None
+        self._keeps = self._follows = None
         if isinstance(checkpoint, JournaledCheckpoint) and checkpoint.durable_in == "journal":
             self._resumes, self._search_from = checkpoint.write, checkpoint.search_from
+            self._follows = checkpoint.number, checkpoint.write
         else:
             self._resumes = checkpoint.n
         components = checkpoint.manifest.components
@@ -375,7 +396,7 @@ class JournaledTrainer(Trainer):
             # Saves that wait must come first: a completed run would refuse them.
             try:
                 self._carrier.await_all(exit_wait_s())
-            except TimeoutError as error:
+            except (TimeoutError, RegistryError) as error:
                 _LOGGER.warning("%s; the status was not set to %s", error, status)
                 return
         super().leave(status)
@@ -405,6 +426,7 @@ class JournaledTrainer(Trainer):
         """Wait until the registry has the saves of this machine; raise what became of them."""
         self._reset_after_fork()
         self._carrier.await_all(timeout_s)
+        self._raise_lost()
         self._raise_outcomes()
 
     def backlog(self) -> Backlog:
@@ -425,6 +447,33 @@ class JournaledTrainer(Trainer):
                     found=note.reason,
                     hint="Its bytes are kept there; this call did nothing.",
                 )
+
+    def _require_line(self) -> None:
+        """Refuse to continue from a save that never enters the run."""
+        if self._follows is not None:
+            number, _ = self._follows
+            note = self._carrier.outcomes.get(number) or self.folder.note(number)
+            require_line(self._log.run_id, note)
+
+    def _raise_lost(self) -> None:
+        """Raise, once, if acknowledged saves are neither in the journal nor in the registry."""
+        here, noted = set(self.folder.numbers()), {*self.folder.noted(), *self._carrier.outcomes}
+        lost = {n: one for n, one in self._own.items() if n not in here | noted}
+        if lost:
+            self._log.refresh()
+            scan = LogScan(self._log, min(start for _, start in lost.values()), ())
+            scan.read_to(self._log.run)
+            lost = {n: one for n, one in lost.items() if scan.commit_of(one[0]) is None}
+        self._own = {n: one for n, one in self._own.items() if n in here - noted}
+        if lost:
+            self._takeover, self._follows, self._expected, self._last = 0, None, None, None
+            raise MissingObject(
+                f"{len(lost)} saves that were acknowledged are gone from the journal",
+                where=f"{self._log.run_id}: {self.folder.path}",
+                found=f"entries {', '.join(map(str, lost))} are neither there nor in the registry",
+                hint="This is said once; later saves go on without them. Put the folder back "
+                "before the next save, if it was moved.",
+            )
 
     def close(self) -> None:
         """Finish the running save, wait for the registry, and stop the carrier."""

@@ -129,20 +129,17 @@ def own_takeover_decides(world: World) -> None:
 def judge_by_the_newest_token(world: World) -> None:
     def require_own(self: Any, takeover: Any) -> None:
         writer = self._log.run.writer
-        if not writer.token.startswith(self._journal_id):
+        if not writer.token.startswith(self._ids[0]):
             raise Stranded("by the newest token")
 
     world.patch.setattr(LogScan, "require_own", require_own)
 
 
 def strand_after_own_restart(world: World) -> None:
-    kept = LogScan._take
+    def foreign(self: Any, takeover: Any) -> list[Any]:
+        return [one for one in self._taken if one[0] > takeover.slot]
 
-    def take(self: Any, slot: int, commit: Any) -> None:
-        kept(self, slot, commit)
-        self._foreign += [(slot, a, commit) for a in commit.actions if isinstance(a, TakeOver)]
-
-    world.patch.setattr(LogScan, "_take", take)
+    world.patch.setattr(LogScan, "foreign", foreign)
 
 
 def judged_before_the_slot(world: World) -> None:
@@ -417,6 +414,9 @@ def refused_by_the_log(world: World) -> None:
     assert world.here.outcomes() == {1: "refused"}
     with pytest.raises(Conflict, match="is refused"):
         run.save(make_state(2), step=2)
+    with pytest.raises(Conflict, match="continues from a save that never enters the run"):
+        run.save(make_state(2), step=2)
+    run.restore()
     run.save(make_state(2), step=2)
     world.here.carry()
     assert [step for step, _ in added(world.bucket)] == [1, 2]
@@ -443,11 +443,11 @@ def tell_before_noting(world: World) -> None:
 
 
 def damage_needs_an_own_slot(world: World) -> None:
-    """A dead carrier's slot may land after the bytes of its entry are lost."""
+    """A dead carrier's slot may land after its entry is lost."""
     run = world.here.run()
     run.save(make_state(1), step=1)
     arrive = put_of_a_dead_carrier(world)
-    world.here.folder.remove_states(world.here.folder.entry(1).write)
+    (Path(world.here.folder.path) / "entries" / f"{1:020d}").write_bytes(b"")
     world.here.carry()
     arrive()
     (outcome,) = world.here.outcomes().values()
