@@ -490,6 +490,54 @@ def judge_without_the_head(world: World) -> None:
     world.patch.setattr(Carrier, "_outcome", outcome)
 
 
+def line_ends_where_a_save_is_refused(world: World) -> None:
+    """Saves that continue from a refused one, by this handle and after a restart."""
+    run = world.here.run()
+    for step in (1, 2):
+        run.save(make_state(step), step=step)
+    again = world.here.run()
+    assert again.restore().checkpoint.step == 2
+    again.save(make_state(3), step=3)
+    again.set_status("interrupted")
+    with opened(world.bucket) as registry:
+        registry.run(RUN).push(make_state(11), step=1)
+    assert world.here.run().restore().checkpoint.step == 1  # the other program's
+    world.here.carry()
+    assert set(world.here.outcomes().values()) == {"refused"}
+    assert len(added(world.bucket)) == 1
+    for number in (1, 2, 3):
+        check_whole(world, number)
+
+
+def forget_the_line(world: World) -> None:
+    world.patch.setattr("holdfast.registry.journal.carrier.require_line", lambda run, note: None)
+    world.patch.setattr("holdfast.registry.journal.expected.require_line", lambda run, note: None)
+
+
+def line_goes_on_after_damage(world: World) -> None:
+    run = world.here.run()
+    for step in (1, 2):
+        run.save(make_state(step), step=step)
+    world.here.folder.remove_states(world.here.folder.entry(1).write)
+    world.here.carry()
+    run.restore()  # says that step 1 is not there
+    run.save(make_state(3), step=3)
+    world.here.carry()
+    assert world.here.outcomes() == {1: "damaged", 3: "carried"}
+    assert [step for step, _ in added(world.bucket)] == [2, 3]
+
+
+def end_it_after_damage(world: World) -> None:
+    kept = RunFolder.note
+
+    def note(self: Any, number: int) -> Note | None:
+        found = kept(self, number)
+        is_damaged = found is not None and found.outcome == "damaged"
+        return Note(outcome="refused") if is_damaged else found
+
+    world.patch.setattr(RunFolder, "note", note)
+
+
 # J9: one carrier
 
 
@@ -524,6 +572,8 @@ RULES = {
     "J8 told first": (refused_by_the_log, tell_before_noting),
     "J8 no own slot": (damage_needs_an_own_slot, give_up_at_once),
     "J8 not at the head": (refusal_at_the_head, judge_without_the_head),
+    "J8 line forgotten": (line_ends_where_a_save_is_refused, forget_the_line),
+    "J8 line ends early": (line_goes_on_after_damage, end_it_after_damage),
     "J9 no lock": (one_carrier, no_lock),
 }
 

@@ -12,13 +12,14 @@ import pytest
 
 import holdfast
 from holdfast.distributed import ThreadGroup
-from holdfast.registry.errors import Conflict, InvalidInput, OnlyLocal
+from holdfast.registry.errors import Conflict, InvalidInput, OnlyLocal, RolledBack
 from holdfast.registry.journal.background import BackgroundCarrier
 from holdfast.registry.journal.carrier import Carrier
 from holdfast.registry.journal.folder import RunFolder
 from holdfast.registry.registries.factory import open_on
 from holdfast.registry.registries.registry import Registry
 from holdfast.registry.spec import Retention, RunSpec
+from holdfast.registry.storage.store import create_config
 from tests.registry.journal.machines import RUN, Machine, Outage, actions_of
 from tests.support.faults import Hooked
 from tests.support.inline import without_threads
@@ -345,6 +346,67 @@ def test_a_run_is_not_begun_while_its_saves_are_only_here(training: Training) ->
     again = training.machine.registry().run("other")
     with pytest.raises(Conflict, match="at step 1"):
         again.start("fresh")
+
+
+# A save that repeats one
+
+
+def _collect(on: Training) -> None:
+    with without_threads(open_on(on.bucket)) as registry:
+        registry.run(RUN).evict(on.first, "not needed")
+        registry.gc(grace_s=0)
+
+
+def _drop(on: Training) -> None:
+    with without_threads(open_on(on.bucket)) as registry:
+        registry.run(RUN).drop("a mistake")
+
+
+def _rewind(on: Training) -> None:
+    with without_threads(open_on(on.bucket)) as registry:
+        other = registry.run(RUN)
+        other.restore(at=other.checkpoints()[0])
+        other.save(state(22), step=2)
+
+
+@pytest.mark.parametrize(
+    ("act", "step", "outcome"),
+    [(_collect, 1, "carried"), (_drop, 3, "refused"), (_rewind, 3, "stranded")],
+)
+def test_a_save_that_repeats_one_is_judged_by_the_log(
+    act: Callable[[Training], object], step: int, outcome: str, training: Training
+) -> None:
+    training.machine.carry()
+    act(training)  # which this handle has not read
+    saved = training.run.save(state(step), step=step)
+    assert saved.durable_in == "journal"
+    training.machine.carry()
+    assert training.machine.outcomes()[4] == outcome
+    if outcome == "carried":
+        training.run.wait(remote=True)
+        assert_same(saved.load(), state(step))
+        assert training.run.checkpoints()[-1] == saved
+    else:
+        with pytest.raises(Conflict):
+            training.run.wait(remote=True)
+
+
+# A registry that is gone
+
+
+def test_a_registry_that_was_replaced_is_told_at_once(training: Training) -> None:
+    for key in list(contents(training.bucket)):
+        training.bucket.delete(key)
+    create_config(training.bucket, "skipped")
+    for _ in range(2):  # as the thread would
+        with pytest.raises(RolledBack) as told:
+            Carrier(training.registry.store, training.machine.folder).carry()
+    with pytest.raises(RolledBack, match="push RUN FORK --to URL"):
+        training.machine.carry()
+    training.run._trainer._carrier.error = told.value
+    with pytest.raises(RolledBack):
+        training.run.wait(remote=True)
+    assert training.machine.folder.waiting() == [2, 3]
 
 
 # Sources of streams
