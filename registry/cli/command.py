@@ -182,7 +182,8 @@ def _parameters(
         return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     if has_url:
-        yield shared("url", options.Url, None)
+        if "url" not in asked:  # otherwise the function says how it is given
+            yield shared("url", options.Url, None)
         yield shared("registry", options.OptionalRegistry, None)
     elif _has_registry(asked):
         yield shared("registry", options.Registry)

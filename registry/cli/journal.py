@@ -78,19 +78,26 @@ def _carried(opened: Registry, folder: RunFolder) -> dict[str, Any]:
     return {"run": folder.run_id, "carried": carried, "waiting": len(folder.waiting())}
 
 
-@command(writes)
+@command(writes, url=True)
 def push(
     opened: Registry,
     *,
     run: options.NamedRun,
     fork: str = argument("FORK", "Name of the new run, or of the one that an earlier push made."),
+    url: str | None = option("--to", "URL", "Another registry, if that of the run is lost."),
+    origin: str = option("--from", "ID", "Id of the lost registry, or its begin.", default=""),
     journal: str | None = _JOURNAL,
 ) -> Answer:
     """Put stranded and refused saves of a run into a fork.
 
     The fork begins at the last checkpoint before another machine took the run over. Afterwards
-    the journal deletes the bytes of these saves.
+    the journal deletes the bytes of these saves. With --to all saves that the journal has for a
+    lost registry go into a run of another one: those that wait too, which never enter their own.
     """
+    if url is not None:
+        folder = _lost(opened, run, journal, origin)
+        target = opened.run(fork) if fork in opened.runs() else opened.create_run(fork)
+        return _pushed(target, pushing.rescue(committer_of(target), folder))
     folder = _folder(opened, run, journal)
     first = next((one for one in pushing.listed(folder) if _is_outside(one)), None)
     if first is None or first.entry is None:
@@ -100,8 +107,10 @@ def push(
             hint="`holdfast journal ls` lists what is there.",
         )
     target = opened.run(fork) if fork in opened.runs() else _forked(opened, folder, first, fork)
-    committer = committer_of(target)
-    pushed = pushing.push(committer, folder, lambda one: None)  # noqa: ARG005
+    return _pushed(target, pushing.push(committer_of(target), folder))
+
+
+def _pushed(target: Run, pushed: list[Listed]) -> Answer:
     saved = [target.id, *(one.entry.title for one in pushed if one.entry)]
     return answer_of({"run": target.id, "pushed": saved[1:]}, *saved)
 
@@ -164,6 +173,23 @@ def _folder(opened: Registry, run: str, path: str | None) -> RunFolder:
     if not found.exists:
         raise NotFound("the journal has nothing of this run", where=found.path)
     return found
+
+
+def _lost(opened: Registry, run: str, path: str | None, origin: str) -> RunFolder:
+    """Return the journal of a run of another registry than the one that is open."""
+    found = {
+        registry_id: folder
+        for registry_id, folder in run_folders(_journal(path))
+        if folder.run_id == run and registry_id != opened.id and registry_id.startswith(origin)
+    }
+    if len(found) != 1:
+        raise NotFound(
+            "the journal has not exactly one run of this name of another registry",
+            where=run,
+            found=", ".join(found) or "none",
+            hint="`holdfast journal ls --json` lists the registries; --from names one.",
+        )
+    return next(iter(found.values()))
 
 
 def _json(registry_id: str, run: str, one: Listed) -> dict[str, Any]:

@@ -336,8 +336,12 @@ class RunFolder:
     def remove(self, number: int, write: str) -> None:
         """Delete a noted entry: states, entry, note."""
         self.remove_states(write)
-        self._files.delete(_key(_ENTRIES, number))
+        self.remove_entry(number)
         self._files.delete(_key(_NOTES, number))
+
+    def remove_entry(self, number: int) -> None:
+        """Delete the file of a noted entry."""
+        self._files.delete(_key(_ENTRIES, number))
 
     def remove_unacknowledged(self) -> None:
         """Delete states of saves that were never acknowledged, unless a save is running."""

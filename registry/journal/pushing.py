@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from holdfast.registry.errors import (
@@ -44,11 +44,16 @@ class Listed:
     size_bytes: int
 
 
-def listed(folder: RunFolder) -> Iterator[Listed]:
-    """Yield the entries of a run that are not in the registry, in order."""
+def listed(folder: RunFolder, *, kept: bool = False) -> Iterator[Listed]:
+    """Yield the entries of a run that are not in the registry, in order.
+
+    Args:
+        folder: The journal of the run.
+        kept: Whether those that were carried, and are still here, are yielded too.
+    """
     for number in folder.numbers() if folder.exists else []:
         note = folder.note(number)
-        if note is not None and note.outcome not in OUTSIDE:
+        if note is not None and note.outcome not in OUTSIDE + ("carried",) * kept:
             continue
         try:
             entry: Entry | None = folder.entry(number)
@@ -75,7 +80,32 @@ def fork_point(log: RunLog, folder: RunFolder, entry: Entry) -> int | None:
     return added[-1] if added else None
 
 
-def push(committer: Committer, folder: RunFolder, told: Callable[[Listed], object]) -> list[Listed]:
+def rescue(committer: Committer, folder: RunFolder) -> list[Listed]:
+    """Commit every save that a journal has for a lost registry to a run of another one.
+
+    Those that wait never enter their own run then.
+
+    Raises:
+        Conflict: A program carries them at the moment, or the run does not allow a save.
+        IntegrityError: A save is damaged.
+    """
+    lock = folder.lock("carrying")
+    if not lock.acquire(wait=False):
+        raise Conflict(
+            "a program carries these saves at the moment",
+            where=folder.path,
+            hint="End it first. If it succeeds, its registry is not lost.",
+        )
+    try:
+        found = [one for one in listed(folder, kept=True) if one.outcome != "damaged"]
+        return push(committer, folder, found)
+    finally:
+        lock.release()
+
+
+def push(
+    committer: Committer, folder: RunFolder, found: Iterable[Listed] | None = None
+) -> list[Listed]:
     """Commit the stranded and refused saves of a journal to another run; return them.
 
     Saves that the run has already are not added again, so that an interrupted push can be repeated.
@@ -83,25 +113,29 @@ def push(committer: Committer, folder: RunFolder, told: Callable[[Listed], objec
     Args:
         committer: The committer of the other run.
         folder: The journal.
-        told: Called after each save.
+        found: The saves. Default: the stranded and refused ones.
 
     Raises:
         Conflict: The run does not allow a save.
         IntegrityError: A save is damaged.
     """
     pushed = []
-    for one in list(listed(folder)):
-        if one.entry is None or one.outcome not in ("stranded", "refused"):
+    outside = (one for one in list(listed(folder)) if one.outcome in ("stranded", "refused"))
+    for one in outside if found is None else found:
+        if one.entry is None:
             continue
-        if one.entry.save is not None:
+        if one.entry.save is not None and one.size_bytes:
             states = EntryStates(folder, one.entry.write, committer.store)
             committer.commit(PushedSave(committer, one.entry.save, states))
             pushed.append(one)
         folder.replace_note(
-            one.number, Note(outcome="pushed", reason=f"into the run {committer.log.run_id}")
+            one.number,
+            Note(
+                outcome="pushed",
+                reason=f"into the run {committer.log.run_id} of {committer.store.backend.url}",
+            ),
         )
         folder.remove_states(one.entry.write)
-        told(one)
     return pushed
 
 
@@ -124,6 +158,8 @@ def delete(folder: RunFolder, number: int) -> Listed:
         if one.entry is not None:
             folder.remove_states(one.entry.write)
         folder.replace_note(number, Note(outcome="deleted", reason=one.reason))
+        if one.outcome == "damaged":  # what follows it is carried, and must not find it
+            folder.remove_entry(number)
         return one
     raise NotFound(
         "no such save in the journal",

@@ -40,6 +40,8 @@ class Rules:
         checks_late: J7: the keys are checked (W3) at each attempt.
         refusal_by_log: J8: for any other reason a slot of one's own comes first.
         noted_first: J8: a refusal is noted before it is told.
+        ends_line: J8: earlier notes count too: an entry that follows a refused or stranded one is
+            refused.
         one_carrier: J9.
     """
 
@@ -61,6 +63,7 @@ class Rules:
     checks_late: bool = True
     refusal_by_log: bool = True
     noted_first: bool = True
+    ends_line: bool = True
     one_carrier: bool = True
 
 
@@ -121,6 +124,8 @@ class Entry(NamedTuple):
         bytes: Whether its bytes are in the journal.
         stored: Whether its objects are on the store.
         early: The eviction that was composed when it was acknowledged.
+        follows: The entry that its training continues from: that of the same process before, or
+            what the process restored; -1 for none.
     """
 
     token: int
@@ -130,6 +135,7 @@ class Entry(NamedTuple):
     bytes: bool = True
     stored: bool = False
     early: int = -1
+    follows: int = -1
 
 
 class Carrier(NamedTuple):
@@ -221,6 +227,8 @@ class JournalModel:
                     return f"Entry {slot.entry} enters behind another machine's takeover."
                 if self._blocked(state.log[:number]):
                     return f"Slot {number} is not legal."
+                if self._line_ended(state, slot.entry):
+                    return f"Entry {slot.entry} enters, and the one that it follows never does."
                 added.append(slot.entry)
                 live.add(slot.entry)
         for number, entry in enumerate(state.entries):
@@ -261,6 +269,21 @@ class JournalModel:
         own = next((n for n, who in takes if who == entry.token), -1)
         later = [who for n, who in takes if n > own and who >= 0]
         return any(who == 0 or not self.rules.own_restarts for who in later)
+
+    @staticmethod
+    def _line_ended(state: State, entry: int) -> bool:
+        """Return whether an entry follows one that is noted to stay outside."""
+        follows = state.entries[entry].follows
+        return follows >= 0 and state.entries[follows].note in ("refused", "stranded")
+
+    @staticmethod
+    def _restored(state: State) -> int:
+        """Return what the next save of the trainer continues from."""
+        found = -1
+        for number, entry in enumerate(state.entries):
+            if entry.token == state.token or entry.note not in ("refused", "stranded"):
+                found = number
+        return found
 
     @staticmethod
     def _blocked(log: tuple[Slot, ...]) -> bool:
@@ -335,6 +358,7 @@ class JournalModel:
                 bytes=not leans,
                 stored=leans,
                 early=live[-1] if live else -1,
+                follows=self._restored(state),
             )
             after = state._replace(entries=(*state.entries, entry))
             yield (who, "acknowledges", len(state.entries)), after
@@ -401,7 +425,7 @@ class JournalModel:
                 return
             yield ("strands", me.entry), become(me._replace(step="stranded"))
             return
-        if self._blocked(prefix):
+        if self._blocked(prefix) or (rules.ends_line and self._line_ended(state, me.entry)):
             yield ("refuses", me.entry), become(me._replace(step="refused"))
             return
         before = state

@@ -15,8 +15,9 @@ TAKEN_BEFORE = Setting(taken_before=True, restarts=1)
 EVICTED = Setting(entries=2, evictions=1)
 SWEPT = Setting(carriers=2, others=1, sweeps=1)
 BLOCKED = Setting(carriers=2, blocks=1)
+LINE = Setting(entries=2, carriers=2, restarts=1, blocks=1)
 GIVES_UP = Setting(carriers=2, others=1, gives_up=1)
-SETTINGS = [RESTART, TAKEN_BEFORE, EVICTED, SWEPT, BLOCKED, GIVES_UP]
+SETTINGS = [RESTART, TAKEN_BEFORE, EVICTED, SWEPT, BLOCKED, LINE, GIVES_UP]
 LARGE = [
     Setting(2, 2, restarts=1, others=1, evictions=1, sweeps=1),
     Setting(2, 2, others=2, taken_before=True, blocks=1, gives_up=1),
@@ -44,6 +45,7 @@ MUTANTS = {
     "checks_late": (SWEPT, 9),
     "refusal_by_log": (GIVES_UP, 9),
     "noted_first": (BLOCKED, 12),
+    "ends_line": (LINE, 12),
     "one_carrier": (BLOCKED, 11),
 }
 

@@ -83,6 +83,45 @@ def test_saves_of_a_run_without_a_checkpoint_go_into_a_new_run(
         assert [one.step for one in opened.run("rescued").checkpoints()] == [1, 2, 3]
 
 
+def test_saves_of_a_lost_registry_go_into_another_one(
+    call: Call, call_json: CallJson, run: Any, url: str, tmp_path: Path
+) -> None:
+    run.set_status("interrupted")
+    lost = Path(url).rename(tmp_path / "gone")
+    other = str(tmp_path / "other")
+    old = holdfast.init(other).id
+    call("journal", "push", "day", "rescued", "--to", other, status=4)
+    call("journal", "push", "night", "rescued", "--to", other, "--from", "0" * 32, status=4)
+    with run._trainer.folder.lock("carrying").held():
+        call("journal", "push", "night", "rescued", "--to", other, status=5)
+    said = call_json("journal", "push", "night", "rescued", "--to", other)
+    assert said["pushed"] == [f"phase main, step {step}" for step in (1, 2, 3)]
+    with holdfast.open(other, journal="") as opened:
+        assert opened.id == old
+        assert [one.step for one in opened.run("rescued").checkpoints()] == [1, 2, 3]
+        assert_same(opened.run("rescued").latest().load(), make_state(3))
+        assert opened.verify(deep=True).findings == ()
+    assert call_json("journal", "ls") == []
+    assert call_json("journal", "push", "night", "rescued", "--to", other)["pushed"] == []
+    lost.rename(url)  # it was not lost after all
+    assert call_json("journal", "carry")[0]["waiting"] == 0
+    with holdfast.open(url, journal="") as opened:
+        assert opened.run("night").checkpoints() == []
+
+
+def test_the_newest_save_of_a_lost_registry_is_still_here(
+    call: Call, call_json: CallJson, run: Any, url: str, tmp_path: Path
+) -> None:
+    call("journal", "carry")
+    Path(url).rename(tmp_path / "gone")
+    holdfast.init(url)
+    call("trust", url)
+    said = call_json("journal", "push", "night", "night", "--to", url)
+    assert said == {"run": "night", "pushed": ["phase main, step 3"]}
+    with holdfast.open(url, journal="") as opened:
+        assert_same(opened.run("night").latest().load(), make_state(3))
+
+
 def test_rm_deletes_a_stranded_save(
     call: Call, call_json: CallJson, run: Any, url: str, tmp_path: Path
 ) -> None:
