@@ -33,13 +33,7 @@ _LOGGER = logging.getLogger("holdfast")
 
 
 class Carrier:
-    """Carries the entries of one run.
-
-    Args:
-        store: The store of the registry.
-        folder: The journal of the run.
-        told: Called with each outcome, after it was noted.
-    """
+    """Carries the entries of one run; `told` is called with each outcome, after it was noted."""
 
     def __init__(
         self,
@@ -58,11 +52,7 @@ class Carrier:
     def carry(self, goes_on: Callable[[], bool] = lambda: True) -> bool:
         """Carry everything that waits; return whether this process was the carrier (J9).
 
-        Args:
-            goes_on: Asked before each entry.
-
-        Raises:
-            RegistryError: The registry does not allow it now. What waits still waits.
+        `goes_on` is asked before each entry. After an error what waits still waits.
         """
         if not self._lock.acquire(wait=False):
             return False

@@ -24,13 +24,8 @@ _T = TypeVar("_T")
 class JournaledCheckpoint(Checkpoint):
     """A checkpoint that was acknowledged by a journal.
 
-    Args:
-        states: Its bytes here.
-        number: The number of its entry.
-        entry: Its entry.
-        expected: A run that has its record.
-        n: Its number there.
-        find: Returns the checkpoint in the registry, or `None` while it is not there.
+    `n` is its number in the expected run. `find` returns the checkpoint in the registry, or `None`
+    while it is not there.
     """
 
     def __init__(

@@ -48,16 +48,7 @@ def set_status_behind(folder: RunFolder, takeover: int, slot: int, status: RunSt
     """Put the status at the end of a process behind the saves that wait, unless one is there.
 
     A save that is carried later makes the run `running` again, so a status in the registry would
-    not last.
-
-    Args:
-        folder: The journal of the run.
-        takeover: The takeover of the handle.
-        slot: The slot of the log that has it.
-        status: The status.
-
-    Returns:
-        Whether anything waits.
+    not last. `slot` has the takeover of the handle. Returns whether anything waits.
     """
     waiting = [entry for _, entry in folder.entries(folder.waiting())]
     if waiting and waiting[-1].status in (None, "running"):

@@ -41,21 +41,16 @@ def refusing() -> Iterator[None]:
 
 
 def require_line(run_id: str, followed: Note | None) -> None:
-    """Refuse to continue from a save that never enters the run.
+    """Refuse to continue from a save whose outcome, if it is known, keeps it out of the run.
 
-    Args:
-        run_id: The run.
-        followed: The outcome of that save, if it is known.
-
-    Raises:
-        Conflict: It never does. After a damaged one the line goes on: the next state is whole.
+    After a damaged one the line goes on: the next state is whole.
     """
     if followed is not None and followed.outcome in ("refused", "stranded", "pushed", "deleted"):
         raise Conflict(
             "this training continues from a save that never enters the run",
             where=run_id,
             found=f"{followed.outcome}: {followed.reason}",
-            hint="Call `run.restore()` to continue from what is in the run; `holdfast journal "
+            hint="Call `run.restore()` to continue from its newest checkpoint. `holdfast journal "
             "push` puts the saves of the other line into a fork.",
         )
 
@@ -173,11 +168,7 @@ class JournaledSave(SaveCommit):
 def expected_save(
     states: EntryStates, token: EntryToken, entry: Entry, fields: SaveFields, run: RunManifest
 ) -> JournaledSave:
-    """Return the save of an entry, to be composed for the expected run.
-
-    Raises:
-        IntegrityError: Its manifests or placements are damaged or missing.
-    """
+    """Return the save of an entry, to be composed for the expected run."""
     save = JournaledSave(states.committer, token, _prepared(fields), run)
     companions = {name: states.read(place) for name, place in fields.companions.items()}
     save.set_written(states.read(fields.place), companions)
@@ -222,16 +213,7 @@ class PushedSave(SaveCommit):
 
 
 class CarriedSave(PushedSave):
-    """The commit of a save that was acknowledged earlier (J2, J3, J6, J7).
-
-    Args:
-        committer: The committer of the run.
-        entry: The entry.
-        fields: Its save.
-        takeover: Its takeover.
-        scan: What the log says since.
-        states: Its bytes.
-    """
+    """The commit of a save that was acknowledged earlier (J2, J3, J6, J7)."""
 
     def __init__(
         self,
@@ -301,11 +283,7 @@ class Arrival:
         self._scan = scan
 
     def is_due(self, run: RunManifest) -> bool:
-        """Return whether the entry is not in the log yet.
-
-        Raises:
-            Stranded: It may not be committed any more.
-        """
+        """Return whether the entry is not in the log yet; a stranded one is an error."""
         self._scan.read_to(run)
         if self._scan.commit_of(self._entry.write) is not None:
             return False

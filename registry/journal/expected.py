@@ -46,14 +46,7 @@ class ExpectedRun:
         self._newest: int | None = None
 
     def add(self, number: int, entry: Entry, n: int | None, actions: Sequence[Action]) -> None:
-        """Add an entry.
-
-        Args:
-            number: Its number in the journal.
-            entry: The entry.
-            n: Commit number of its checkpoint.
-            actions: Its actions for this run.
-        """
+        """Add an entry with its actions for this run; `n` is the commit of its checkpoint."""
         if n is not None:
             self.numbers[entry.write] = n
             if n == self.run.commits:
@@ -77,14 +70,9 @@ class ExpectedRun:
 
 
 def expect(folder: RunFolder, log: RunLog, store: Store) -> ExpectedRun:
-    """Return the expected run.
+    """Return the expected run, by its log as far as that was read.
 
     Entries that will be refused, stranded or damaged are left out.
-
-    Args:
-        folder: The journal of the run.
-        log: Its log, as far as it was read.
-        store: The store of the registry.
     """
     try:
         return _expect(folder, log, store, log.run)
@@ -121,11 +109,7 @@ def _expect(folder: RunFolder, log: RunLog, store: Store, run: RunManifest) -> E
 
 
 def _waiting(folder: RunFolder) -> Iterator[tuple[int, Entry]]:
-    """Yield the entries that wait, except damaged ones.
-
-    Raises:
-        UnsupportedFormat: A newer version wrote one: nothing can be said of what comes after it.
-    """
+    """Yield the entries that wait, except damaged ones; one of a newer version is an error."""
     for number in folder.waiting():
         with suppress(ObjectNotFound, IntegrityError):
             yield number, folder.entry(number)

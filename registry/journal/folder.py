@@ -64,18 +64,7 @@ class PrivateFolder(LocalBackend):
 
 
 class RunFolder:
-    """The journal of one run.
-
-    Args:
-        journal: The journal of the machine.
-        registry_id: The registry.
-        run_id: The run.
-
-    Attributes:
-        journal: The same.
-        run_id: The run.
-        path: The folder.
-    """
+    """The journal of one run; `path` is its folder."""
 
     def __init__(self, journal: Journal, registry_id: str, run_id: str) -> None:
         self.journal = journal
@@ -97,12 +86,7 @@ class RunFolder:
         return FileLock(os.path.join(self.path, f"lock-{name}"))
 
     def _prepare(self) -> None:
-        """Make the folders for this user alone; refuse those of others, and links below the root.
-
-        Raises:
-            AccessDenied: The journal is a folder of another user, or of all.
-            StoreUnsuitable: There is a link.
-        """
+        """Make the folders for this user alone; refuse those of others, and links in them."""
         root = os.path.realpath(self.journal.path)
         try:
             os.close(open_folder(root, make=True))
@@ -132,6 +116,7 @@ class RunFolder:
                 "two is refused",
                 self.path,
             )
+        self._prepare()
         number = max(self._numbers(_MACHINES), default=0) + 1
         made = secrets.token_hex(8) if known else self._first_id()
         self._put(_key(_MACHINES, number), Machine(id=made, machine=here))
@@ -156,11 +141,7 @@ class RunFolder:
         return self._read(_key(_TAKEOVERS, number), Takeover)
 
     def restore_takeover(self, number: int, found: Collection[Takeover]) -> Takeover:
-        """Write a lost takeover again: the first one of the log that is no other number's.
-
-        Raises:
-            ObjectNotFound: There is none.
-        """
+        """Write a lost takeover again: the first one of the log that is no other number's."""
         known = {one.token for one in self._sound(_TAKEOVERS, Takeover)}
         for one in found:
             if one.token not in known:
@@ -178,9 +159,8 @@ class RunFolder:
     def acknowledge(self, entry: Entry) -> int:
         """Make an entry durable; return its number.
 
-        Raises:
-            Fenced: Another handle of this machine has taken the run over.
-            MissingObject: The journal was removed.
+        Raises `Fenced` if another handle of this machine has taken the run over, and
+        `MissingObject` if the journal was removed.
         """
         with self.lock("acknowledging").held():
             newest = self.newest_takeover()
@@ -188,7 +168,7 @@ class RunFolder:
                 raise MissingObject(
                     "the journal was removed while this handle used it",
                     where=self.path,
-                    hint="Call `run.restore()` to continue from what the registry has.",
+                    hint="Call `run.restore()` to continue from its newest checkpoint.",
                 )
             if newest != entry.takeover:
                 raise Fenced(
@@ -211,16 +191,7 @@ class RunFolder:
         save: SaveFields | None = None,
         status: RunStatus | None = None,
     ) -> Entry:
-        """Return an entry of a takeover, signed now.
-
-        Args:
-            takeover: The number of the takeover.
-            search_from: The slot from which on the log is searched; not behind the takeover.
-            follows: The `write` of the entry that its training continues from.
-            write: The `write` of its commit.
-            save: The save.
-            status: The status.
-        """
+        """Return an entry, signed now; its fields are those of `Entry`."""
         signed = new_signature()
         return Entry(
             run=self.run_id,
@@ -256,13 +227,7 @@ class RunFolder:
         return waiting[0] - 1 if waiting else max(entries, default=0)
 
     def entry(self, number: int) -> Entry:
-        """Return an entry.
-
-        Raises:
-            ObjectNotFound: It was carried and deleted.
-            IntegrityError: Its file is damaged.
-            UnsupportedFormat: A newer version wrote it.
-        """
+        """Return an entry; `ObjectNotFound` says that it was carried and deleted."""
         return self._read(_key(_ENTRIES, number), Entry)
 
     def entries(self, numbers: list[int]) -> Iterator[tuple[int, Entry]]:

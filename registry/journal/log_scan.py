@@ -34,11 +34,7 @@ class LogScan:
         self.start = start
 
     def read_to(self, run: RunManifest) -> None:
-        """Read every slot that a run was replayed from.
-
-        Raises:
-            IntegrityError: A slot is damaged or missing.
-        """
+        """Read every slot that a run was replayed from."""
         for slot in self._log.fetch(range(self._next, run.next_slot)):
             for _, commit in slot.commits:
                 self._take(slot.number, commit)
@@ -61,11 +57,7 @@ class LogScan:
         return self._commits.get(write)
 
     def takeover_of(self, folder: RunFolder, entry: Entry) -> Takeover:
-        """Return the takeover of an entry; the log has it too, if its file is lost.
-
-        Raises:
-            ObjectNotFound: It is not there either.
-        """
+        """Return the takeover of an entry; the log has it too, if its file is lost."""
         try:
             return folder.takeover(entry.takeover)
         except (IntegrityError, ObjectNotFound):
@@ -77,11 +69,7 @@ class LogScan:
             return folder.restore_takeover(entry.takeover, found)
 
     def require_taken(self, takeover: Takeover) -> None:
-        """Check that this is the log in which the run was taken over.
-
-        Raises:
-            RolledBack: It is shorter, or another one.
-        """
+        """Check that this is the log in which the run was taken over, and not a shorter one."""
         if (takeover.slot, takeover.token) not in [
             (slot, one.token) for slot, one, _ in self._taken
         ]:
@@ -106,11 +94,7 @@ class LogScan:
                 yield slot, action, commit
 
     def require_own(self, takeover: Takeover) -> None:
-        """Check that no other machine has taken the run over since a takeover (J2).
-
-        Raises:
-            Stranded: One has.
-        """
+        """Check that no other machine has taken the run over since a takeover (J2)."""
         for _, action, commit in self.foreign(takeover):
             raise Stranded(
                 "another machine took this run over before the save was in the registry",

@@ -45,12 +45,7 @@ class Listed:
 
 
 def listed(folder: RunFolder, *, kept: bool = False) -> Iterator[Listed]:
-    """Yield the entries of a run that are not in the registry, in order.
-
-    Args:
-        folder: The journal of the run.
-        kept: Whether those that were carried, and are still here, are yielded too.
-    """
+    """Yield the entries that are not in the registry; with `kept` also carried ones still here."""
     for number in folder.numbers() if folder.exists else []:
         note = folder.note(number)
         if note is not None and note.outcome not in OUTSIDE + ("carried",) * kept:
@@ -84,10 +79,6 @@ def rescue(committer: Committer, folder: RunFolder) -> list[Listed]:
     """Commit every save that a journal has for a lost registry to a run of another one.
 
     Those that wait never enter their own run then.
-
-    Raises:
-        Conflict: A program carries them at the moment, or the run does not allow a save.
-        IntegrityError: A save is damaged.
     """
     lock = folder.lock("carrying")
     if not lock.acquire(wait=False):
@@ -106,18 +97,9 @@ def rescue(committer: Committer, folder: RunFolder) -> list[Listed]:
 def push(
     committer: Committer, folder: RunFolder, found: Iterable[Listed] | None = None
 ) -> list[Listed]:
-    """Commit the stranded and refused saves of a journal to another run; return them.
+    """Commit saves of a journal, by default the stranded and refused ones, to another run.
 
     Saves that the run has already are not added again, so that an interrupted push can be repeated.
-
-    Args:
-        committer: The committer of the other run.
-        folder: The journal.
-        found: The saves. Default: the stranded and refused ones.
-
-    Raises:
-        Conflict: The run does not allow a save.
-        IntegrityError: A save is damaged.
     """
     pushed = []
     outside = (one for one in list(listed(folder)) if one.outcome in ("stranded", "refused"))
@@ -140,12 +122,7 @@ def push(
 
 
 def delete(folder: RunFolder, number: int) -> Listed:
-    """Delete the bytes of a save that never enters its run.
-
-    Raises:
-        NotFound: There is no such entry.
-        Conflict: It waits.
-    """
+    """Delete the bytes of a save that never enters its run."""
     for one in listed(folder):
         if one.number != number:
             continue

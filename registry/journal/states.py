@@ -83,11 +83,7 @@ class EntryStates:
                 self.store.backend.delete(info.key)
 
     def read(self, place: Place) -> Written:
-        """Return a state that was written earlier.
-
-        Raises:
-            IntegrityError: Its manifest or placement is damaged or missing.
-        """
+        """Return a state that was written earlier."""
         manifest = self.store.manifest(place.manifest_key)
         placement = self.store.placement(place.placement_key)
         lists = read_lists(self.store, manifest, placement)
@@ -95,14 +91,7 @@ class EntryStates:
         return Written(base, ChosenKeys(placed_keys(place, placement)), 0)
 
     def check_whole(self, places: Iterable[Place]) -> bool:
-        """Verify every byte of some states; take lost or damaged objects from the registry.
-
-        Returns:
-            Whether anything was taken.
-
-        Raises:
-            IntegrityError: Something is damaged or missing, and the registry does not have it.
-        """
+        """Verify every byte of some states; return whether the registry had what was damaged."""
         taken = False
         for place in places:
             taken |= self._check(place.manifest_key) | self._check(place.placement_key)
