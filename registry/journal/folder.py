@@ -1,14 +1,16 @@
 """The journal of one run: numbered files that are put once, and the states of entries."""
 
 # Paths are strings here, as in the store of folders.
-# ruff: noqa: PTH102, PTH112, PTH118, PTH120, PTH208
+# ruff: noqa: PTH102, PTH112, PTH116, PTH118, PTH208
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
 import secrets
 import shutil
+import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -89,9 +91,14 @@ class RunFolder:
         """Make the folders for this user alone; refuse those of others, and links in them."""
         root = os.path.realpath(self.journal.path)
         try:
-            os.close(open_folder(root, make=True))
             folders.refuse_links(root, self._states)
-            for path in (os.path.dirname(self.path), self.path, self._path(_STATES)):
+            os.close(open_folder(os.path.join(root, self._states.partition("/")[0]), make=True))
+            found = os.stat(root)
+            if found.st_uid not in (0, os.geteuid()):
+                raise PermissionError(errno.EACCES, "the folder belongs to another user", root)
+            if found.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+                raise PermissionError(errno.EACCES, "every user may rename what is in it", root)
+            for path in (self.path, self._path(_STATES)):
                 with suppress(FileExistsError):
                     os.mkdir(path, 0o700)
             self._files.keep_reserve(_ENTRIES)

@@ -67,8 +67,6 @@ def open_folder(path: str, *, make: bool = False) -> int:
         found = os.fstat(fd)
         if found.st_uid != os.geteuid():
             raise PermissionError(errno.EACCES, "the folder belongs to another user", path)
-        if found.st_mode & stat.S_ISVTX:
-            raise PermissionError(errno.EACCES, "the folder is for all users, as /tmp is", path)
         if found.st_mode & 0o077:
             os.fchmod(fd, 0o700)
     except BaseException:

@@ -416,8 +416,8 @@ def test_writer_whose_file_is_cleared_has_made_nothing(
     backend.put("other", b"x")
     real = disk.write_new
 
-    def write_and_lose(path: str, buffers: list[memoryview]) -> None:
-        real(path, buffers)
+    def write_and_lose(path: str, buffers: list[memoryview], mode: int) -> None:
+        real(path, buffers, mode)
         assert backend.clear_unfinished(0) == 5
 
     monkeypatch.setattr(disk, "write_new", write_and_lose)
