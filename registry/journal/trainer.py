@@ -457,14 +457,16 @@ class JournaledTrainer(Trainer):
 
     def _raise_lost(self) -> None:
         """Raise, once, if acknowledged saves are neither in the journal nor in the registry."""
-        here, noted = set(self.folder.numbers()), {*self.folder.noted(), *self._carrier.outcomes}
-        lost = {n: one for n, one in self._own.items() if n not in here | noted}
-        if lost:
-            self._log.refresh()
-            scan = LogScan(self._log, min(start for _, start in lost.values()), ())
-            scan.read_to(self._log.run)
-            lost = {n: one for n, one in lost.items() if scan.commit_of(one[0]) is None}
-        self._own = {n: one for n, one in self._own.items() if n in here - noted}
+        with self._expecting:  # another thread may acknowledge meanwhile
+            here = set(self.folder.numbers())
+            noted = {*self.folder.noted(), *self._carrier.outcomes}
+            lost = {n: one for n, one in self._own.items() if n not in here | noted}
+            if lost:
+                self._log.refresh()
+                scan = LogScan(self._log, min(start for _, start in lost.values()), ())
+                scan.read_to(self._log.run)
+                lost = {n: one for n, one in lost.items() if scan.commit_of(one[0]) is None}
+            self._own = {n: one for n, one in self._own.items() if n in here - noted}
         if lost:
             self._takeover, self._follows, self._expected, self._last = 0, None, None, None
             raise MissingObject(
