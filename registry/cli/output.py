@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from io import StringIO
 
+import typer
 from rich.cells import cell_len
 
 from holdfast.backends.escape import printable
 from holdfast.registry.cli import tables
 from holdfast.registry.cli.columns import Table
+from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history.log_values import format_time, json_ready
 from holdfast.registry.values.amounts import age as age
 from holdfast.registry.values.amounts import counted as counted
@@ -80,6 +82,20 @@ def line(text: str = "") -> None:
 def note(text: str) -> None:
     """Print a line on stderr, so that a pipe gets only the result."""
     print(printable(text), file=sys.stderr)
+
+
+def confirm_name(name: str, verb: str, what: str) -> None:
+    """Let a person type the name of a run that an act cannot bring back.
+
+    Raises:
+        InvalidInput: Another name was typed.
+    """
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(f"there is no terminal to ask on: give --yes to {verb} the run")
+    note(what)
+    typed = typer.prompt(f"Type the name of the run to {verb} it", err=True)
+    if typed != name:
+        raise InvalidInput("nothing was done: another name was typed", expected=name, found=typed)
 
 
 def document(value: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_module
-import sys
 import time as clock
 import tomllib
 from collections.abc import Callable
@@ -238,28 +237,13 @@ def drop(
     """
     dropped = opened.run(run)
     if not yes:
-        _confirm(dropped)
+        held = output.counted(len(dropped.manifest.live()), "checkpoint")
+        what = f"{run} holds {held}. Released checkpoints cannot be brought back."
+        output.confirm_name(run, "drop", what)
     dropped.drop(reason)
     return Answer(
         lambda: run_json(dropped, forks_of(opened.store, run)), lambda: [f"dropped: {run}"]
     )
-
-
-def _confirm(run: Run) -> None:
-    """Let a person type the name of the run that is dropped.
-
-    Raises:
-        InvalidInput: Another name was typed.
-    """
-    if not sys.stdin.isatty():
-        raise typer.BadParameter("there is no terminal to ask on: give --yes to drop the run")
-    held = output.counted(len(run.manifest.live()), "checkpoint")
-    output.note(f"{run.id} holds {held}. Released checkpoints cannot be brought back.")
-    typed = typer.prompt("Type the name of the run to drop it", err=True)
-    if typed != run.id:
-        raise InvalidInput(
-            "nothing was dropped: another name was typed", expected=run.id, found=typed
-        )
 
 
 # Arguments

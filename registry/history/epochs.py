@@ -1,7 +1,8 @@
-"""The log `epochs/` of a registry: sweeps with the keys that they condemn, and upgrades.
+"""The log `epochs/` of a registry: sweeps with their condemned keys, upgrades, forgotten runs.
 
-An entry is a file of lines: a header (epoch, kind, least writer version from this epoch on), then,
-for a sweep, one line for each leading byte, with the condemned keys that begin with it. Entries are
+An entry is a file of lines: a header (epoch, kind, least writer version from this epoch on, runs
+that were forgotten), then, for a sweep, one line for each leading byte, with the condemned keys
+that begin with it. Entries are
 put-if-absent, dense from 1, never deleted. Writers (`holdfast.registry.writing.object_writer`) read
 them, collectors (`holdfast.registry.maintenance.gc`) add to them.
 """
@@ -15,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.errors import Malformed, ObjectNotFound
+from holdfast.registry.errors import Conflict, Malformed, ObjectNotFound
 from holdfast.registry.storage.framing import join_lines, split_lines
 from holdfast.registry.storage.keys import EPOCHS, ObjectKey, epoch_key, parse_number
 from holdfast.registry.storage.store import Store, check_writer_version, gaps
@@ -23,6 +24,8 @@ from holdfast.registry.values.records import Record
 
 #: The grace of a sweep where none is given.
 DAY_S = 86_400.0
+#: The first writer version that knows forgotten runs.
+_FORGETS = 2
 
 
 class EpochHeader(Record):
@@ -30,14 +33,21 @@ class EpochHeader(Record):
 
     Attributes:
         epoch: Its number.
-        entry: A `sweep` condemns keys; an `upgrade` only raises the least writer version.
+        entry: A `sweep` condemns keys; an `upgrade` only raises the least writer version; a
+            `forget` adds runs to `forgotten`.
         min_writer: Least writer version from this epoch on; it never decreases.
+        forgotten: Every run that was forgotten up to this epoch, with the slot that ends its log.
     """
 
     format: Literal["holdfast.epoch/1"] = "holdfast.epoch/1"
     epoch: Annotated[int, Field(ge=1)]
-    entry: Literal["sweep", "upgrade"]
+    entry: Literal["sweep", "upgrade", "forget"]
     min_writer: Annotated[int, Field(ge=1)] = 1
+    forgotten: dict[str, Annotated[int, Field(ge=0)]] | None = None
+
+
+#: Stands for the epoch before the first.
+_FIRST = EpochHeader.model_construct(epoch=0, entry="sweep")
 
 
 class CondemnedShard(Record):
@@ -47,12 +57,21 @@ class CondemnedShard(Record):
     keys: tuple[str, ...]
 
 
-def encode_sweep(epoch: int, condemned: Iterable[ObjectKey], min_writer: int = 1) -> bytes:
-    """Return the entry of a sweep."""
+def encode_sweep(
+    epoch: int, condemned: Iterable[ObjectKey], before: EpochHeader | None = None
+) -> bytes:
+    """Return the entry of a sweep.
+
+    Args:
+        epoch: Its number.
+        condemned: The keys that it condemns.
+        before: The header of the epoch before it, if there is one.
+    """
     shards: dict[str, list[str]] = {}
     for key in sorted(condemned):
         shards.setdefault(key.digest[:1].hex(), []).append(str(key))
-    lines = [EpochHeader(epoch=epoch, entry="sweep", min_writer=min_writer).encode()]
+    header = (before or _FIRST).model_copy(update={"epoch": epoch, "entry": "sweep"})
+    lines = [header.encode()]
     lines += [
         CondemnedShard(shard=shard, keys=tuple(keys)).encode() for shard, keys in shards.items()
     ]
@@ -62,6 +81,18 @@ def encode_sweep(epoch: int, condemned: Iterable[ObjectKey], min_writer: int = 1
 def encode_upgrade(epoch: int, min_writer: int) -> bytes:
     """Return the entry of an upgrade."""
     return join_lines([EpochHeader(epoch=epoch, entry="upgrade", min_writer=min_writer).encode()])
+
+
+def encode_forget(epoch: int, forgotten: Mapping[str, int], before: EpochHeader | None) -> bytes:
+    """Return the entry that adds runs, with the slots that end their logs, to the forgotten."""
+    before = before or _FIRST
+    header = EpochHeader(
+        epoch=epoch,
+        entry="forget",
+        min_writer=max(before.min_writer, _FORGETS),
+        forgotten={**(before.forgotten or {}), **forgotten},
+    )
+    return join_lines([header.encode()])
 
 
 class CondemnedKeys:
@@ -132,11 +163,28 @@ class Epochs:
         Raises:
             UnsupportedFormat: The epoch demands a newer writer.
         """
-        check_writer_version(self.min_writer(epoch), where=epoch_key(epoch))
+        header = self.header(epoch)
+        if header is not None:
+            check_writer_version(header.min_writer, where=epoch_key(epoch))
 
-    def min_writer(self, epoch: int) -> int:
-        """Return the least version that may write after an epoch."""
-        return self.entry(epoch)[0].min_writer if epoch else 1
+    def check_not_forgotten(self, run_id: str, epoch: int) -> None:
+        """Refuse to write to a run that was forgotten, even if its log is another one by now.
+
+        Raises:
+            Conflict: It was forgotten.
+        """
+        header = self.header(epoch)
+        if header is not None and run_id in (header.forgotten or ()):
+            raise Conflict(
+                "the run was forgotten, and its objects may be deleted",
+                where=run_id,
+                found=f"it is in {epoch_key(epoch)}",
+                hint="Nothing can be added to it. Save into another run.",
+            )
+
+    def header(self, epoch: int) -> EpochHeader | None:
+        """Return the header of an epoch; `None` before the first."""
+        return self.entry(epoch)[0] if epoch else None
 
     def entry(self, epoch: int) -> tuple[EpochHeader, CondemnedKeys]:
         """Return an entry's header and, of a sweep, the keys that it condemns.

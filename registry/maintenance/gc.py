@@ -15,7 +15,7 @@ epoch (`tidy`), then use the reserve (`spend_reserve`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -25,19 +25,29 @@ from holdfast.registry.errors import (
     Conflict,
     IntegrityError,
     InvalidInput,
+    Malformed,
     StoreFull,
     StoreUnsuitable,
     UnsupportedFormat,
 )
-from holdfast.registry.history.actions import Line, Mark
-from holdfast.registry.history.epochs import DAY_S, Epochs, encode_sweep
+from holdfast.registry.history.actions import Forget, Line, Mark
+from holdfast.registry.history.epochs import DAY_S, Epochs, encode_forget, encode_sweep
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.history.replay import RunManifest, Slot
 from holdfast.registry.maintenance.gc_plan import LEFTOVER_S, Plan, Planner
 from holdfast.registry.maintenance.gc_report import GcReport, Tally
 from holdfast.registry.maintenance.live import list_run_ids
 from holdfast.registry.maintenance.window import RUNS_AT_ONCE, in_batches
-from holdfast.registry.storage.keys import RUNS, ObjectKey, epoch_key
+from holdfast.registry.storage.keys import (
+    LAST,
+    RUNS,
+    ObjectKey,
+    epoch_key,
+    is_run_id,
+    log_prefix,
+    parse_number,
+    slot_key,
+)
 from holdfast.registry.storage.store import Store
 from holdfast.registry.storage.threads import results
 
@@ -59,6 +69,7 @@ def collect(
     store: Store,
     *,
     grace_s: float = DAY_S,
+    forget: Collection[str] = (),
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> GcReport:
@@ -71,11 +82,11 @@ def collect(
             progress(done_bytes + deleted_bytes)
 
     while True:
-        collector = Collector(store, grace_s=grace_s, progress=count)
+        collector = Collector(store, grace_s=grace_s, forget=forget, progress=count)
         plan = collector.choose(dry_run=dry_run)
         if dry_run:
             return collector.report(dry_run=True)
-        if plan.to_condemn:
+        if plan.to_condemn or collector.to_forget:
             _sweep(collector)
         made = collector.delete()
         report = made if report is None else report.before(made)
@@ -87,15 +98,17 @@ def collect(
 
 
 def _sweep(collector: Collector) -> None:
-    """Condemn and mark; on a full store, make room for that first."""
+    """Forget, condemn and mark; on a full store, make room for that first."""
     for make_room in (collector.tidy, collector.spend_reserve):
         try:
+            collector.forget()
             collector.condemn()
             collector.mark()
         except StoreFull:
             make_room()
         else:
             return
+    collector.forget()
     collector.condemn()
     collector.mark()
 
@@ -121,15 +134,22 @@ class Collector:
     Args:
         store: The registry's objects.
         grace_s: Objects stored or evicted within this many seconds by the store's clock stay.
+        forget: Runs that cannot be read and that the operator gives up.
         progress: Called with the number of bytes deleted so far.
 
     Attributes:
+        to_forget: The runs that this collection forgets.
         deleted_bytes: Bytes that were deleted so far.
         is_partial: Whether only some unneeded objects are condemned, because space is short.
     """
 
     def __init__(
-        self, store: Store, *, grace_s: float = DAY_S, progress: Progress | None = None
+        self,
+        store: Store,
+        *,
+        grace_s: float = DAY_S,
+        forget: Collection[str] = (),
+        progress: Progress | None = None,
     ) -> None:
         number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
         if not number or not 0 <= grace_s <= _LONGEST_S:
@@ -138,12 +158,13 @@ class Collector:
         self._grace_s = grace_s
         self._progress = progress
         self._epochs = Epochs(store)
-        self._planner = Planner(store, self._epochs, grace_s)
+        self._planner = Planner(store, self._epochs, grace_s, forget)
         self._plan: Plan | None = None
         self._sweep: _Sweep | None = None
         self._unfinished_bytes = 0
         self._may_cache = True
         self._is_tidy = False
+        self.to_forget: tuple[str, ...] = ()
         self.deleted_bytes = 0
         self.is_partial = False
 
@@ -159,7 +180,40 @@ class Collector:
         with _nothing_deleted():
             self._sweep, self._is_tidy = None, False
             self._plan = self._planner.plan(dry_run=dry_run)
+            self.to_forget = tuple(self._planner.to_forget())
         return self._plan
+
+    # G0: only what the operator says
+
+    def forget(self) -> None:
+        """End the logs of the runs that are given up, then record them in an epoch of their own."""
+        with _nothing_deleted(is_tidy=self._is_tidy):
+            ends = {name: self._end(name) for name in self._planner.to_forget()}
+            while ends:
+                newest = self._epochs.observe()
+                self._epochs.make_durable(newest)
+                entry = encode_forget(newest + 1, ends, self._epochs.header(newest))
+                if self._store.backend.put_if_absent(epoch_key(newest + 1), entry):
+                    self._planner.forgotten |= ends
+                    return
+
+    def _end(self, run_id: str) -> int:
+        """End the log of a run in each free slot that its writers may come to; return the last.
+
+        There are several if slots are lost, and those may be put back from a backup.
+        """
+        backend, end, ended = self._store.backend, Slot.build(0, [Forget()]).data, 0
+        if not is_run_id(run_id):
+            return ended  # no program can write to it
+        taken = set()
+        for info in backend.list(log_prefix(run_id)):
+            with suppress(Malformed):
+                taken.add(parse_number(info.key))
+        for number in sorted({0, *(one + 1 for one in taken if one < LAST)} - taken):
+            ended = number
+            while not backend.put_if_absent(slot_key(run_id, ended), end):
+                ended += 1
+        return ended
 
     def condemn(self) -> int | None:
         """Publish the chosen objects as an epoch, or join the sweep that condemned them already.
@@ -179,7 +233,7 @@ class Collector:
                 # Its writer may have died before it was durable, and the next steps depend on it.
                 self._epochs.make_durable(newest)
                 fresh = chosen.keys() - self._condemned_before(chosen, newest)
-                entry = encode_sweep(newest + 1, fresh, self._epochs.min_writer(newest))
+                entry = encode_sweep(newest + 1, fresh, self._epochs.header(newest))
                 # Nothing new: the collector that condemned these died or still works; finish it.
                 if not fresh:
                     self._sweep = _Sweep(newest, chosen)
@@ -209,7 +263,8 @@ class Collector:
             return
         with _nothing_deleted(is_tidy=self._is_tidy):
             # G2: listed again after the epoch was put. Whoever creates a run later observes it.
-            run_ids = self._planner.logs.keys() | set(list_run_ids(self._store))
+            passed = self._planner.passed
+            run_ids = {*self._planner.logs, *passed, *list_run_ids(self._store, passed)}
             mark, pool = partial(self._mark_run, sweep), self._store.pools.bulk
             spared: set[ObjectKey] = set()
             for needed in in_batches(pool, mark, run_ids, at_once=RUNS_AT_ONCE):
@@ -220,6 +275,10 @@ class Collector:
 
     def _mark_run(self, sweep: _Sweep, run_id: str) -> set[ObjectKey]:
         log = self._planner.logs.get(run_id)
+        if run_id in self._planner.passed:
+            if not self._planner.is_forgotten(run_id):
+                raise Malformed("the log of a run that was forgotten is another one", where=run_id)
+            return set()
         if log is None:
             log = RunLog(self._store, run_id)
             log.read_to(log.length())
@@ -299,6 +358,7 @@ class Collector:
             dry_run=dry_run,
             epoch=None if sweep is None else sweep.epoch,
             runs=plan.runs,
+            forgotten=self.to_forget,
             objects=plan.objects,
             condemned=Tally.of(plan.to_condemn.values()),
             spared=Tally.of(plan.to_condemn[key] for key in spared or ()),

@@ -8,14 +8,26 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
 from holdfast.backends import ObjectInfo, ObjectNotFound, refuse_links
-from holdfast.registry.errors import Malformed, MissingObject, StoreFull
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import (
+    IntegrityError,
+    InvalidInput,
+    Malformed,
+    MissingObject,
+    NotFound,
+    StoreFull,
+    UnsupportedFormat,
+)
+from holdfast.registry.history.actions import Forget
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.slots import Slots
 from holdfast.registry.history.snapshots import stale_snapshots
 from holdfast.registry.maintenance.gc_report import Tally
 from holdfast.registry.maintenance.live import (
@@ -23,8 +35,9 @@ from holdfast.registry.maintenance.live import (
     RunFiles,
     StoredFile,
     fold_recent,
+    list_by_run,
     list_objects,
-    list_run_files,
+    run_files,
 )
 from holdfast.registry.maintenance.window import RUNS_AT_ONCE, in_batches
 from holdfast.registry.storage.heads import Head
@@ -34,6 +47,7 @@ from holdfast.registry.storage.keys import (
     ObjectKey,
     epoch_key,
     is_probe,
+    is_run_id,
     snapshot_slot,
 )
 from holdfast.registry.storage.store import Store
@@ -69,18 +83,27 @@ class Planner:
         store: The registry's objects.
         epochs: Its log of epochs.
         grace_s: Objects stored or evicted within this many seconds by the store's clock stay.
+        forget: Runs that the operator gives up if they cannot be read.
 
     Attributes:
         logs: The logs that were replayed, by run.
+        passed: The runs that cannot be read and are passed over: they are in `forget`, or an epoch
+            says that they were forgotten.
+        forgotten: The slot that ends the log of each run that was forgotten up to now.
     """
 
-    def __init__(self, store: Store, epochs: Epochs, grace_s: float) -> None:
+    def __init__(
+        self, store: Store, epochs: Epochs, grace_s: float, forget: Collection[str] = ()
+    ) -> None:
         self._store = store
         self._epochs = epochs
         self._grace_s = grace_s
         self._needs = Needs(store)
         self._seen: Mapping[str, Head] = {}
+        self._forget = frozenset(forget)
         self.logs: dict[str, RunLog] = {}
+        self.passed: set[str] = set()
+        self.forgotten: dict[str, int] = {}
 
     def plan(self, *, dry_run: bool = False) -> Plan:
         """Find what no run needs; see `Collector.choose`."""
@@ -91,7 +114,7 @@ class Planner:
         # Before the logs, so that objects which are committed meanwhile are found to be needed.
         objects = list_objects(self._store)
         self._check_generations(objects)
-        self._needs, self.logs = Needs(self._store, objects), {}
+        self._needs, self.logs, self.passed = Needs(self._store, objects), {}, set()
         self._seen = heads.all() if heads is not None else {}
         probes = [p for p in self._store.backend.list(PROBES) if is_probe(p.key)]
         newest_s = max((file.modified_s for file in objects.values()), default=0.0)
@@ -99,10 +122,17 @@ class Planner:
         if self._grace_s or probes:
             now_s = self._now_s(newest_s, dry_run=dry_run)
         cutoff_s = now_s - self._grace_s if self._grace_s else float("inf")
-        runs = list(list_run_files(self._store))
+        runs = []
+        for name, infos in list_by_run(self._store):
+            with self._passing(name):
+                runs.append(run_files(self._store, name, infos))
+        listed = {files.run_id for files in runs} | self.passed
+        # A run that was seen before and is gone: nobody knows what it needed.
+        self.passed |= self._forget & self._seen.keys() - listed
         if heads is not None:
-            heads.check_runs((files.run_id for files in runs), self._seen)
+            heads.check_runs(listed | self.passed, self._seen)
         needed, needed_recently = self._read_runs(runs, cutoff_s)
+        self._check_forget()
         unneeded = objects.keys() - needed
         recent = {
             key for key in unneeded if objects[key].modified_s > cutoff_s or key in needed_recently
@@ -111,7 +141,7 @@ class Planner:
             {key: objects[key].size_bytes for key in unneeded - recent},
             Tally.of(objects[key].size_bytes for key in recent),
             Tally.of(file.size_bytes for file in objects.values()),
-            len(runs),
+            len(listed),
             tuple(_stale(runs, probes, now_s - max(self._grace_s, LEFTOVER_S))),
         )
 
@@ -123,6 +153,8 @@ class Planner:
     def _check_generations(self, objects: Mapping[ObjectKey, StoredFile]) -> None:
         """Refuse objects whose generation is above the newest epoch: epochs were lost."""
         newest = self._epochs.observe()
+        header = self._epochs.header(newest)
+        self.forgotten = dict((header and header.forgotten) or {})
         for key in objects:
             if key.generation > newest:
                 raise Malformed(
@@ -158,13 +190,20 @@ class Planner:
         """Return what the runs need, and what some of them needed within the grace."""
         needed: set[ObjectKey] = set()
         needed_recently: set[ObjectKey] = set()
-        read = partial(self._read_run, cutoff_s=cutoff_s)
+        read = partial(self._read_unless_passed, cutoff_s=cutoff_s)
         found = in_batches(self._store.pools.bulk, read, runs, at_once=RUNS_AT_ONCE)
-        for log, now, recently in found:
+        for log, now, recently in filter(None, found):
             self.logs[log.run_id] = log
             needed |= now
             needed_recently |= recently
         return needed, needed_recently
+
+    def _read_unless_passed(
+        self, files: RunFiles, cutoff_s: float
+    ) -> tuple[RunLog, set[ObjectKey], set[ObjectKey]] | None:
+        with self._passing(files.run_id):
+            return self._read_run(files, cutoff_s)
+        return None
 
     def _read_run(
         self, files: RunFiles, cutoff_s: float
@@ -194,6 +233,50 @@ class Planner:
                 read = log.run.next_slot
                 if log.refresh().next_slot == read:
                     raise
+
+    # Runs that cannot be read
+
+    @contextmanager
+    def _passing(self, run_id: str) -> Iterator[None]:
+        """Pass over a run that cannot be read if the operator gives it up, or has done so."""
+        try:
+            yield
+        except (IntegrityError, UnsupportedFormat) as error:
+            if run_id not in self._forget and not self.is_forgotten(run_id):
+                error.hint = (
+                    f"{error.hint or ''} If nothing can mend the run, `holdfast gc --forget "
+                    f"{quoted(run_id)}` gives it up, and collects for the others."
+                ).lstrip()
+                raise
+            self.passed.add(run_id)
+
+    def is_forgotten(self, run_id: str) -> bool:
+        """Return whether an epoch says that a run is forgotten, and its log still ends there."""
+        end = self.forgotten.get(run_id)
+        if end is None or not is_run_id(run_id):
+            return end is not None  # no program can write to a run of another name
+        with suppress(IntegrityError, UnsupportedFormat):
+            slot = Slots(self._store, run_id).get(end)
+            return slot is not None and any(isinstance(line, Forget) for _, line in slot.lines)
+        return False
+
+    def to_forget(self) -> list[str]:
+        """Return the runs that this collection has to forget."""
+        return sorted(name for name in self.passed & self._forget if not self.is_forgotten(name))
+
+    def _check_forget(self) -> None:
+        """Refuse to forget a run that can be read, or that nobody has heard of."""
+        for name in sorted(self._forget - self.passed):
+            log = self.logs.get(name)
+            if log is None:
+                raise NotFound("no such run", where=name, hint="`holdfast run ls` lists the runs.")
+            if log.run.dropped is None:
+                raise InvalidInput(
+                    "only a run that cannot be read is forgotten",
+                    where=name,
+                    found="it can be read",
+                    hint=f"To release what it holds, run `holdfast run drop {name}`.",
+                )
 
 
 def _stale(

@@ -35,6 +35,7 @@ class GcReport:
         dry_run: Nothing was written or deleted.
         epoch: The epoch of the sweep; `None` where there was nothing to condemn.
         runs: Number of runs.
+        forgotten: The runs that it forgot.
         objects: Objects that were there.
         condemned: Objects that no run needed and that were not recent.
         spared: Condemned objects that a run needed after all when it was marked.
@@ -49,6 +50,7 @@ class GcReport:
     dry_run: bool
     epoch: int | None
     runs: int
+    forgotten: tuple[str, ...]
     objects: Tally
     condemned: Tally
     spared: Tally
@@ -79,6 +81,7 @@ class GcReport:
         return replace(
             later,
             epoch=self.epoch if later.epoch is None else later.epoch,
+            forgotten=self.forgotten,
             objects=self.objects,
             condemned=self.condemned + later.condemned,
             spared=self.spared + later.spared,

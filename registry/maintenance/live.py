@@ -7,7 +7,7 @@ the object that it names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -90,33 +90,36 @@ def list_objects(store: Store) -> dict[ObjectKey, StoredFile]:
     return everything
 
 
-def list_run_ids(store: Store) -> list[str]:
+def list_run_ids(store: Store, known: Collection[str] = ()) -> list[str]:
     """Return the ids of all runs.
+
+    Args:
+        store: The registry's objects.
+        known: Names that are listed even if no run may have them.
 
     Raises:
         Malformed: Something among them is no run.
     """
     names = []
     for info in store.backend.list(RUNS, delimiter=True):
-        name = info.key.removeprefix(RUNS)
-        if not name.endswith("/") or not is_run_id(name[:-1]):
+        name, is_folder = info.key[len(RUNS) :].rstrip("/"), info.key.endswith("/")
+        if name not in known and not (is_folder and is_run_id(name)):
             raise Malformed("not a run", where=info.key, hint=_FOREIGN)
-        names.append(name[:-1])
+        names.append(name)
     return names
 
 
-def list_run_files(store: Store) -> Iterator[RunFiles]:
-    """Yield the files of every run, in one listing.
+def list_by_run(store: Store) -> Iterator[tuple[str, Iterable[ObjectInfo]]]:
+    """Yield each name among the runs with its files, in one listing."""
+    return groupby(store.backend.list(RUNS), key=lambda info: info.key.split("/")[1])
+
+
+def run_files(store: Store, run_id: str, infos: Iterable[ObjectInfo]) -> RunFiles:
+    """Return the files of one run, from a listing.
 
     Raises:
         Malformed: A slot is missing, or a file does not belong to a run.
     """
-    infos = store.backend.list(RUNS)
-    for name, files in groupby(infos, key=lambda info: info.key.split("/")[1]):
-        yield _run_files(store, name, files)
-
-
-def _run_files(store: Store, run_id: str, infos: Iterable[ObjectInfo]) -> RunFiles:
     files = RunFiles(run_id)
     times: dict[int, float] = {}
     for info in infos:

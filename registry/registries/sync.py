@@ -23,7 +23,7 @@ from holdfast.registry.errors import (
     NotFound,
     UnsupportedFormat,
 )
-from holdfast.registry.history.actions import Commit, Line, Place, line_digest
+from holdfast.registry.history.actions import Commit, Forget, Line, Place, line_digest
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.registries.factory import open  # noqa: A004
@@ -266,6 +266,12 @@ class _RunCopy(Change):
         log = RunLog(self._source, self._run_id)
         slots = list(log.slots())
         log.recall()  # evicted checkpoints are counted, too
+        if any(isinstance(line, Forget) for slot in slots for _, line in slot.lines):
+            raise MissingObject(
+                "the source has given up this run, and may have deleted what it holds",
+                where=self._run_id,
+                hint="Push what is left of it into a new run.",
+            )
         self._history = [raw for slot in slots for raw, _ in slot.commits]
         self._run = log.fold(slots)
         log.check_head(slots)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -131,6 +131,7 @@ class MaintainedRegistry:
         self,
         *,
         grace_s: float = DAY_S,
+        forget: Collection[str] = (),
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> GcReport:
@@ -142,16 +143,23 @@ class MaintainedRegistry:
         Args:
             grace_s: Seconds, by the store's clock, for which objects stay after they were stored or
                 evicted.
+            forget: Runs to give up for ever, because they cannot be read and would stop every
+                collection. Objects that only such a run needs are collected; what other runs need
+                stays. Nothing may be written to the run any more, even if it is mended.
             dry_run: Only report what would be deleted; the age of objects is then computed by this
                 machine's clock.
             progress: Called with the number of bytes deleted so far.
 
         Raises:
+            InvalidInput: A run in `forget` can be read: drop it instead.
+            NotFound: A run in `forget` does not exist, and this machine has never seen it.
             IntegrityError: Something is unreadable or unknown; nothing was deleted.
             UnsupportedFormat: A newer Holdfast wrote something; nothing was deleted.
             StoreUnsuitable: A symbolic link is in the registry; nothing was deleted.
         """
-        return rooms.collect(self._store, grace_s=grace_s, dry_run=dry_run, progress=progress)
+        return rooms.collect(
+            self._store, grace_s=grace_s, forget=forget, dry_run=dry_run, progress=progress
+        )
 
     def repack(
         self,

@@ -24,7 +24,8 @@ FOLDERS: tuple[str, ...] = (*(f"{kind}/" for kind in KINDS), RUNS, EPOCHS)
 #: The folder of probes and clocks; its files are needed only for a moment.
 PROBES = ".probe/"
 _DIGITS = 20
-_LAST: int = 10**_DIGITS - 1
+#: The highest number of a slot or epoch.
+LAST: int = 10**_DIGITS - 1
 
 _OBJECT = re.compile(r"(packs|manifests|placements)/([0-9a-f]{2})/([0-9a-f]{64})\.(0|[1-9][0-9]*)")
 _PROBE = re.compile(r"\.probe/(?:clock-[0-9a-f]{16}|[0-9a-f]{16}(?:-race)?/(?:scratch|[0-9]{4}))")
@@ -86,7 +87,7 @@ def snapshot_prefix(run_id: str) -> str:
 
 def snapshot_key(run_id: str, slot: int) -> str:
     """Return the key of a snapshot; slots are inverted, so that the newest is listed first."""
-    return f"{snapshot_prefix(run_id)}{_LAST - slot:0{_DIGITS}d}"
+    return f"{snapshot_prefix(run_id)}{LAST - slot:0{_DIGITS}d}"
 
 
 def epoch_key(epoch: int) -> str:
@@ -108,7 +109,7 @@ def parse_number(key: str) -> int:
 
 def snapshot_slot(key: str) -> int:
     """Return the slot that a snapshot's key names."""
-    return _LAST - parse_number(key)
+    return LAST - parse_number(key)
 
 
 def is_probe(key: str) -> bool:

@@ -43,7 +43,7 @@ from holdfast.registry.values.records import Record
 
 REGISTRY_FORMAT: Literal["holdfast.registry/1"] = "holdfast.registry/1"
 #: The version of this writer; an entry of `epochs/` may demand a higher one.
-WRITER_VERSION = 1
+WRITER_VERSION = 2
 #: The most parsed manifests that a handle keeps, and the most placements.
 _KEPT = 32
 #: The most bytes of their content, apart from the newest; as objects they take more memory.

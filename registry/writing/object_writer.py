@@ -115,6 +115,7 @@ class Writer:
         if self._observed is None:
             self.log.prepare_writing()
             observed = self._epochs.observe()
+            self._epochs.check_not_forgotten(self.log.run_id, observed)
             self._epochs.make_durable(observed)
             self._observed = observed
         return self._observed

@@ -115,7 +115,9 @@ class Collectors:
     def _list(self, me: Memory, state: State, *words: object) -> Iterator[Move]:
         """G2."""
         listed = me.listed if me.listed >= 0 else born(state.logs)
-        choices = [listed]
+        blocked, passable = self._garbage(state, listed)
+        choices = [listed & ~keys for keys in subsets(passable)] if passable else []
+        choices = [one for one in (listed, *choices) if not one & blocked]
         if not self._rules.every_run:
             choices += [listed & ~(1 << run) for run in runs(listed)]
         for choice in choices:
@@ -124,6 +126,13 @@ class Collectors:
                 after = after._replace(seen=live(state.logs))
             yield _private(state, after, *words, "lists the runs")
 
+    def _garbage(self, state: State, listed: int) -> tuple[int, int]:
+        """Return the runs that nobody can read, and those that may be passed over."""
+        logs = [(run, state.logs[run]) for run in runs(listed)]
+        garbage = union(1 << run for run, log in logs if log is not None and log.garbage)
+        forgotten = union(1 << run for run, log in logs if log is not None and log.forgotten)
+        return garbage, forgotten if self._rules.forgotten_by_name else forgotten | garbage
+
     def _mark(self, me: Memory, state: State) -> Iterator[Move]:
         """G3 in one of the runs that lack it."""
         for run in runs(me.listed):
@@ -131,6 +140,8 @@ class Collectors:
             if self._is_marked(log, me.e):
                 continue
             assert log is not None
+            if log.garbage:
+                continue  # it stops here
             read = (run, log.number)
             if self._apart and me.head != read:
                 yield _private(state, me._replace(head=read), "reads run", run)

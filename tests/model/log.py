@@ -27,7 +27,11 @@ class Slot(NamedTuple):
         places: `place` lines: manifests, each with the set of keys that it needs from here on.
         names: The names that a commit adds, as bits.
         evicts: The names that a later commit in the slot evicts, as bits.
-        drops: Whether a commit drops the run.
+        drops: Whether a commit drops the run, or the operator's line ends its log.
+        garbage: Whether there is a file in the run's folder that stops collectors, who list all of
+            it, and not writers, who read the next slot; `None`: as before. It stands here although
+            it is no line, and so does the next one.
+        forgets: Whether an epoch says from here on that the run is forgotten.
     """
 
     mark: int = 0
@@ -35,6 +39,8 @@ class Slot(NamedTuple):
     names: int = 0
     evicts: int = 0
     drops: bool = False
+    garbage: bool | None = None
+    forgets: bool = False
 
 
 class Log:
@@ -49,6 +55,8 @@ class Log:
         unneeded: For each epoch: keys that no live manifest needed at the slot of its mark, or at
             a later slot. A collector of that epoch may have read the log at any of them.
         dropped: Whether no commit may follow.
+        garbage: As in `Slot`.
+        forgotten: Whether an epoch says that the run is forgotten.
         held: The manifests that are live.
         keys: Every key that the current place of a live manifest needs.
         placed: Every key that any current place needs.
@@ -57,6 +65,8 @@ class Log:
 
     __slots__ = (
         "dropped",
+        "forgotten",
+        "garbage",
         "held",
         "keys",
         "mark",
@@ -72,7 +82,8 @@ class Log:
     def __init__(self, number: int, says: Says) -> None:
         self.number = number
         self.says = says
-        self.names, self.places, self.mark, self.unneeded, self.dropped = says
+        self.names, self.places, self.mark, self.unneeded, self.dropped = says[:5]
+        self.garbage, self.forgotten = says[5:]
         self.held = held(self.names, len(self.places))
         self.keys = union(self.places[manifest] for manifest in self.held)
         self.placed = union(self.places)
@@ -87,6 +98,8 @@ class Says(NamedTuple):
     mark: int
     unneeded: tuple[int, ...]
     dropped: bool
+    garbage: bool = False
+    forgotten: bool = False
 
 
 class Logs:
@@ -129,7 +142,9 @@ def _replay(log: Log, slot: Slot) -> Says:
     unneeded = tuple(
         was | ~needed if epoch <= mark else was for epoch, was in enumerate(log.unneeded, start=1)
     )
-    return Says(names, tuple(places), mark, unneeded, log.dropped or slot.drops)
+    garbage = log.garbage if slot.garbage is None else slot.garbage
+    dropped, forgotten = log.dropped or slot.drops, log.forgotten or slot.forgets
+    return Says(names, tuple(places), mark, unneeded, dropped, garbage, forgotten)
 
 
 def held(names: int, manifests: int) -> frozenset[int]:

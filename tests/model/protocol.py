@@ -19,9 +19,11 @@ from tests.model.scenario import (
     Collector,
     Epochs,
     Evict,
+    Forget,
     Relocate,
     Rules,
     Scenario,
+    Spoil,
     State,
     Writer,
 )
@@ -44,6 +46,7 @@ class Protocol:
         self.scenario = scenario
         self._keys = Keys(max(files) + 1, scenario.epochs)
         self._logs = Logs(len(scenario.files), scenario.epochs)
+        self._rules = rules
         self._writers = Writers(scenario, rules, self._keys, self._logs)
         self._collectors = Collectors(scenario, rules, self._keys, self._logs)
         # Collectors last: states that differ only in which of them is where are one (`_known`).
@@ -104,6 +107,8 @@ class Protocol:
                     yield (actor.who, *words), State(there, sent, published, longer, known)
             elif isinstance(actor, Evict):
                 yield from self._evict(actor, index, state)
+            elif isinstance(actor, Spoil | Forget):
+                yield from self._garbage(actor, index, state)
             else:
                 run = actor.run
                 for words, there, log, me in self._writer_moves(actor, index, state):
@@ -192,3 +197,27 @@ class Protocol:
         known = self._known(state, index, writers.Memory(step=1))
         words = (actor.who, "drops" if actor.drop else "evicts in", f"run {actor.run}")
         yield words, state._replace(logs=tuple(logs), memory=known)
+
+    def _garbage(
+        self, actor: Spoil | Forget, index: int, state: State
+    ) -> Iterator[tuple[Step, State]]:
+        """Yield the next step of who puts garbage, or of the operator who gives the run up."""
+        log, step = state.logs[actor.run], state.memory[index][0]
+        if isinstance(actor, Spoil):
+            steps = {
+                0: ("puts garbage into", Slot(garbage=True)),
+                1: ("takes it from", Slot(garbage=False)),
+            }
+        else:
+            steps = {
+                0: ("ends the log of", Slot(drops=self._rules.ended_first)),
+                1: ("forgets", Slot(forgets=True)),
+            }
+        first = isinstance(actor, Forget) and step == 0
+        if log is None or step not in steps or (first and not log.garbage):
+            return
+        verb, slot = steps[step]
+        logs = list(state.logs)
+        logs[actor.run] = self._logs.append(log, slot)
+        known = self._known(state, index, writers.Memory(step=step + 1))
+        yield (actor.who, verb, f"run {actor.run}"), state._replace(logs=tuple(logs), memory=known)

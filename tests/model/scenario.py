@@ -26,6 +26,8 @@ class Rules:
         places_with_commits: ... and places no later than the commits that need them.
         publish_before_list: G1 before G2.
         every_run: G2 to G4 include every run, whatever its log looks like.
+        forgotten_by_name: G0: a run that cannot be read is passed over only once it is forgotten.
+        ended_first: G0: its log was ended before that.
         all_marked: G5 waits until every run is marked.
         remark: G4: M_e comes from a replay after G1, not from the one before the keys were chosen.
         replay_reaches_mark: G4: ... and that reaches the mark.
@@ -46,6 +48,8 @@ class Rules:
     places_with_commits: bool = True
     publish_before_list: bool = True
     every_run: bool = True
+    forgotten_by_name: bool = True
+    ended_first: bool = True
     all_marked: bool = True
     remark: bool = True
     replay_reaches_mark: bool = True
@@ -114,13 +118,29 @@ class Evict:
 
 
 @dataclass(frozen=True)
+class Spoil:
+    """Puts a file into the folder of a run that no collector can read, and takes it away again."""
+
+    who: str
+    run: int
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Gives up a run that cannot be read: ends its log, then records that in an epoch."""
+
+    who: str
+    run: int
+
+
+@dataclass(frozen=True)
 class Collector:
     """Performs one sweep, G1 to G5: its own, or an existing one, finished or not."""
 
     who: str
 
 
-Actor = Writer | Relocate | Evict | Collector
+Actor = Writer | Relocate | Evict | Spoil | Forget | Collector
 
 
 @dataclass(frozen=True)
@@ -180,9 +200,11 @@ __all__ = [
     "Actor",
     "Collector",
     "Evict",
+    "Forget",
     "Relocate",
     "Rules",
     "Scenario",
+    "Spoil",
     "State",
     "Writer",
 ]

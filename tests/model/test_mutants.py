@@ -15,7 +15,18 @@ import pytest
 
 from tests.model.explorer import explore, tell
 from tests.model.protocol import Protocol
-from tests.model.scenario import KEPT, Collector, Evict, Relocate, Rules, Scenario, State, Writer
+from tests.model.scenario import (
+    KEPT,
+    Collector,
+    Evict,
+    Forget,
+    Relocate,
+    Rules,
+    Scenario,
+    Spoil,
+    State,
+    Writer,
+)
 
 C1, C2 = Collector("collector 1"), Collector("collector 2")
 SAVES = Writer("saver", 0)
@@ -45,6 +56,8 @@ SYNC = Scenario(
     runs=((0, 1), None),
     files=((0,), (1,)),
 )
+#: Somebody puts a file into the folder of a run that no collector can read.
+GARBAGE = Scenario((SAVES_W2A, Spoil("vandal", 0), Forget("operator", 0), C1))
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,8 @@ MUTANTS = {
     "a relocation that checks nothing": Mutant("relocation_checks", RELOCATION, 10, 16),
     "runs listed before the epoch is published": Mutant("publish_before_list", BIRTH, 11, 15),
     "a run left out: its log is absent or unreadable": Mutant("every_run", ONE_RUN, 4, 5),
+    "gone on past an unreadable slot, by itself": Mutant("forgotten_by_name", GARBAGE, 5, 6),
+    "forgotten before its log is ended": Mutant("ended_first", GARBAGE, 7, 8),
     "a sweep before all runs are marked": Mutant("all_marked", ONE_RUN, 8, 11),
     "no second replay: M_e from G1": Mutant("remark", ONE_RUN, 10, 14),
     "M_e from a replay before the mark": Mutant("replay_reaches_mark", ONE_RUN, 9, 13),

@@ -15,7 +15,18 @@ from tests.model.explorer import Outcome, explore, tell
 from tests.model.keys import Keys
 from tests.model.log import Logs
 from tests.model.protocol import Protocol
-from tests.model.scenario import KEPT, PIN, Collector, Evict, Relocate, Scenario, State, Writer
+from tests.model.scenario import (
+    KEPT,
+    PIN,
+    Collector,
+    Evict,
+    Forget,
+    Relocate,
+    Scenario,
+    Spoil,
+    State,
+    Writer,
+)
 
 C1, C2 = Collector("collector 1"), Collector("collector 2")
 SAVES = Writer("saver", 0)
@@ -31,6 +42,7 @@ DROPS = Evict("dropper", 0, drop=True)
 #: A run that holds a state, and one that is yet to be born.
 TWO_RUNS: tuple[tuple[int, ...] | None, ...] = ((0,), None)
 TWO_STATES = ((0,), (1,))
+_GIVES_UP = (SAVES_W2A, BEGINS_W2A, Spoil("vandal", 0), Forget("operator", 0), C1)
 
 
 def _crowd(*actors: Writer | Relocate | Evict, **given: object) -> Scenario:
@@ -78,6 +90,19 @@ PROTOCOL = {
             ("beginner", "loses the slot"),
             ("collector 1", "loses the epoch"),
             ("the store", "deletes"),
+        ),
+    ),
+    # Somebody puts a file that no collector can read into the folder of a run. An operator may give
+    # the run up, and the file may go again, while the run and a fork of it are written.
+    "a run that is forgotten and comes back": Safe(
+        Scenario(_GIVES_UP, TWO_RUNS),
+        7_328,
+        (
+            ("operator", "forgets"),
+            ("vandal", "takes it from"),
+            ("saver", "gives up"),
+            ("beginner", "may not name"),
+            ("collector 1", "sends DELETEs of"),
         ),
     ),
     # From here on: any number of collectors and of strangers.
@@ -147,6 +172,9 @@ PROTOCOL = {
 SOAK = {
     "two writers and two collectors, every read apart": Safe(
         Scenario((SAVES, BEGINS, EVICTS, C1, C2), TWO_RUNS, epochs=2, apart=True), 4_622_537
+    ),
+    "a run that is forgotten and comes back, two collectors": Safe(
+        Scenario((*_GIVES_UP, C2), TWO_RUNS, epochs=2), 542_748
     ),
     "any number of collectors, three sweeps": Safe(
         _crowd(SAVES_W2A, BEGINS_W2A, EVICTS, epochs=3), 1_228_719

@@ -284,9 +284,9 @@ def test_a_registry_that_demands_a_newer_writer_is_refused():
     from holdfast.registry.storage.framing import join_lines
 
     backend = MemoryBackend()
-    config = RegistryConfig(id="0" * 32, created_ms=1, race_probe="passed", min_writer=2)
+    config = RegistryConfig(id="0" * 32, created_ms=1, race_probe="passed", min_writer=99)
     backend.put("registry.json", join_lines([config.encode()]))
     with pytest.raises(
-        UnsupportedFormat, match="expected writer version 2; found writer version 1"
+        UnsupportedFormat, match="expected writer version 99; found writer version 2"
     ):
         open_on(backend)

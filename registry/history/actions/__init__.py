@@ -27,6 +27,7 @@ from holdfast.registry.history.actions.checkpoints import (
 from holdfast.registry.history.actions.lines import (
     Action,
     Commit,
+    Forget,
     Line,
     Mark,
     Place,
@@ -77,6 +78,7 @@ __all__ = [
     "Evict",
     "EvictEntries",
     "Eviction",
+    "Forget",
     "Lifetime",
     "Line",
     "Mark",

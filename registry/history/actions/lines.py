@@ -1,4 +1,4 @@
-"""The closed union of actions, and the lines of a slot: commits, places and marks."""
+"""The closed union of actions, and the lines of a slot: commits, places, marks and ends."""
 
 from __future__ import annotations
 
@@ -117,12 +117,18 @@ class Mark(Record):
     epoch: Annotated[int, Field(ge=1)]
 
 
-Line = Commit | Place | Mark
+class Forget(Record):
+    """An operator gave the run up, since no collector could read it: nothing may follow."""
+
+    kind: Literal["forget"] = "forget"
+
+
+Line = Commit | Place | Mark | Forget
 
 _LINE: TypeAdapter[Line] = TypeAdapter(
     Annotated[Line, Field(discriminator="kind")], config=ConfigDict(defer_build=True)
 )
-_KINDS = {"commit", "place", "mark"}
+_KINDS = {"commit", "place", "mark", "forget"}
 
 
 def decode_line(line: bytes, *, where: str) -> Line:

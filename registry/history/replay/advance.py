@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast.registry.history import actions
-from holdfast.registry.history.actions import Commit, CreateRun, Mark, Place, line_digest
+from holdfast.registry.history.actions import (
+    Commit,
+    CreateRun,
+    Forget,
+    Mark,
+    Place,
+    line_digest,
+)
 from holdfast.registry.history.replay import apply_checkpoints, apply_pool, apply_run
 from holdfast.registry.history.replay.draft import Draft
 from holdfast.registry.history.replay.run_manifest import RunManifest
@@ -56,6 +63,9 @@ def _fold(draft: Draft, slot: Slot) -> None:
             case Mark():
                 # Collectors may overlap, so an older mark can follow a newer one.
                 draft.epoch = max(draft.epoch, line.epoch)
+            case Forget():
+                draft.require(draft.commits > 0, "a run that was never created is forgotten")
+                draft.fields["dropped"] = "forgotten, by `holdfast gc --forget`"
     draft.next_slot += 1
     draft.end_slot(is_placed=True)
 

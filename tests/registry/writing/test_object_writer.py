@@ -213,7 +213,7 @@ def test_w3_later_saves_use_the_epoch_of_the_mark(run, backend, reg):
 
 def test_w3_an_epoch_met_by_its_mark_may_demand_a_newer_writer(run, backend, reg):
     run.save(small_state(1), step=1)
-    backend.put(epoch_key(1), encode_upgrade(1, 2))
+    backend.put(epoch_key(1), encode_upgrade(1, 99))
     mark(reg.store, "run", 1)
     before = run.manifest.commits
     with pytest.raises(UnsupportedFormat, match="demands a newer Holdfast"):
@@ -370,7 +370,7 @@ def test_a_commit_that_names_nothing_reads_no_epoch(run, backend, reg):
     [
         (b"damaged", Damaged),
         (encode_sweep(2, []), Malformed),
-        (encode_upgrade(1, 2), UnsupportedFormat),
+        (encode_upgrade(1, 99), UnsupportedFormat),
     ],
     ids=["damaged", "another", "upgrade"],
 )
