@@ -7,6 +7,7 @@ import webbrowser
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from holdfast.registry import ui as pages
 from holdfast.registry.cli import output
@@ -31,8 +32,8 @@ def ui(
 ) -> str:
     """Look at a registry in a browser, read-only, until you press Ctrl-C.
 
-    The pages are for this machine alone: the URL that is printed has a token, and no other address
-    is listened on. From another machine, forward the port with ssh.
+    The pages are for this machine alone: the URL that is printed has a token, which admits one
+    browser, and no other address is listened on. From another machine, forward the port with ssh.
     """
     with _installed():
         serve = pages.Server
@@ -43,14 +44,24 @@ def ui(
 
         source = opened(address)
         source.mirrors = tuple(opened(Address(one)) for one in mirror or ())
-        server = serve(source, port)
+        server = serve(source, port, lambda url: output.note(f"for another browser: {url}"))
         with suppress(KeyboardInterrupt):
             output.line(server.url)
             sys.stdout.flush()  # a program that started it waits for this line
             if not no_browser:
-                webbrowser.open(server.url)
+                webbrowser.open(stack.enter_context(_link_to(server.url)))
             server.serve()
     return "stopped"
+
+
+@contextmanager
+def _link_to(url: str) -> Iterator[str]:
+    """Make a file that leads to a URL, since everybody can see the arguments of a browser."""
+    with TemporaryDirectory(prefix="holdfast-") as folder:  # nobody else can look into it
+        file = Path(folder, "open.html")
+        file.touch(0o600)
+        file.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={url}">')
+        yield file.as_uri()
 
 
 @command()

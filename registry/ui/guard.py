@@ -1,7 +1,8 @@
 """Who may ask the local server: this machine, under its own name, with the token of the URL.
 
-A page of another site cannot read the answers: it does not know the token, its requests carry no
-cookie (`SameSite=Strict`), and a name that was pointed at this machine is not in the list of hosts.
+The token works once; the browser gets another secret for it, in a cookie. A page of another site
+cannot read the answers: it does not know the token, its requests carry no cookie
+(`SameSite=Strict`), and a name that was pointed at this machine is not in the list of hosts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import base64
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable
-from urllib.parse import urlencode
+from dataclasses import dataclass, field
+from functools import partial
+from urllib.parse import urlencode, urlsplit
 
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
@@ -32,10 +35,40 @@ _HEADERS = {
 _TOKEN = "token"  # noqa: S105 - the name of the parameter
 _STRANGER = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Holdfast</title>
 <h1>This page is private</h1>
-<p>Open the URL that <code>holdfast ui</code> has printed: it has a token.
+<p>Open the URL that <code>holdfast ui</code> has printed last: it has a token, which works once.
 If you did so in this browser already, <a href="">try again</a>.</p></html>"""
 
 Next = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(slots=True)
+class Entrance:
+    """The secrets of a server.
+
+    Attributes:
+        base: Its address.
+        renewed: Called with the next URL when a token was used.
+        token: Admits the next browser, once.
+        session: The cookie of all browsers that were admitted.
+    """
+
+    base: str
+    renewed: Callable[[str], object] = id
+    token: str = field(default_factory=partial(secrets.token_urlsafe, 24))
+    session: str = field(default_factory=partial(secrets.token_urlsafe, 24))
+
+    @property
+    def url(self) -> str:
+        """The address for the next browser."""
+        return f"{self.base}/?{_TOKEN}={self.token}"
+
+    def admits(self, token: str) -> bool:
+        """Return whether a token is right; then another one takes its place."""
+        if not _is_same(token, self.token):
+            return False
+        self.token = secrets.token_urlsafe(24)
+        self.renewed(self.url)
+        return True
 
 
 class Guard(BaseHTTPMiddleware):
@@ -43,13 +76,12 @@ class Guard(BaseHTTPMiddleware):
 
     Args:
         app: The pages.
-        token: The secret of this server.
-        port: Its port.
+        entrance: The secrets of this server.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, *, entrance: Entrance) -> None:
         super().__init__(app)
-        self._token = token
+        self._entrance, port = entrance, urlsplit(entrance.base).port
         ends = (f":{port}", "") if port == 80 else (f":{port}",)  # browsers omit the port of HTTP
         self._hosts = {name + end for name in ("127.0.0.1", "localhost", "[::1]") for end in ends}
         self._cookie = f"holdfast_{port}"  # cookies do not tell ports apart
@@ -67,14 +99,10 @@ class Guard(BaseHTTPMiddleware):
         if request.headers.get("host", "") not in self._hosts:
             return PlainTextResponse("not a name of this server\n", 421)
         given = request.query_params.get(_TOKEN)
-        if given is not None:
-            return self._admitted(request) if self._is_right(given) else _strange()
-        if not self._is_right(request.cookies.get(self._cookie, "")):
-            return _strange()
-        return None
-
-    def _is_right(self, given: str) -> bool:
-        return secrets.compare_digest(given.encode(), self._token.encode())
+        is_known = _is_same(request.cookies.get(self._cookie, ""), self._entrance.session)
+        if given is not None and (is_known or self._entrance.admits(given)):
+            return self._admitted(request)
+        return None if is_known and given is None else _strange(request)
 
     def _admitted(self, request: Request) -> Response:
         """Exchange the token for a cookie, so that it stays in no history and in no link."""
@@ -82,9 +110,17 @@ class Guard(BaseHTTPMiddleware):
         query = f"?{urlencode(rest)}" if rest else ""
         # A path that begins with two slashes would be the name of another server.
         response = RedirectResponse(f"/{request.url.path.lstrip('/')}{query}", 303)
-        response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
+        session = self._entrance.session
+        response.set_cookie(self._cookie, session, httponly=True, samesite="strict", path="/")
         return response
 
 
-def _strange() -> Response:
-    return HTMLResponse(_STRANGER, 403)
+def _strange(request: Request) -> Response:
+    # A link from elsewhere, such as the file that the browser was given, brings no cookie: the
+    # browser has one after a redirect, and sends it when the page asks again by itself.
+    is_link = request.headers.get("sec-fetch-site") == "cross-site"
+    return HTMLResponse(_STRANGER, 403, {"Refresh": "0"} if is_link else None)
+
+
+def _is_same(given: str, secret: str) -> bool:
+    return secrets.compare_digest(given.encode(), secret.encode())

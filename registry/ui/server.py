@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import asyncio
 import socket
 import time
 from collections.abc import Callable
@@ -16,9 +16,10 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
-from holdfast.registry.ui.guard import Guard
+from holdfast.registry.ui.guard import Entrance, Guard
 from holdfast.registry.ui.plotly import script_path, style_ids
 from holdfast.registry.ui.queries.trouble import trouble_of
 from holdfast.registry.ui.rendering import FOLDER, render
@@ -30,6 +31,10 @@ HOST = "127.0.0.1"
 #: Seconds that answers may still take once the server is to stop. Without a limit it waits for ever
 #: for a browser that has stopped to read.
 _LAST_ANSWERS_S = 2
+#: Seconds within which a connection has to bring the whole head of a request.
+_REQUEST_WITHIN_S = 10.0
+#: The most connections. The one that waits longest for a request gives way to a new one.
+_CONNECTIONS = 128
 _BY_NAME = {view.name: view for view in VIEWS}
 
 
@@ -39,27 +44,31 @@ class Server:
     Args:
         source: The registry.
         port: The port on 127.0.0.1; 0 for any that is free.
-
-    Attributes:
-        url: The address with the token, for the person who started it.
+        renewed: Called with the next `url` when one was used.
     """
 
-    def __init__(self, source: Source, port: int = 0) -> None:
+    def __init__(
+        self, source: Source, port: int = 0, renewed: Callable[[str], object] = id
+    ) -> None:
         self._socket = _bound(port)
-        self._token = secrets.token_urlsafe(24)
-        port = self._socket.getsockname()[1]
-        self.url = f"http://{HOST}:{port}/?token={self._token}"
-        app = application(source, token=self._token, port=port)
+        self._entrance = Entrance(f"http://{HOST}:{self._socket.getsockname()[1]}", renewed)
+        app = application(source, self._entrance)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
+                http=_Connection,
                 ws="none",
                 timeout_graceful_shutdown=_LAST_ANSWERS_S,
             )
         )
+
+    @property
+    def url(self) -> str:
+        """The address with the token, for the person who started it; it admits one browser."""
+        return self._entrance.url
 
     def serve(self) -> None:
         """Answer requests until SIGINT or SIGTERM comes, or `stop` is called."""
@@ -71,6 +80,43 @@ class Server:
     def stop(self) -> None:
         """Let `serve` return."""
         self._server.should_exit = True
+
+
+class _Connection(H11Protocol):
+    """A connection that strangers cannot keep: other users of the machine can open any number."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._set_deadline()
+        if len(self.connections) > _CONNECTIONS:
+            waiting = [one for one in self.connections if getattr(one, "_deadline", None)]
+            min(waiting, key=lambda one: one._deadline.when()).transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._set_deadline()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._drop_deadline()
+
+    def _set_deadline(self) -> None:
+        """Start the time for a request; end it when one runs."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._drop_deadline()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(_REQUEST_WITHIN_S, self.transport.abort)
+
+    def _drop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 def _bound(port: int) -> socket.socket:
@@ -90,7 +136,7 @@ def _bound(port: int) -> socket.socket:
     return found
 
 
-def application(source: Source, *, token: str, port: int) -> Starlette:
+def application(source: Source, entrance: Entrance) -> Starlette:
     """Return the pages over a registry as an ASGI application."""
     routes = [
         Route(view.path, partial(_answer, source, view), methods=["GET"], name=view.name)
@@ -104,7 +150,7 @@ def application(source: Source, *, token: str, port: int) -> Starlette:
             Mount("/static", StaticFiles(directory=FOLDER / "static")),
             Route("/{path:path}", partial(_absent, source), methods=["GET"]),
         ],
-        middleware=[Middleware(Guard, token=token, port=port)],
+        middleware=[Middleware(Guard, entrance=entrance)],
     )
 
 

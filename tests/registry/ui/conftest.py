@@ -18,6 +18,8 @@ from tests.registry.ui.kinds import make
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
+    from holdfast.registry.ui import Server
+
 _LIBRARIES = ("jinja2", "plotly", "starlette", "uvicorn")
 _NEEDS_THEM = ["test_browser.py", "test_page.py", "test_server.py", "test_views.py"]
 collect_ignore = [] if all(map(find_spec, _LIBRARIES)) else _NEEDS_THEM
@@ -28,12 +30,17 @@ class Site:
     """A running server.
 
     Attributes:
-        url: The URL that it printed, with the token.
+        server: The server.
         base: Scheme, host and port.
     """
 
-    url: str
+    server: Server
     base: str
+
+    @property
+    def url(self) -> str:
+        """The URL with the token, which is another one each time that it was used."""
+        return self.server.url
 
 
 @contextmanager
@@ -46,7 +53,7 @@ def served(place: object) -> Iterator[Site]:
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
     try:
-        yield Site(server.url, f"http://{urlsplit(server.url).netloc}")
+        yield Site(server, f"http://{urlsplit(server.url).netloc}")
     finally:
         server.stop()
         thread.join(60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from holdfast.registry.ui.views import VIEWS
 from tests.registry.ui.conftest import Site, Watched
 from tests.registry.ui.kinds import EVIL
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -215,3 +219,17 @@ def test_a_page_follows_a_run_that_grows(site: Sites, watched: Opened, tmp_path)
                 watch.page.clock.run_for(4000)
             watch.page.locator("#checkpoints tbody th", has_text="step00000077").wait_for()
             watch.check()
+
+
+def test_the_file_that_a_browser_is_given_leads_to_the_page(site: Sites, browser: Browser) -> None:
+    """A link from a file counts as one from another site, so it brings no cookie at first."""
+    from holdfast.registry.cli.ui import _link_to
+
+    found = site("ordinary")
+    with browser.new_context() as context, _link_to(found.url) as link:
+        page = context.new_page()
+        page.goto(link)
+        page.locator("#runs").wait_for()
+        assert page.url == f"{found.base}/"
+        (cookie,) = context.cookies()
+        assert cookie["value"] not in found.url

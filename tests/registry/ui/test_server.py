@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import gc
 import http.client
+import os
+import signal
 import socket
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from holdfast.registry.ui import server
 from tests.registry.ui.conftest import Site, served
 from tests.registry.ui.kinds import make
 
@@ -53,6 +60,23 @@ def test_the_token_is_exchanged_for_a_cookie_that_no_script_reads(
     assert answer.status == 200
     assert "night-wide" in text
     assert cookie.partition("=")[2] not in text
+
+
+def test_a_token_works_once_and_is_not_what_the_cookie_says(ordinary: Site) -> None:
+    token = urlsplit(ordinary.url).query
+    first, _ = ask(ordinary, f"/?{token}")
+    assert first.status == 303
+    again, text = ask(ordinary, f"/?{token}")
+    assert (again.status, again.headers["set-cookie"]) == (403, None)
+    assert "night" not in text
+    cookie = first.headers["set-cookie"].partition(";")[0]
+    said = cookie.partition("=")[2]
+    assert said not in token
+    assert ask(ordinary, f"/?token={said}")[0].status == 403
+    assert ask(ordinary, "/", Cookie=f"{_cookie_name(ordinary)}={token[6:]}")[0].status == 403
+    # The browser that it admitted may follow the same link again; another one gets the next token.
+    assert ask(ordinary, f"/?{token}", Cookie=cookie)[0].status == 303
+    assert ask(ordinary, f"/?{urlsplit(ordinary.url).query}")[0].status == 303
 
 
 @pytest.mark.parametrize(
@@ -138,4 +162,78 @@ def test_a_browser_that_stops_to_read_does_not_keep_the_server(tmp_path: Path) -
         browser.sendall(f"Cookie: {cookie}\r\n\r\n".encode())
         assert browser.recv(12) == b"HTTP/1.1 200"
         # `served` asserts that the server ends, here beside an answer that nobody reads.
+    del site
     gc.collect()  # uvicorn leaves that connection to the collector, which warns
+
+
+def test_headers_that_never_come_do_not_keep_a_connection(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(server, "_REQUEST_WITHIN_S", 0.2)
+    with served(make("empty", tmp_path / "empty")) as site:
+        place = urlsplit(site.base)
+        for sent in (b"", b"GET / HTTP/1.1\r\nHost: x\r\n"):
+            with socket.create_connection((place.hostname, place.port), 30) as idle:
+                idle.sendall(sent)
+                assert idle.recv(1) == b""
+
+
+def test_1200_idle_connections_do_not_block_the_page(tmp_path: Path) -> None:
+    """With 1,024 open files. A stranger opens them; the owner of the page comes later."""
+    command = f"ulimit -n 1024; exec {sys.executable} -m holdfast.registry.cli ui --no-browser"
+    with (
+        subprocess.Popen(
+            ["/bin/sh", "-c", f"{command} {make('empty', tmp_path / 'empty')}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process,
+        ExitStack() as strangers,
+    ):
+        assert process.stdout is not None
+        try:
+            url = process.stdout.readline().strip()
+            place = urlsplit(url)
+            for _ in range(1200):
+                there = socket.create_connection((place.hostname, place.port), 30)
+                strangers.enter_context(there)
+            opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            with opener.open(url, timeout=30) as answer:
+                assert "No runs yet" in answer.read().decode()
+        finally:
+            process.kill()
+
+
+def test_the_token_is_in_no_process_list(tmp_path: Path) -> None:
+    """A browser is given a file that nobody else can read, and that leads to the page."""
+    browser = tmp_path / "browser"
+    browser.write_text(
+        f'#!/bin/sh\necho "$@" > {tmp_path}/arguments.new\n'
+        f"mv {tmp_path}/arguments.new {tmp_path}/arguments\nread end < {tmp_path}/end\n"
+    )
+    browser.chmod(0o700)
+    os.mkfifo(tmp_path / "end")
+    with subprocess.Popen(
+        [sys.executable, "-m", "holdfast.registry.cli", "ui", make("empty", tmp_path / "empty")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "BROWSER": f"{browser} %s", "DISPLAY": ":0"},
+    ) as process:
+        assert process.stdout is not None
+        try:
+            url = process.stdout.readline().strip()
+            (tmp_path / "end").write_text("")  # opens when the browser reads it
+            given = (tmp_path / "arguments").read_text().strip()
+            assert urlsplit(url).query.partition("=")[2] not in given
+            file = Path(unquote(urlsplit(given).path))
+            assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (
+                0o600,
+                0o700,
+            )
+            assert url in file.read_text()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=30) == 0
+            assert not file.parent.exists()
+        finally:
+            process.kill()

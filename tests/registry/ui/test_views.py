@@ -17,6 +17,7 @@ from holdfast import Monitor, Registry
 from holdfast.registry import formats
 from holdfast.registry.journal.background import BackgroundCarrier
 from holdfast.registry.storage.address import Address
+from holdfast.registry.ui.guard import Entrance
 from holdfast.registry.ui.queries import pool as pool_query
 from holdfast.registry.ui.rendering import breakable
 from holdfast.registry.ui.server import application
@@ -28,7 +29,7 @@ _HEADERS = [(b"host", b"127.0.0.1:1"), (b"cookie", b"holdfast_1=secret")]
 
 def shown(source: Source, path: str, *, status: int = 200) -> str:
     """Return the text of a page, without its markup."""
-    app = application(source, token="secret", port=1)
+    app = application(source, Entrance("http://127.0.0.1:1", session="secret"))
     place, _, query = path.partition("?")
     scope = {
         "type": "http", "method": "GET", "path": place, "raw_path": place.encode(), "root_path": "",
