@@ -13,6 +13,8 @@ terraform {
 
 data "aws_partition" "current" {}
 
+data "aws_caller_identity" "current" {}
+
 module "policies" {
   source = "./policies"
 
@@ -135,6 +137,15 @@ locals {
 
 resource "aws_iam_role_policy_attachment" "principal" {
   for_each = local.attachments
+
+  # A policy is attached by the name of a role alone, so the role of another account would hand its
+  # rights to a role of this account that happens to have that name.
+  lifecycle {
+    precondition {
+      condition     = startswith(each.value.arn, "arn:${data.aws_partition.current.partition}:iam::${data.aws_caller_identity.current.account_id}:role/")
+      error_message = "${each.value.arn} is not a role of this account (${data.aws_caller_identity.current.account_id})."
+    }
+  }
 
   # A path may stand before the name.
   role       = reverse(split("/", each.value.arn))[0]

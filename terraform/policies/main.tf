@@ -12,9 +12,12 @@ locals {
   files  = "${local.bucket}/${local.base}"
 
   # A `*` also stands for slashes. No key can pass for another kind all the same: ids of runs hold no
-  # slash, so "/log/" and "/snapshots/" occur in a key of a run once, behind the id.
-  slots     = ["${local.files}runs/*/log/*"]
-  snapshots = ["${local.files}runs/*/snapshots/*"]
+  # slash, so "/log/" and "/snapshots/" occur in a key of a run once, behind the id. The names there
+  # have 20 digits. A file of a longer or shorter name would stop every collection, and could not be
+  # deleted if it counted as history.
+  number    = "????????????????????"
+  slots     = ["${local.files}runs/*/log/${local.number}"]
+  snapshots = ["${local.files}runs/*/snapshots/${local.number}"]
   epochs    = ["${local.files}epochs/*"]
   config    = ["${local.files}registry.json"]
   probe     = ["${local.files}.probe/*"]
@@ -80,8 +83,32 @@ locals {
 
   history = concat(local.slots, local.epochs, local.config)
 
+  # A PUT may say how it is to be encrypted. With a key of the client's own, or a KMS key of anybody
+  # else, nobody but the writer could read what is put, and S3 would not tell before it is read.
+  algorithm = "s3:x-amz-server-side-encryption"
+  named_key = "${local.algorithm}-aws-kms-key-id"
+  encryptions = merge(
+    {
+      NoKeyOfAClient = { Null = { "${local.algorithm}-customer-algorithm" = "false" } }
+      NoOtherAlgorithm = {
+        Null            = { (local.algorithm) = "false" }
+        StringNotEquals = { (local.algorithm) = [var.kms_key_arn == null ? "AES256" : "aws:kms"] }
+      }
+    },
+    # Without a key of the bucket's own every key that is named is foreign.
+    { for arn in [var.kms_key_arn] : "NoOtherKey" => { Null = { (local.named_key) = "false" } } if arn == null },
+    { for arn in [var.kms_key_arn] : "NoOtherKey" => {
+      Null            = { (local.named_key) = "false" }
+      StringNotEquals = { (local.named_key) = [arn] }
+    } if arn != null },
+    # An algorithm without a key means the account's own key of AWS.
+    { for arn in [var.kms_key_arn] : "NoUnnamedKey" => {
+      Null = { (local.algorithm) = "false", (local.named_key) = "true" }
+    } if arn != null },
+  )
+
   # What holds for everybody, administrators included, whatever else they are allowed.
-  guards = [
+  guards = concat([
     {
       Sid       = "TlsOnly"
       Effect    = "Deny"
@@ -105,5 +132,14 @@ locals {
       Resource  = local.history
       Condition = { Null = { "s3:if-none-match" = "true" } }
     },
-  ]
+    ], [
+    for sid, condition in local.encryptions : {
+      Sid       = sid
+      Effect    = "Deny"
+      Principal = "*"
+      Action    = ["s3:PutObject"]
+      Resource  = ["${local.bucket}/*"]
+      Condition = condition
+    }
+  ])
 }

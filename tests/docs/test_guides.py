@@ -15,6 +15,7 @@ import pytest
 
 import holdfast
 from tests.support.pages import ROOT, Block, blocks, readers_own, run_python, run_sh
+from tests.terraform.judges import for_moto
 
 _CLUSTER = ROOT / "docs" / "guides" / "cluster.md"
 _OPERATOR = ROOT / "docs" / "guides" / "operator.md"
@@ -72,7 +73,7 @@ def become(moto_server: Any, moto_url: object, monkeypatch: pytest.MonkeyPatch) 
         iam.put_user_policy(
             UserName=user,
             PolicyName="guide",
-            PolicyDocument=policy.replace("my-bucket", user),
+            PolicyDocument=for_moto(policy).replace("my-bucket", user),
         )
         check_from_call(b"0")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
@@ -81,6 +82,9 @@ def become(moto_server: Any, moto_url: object, monkeypatch: pytest.MonkeyPatch) 
 
     yield switch
     check_from_call(b"inf")
+
+
+_ALL = [{"Effect": "Allow", "Action": ["s3:*"], "Resource": ["*"]}]
 
 
 def _statements() -> list[dict[str, Any]]:
@@ -92,28 +96,32 @@ def _statements() -> list[dict[str, Any]]:
 def test_the_policy_is_enough(
     newcomer: Path, become: Become, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    become(_ALL)
+    holdfast.init(os.environ["GUARDED"] + "/team").close()
     become(_statements())
-    with holdfast.init(os.environ["GUARDED"] + "/team") as reg:
+    with holdfast.open(os.environ["GUARDED"] + "/team") as reg:
         run = reg.create_run("a")
         ck = run.save({"model": {"weight": bytes(100_000)}}, step=1)
         ck.report({"loss": 1.0})
         assert run.restore() is not None
         assert reg.verify(deep=True).findings == ()
-    run_sh(_OPERATOR, Block("", "sh", "holdfast doctor -r $GUARDED/team", 0), monkeypatch)
-    with pytest.raises(holdfast.RegistryError, match="access is denied"):
-        holdfast.init(os.environ["GUARDED"] + "/other")
+    run_sh(_OPERATOR, Block("", "sh", "holdfast run ls -r $GUARDED/team", 0), monkeypatch)
+    for place in ("/team/inner", "/other"):
+        with pytest.raises(holdfast.RegistryError, match="access is denied"):
+            holdfast.init(os.environ["GUARDED"] + place)
 
 
 def test_the_policy_is_not_more_than_enough(newcomer: Path, become: Become) -> None:
-    listing, objects, deleting = _statements()
-    get, put = ({**objects, "Action": action} for action in objects["Action"])
-    for number, rest in enumerate(([get, put], [listing, get], [listing, put])):
-        become([deleting, *rest])
-        with pytest.raises(holdfast.RegistryError, match="access is denied"):
-            holdfast.init(os.environ["GUARDED"] + f"/team/{number}")
-    become(_statements())
+    statements = _statements()
+    become(_ALL)
     with holdfast.init(os.environ["GUARDED"] + "/team") as reg:
         reg.create_run("a").save({"model": {"weight": bytes(100_000)}}, step=1)
-    become([listing, get])
+    for number in range(4):  # a save of one step needs no snapshot
+        become(statements[:number] + statements[number + 1 :])
+        with pytest.raises(holdfast.RegistryError, match="access is denied"):
+            holdfast.open(os.environ["GUARDED"] + "/team").create_run(f"b-{number}").save(
+                {"model": {"weight": bytes(200_000 + number)}}, step=1
+            )
+    become(statements[:2])
     with holdfast.open(os.environ["GUARDED"] + "/team", read_only=True) as reg:
         assert reg.checkpoint("a/latest").load() == {"model": {"weight": bytes(100_000)}}

@@ -52,6 +52,8 @@ def _holds(operator: str, value: str | None, wanted: Any) -> bool:
         return (value is None) == {"true": True, "false": False}[wanted]
     if operator == "Bool":
         return value == wanted
+    if operator == "StringNotEquals":
+        return value not in wanted  # also where the key is absent
     if operator == "StringLike":
         return value is not None and any(_like(pattern, value) for pattern in wanted)
     raise NotImplementedError(operator)

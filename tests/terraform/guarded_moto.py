@@ -79,6 +79,9 @@ def _call(environ: Environment) -> Call:
         return Call(f"s3:{method}Bucket?{environ['QUERY_STRING']}", arn, context)
     if "HTTP_IF_NONE_MATCH" in environ:
         context["s3:if-none-match"] = environ["HTTP_IF_NONE_MATCH"]
+    for name, value in environ.items():
+        if name.startswith("HTTP_X_AMZ_SERVER_SIDE_ENCRYPTION"):
+            context[f"s3:{name[5:].lower().replace('_', '-')}"] = value
     verb = {"GET": "Get", "HEAD": "Get", "PUT": "Put", "POST": "Put", "DELETE": "Delete"}[method]
     version = "Version" if "versionId" in query else ""
     return Call(f"s3:{verb}Object{version}", f"{arn}/{key}", context)

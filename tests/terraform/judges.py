@@ -80,7 +80,8 @@ class MotoJudge:
         found = policies.of(bucket)
         s3 = client(self._owner)
         s3.create_bucket(Bucket=bucket)
-        s3.put_bucket_policy(Bucket=bucket, Policy=json.dumps(unconditional(found.bucket)))
+        guards = for_moto(json.dumps(unconditional(found.bucket)))
+        s3.put_bucket_policy(Bucket=bucket, Policy=guards)
         roles = {
             role: self._user(f"{bucket}-{role}", document) for role, document in found.roles.items()
         }
@@ -89,7 +90,8 @@ class MotoJudge:
     def _user(self, name: str, document: Document) -> S3Server:
         iam = client(getattr(self, "_owner", self._root), "iam")
         iam.create_user(UserName=name)
-        iam.put_user_policy(UserName=name, PolicyName="policy", PolicyDocument=json.dumps(document))
+        text = for_moto(json.dumps(document))
+        iam.put_user_policy(UserName=name, PolicyName="policy", PolicyDocument=text)
         key = iam.create_access_key(UserName=name)["AccessKey"]
         return S3Server(self._root.endpoint_url, key["AccessKeyId"], key["SecretAccessKey"])
 
@@ -133,6 +135,11 @@ def _session() -> Any:
 
     # One for all: each reads the descriptions of the services anew, which takes its time.
     return boto3.session.Session()
+
+
+def for_moto(policy: str) -> str:
+    """Return a policy for a server that takes `?` for a part of a regular expression."""
+    return policy.replace("?" * 20, "*")
 
 
 def unconditional(document: Document) -> Document:

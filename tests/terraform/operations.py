@@ -28,7 +28,7 @@ class Operation:
         by: Who may.
         acts: What is done, each to each key.
         keys: Under the prefix, unless they begin with a slash; NEW becomes another word each time.
-        conditional: Whether a refusal hangs on a condition.
+        conditional: Whether a refusal hangs on a condition, or on a `?`, which moto does not know.
         tls: False for a request without it.
         spoils: Whether the bucket is another one afterwards.
     """
@@ -53,7 +53,7 @@ class Operation:
     def _attempt(self, world: World, role: str, act: Act, key: str) -> None:
         server = world.roles[role]
         key = f"{PREFIX}/{key}" if key[0] != "/" else key[1:]
-        key = key.replace("NEW", secrets.token_hex(8))
+        key = key.replace("NEW", secrets.token_hex(10))
         endpoint = server.endpoint_url
         if not self.tls:
             endpoint = endpoint.replace("127.0.0.1", "localhost")
@@ -74,6 +74,20 @@ def _create(s3: Any, bucket: str, key: str) -> None:
 
 def _replace(s3: Any, bucket: str, key: str) -> None:
     s3.put_object(Bucket=bucket, Key=key, Body=b"after")
+
+
+def _encrypt(s3: Any, bucket: str, key: str) -> None:
+    s3.put_object(Bucket=bucket, Key=key, Body=b"x", IfNoneMatch="*", **_OWN_KEY)
+
+
+def _encrypt_parts(s3: Any, bucket: str, key: str) -> None:
+    s3.create_multipart_upload(Bucket=bucket, Key=key, **_OWN_KEY)
+
+
+def _encrypt_elsewhere(s3: Any, bucket: str, key: str) -> None:
+    key_id = "arn:aws:kms:eu-central-1:210987654321:key/1"
+    given = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": key_id}
+    s3.put_object(Bucket=bucket, Key=key, Body=b"x", IfNoneMatch="*", **given)
 
 
 def _begin_parts(s3: Any, bucket: str, key: str) -> None:
@@ -128,6 +142,7 @@ def _change_versioning(s3: Any, bucket: str, key: str) -> None:
     s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Suspended"})
 
 
+_OWN_KEY = {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": "k" * 32}
 _ALL = " ".join(ROLES)
 # Runs named like the folders that the policies speak of.
 _SLOT = ("runs/a.b-c/log/NEW", "runs/log/log/NEW", "runs/snapshots/log/NEW")
@@ -136,7 +151,11 @@ _OBJECT = ("packs/aa/NEW.0", "manifests/aa/NEW.0", "placements/aa/NEW.0")
 _EPOCH = ("epochs/NEW",)
 _CONFIG = ("registry.json",)
 _PROBE = (".probe/NEW/0000", ".probe/clock-NEW")
-_REST = ("registry.json.NEW", "runs/a/logs/NEW", "packs-NEW")
+_REST = (
+    "registry.json.NEW",
+    "runs/a/logs/NEW",
+    "packs-NEW",
+)
 _ELSEWHERE = ("/teams/packs/aa/NEW.0", "/packs/aa/NEW.0")
 _HISTORY = (*_SLOT, *_EPOCH, *_CONFIG)
 _EACH = (*_SLOT[:1], *_SNAPSHOT[:1], *_OBJECT, *_EPOCH, *_CONFIG)
@@ -155,6 +174,13 @@ OPERATIONS = (
     Operation("read outside the prefix", ADMINISTRATOR, (_read,), _ELSEWHERE),
     Operation(
         "put a slot where none is",
+        f"trainer annotator collector {ADMINISTRATOR}",
+        (_create,),
+        _SLOT,
+    ),
+    # By the format a slot may hold any action, and S3 does not look into it.
+    Operation(
+        "drop, prune, rewind or take over any run",
         f"trainer annotator collector {ADMINISTRATOR}",
         (_create,),
         _SLOT,
@@ -197,6 +223,13 @@ OPERATIONS = (
         (*_REST, *_ELSEWHERE),
     ),
     Operation(
+        "put, replace or delete a file of another name among slots or snapshots",
+        ADMINISTRATOR,
+        (*_PUT, _delete),
+        ("runs/a/log/junk-NEW", "runs/a/snapshots/NEW0"),
+        conditional=True,
+    ),
+    Operation(
         "delete a version of anything else",
         ADMINISTRATOR,
         (_delete_version,),
@@ -214,6 +247,13 @@ OPERATIONS = (
         (_change_versioning, _change_lifecycle, _change_policy),
         _CONFIG,
         spoils=True,
+    ),
+    Operation(
+        "put anything under a key of one's own or another KMS key",
+        "",
+        (_encrypt, _encrypt_parts, _encrypt_elsewhere),
+        (*_OBJECT, *_SLOT[:1], *_SNAPSHOT[:1]),
+        conditional=True,
     ),
     Operation(
         "anything without TLS", "", (_list, _read, *_PUT), _OBJECT, conditional=True, tls=False

@@ -24,6 +24,7 @@ from tests.terraform.judges import (
     client,
     keys_of_world,
 )
+from tests.terraform.operations import OPERATIONS
 
 _STATE = {"model": {"weight": bytes(range(256)) * 400}}
 _OTHER = {"model": {"weight": bytes(range(255)) * 400}}
@@ -47,6 +48,17 @@ def test_an_operator_makes_a_registry_and_doctors_it(become: Become, world: Worl
     assert keys_of_world(world) == ["registry.json"]
     with holdfast.open(become("operator")) as reg, pytest.raises(AccessDenied):
         reg.create_run("a")
+
+
+@pytest.mark.parametrize("role", ["trainer", "evaluator", "annotator", "collector", "operator"])
+def test_who_may_put_slots_can_drop_a_run(trained: str, become: Become, role: str) -> None:
+    (row,) = [one for one in OPERATIONS if one.name.startswith("drop, prune")]
+    with holdfast.open(become(role)) as reg:
+        if row.may(role):
+            reg.run("a").drop(reason="because I can")
+        else:
+            with pytest.raises(AccessDenied):
+                reg.run("a").drop(reason="because I cannot")
 
 
 @pytest.mark.parametrize("role", ["trainer", "evaluator", "annotator", "collector"])

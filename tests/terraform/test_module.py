@@ -114,6 +114,39 @@ def test_attachments_have_keys_that_are_known_beforehand(
         assert f'terraform_data.each["{key}"] will be created' in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arn", "is_refused"),
+    [
+        ("arn:aws:iam::123456789012:role/admins", False),
+        ("arn:aws:iam::123456789012:role/of/a/path/admins", False),
+        ("arn:aws:iam::210987654321:role/admins", True),
+        ("arn:aws-cn:iam::123456789012:role/admins", True),
+    ],
+)
+def test_the_role_of_another_account_is_refused(
+    terraform: Terraform, tmp_path: Path, arn: str, is_refused: bool
+) -> None:
+    """The precondition of main.tf, in an account; attaching goes by the name of the role alone."""
+    attachment = _resource("aws_iam_role_policy_attachment", "principal")
+    condition = attachment[attachment.index("  lifecycle {") : attachment.index("\n  role ")]
+    values = {
+        "data.aws_partition.current.partition": "local.partition",
+        "data.aws_caller_identity.current.account_id": "local.account",
+    }
+    for name, stand_in in values.items():
+        assert name in condition
+        condition = condition.replace(name, stand_in)
+    (tmp_path / "main.tf").write_text(
+        'locals {\n  partition = "aws"\n  account = "123456789012"\n}\n'
+        f'resource "terraform_data" "it" {{\n  for_each = {{ x = {{ arn = "{arn}" }} }}\n'
+        f"{condition}\n}}\n"
+    )
+    assert terraform("init", "-input=false", cwd=tmp_path).returncode == 0
+    done = terraform("plan", "-input=false", cwd=tmp_path)
+    assert (done.returncode != 0) == is_refused, done.stdout
+    assert (f"{arn} is not a role of this account" in " ".join(done.stdout.split())) == is_refused
+
+
 # The README
 
 

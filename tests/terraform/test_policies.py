@@ -13,7 +13,7 @@ from tests.terraform.evaluation import Call, allowed
 from tests.terraform.judges import PLACEHOLDER, ROOT, Apply, Document, Policies, Terraform
 
 _ARN = f"arn:aws:s3:::{PLACEHOLDER}"
-_HISTORY = {f"{_ARN}/team/{key}" for key in ("runs/*/log/*", "epochs/*", "registry.json")}
+_HISTORY = {f"{_ARN}/team/{key}" for key in (f"runs/*/log/{'?' * 20}", "epochs/*", "registry.json")}
 _CREATE = {"Null": {"s3:if-none-match": "false"}}
 
 
@@ -88,7 +88,7 @@ def test_no_role_by_itself_may_rewrite_history(policies: Policies, key: str) -> 
 
 def test_the_bucket_forbids_what_nobody_may(policies: Policies) -> None:
     """`aws:SecureTransport` is a condition that moto does not know."""
-    tls, stays, same = policies.bucket["Statement"]
+    tls, stays, same, *_ = policies.bucket["Statement"]
     assert tls["Action"] == ["s3:*"]
     assert tls["Resource"] == [_ARN, f"{_ARN}/*"]
     assert tls["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
@@ -105,7 +105,7 @@ def test_without_a_prefix_the_whole_bucket_is_the_registry(apply: Apply) -> None
     assert "Condition" not in rights["List"]
     assert rights["Read"]["Resource"] == [f"{_ARN}/*"]
     assert rights["Init"]["Resource"] == [f"{_ARN}/registry.json"]
-    assert policies.bucket["Statement"][1]["Resource"][0] == f"{_ARN}/runs/*/log/*"
+    assert policies.bucket["Statement"][1]["Resource"][0] == f"{_ARN}/runs/*/log/{'?' * 20}"
 
 
 def test_with_a_key_readers_decrypt_and_writers_encrypt(apply: Apply) -> None:
@@ -120,7 +120,39 @@ def test_with_a_key_readers_decrypt_and_writers_encrypt(apply: Apply) -> None:
         assert rights["Read"]["Resource"] == [f"arn:aws-cn:s3:::{PLACEHOLDER}/a/b/*"]
     assert rights["Encrypt"]["Action"] == ["kms:GenerateDataKey"]
     # A bucket's policy knows no actions of other services.
-    assert "kms:" not in json.dumps(policies.bucket)
+    assert all(a.startswith("s3:") for s in policies.bucket["Statement"] for a in s["Action"])
+
+
+_SSE = "s3:x-amz-server-side-encryption"
+_OURS, _FOREIGN = (f"arn:aws:kms:eu-central-1:{n * 12}:key/1" for n in "12")
+
+
+@pytest.mark.parametrize("key", [None, _OURS])
+def test_nobody_puts_what_the_others_cannot_read(apply: Apply, key: str | None) -> None:
+    """By a key of the client, or by a KMS key that is not the bucket's."""
+    given = {"kms_key_arn": key} if key else {}
+    policies = apply(bucket=PLACEHOLDER, prefix="team", **given)
+    there = {"aws:SecureTransport": "true", "s3:if-none-match": "*"}
+    asked: dict[tuple[tuple[str, str], ...], bool] = {
+        (): True,
+        ((f"{_SSE}-customer-algorithm", "AES256"),): False,
+        ((_SSE, "AES256"),): key is None,
+        ((_SSE, "aws:kms"),): False,
+        ((_SSE, "aws:kms:dsse"), (f"{_SSE}-aws-kms-key-id", _OURS)): False,
+        ((_SSE, "aws:kms"), (f"{_SSE}-aws-kms-key-id", _OURS)): key is not None,
+        ((_SSE, "aws:kms"), (f"{_SSE}-aws-kms-key-id", _FOREIGN)): False,
+        ((f"{_SSE}-aws-kms-key-id", _FOREIGN),): False,
+    }
+    for headers, may in asked.items():
+        for name in ("packs/aa/x.0", f"runs/a/log/{0:020d}", "runs/a/snapshots/" + "9" * 20):
+            call = Call("s3:PutObject", f"{_ARN}/team/{name}", {**there, **dict(headers)})
+            assert allowed([policies.roles["trainer"], policies.bucket], call) == may, headers
+
+
+def test_the_policy_of_the_guide_is_that_of_a_trainer(apply: Apply) -> None:
+    text = (ROOT / "docs/guides/operator.md").read_text()
+    shown = json.loads(text.partition("<!-- iam -->\n```json\n")[2].partition("```")[0])
+    assert shown == apply(bucket="my-bucket", prefix="team").roles["trainer"]
 
 
 @pytest.mark.parametrize(
@@ -175,6 +207,9 @@ def test_deny_beats_allow_and_nothing_is_allowed_by_itself() -> None:
         ({"Null": {"k": "true"}}, {}, True),
         ({"Bool": {"k": "false"}}, {"k": "false"}, True),
         ({"Bool": {"k": "false"}}, {"k": "true"}, False),
+        ({"StringNotEquals": {"k": ["a", "b"]}}, {"k": "b"}, False),
+        ({"StringNotEquals": {"k": ["a", "b"]}}, {"k": "c"}, True),
+        ({"StringNotEquals": {"k": ["a"]}}, {}, True),
         ({"StringLike": {"k": ["team/*"]}}, {"k": "team/"}, True),
         ({"StringLike": {"k": ["team/*"]}}, {"k": "team"}, False),
         ({"StringLike": {"k": ["team/*"]}}, {}, False),
