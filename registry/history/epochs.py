@@ -175,12 +175,8 @@ class Epochs:
         """
         header = self.header(epoch)
         if header is not None and run_id in (header.forgotten or ()):
-            raise Conflict(
-                "the run was forgotten, and its objects may be deleted",
-                where=run_id,
-                found=f"it is in {epoch_key(epoch)}",
-                hint="Nothing can be added to it. Save into another run.",
-            )
+            what = f"the run was forgotten by {epoch_key(epoch)}, and its objects may be deleted"
+            raise Conflict(what, where=run_id, hint="Save into another run.")
 
     def header(self, epoch: int) -> EpochHeader | None:
         """Return the header of an epoch; `None` before the first."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -55,6 +55,7 @@ from holdfast.registry.storage.store import Store
 #: Unfinished files and probes younger than this stay, whatever the grace: their writers may be
 #: alive.
 LEFTOVER_S = 3600.0
+_UNREADABLE = (IntegrityError, UnsupportedFormat)
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,10 @@ class Planner:
         cutoff_s = now_s - self._grace_s if self._grace_s else float("inf")
         runs = []
         for name, infos in list_by_run(self._store):
-            with self._passing(name):
+            try:
                 runs.append(run_files(self._store, name, infos))
+            except _UNREADABLE as error:
+                self._pass_over(name, error)
         listed = {files.run_id for files in runs} | self.passed
         # A run that was seen before and is gone: nobody knows what it needed.
         self.passed |= self._forget & self._seen.keys() - listed
@@ -201,9 +204,11 @@ class Planner:
     def _read_unless_passed(
         self, files: RunFiles, cutoff_s: float
     ) -> tuple[RunLog, set[ObjectKey], set[ObjectKey]] | None:
-        with self._passing(files.run_id):
+        try:
             return self._read_run(files, cutoff_s)
-        return None
+        except _UNREADABLE as error:
+            self._pass_over(files.run_id, error)
+            return None
 
     def _read_run(
         self, files: RunFiles, cutoff_s: float
@@ -236,26 +241,22 @@ class Planner:
 
     # Runs that cannot be read
 
-    @contextmanager
-    def _passing(self, run_id: str) -> Iterator[None]:
-        """Pass over a run that cannot be read if the operator gives it up, or has done so."""
-        try:
-            yield
-        except (IntegrityError, UnsupportedFormat) as error:
-            if run_id not in self._forget and not self.is_forgotten(run_id):
-                error.hint = (
-                    f"{error.hint or ''} If nothing can mend the run, `holdfast gc --forget "
-                    f"{quoted(run_id)}` gives it up, and collects for the others."
-                ).lstrip()
-                raise
-            self.passed.add(run_id)
+    def _pass_over(self, run_id: str, error: IntegrityError | UnsupportedFormat) -> None:
+        """Raise an error of reading a run unless an operator gives the run up, or has done so."""
+        if run_id not in self._forget and not self.is_forgotten(run_id):
+            error.hint = (
+                f"{error.hint or ''} If nothing can mend the run, `holdfast gc --forget "
+                f"{quoted(run_id)}` gives it up, and collects for the others."
+            ).lstrip()
+            raise error
+        self.passed.add(run_id)
 
     def is_forgotten(self, run_id: str) -> bool:
         """Return whether an epoch says that a run is forgotten, and its log still ends there."""
         end = self.forgotten.get(run_id)
         if end is None or not is_run_id(run_id):
             return end is not None  # no program can write to a run of another name
-        with suppress(IntegrityError, UnsupportedFormat):
+        with suppress(*_UNREADABLE):
             slot = Slots(self._store, run_id).get(end)
             return slot is not None and any(isinstance(line, Forget) for _, line in slot.lines)
         return False

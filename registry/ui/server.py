@@ -91,8 +91,12 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         self._set_deadline()
         if len(self.connections) > _CONNECTIONS:
-            waiting = [one for one in self.connections if getattr(one, "_deadline", None)]
-            min(waiting, key=lambda one: one._deadline.when()).transport.abort()
+            waiting = [
+                (one._deadline.when(), id(one), one)
+                for one in self.connections
+                if isinstance(one, _Connection) and one._deadline is not None
+            ]
+            min(waiting)[2].transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -102,21 +106,14 @@ class _Connection(H11Protocol):
         super().on_response_complete()
         self._set_deadline()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._drop_deadline()
-
     def _set_deadline(self) -> None:
         """Start the time for a request; end it when one runs."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._drop_deadline()
-        elif self._deadline is None:
-            self._deadline = self.loop.call_later(_REQUEST_WITHIN_S, self.transport.abort)
-
-    def _drop_deadline(self) -> None:
-        if self._deadline is not None:
+        runs = self.cycle is not None and not self.cycle.response_complete
+        if runs and self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+        elif not runs and self._deadline is None:
+            self._deadline = self.loop.call_later(_REQUEST_WITHIN_S, self.transport.abort)
 
 
 def _bound(port: int) -> socket.socket:

@@ -377,3 +377,18 @@ def test_the_format_is_named_where_the_name_does_not_tell_it(
         "config.json",
         "model.safetensors",
     ]
+
+
+def test_gc_forgets_a_run_when_it_is_told_twice(call: Call, call_json: CallJson, url: str) -> None:
+    junk = Path(url, "runs/demo/log/junk")
+    junk.write_bytes(b"")
+    assert "holdfast gc --forget 'demo'" in call("gc", status=6).stderr
+    dry = call("gc", "--forget", "demo", "--dry-run", "--grace", "0").stdout
+    assert "would forget  demo" in dry
+    refused = call("gc", "--forget", "demo", status=2).stderr
+    assert "give --yes to forget the run" in refused
+    found = call_json("gc", "--forget", "demo", "--yes", "--grace", "0")
+    assert found["forgotten"] == ["demo"]
+    assert found["deleted"]["objects"] > 0
+    assert call_json("gc", "--grace", "0")["forgotten"] == []
+    assert call("gc", "--forget", "none", "--yes", status=4)
