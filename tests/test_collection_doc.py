@@ -34,6 +34,7 @@ CLASSES = {
     "Collector": gc.Collector,
     "Epochs": Epochs,
     "Needs": live.Needs,
+    "Planner": gc.Planner,
     "RunLog": log.RunLog,
     "Writer": object_writer.Writer,
 }
