@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -11,12 +11,14 @@ import holdfast.registry.history.log
 import holdfast.registry.maintenance.gc
 import holdfast.registry.maintenance.gc_plan
 import holdfast.registry.writing.object_writer
+from holdfast.backends import ObjectInfo
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.maintenance.gc import Collector
-from holdfast.registry.maintenance.live import RunFiles, list_run_ids
+from holdfast.registry.maintenance.live import list_run_ids
 from holdfast.registry.storage.keys import Kind, ObjectKey, stem
+from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.object_writer import ChosenKeys, Writer
 from tests.schedules.plays import OTHER
@@ -71,7 +73,7 @@ def runs_listed_too_early(patch: Patch) -> None:
 
     patch.setattr(Collector, "condemn", list_and_condemn)
     patch.setattr(
-        holdfast.registry.maintenance.gc, "list_run_ids", lambda store: listed.pop(id(store))
+        holdfast.registry.maintenance.gc, "list_run_ids", lambda store, _: listed.pop(id(store))
     )
 
 
@@ -183,15 +185,15 @@ def cover_by_evicted(patch: Patch) -> None:
 
 def run_overlooked(patch: Patch) -> None:
     """G2 to G4 leave out a run that the collector cannot see, such as one behind a link."""
-    run_files = holdfast.registry.maintenance.gc_plan.list_run_files
+    by_run = holdfast.registry.maintenance.gc_plan.list_by_run
 
-    def seen_files(store: object) -> list[RunFiles]:
-        return [files for files in run_files(store) if files.run_id != OTHER]
+    def seen_files(store: Store) -> Iterator[tuple[str, Iterable[ObjectInfo]]]:
+        return (found for found in by_run(store) if found[0] != OTHER)
 
-    def seen_ids(store: object) -> list[str]:
-        return [name for name in list_run_ids(store) if name != OTHER]
+    def seen_ids(store: Store, known: Collection[str]) -> list[str]:
+        return [name for name in list_run_ids(store, known) if name != OTHER]
 
-    patch.setattr(holdfast.registry.maintenance.gc_plan, "list_run_files", seen_files)
+    patch.setattr(holdfast.registry.maintenance.gc_plan, "list_by_run", seen_files)
     patch.setattr(holdfast.registry.maintenance.gc, "list_run_ids", seen_ids)
 
 
