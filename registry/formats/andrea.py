@@ -8,7 +8,6 @@ only the program that trains knows, makes dicts of tensors by name out of them.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -21,7 +20,7 @@ from typing import Any, BinaryIO, Final
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats.content import Content, with_torch
 from holdfast.registry.formats.size_limit import check_path, limited
-from holdfast.registry.formats.source import read_exactly, stable
+from holdfast.registry.formats.source import json_value, read_exactly, stable
 from holdfast.registry.formats.state_file import (
     FileReport,
     FileState,
@@ -40,6 +39,7 @@ _HEAD: Final = struct.Struct("<ii")
 _MOST: Final = 2**31 - 1
 _NAME: Final = re.compile(r"step_(\d{6,})\.bin", re.ASCII)
 _TABLE_BYTES: Final = 64 * 2**20
+_MAX_AXES: Final = 64
 
 #: Shapes by name, in the order of the model's parameters.
 Table = Mapping[str, tuple[int, ...]]
@@ -116,21 +116,17 @@ def read_table(path: str | os.PathLike[str]) -> Table:
         data = file.read(_TABLE_BYTES + 1)
     if len(data) > _TABLE_BYTES:
         raise InvalidInput("the table is too large", where=path, expected=f"{_TABLE_BYTES} bytes")
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput("not JSON", where=path, found=error) from error
+    found = json_value(data, path)
     pairs = found.items() if isinstance(found, dict) else _pairs(found, path)
     table: dict[str, tuple[int, ...]] = {}
     for name, shape in pairs:
-        is_shape = isinstance(shape, list) and all(
-            type(n) is int and 0 <= n <= _MOST for n in shape
-        )
+        is_shape = isinstance(shape, list) and len(shape) <= _MAX_AXES
+        is_shape = is_shape and all(type(n) is int and 0 <= n <= _MOST for n in shape)
         if not isinstance(name, str) or not is_shape or name in table:
             raise InvalidInput(
                 "not a table of parameters",
                 where=f"{path}: {str(name)[:100]}",
-                expected="each name once, with a list of lengths",
+                expected=f"each name once, with a list of at most {_MAX_AXES} lengths",
             )
         table[name] = tuple(shape)
     return table

@@ -32,15 +32,18 @@ from holdfast.registry.formats.message_pack import check_structure, outline, sta
 from holdfast.registry.formats.size_limit import check_room
 from holdfast.registry.formats.source import read_exactly, stable
 from holdfast.registry.formats.state_file import (
+    RAISED,
+    Faults,
     FileReport,
     FileState,
     TensorHeader,
     WrittenFile,
-    problem,
 )
 from holdfast.registry.formats.target import new_file
 from holdfast.registry.pytree import TensorBytes
+from holdfast.registry.pytree.paths import Trail
 from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.values.parse_limits import Budget
 
 FORMAT: Final = "burn"
 _METADATA: Final = ("float", "int", "format", "version", "settings")
@@ -80,9 +83,7 @@ def read(path: Path) -> FileState:
     """
     record, size = _record(path)
     walk = _Tensors(path)
-    item = walk.convert(record["item"], "item")
-    if walk.faults:
-        raise walk.faults[0]
+    item = walk.convert(record["item"], walk.top)
     state = {"metadata": record["metadata"], "item": item}
     if walk.spelled:
         state["dtypes"] = walk.spelled
@@ -100,21 +101,18 @@ def inspect(path: Path) -> FileReport:
         size = os.fstat(file.fileno()).st_size
         record = _unpacked(outline(file, size, path), path)
     walk = _Tensors(path, with_data=False)
-    walk.convert(record["item"], "item")
-    if walk.faults:
-        raise walk.faults[0]
+    walk.convert(record["item"], walk.top)
     return FileReport(FORMAT, size, walk.headers, record["metadata"])
 
 
 def validate(path: Path) -> list[str]:
     """Return what is wrong with the record, or with each of its tensors."""
-    try:
+    faults = Faults()
+    with faults:
         record, _ = _record(path)
-    except InvalidInput as error:
-        return [problem(error)]
-    walk = _Tensors(path)
-    walk.convert(record["item"], "item")
-    return [problem(error) for error in walk.faults]
+        walk = _Tensors(path, faults=faults)
+        walk.convert(record["item"], walk.top)
+    return faults.lines
 
 
 def _msgpack(where: object) -> ModuleType:
@@ -179,37 +177,39 @@ class _Tensors:
     Args:
         path: The file, for messages.
         with_data: Whether `bytes` are the data; otherwise they are its length, of an outline.
+        faults: Takes the error of each bad tensor; by default the first one is raised.
 
     Attributes:
         headers: Each tensor by path.
         spelled: Element types that are spelled in another way than they are written here.
-        faults: An error for each bad tensor.
+        top: The path of the record.
     """
 
-    def __init__(self, path: Path, *, with_data: bool = True) -> None:
+    def __init__(self, path: Path, *, with_data: bool = True, faults: Faults = RAISED) -> None:
         self.headers: dict[str, TensorHeader] = {}
         self.spelled: dict[str, Any] = {}
-        self.faults: list[InvalidInput] = []
-        self._path, self._with_data = path, with_data
+        self.top = Trail("item", None, Budget(path, "spelling the paths in it", InvalidInput))
+        self._path, self._with_data, self._faults = path, with_data, faults
 
-    def convert(self, value: Any, path: str) -> Any:
+    def convert(self, value: Any, path: Trail) -> Any:
         """Return a value with tensors; `message_pack` has bounded its depth."""
         if isinstance(value, list):
-            return [self.convert(item, f"{path}/{at}") for at, item in enumerate(value)]
+            return [self.convert(item, path / at) for at, item in enumerate(value)]
         if not isinstance(value, dict):
             return value
         dtype = _dtype(value.get("dtype")) if value.keys() == _TENSOR else None
         if dtype is not None and isinstance(value["bytes"], bytes):
-            return self._tensor(value, dtype, path)
-        return {key: self.convert(item, f"{path}/{key}") for key, item in value.items()}
+            with self._faults:
+                return self._tensor(value, dtype, str(path))
+            return None
+        return {key: self.convert(item, path / key) for key, item in value.items()}
 
     def _tensor(self, value: dict[str, Any], dtype: str, path: str) -> TensorBytes | None:
         shape, data = _shape(value["shape"]), memoryview(value["bytes"])
         length = len(data) if self._with_data else int.from_bytes(data, "big")
         if shape is None or math.prod(shape) * ITEM_SIZES[dtype] != length:
             fault = "the bytes of a tensor do not fit its shape"
-            self.faults.append(_unsound(f"{self._path}: {path}", fault, value["shape"]))
-            return None
+            raise _unsound(f"{self._path}: {path}", fault, value["shape"])
         if value["dtype"] != _NAMES[dtype]:
             self.spelled[path] = value["dtype"]
         self.headers[path] = TensorHeader(dtype, shape)
@@ -262,7 +262,7 @@ def write(
             hint="Choose components with `--only`, or pull to a .pt file.",
         )
     spelled = state.get("dtypes", {})
-    item = _plain(state["item"], "item", spelled if isinstance(spelled, dict) else {})
+    item = _plain(state["item"], Trail("item"), spelled if isinstance(spelled, dict) else {})
     try:
         data = msgpack.packb(
             {"metadata": about, "item": item, "_b": None}, strict_types=True, use_bin_type=True
@@ -280,7 +280,7 @@ def _is_metadata(about: Any) -> bool:
     return isinstance(about, dict) and all(isinstance(about.get(key), str) for key in _METADATA)
 
 
-def _plain(value: Any, path: str, spelled: Mapping[str, Any]) -> Any:
+def _plain(value: Any, path: Trail, spelled: Mapping[str, Any]) -> Any:
     if isinstance(value, TensorBytes):
         if value.dtype not in _NAMES:
             raise IncompatibleState(
@@ -289,12 +289,12 @@ def _plain(value: Any, path: str, spelled: Mapping[str, Any]) -> Any:
                 expected=", ".join(_NAMES),
                 found=value.dtype,
             )
-        dtype = spelled.get(path, _NAMES[value.dtype])
+        dtype = spelled.get(str(path), _NAMES[value.dtype])
         if _dtype(dtype) != value.dtype:
             raise IncompatibleState("dtypes does not fit the tensor", where=path, found=dtype)
         return {"bytes": bytes(value.data), "shape": list(value.shape), "dtype": dtype}
     if isinstance(value, dict):
-        return {key: _plain(item, f"{path}/{key}", spelled) for key, item in value.items()}
+        return {key: _plain(item, path / key, spelled) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item, f"{path}/{at}", spelled) for at, item in enumerate(value)]
+        return [_plain(item, path / at, spelled) for at, item in enumerate(value)]
     return value

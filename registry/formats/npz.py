@@ -13,7 +13,7 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,11 +30,12 @@ from holdfast.registry.formats.named_tensors import NamedTensors
 from holdfast.registry.formats.size_limit import check_room
 from holdfast.registry.formats.source import KEEP, stable, unsound
 from holdfast.registry.formats.state_file import (
+    RAISED,
+    Faults,
     FileReport,
     FileState,
     TensorHeader,
     WrittenFile,
-    problem,
 )
 from holdfast.registry.formats.target import new_file
 from holdfast.registry.pytree import ArrayLeaf
@@ -124,13 +125,15 @@ def read(path: Path) -> FileState:
 
 def validate(path: Path) -> list[str]:
     """Return what is wrong with the archive, or with each of its arrays."""
-    try:
-        with stable(path) as file:
-            faults: list[InvalidInput] = []
-            archive, _ = _opened(file, path, faults)
-            return [problem(error) for error in faults] or list(_faults(archive, path))
-    except InvalidInput as error:
-        return [problem(error)]
+    faults = Faults()
+    with faults, stable(path) as file:
+        archive, _ = _opened(file, path, faults)
+        for entry in () if faults else archive.infolist():
+            with faults:
+                array = _checked(archive, entry, path)
+                check_room(array.nbytes, path)
+                _loaded(archive, array, path)
+    return faults.lines
 
 
 def inspect(path: Path) -> FileReport:
@@ -146,15 +149,13 @@ def inspect(path: Path) -> FileReport:
     return FileReport("npz", size, tensors)
 
 
-def _opened(
-    file: BinaryIO, path: Path, faults: list[InvalidInput] | None = None
-) -> tuple[zipfile.ZipFile, int]:
+def _opened(file: BinaryIO, path: Path, faults: Faults = RAISED) -> tuple[zipfile.ZipFile, int]:
     """Open an archive whose entries keep the rules; return it and the size of the file.
 
     Args:
         file: The file.
         path: Its path.
-        faults: Takes the errors of entries; without it the first one is raised.
+        faults: Takes the errors of entries; by default the first one is raised.
     """
     size = os.fstat(file.fileno()).st_size
     try:
@@ -167,12 +168,8 @@ def _opened(
     if sum(entry.compress_size for entry in entries) > size:
         _broken(path, "the entries overlap", f"at most {size} bytes", None)
     for entry in entries:
-        try:
+        with faults:
             _check_entry(entry, path)
-        except InvalidInput as error:
-            if faults is None:
-                raise
-            faults.append(error)
     return archive, size
 
 
@@ -253,16 +250,6 @@ def _fill(file: IO[bytes], into: memoryview) -> None:
         done += len(part)
     if done != len(into):
         raise EOFError(f"{done} of {len(into)} bytes")
-
-
-def _faults(archive: zipfile.ZipFile, path: Path) -> Iterator[str]:
-    for entry in archive.infolist():
-        try:
-            array = _checked(archive, entry, path)
-            check_room(array.nbytes, path)
-            _loaded(archive, array, path)
-        except InvalidInput as error:
-            yield problem(error)
 
 
 # Writing

@@ -28,10 +28,9 @@ def file_problems(path: Path) -> list[str]:
     """Return every rule of the format that a file breaks, each a line of text."""
     try:
         with stable(path) as file:
-            faults = header_faults(file, os.fstat(file.fileno()).st_size, path)
+            return header_faults(file, os.fstat(file.fileno()).st_size, path)
     except InvalidInput as error:
-        faults = [error]
-    return [problem(error) for error in faults]
+        return [problem(error)]
 
 
 def read_file(path: Path) -> tuple[dict[str, object], Header, int]:

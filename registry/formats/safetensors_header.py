@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, BinaryIO
 
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats.source import KEEP, read_exactly, unsound
+from holdfast.registry.formats.state_file import RAISED, Faults
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.values.dtypes import ITEM_SIZES
 from holdfast.registry.values.parse_limits import check_json
@@ -67,25 +67,20 @@ def read_header(file: BinaryIO, size: int, path: Path) -> Header:
         InvalidInput: It breaks a rule of the format, which the message names, or would take too
             much memory.
     """
-    faults: list[InvalidInput] = []
-    header = _checked(file, size, path, faults)
-    if faults:
-        raise faults[0]
+    header = _checked(file, size, path, RAISED)
     assert header is not None  # mypy does not see it
     return header
 
 
-def header_faults(file: BinaryIO, size: int, path: Path) -> list[InvalidInput]:
-    """Return an error for every rule that the header of a file breaks."""
-    faults: list[InvalidInput] = []
-    try:
+def header_faults(file: BinaryIO, size: int, path: Path) -> list[str]:
+    """Return every rule that the header of a file breaks, each a line of text."""
+    faults = Faults()
+    with faults:
         _checked(file, size, path, faults)
-    except InvalidInput as error:
-        faults.append(error)
-    return faults
+    return faults.lines
 
 
-def _checked(file: BinaryIO, size: int, path: Path, faults: list[InvalidInput]) -> Header | None:
+def _checked(file: BinaryIO, size: int, path: Path, faults: Faults) -> Header | None:
     """Return the header, if no fault of its entries was found."""
     header, data_bytes = _parse(file, size, path)
     metadata = _metadata(header.pop("__metadata__", None), path)
@@ -144,12 +139,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_entries(
-    header: Mapping[str, Any], data_bytes: int, path: Path, faults: list[InvalidInput]
+    header: Mapping[str, Any], data_bytes: int, path: Path, faults: Faults
 ) -> list[str]:
     """Check that the tensors fill the data without gaps; return their names in that order."""
     spans = []
     for name, entry in header.items():
-        with _noting(faults):
+        with faults:
             spans.append((_span(name, entry, path), name))
     if faults:
         return []  # holes would follow from them
@@ -158,21 +153,13 @@ def _check_entries(
     for (start, stop), name in spans:
         if start != end:
             fault = "overlaps another tensor" if start < end else "leaves a hole before it"
-            with _noting(faults):
+            with faults:
                 _broken(path, f"tensor {name!r} {fault}", f"data from offset {end}", start)
         end = max(end, stop)
     if end != data_bytes:
-        with _noting(faults):
+        with faults:
             _broken(path, "the tensors do not end with the file", f"{data_bytes} bytes", end)
     return [name for _, name in spans]
-
-
-@contextmanager
-def _noting(faults: list[InvalidInput]) -> Iterator[None]:
-    try:
-        yield
-    except InvalidInput as error:
-        faults.append(error)
 
 
 def _span(name: str, entry: Any, path: Path) -> tuple[int, int]:

@@ -132,17 +132,22 @@ def sha256_of(file: BinaryIO) -> bytes:
     return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]
 
 
-def json_object(data: bytes, where: object) -> dict[str, Any]:
-    """Return the JSON object that a part of a file holds.
+def json_value(data: bytes, where: object) -> Any:
+    """Return the JSON that a part of a file holds.
 
     Raises:
-        InvalidInput: It is no JSON object, or would take too much memory.
+        InvalidInput: It is no JSON, or would take too much memory.
     """
     check_json(data, where=where, kind=InvalidInput)
     try:
-        found = json.loads(data)
+        return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise InvalidInput("not JSON", where=where, found=error) from error
+
+
+def json_object(data: bytes, where: object) -> dict[str, Any]:
+    """Return the JSON object that a part of a file holds; the errors are those of `json_value`."""
+    found = json_value(data, where)
     if not isinstance(found, dict):
         raise InvalidInput("not a JSON object", where=where, found=type(found).__name__)
     return found

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.pytree import FlatState, flatten
+
+#: The most faults of a file that are told.
+_MOST_FAULTS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,50 @@ class FileReport:
     tensors: Mapping[str, TensorHeader] = field(default_factory=dict)
     metadata: Mapping[str, Any] | None = None
     header: Mapping[str, Any] | None = None
+
+
+class Faults:
+    """The faults of a file as lines of text: the first ones, and how many more there are.
+
+    A `with` block notes the `InvalidInput` that it raises, and the program goes on behind it.
+
+    Args:
+        raises: Whether nothing is noted, so that the first error is raised.
+    """
+
+    def __init__(self, *, raises: bool = False) -> None:
+        self._raises = raises
+        self._lines: list[str] = []
+        self._more = 0
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if self._raises or not isinstance(error, InvalidInput):
+            return False
+        self.note(problem(error))
+        return True
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def note(self, line: str) -> None:
+        """Note a fault as a line of text: an error would keep all that its frames hold."""
+        if len(self._lines) < _MOST_FAULTS:
+            self._lines.append(line)
+        else:
+            self._more += 1
+
+    @property
+    def lines(self) -> list[str]:
+        """Each fault once, in their order."""
+        more = [f"... and {self._more:,} more"] if self._more else []
+        return [*dict.fromkeys(self._lines), *more]
+
+
+#: Notes nothing: the first error is raised.
+RAISED: Final = Faults(raises=True)
 
 
 def problems(read: Callable[[Path], FileState], path: Path) -> list[str]:

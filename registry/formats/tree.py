@@ -29,11 +29,12 @@ from holdfast.registry.formats import andrea, safetensors
 from holdfast.registry.formats.content import Content, MemoryContent, portable
 from holdfast.registry.formats.source import read_exactly, stable
 from holdfast.registry.formats.state_file import (
+    RAISED,
+    Faults,
     FileReport,
     FileState,
     TensorHeader,
     WrittenFile,
-    problem,
     problems,
 )
 from holdfast.registry.formats.target import new_folder, put_file
@@ -97,22 +98,18 @@ def inspect(path: Path) -> FileReport:
 
 def validate(path: Path) -> list[str]:
     """Return every reason for which a folder cannot be kept."""
-    faults: list[InvalidInput] = []
-    try:
+    faults = Faults()
+    with faults:
         _scan(path, faults)
-    except InvalidInput as error:
-        faults.append(error)
-    return [problem(error) for error in faults] or problems(read, path)
+    return faults.lines or problems(read, path)
 
 
-def _scan(
-    root: Path, faults: list[InvalidInput] | None = None
-) -> tuple[dict[str, Path], list[str]]:
+def _scan(root: Path, faults: Faults = RAISED) -> tuple[dict[str, Path], list[str]]:
     """Return the files of a folder, and its empty folders, by name.
 
     Args:
         root: The folder.
-        faults: Takes the errors of single names; without it the first one is raised.
+        faults: Takes the errors of single names; by default the first one is raised.
 
     Raises:
         InvalidInput: A name is not safe, or something is neither a file nor a folder.
@@ -123,15 +120,10 @@ def _scan(
         if not entries and above:
             empty.append(check_path_name(above.rstrip("/"), root))
         for entry in entries:
-            try:
+            with faults:
                 name = _checked(entry, where, above, root)
-            except InvalidInput as error:
-                if faults is None:
-                    raise
-                faults.append(error)
-                continue
-            if entry.is_file():
-                files[name] = Path(entry.path)
+                if entry.is_file():
+                    files[name] = Path(entry.path)
     if len(files) > _MOST:
         raise InvalidInput("too many files", where=root, expected=_MOST, found=len(files))
     check_path_names([*files, *empty], root)

@@ -20,6 +20,8 @@ from holdfast.registry.errors import IncompatibleState, InvalidInput, Malformed,
 from holdfast.registry.formats.size_limit import available_bytes, check_size
 from holdfast.registry.formats.source import json_object, read_exactly, stable
 from holdfast.registry.formats.state_file import (
+    RAISED,
+    Faults,
     FileReport,
     FileState,
     TensorHeader,
@@ -48,26 +50,23 @@ def detect(path: Path) -> bool:
 
 def validate(path: Path) -> list[str]:
     """Return what is wrong with each node of a folder, or else with the whole."""
-    faults: list[InvalidInput] = []
-    try:
+    faults = Faults()
+    with faults:
         folder = _Folder(path)
         arrays, _, _ = folder.nodes(faults)
         if not faults:
-            faults += [folder.stray(name) for name in folder.strays(arrays)]
-            faults += _damaged(folder, arrays)
-    except InvalidInput as error:
-        faults.append(error)
-    return [problem(error) for error in faults] or problems(read, path)
+            for name in folder.strays(arrays):
+                faults.note(problem(folder.stray(name)))
+            _note_damaged(folder, arrays, faults)
+    return faults.lines or problems(read, path)
 
 
-def _damaged(folder: _Folder, arrays: Mapping[str, ArrayNode]) -> Iterator[InvalidInput]:
-    """Yield the error of each array that cannot be read; only one is in memory."""
+def _note_damaged(folder: _Folder, arrays: Mapping[str, ArrayNode], faults: Faults) -> None:
+    """Note the error of each array that cannot be read; only one is in memory."""
     for path, node in arrays.items():
-        try:
+        with faults:
             _check_memory({path: node}, folder.path)
             _filled(folder, path, node, "numpy" if node.dtype not in BITS else "tensor")
-        except InvalidInput as error:
-            yield error
 
 
 def inspect(path: Path) -> FileReport:
@@ -131,12 +130,12 @@ class _Folder:
             )
 
     def nodes(
-        self, faults: list[InvalidInput] | None = None
+        self, faults: Faults = RAISED
     ) -> tuple[dict[str, ArrayNode], set[str], dict[str, Any]]:
         """Return the arrays by path, the paths of the groups, and the attributes of the root.
 
         Args:
-            faults: Takes the errors of single nodes; without it the first one is raised.
+            faults: Takes the errors of single nodes; by default the first one is raised.
         """
         arrays: dict[str, ArrayNode] = {}
         groups: set[str] = set()
@@ -146,13 +145,10 @@ class _Folder:
             is_v3 = last == DOCUMENT
             if not is_v3 and (last not in (".zarray", ".zgroup") or f"{above}/{DOCUMENT}" in self):
                 continue
-            try:
+            node: ArrayNode | None = None
+            attributes: dict[str, Any] = {}
+            with faults:
                 node, attributes = self._node(above, last)
-            except InvalidInput as error:
-                if faults is None:
-                    raise
-                faults.append(error)
-                node, attributes = None, {}
             if node is None:
                 groups.add(above)
             else:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from holdfast.registry.errors import IncompatibleState, Malformed
 from holdfast.registry.pytree.decoding import unflatten_component
+from holdfast.registry.pytree.paths import Trail
 from holdfast.registry.pytree.survey import walk
 from holdfast.registry.values.canonical import Json
 from holdfast.registry.values.dtypes import ITEM_SIZES
@@ -57,7 +58,7 @@ def check_arrays(name: str, skeleton: Json, tensors: Sequence[_Stored]) -> None:
         )
 
 
-def _check(path: str, tag: str, dtype: str, shape: tuple[int, ...]) -> None:
+def _check(path: Trail, tag: str, dtype: str, shape: tuple[int, ...]) -> None:
     fits = {"t": True, "n": True, "nt": dtype == "int64"}.get(tag)
     if fits is None:
         fits = dtype == "uint8" and len(shape) == 1

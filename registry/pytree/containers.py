@@ -12,6 +12,7 @@ from holdfast.registry.pytree.paths import Link, OddKey, clip
 from holdfast.registry.pytree.scalars import pack_int, unpack_int
 from holdfast.registry.values import canonical
 from holdfast.registry.values.canonical import Json
+from holdfast.registry.values.parse_limits import MOST_EQUAL, KeyHashes
 
 #: The only default factories that are stored, by name; a name is never looked up anywhere else.
 FACTORIES: dict[str, type] = {
@@ -19,6 +20,7 @@ FACTORIES: dict[str, type] = {
 }
 _FACTORY_NAMES: dict[object, str] = {factory: name for name, factory in FACTORIES.items()}
 _METADATA = OddKey("._metadata", "._metadata")
+_EQUAL = f"more than {MOST_EQUAL} keys or items with the same hash"
 
 
 # Encoding
@@ -31,11 +33,14 @@ def encode_pairs(encoder: Encoder, value: dict[Any, Any], link: Link, depth: int
     pairs: list[Json] = []
     append = pairs.append
     handlers, node = HANDLERS.get, encoder.node
+    hashes = KeyHashes()
     for key, item in value.items():
         encoded: Json = key
         step: Any = key
         if type(key) is not str or not key.isascii():
             encoded, step = encoder.key(key, link, depth)
+            if not hashes.admits(key):
+                encoder.refuse(link, _EQUAL, "Store them as a list of pairs.")
         handler = handlers(type(item))
         if handler is None:
             append([encoded, node(item, (link, step), depth)])
@@ -88,6 +93,8 @@ def encode_defaultdict(
 
 def encode_set(encoder: Encoder, value: Any, link: Link, depth: int) -> list[Json]:
     """Encode the items of a set in the order of their encoded bytes, whatever the hash order."""
+    if not all(map(KeyHashes().admits, value)):
+        encoder.refuse(link, _EQUAL, "Store them as a list.")
     with encoder.plain("a set"), encoder.inside(value, link, depth):
         items = [encoder.node(item, link, depth + 1) for item in value]
     return sorted(items, key=canonical.encode)
@@ -135,7 +142,7 @@ def fill(decoder: Decoder, target: Any, payload: Any, link: Link, depth: int) ->
     """Set the pairs of a payload in a dict."""
     decoder.check_list(payload, link, depth)
     depth += 1
-    node = decoder.node
+    node, hashes = decoder.node, KeyHashes()
     for pair in payload:
         if type(pair) is not list or len(pair) != 2:
             decoder.malformed(link, "not a pair", "[key, value]", clip(pair))
@@ -144,6 +151,8 @@ def fill(decoder: Decoder, target: Any, payload: Any, link: Link, depth: int) ->
         if type(key) is not str:
             key, step = decoder.key(key, link, depth)
         try:
+            if step is not key and not hashes.admits(key):
+                decoder.malformed(link, _EQUAL, "fewer", clip(key))
             target[key] = node(item, (link, step), depth)
         except TypeError:
             decoder.malformed(link, "a key that cannot be hashed", "a hashable key", clip(key))
@@ -178,6 +187,8 @@ def decode_set(decoder: Decoder, payload: Any, link: Link, depth: int) -> Any:
         decoder.malformed(link, "a set out of order", "ascending items", clip(payload))
     items = [decoder.plain(item, link, depth + 1) for item in payload]
     try:
+        if not all(map(KeyHashes().admits, items)):
+            decoder.malformed(link, _EQUAL, "fewer", clip(payload))
         result = set(items)
     except TypeError:
         decoder.malformed(link, "an item that cannot be hashed", "hashable items", clip(items))

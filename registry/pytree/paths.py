@@ -14,6 +14,7 @@ from typing import Any
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.values import canonical
 from holdfast.registry.values.canonical import Json
+from holdfast.registry.values.parse_limits import Budget
 
 #: (link of the container or None, key in it); typed loosely, for mypy has no recursive tuples.
 Link = tuple[Any, Any]
@@ -31,6 +32,43 @@ class OddKey:
     def __init__(self, text: str, shown: str) -> None:
         self.text = text
         self.shown = shown
+
+
+class Trail:
+    """A path that is spelled only if somebody asks for it, and counted before.
+
+    A file can have a key of a megabyte above a million values: spelling the path of each would
+    take hours.
+
+    Args:
+        step: Its last step.
+        above: The path before that.
+        budget: Counts the characters; without it, within the bound of a record.
+    """
+
+    __slots__ = ("_above", "_step", "_text", "budget")
+
+    def __init__(
+        self, step: object, above: Trail | None = None, budget: Budget | None = None
+    ) -> None:
+        self._step = step
+        self._above = above
+        self.budget = budget or Budget(str(step)[:200], "spelling the paths in it")
+        self._text: str | None = None
+
+    def __truediv__(self, step: object) -> Trail:
+        return Trail(step, self, self.budget)
+
+    def item(self, step: object) -> str:
+        """Spell the path of an item."""
+        above, last = str(self), str(step)
+        self.budget.take_path(len(above) + len(last))
+        return f"{above}/{last}" if above else last
+
+    def __str__(self) -> str:
+        if self._text is None:
+            self._text = str(self._step) if self._above is None else self._above.item(self._step)
+        return self._text
 
 
 def segment(node: Json) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.registry.errors import Malformed
 from holdfast.registry.pytree.encoding import MAX_DEPTH
-from holdfast.registry.pytree.paths import clip, component, segment
+from holdfast.registry.pytree.paths import Trail, clip, component, segment
 from holdfast.registry.values.canonical import Json
 
 #: Tag of an array -> the type that it is rebuilt as.
@@ -65,26 +65,31 @@ def leaf_paths(name: str, skeleton: Json) -> dict[int, str]:
 
     Raises:
         Malformed: The skeleton breaks a rule of the format.
+        BeyondLimit: The paths would take too much memory.
     """
-    return {index: path for index, _, path in walk(name, skeleton)}
+    return {index: str(path) for index, _, path in walk(name, skeleton)}
 
 
-def walk(name: str, skeleton: Json) -> Iterator[tuple[int, str, str]]:
+def walk(name: str, skeleton: Json) -> Iterator[tuple[int, str, Trail]]:
     """Yield number, tag and path of every array of component `name`, in order.
+
+    A path is spelled, and counted, when somebody asks for its text.
 
     Raises:
         Malformed: The skeleton breaks a rule of the format.
     """
     expected = 0
-    prefix = component(name)
+    top = Trail(component(name))
     # Children are pushed in reverse, so that arrays come in the order of their numbers.
-    stack: list[tuple[str, Any, int]] = [(prefix, skeleton, 1)]
+    stack: list[tuple[Trail, str, Any, int]] = [(top, "", skeleton, 1)]
     while stack:
-        path, node, depth = stack.pop()
+        path, step, node, depth = stack.pop()
+        if type(node) is not list and type(node) is not dict:
+            continue
+        if step:
+            path /= step
         if type(node) is list:
             tag, payload = "", node
-        elif type(node) is not dict:
-            continue
         elif len(node) != 1:
             raise _malformed(path, "one key", f"{len(node)} keys")
         else:
@@ -102,17 +107,13 @@ def walk(name: str, skeleton: Json) -> Iterator[tuple[int, str, str]]:
         if depth >= MAX_DEPTH:
             raise _malformed(path, f"at most {MAX_DEPTH} levels", "more")
         try:
-            inner = [(_step(path, step), child, depth + 1) for step, child in children(payload)]
+            inner = [(path, step, child, depth + 1) for step, child in children(payload)]
         except (TypeError, ValueError, LookupError) as error:
             raise _malformed(path, f"the payload of tag {tag!r}", clip(payload)) from error
         stack.extend(reversed(inner))
 
 
-def _step(path: str, step: str) -> str:
-    return f"{path}/{step}" if step else path
-
-
-def _malformed(path: str, expected: str, found: str) -> Malformed:
+def _malformed(path: Trail, expected: str, found: str) -> Malformed:
     return Malformed("bad node in a skeleton", where=path, expected=expected, found=found)
 
 

@@ -1,9 +1,10 @@
-"""Bound the memory for reading a record, computed from its bytes before it is parsed.
+"""Bound the memory and the work for reading a record or a file, before they are taken.
 
 A few kilobytes on a store can expand to gigabytes of values. The compression ratio proves nothing,
 since honest values can be as regular as hostile ones. So the bound is on the memory that parsing
-would take. A record is also checked before it is written, so every saved record can be read. An
-environment variable raises the bound, for writers and readers.
+would take: `check_json` computes it from the bytes, and a `Budget` counts what has no such formula.
+A record is also checked before it is written, so every saved record can be read. An environment
+variable raises the bound, for writers and readers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from threading import Lock
+from typing import Any, NoReturn
 
 from holdfast.backends.limits import DEFAULT_BYTES, VARIABLE, max_record_bytes
 from holdfast.registry.errors import BeyondLimit, RegistryError
@@ -20,8 +23,12 @@ __all__ = [
     "DEFAULT_BYTES",
     "HEAVIEST",
     "LISTED_BYTES",
+    "MOST_EQUAL",
+    "PATH_BYTES",
     "ROW_BYTES",
     "VARIABLE",
+    "Budget",
+    "KeyHashes",
     "check_bytes",
     "check_json",
     "json_bytes",
@@ -31,21 +38,28 @@ __all__ = [
 
 #: Bytes of memory that Python needs for each of these pieces of JSON: an object, a list, an item
 #: after a comma, half a string. A key costs less, since Python keeps one copy of equal keys. An
-#: escaped quote costs more, so that `\":` within a string does not lower the sum.
-_WEIGHTS = {b"{": 200, b"[": 100, b",": 32, b'"': 32, b'":': -56, b'\\"': 24}
+#: escaped quote costs more, so that `\":` within a string does not lower the sum. The tag of a
+#: deque costs more, since even an empty one takes a kilobyte.
+_WEIGHTS = {b"{": 200, b"[": 100, b",": 32, b'"': 32, b'":': -56, b'\\"': 24, b'"deque"': 1000}
 _NO_SIGNS = bytes(set(range(256)) - {sign[0] for sign in _WEIGHTS if len(sign) == 1})
 #: Copies of the JSON in memory: the bytes, their text, and the bytes that check the encoding.
 _COPIES = 3
 #: The most memory that one byte of JSON can need. If this rate is within the bound, so is the text.
-HEAVIEST = max(_WEIGHTS.values()) + _COPIES
+HEAVIEST = max(weight // len(sign) for sign, weight in _WEIGHTS.items()) + _COPIES
 #: Bytes that are counted at once before the sum is compared with the bound.
 _PART_BYTES = 2**23
 #: Bytes of memory for a row of a placement and the digest of its chunk.
 ROW_BYTES = 160
 #: Bytes of memory for a chunk that a digest list names.
 LISTED_BYTES = 160
+#: Bytes of memory for a path that is spelled, and for each of its characters.
+PATH_BYTES, _CHARACTER_BYTES = 100, 4
+#: The most keys of a dict or set that may have one hash: each is compared with all the others.
+MOST_EQUAL = 256
 #: Records that unpack to more bytes are read one at a time, however many threads there are.
 _LARGE_BYTES = 2**22
+#: Integers below it have hashes of their own.
+_DISTINCT = 2**61 - 2
 _turn = Lock()
 
 
@@ -100,16 +114,71 @@ def check_bytes(
     Raises:
         BeyondLimit: The amount is above the bound.
     """
-    most = max_record_bytes()
-    if wanted > most:
-        raise kind(
-            f"{what} would take too much memory",
-            where=where,
-            expected=f"at most {most} bytes",
-            found=f"about {wanted} bytes",
+    Budget(where, what, kind).take(wanted)
+
+
+@dataclass(slots=True)
+class Budget:
+    """The memory and work that reading one record or file may take; each part is counted first.
+
+    Everything is counted in bytes of memory: containers, entries, calls, characters of paths.
+
+    Attributes:
+        where: The record, for the message.
+        what: The action that takes it, for the message.
+        kind: The error class to raise.
+        most: The bound; that of a record without it.
+        taken: The sum so far.
+    """
+
+    where: object
+    what: str = "reading it"
+    kind: type[RegistryError] = BeyondLimit
+    most: int = field(default_factory=max_record_bytes)
+    taken: int = 0
+
+    def take(self, nbytes: int) -> None:
+        """Count some bytes before they are taken; raise `kind` if the sum is above the bound."""
+        self.taken += nbytes
+        if self.taken > self.most:
+            self.refuse()
+
+    def take_path(self, characters: int) -> None:
+        """Count a path before it is spelled."""
+        self.take(PATH_BYTES + _CHARACTER_BYTES * characters)
+
+    def refuse(self) -> NoReturn:
+        """Raise the error for a sum above the bound."""
+        raise self.kind(
+            f"{self.what} would take too much memory",
+            where=self.where,
+            expected=f"at most {self.most} bytes",
+            found=f"about {self.taken} bytes",
             hint=f"Set {VARIABLE} to more in the environment of every program that writes or "
             "reads it, if you trust who wrote it.",
         )
+
+
+class KeyHashes:
+    """The hashes of the keys of a dict or set, where many keys could be made to have the same one.
+
+    Python hashes numbers modulo 2^61 - 1, and tuples by a known rule: a file can hold a million
+    keys of one hash, and each would be compared with all before it.
+    """
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def admits(self, key: Any) -> bool:
+        """Count a key before it is added; return whether few enough others have its hash."""
+        kind = type(key)
+        if kind is str or kind is bytes or (kind is int and -_DISTINCT < key < _DISTINCT):
+            return True
+        found = hash(key)
+        count = self._counts[found] = self._counts.get(found, 0) + 1
+        return count <= MOST_EQUAL
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """Check how long a compressed chunk of a foreign Zarr array is, before zarr decodes it.
 
-A few bytes can expand to gigabytes, and codecs allocate memory for the whole chunk before anybody
-compares it with the shape. So this module first decompresses each chunk file in small parts, and
-drops each part at once, until the chunk ends or is longer than its array allows. In a shard it does
-this for each chunk in the index, as often as the index names it, with a bound for each chunk and
-one for all of them. It does not need zarr.
+A few bytes can expand to gigabytes, by a compressor or by filters, and codecs allocate memory for
+the whole chunk before anybody compares it with the shape. So this module first decompresses each
+chunk file in small parts, and drops each part at once, until the chunk ends or is longer than its
+array allows once the filters are undone. In a shard it does this for each chunk in the index, as
+often as the index names it, with a bound for each chunk and one for all of them. It does not need
+zarr.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def check_expansion(node: ArrayNode, key: str, data: bytes) -> None:
 
 def can_expand(chunks: Chunks) -> bool:
     """Return whether decoded chunks can be longer than their files."""
-    return chunks.compressor is not None or chunks.shard is not None
+    return chunks.compressor is not None or chunks.shard is not None or chunks.growth > 1
 
 
 def _limit(chunks: Chunks) -> int:
@@ -89,9 +90,12 @@ def _expanded(chunks: Chunks, data: bytes) -> Iterator[int]:
         yield from _expanded_shard(chunks.shard, data)
     elif chunks.compressor is not None:
         try:
-            yield from _LENGTHS[chunks.compressor](data)
+            for length in _LENGTHS[chunks.compressor](data):
+                yield length * chunks.growth
         except (OSError, EOFError, zlib.error, zstandard.ZstdError, struct.error):
             return
+    else:
+        yield len(data) * chunks.growth
 
 
 def _expanded_shard(shard: Shard, data: bytes) -> Iterator[int]:

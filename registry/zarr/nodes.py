@@ -13,7 +13,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal, NoReturn
+
+import numpy as np
 
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.storage.tensor_entry import NARROW_DTYPES, ORIGINAL_DTYPES
@@ -47,6 +50,8 @@ _NUMCODECS = frozenset(
 #: nothing but checksums around it, so that `expansion` can check it first.
 _COMPRESSORS = frozenset({"blosc", "bz2", "gzip", "lz4", "zlib", "zstd"})
 _CRC_BYTES = 4
+#: The most codecs of a chain: each makes a copy of the chunk.
+_MAX_CODECS = 32
 #: Fields of codecs that name an element type; none may be one of objects.
 _DTYPE_FIELDS = ("dtype", "astype", "encode_dtype", "decode_dtype")
 _PLAIN_DTYPE = re.compile(r"[<>|=]?[biufc][0-9]{1,2}|u?int[0-9]{1,2}|float[0-9]{2}|bool")
@@ -73,12 +78,14 @@ class Chunks:
         compressor: The codec of a chunk, if its output can be longer than its input.
         trailer_bytes: Length of the checksums after the compressed bytes, or after the shard.
         shard: How a chunk is divided, if it is a shard.
+        growth: How many times longer filters make the decompressed bytes, at most.
     """
 
     shape: tuple[int, ...]
     compressor: str | None
     trailer_bytes: int
     shard: Shard | None = None
+    growth: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +227,9 @@ def array_v2(where: str, document: Mapping[str, Any], attributes: object) -> Arr
     codecs = [codec for codec in (*filters, document.get("compressor")) if codec is not None]
     for codec in codecs:
         _check_codec(where, codec, "id", _NUMCODECS)
-    chunks = Chunks(chunk, *_compressor(where, [codec["id"] for codec in codecs]))
+    growth = _growth(where, [(codec["id"], codec) for codec in codecs])
+    compressor = _compressor(where, [codec["id"] for codec in codecs])
+    chunks = Chunks(chunk, *compressor, growth=growth)
     _check_count(where, shape, chunks)
     documents = {".zarray": json.dumps(document).encode(), ".zattrs": b"{}"}
     dtype = _true_dtype(where, name, name, attributes)
@@ -295,7 +304,7 @@ def _chunks(where: str, codecs: object, shape: tuple[int, ...], depth: int = 0) 
     names = [name for name, _ in checked]
     shards = [_shard(where, found, shape, depth) for name, found in checked if name == _SHARDING]
     if not shards:
-        return Chunks(shape, *_compressor(where, names))
+        return Chunks(shape, *_compressor(where, names), growth=_growth(where, checked))
     if names[0] != _SHARDING or any(name != "crc32c" for name in names[1:]):
         _broken(where, "codecs around shards", "crc32c or none", ", ".join(names))
     return Chunks(shape, None, _CRC_BYTES * (len(names) - 1), shards[0])
@@ -337,6 +346,32 @@ def _compressor(where: str, names: Sequence[str]) -> tuple[str | None, int]:
     if any(name != "crc32c" for name in around):
         _broken(where, "codecs around a compressor", "crc32c or none", ", ".join(names))
     return plain[found[0]], _CRC_BYTES * len(around)
+
+
+def _growth(where: str, codecs: Sequence[tuple[str, Mapping[str, Any]]]) -> int:
+    """Return how many times longer the filters of a chain make what they decode, at most."""
+    if len(codecs) > _MAX_CODECS:
+        _broken(where, "too many codecs", f"at most {_MAX_CODECS}", len(codecs))
+    size = most = Fraction(1)
+    for name, codec in reversed(codecs):
+        match name.removeprefix("numcodecs."):
+            case "packbits":
+                size *= 8
+            case "astype":
+                size *= _ratio(where, codec.get("decode_dtype"), codec.get("encode_dtype"))
+            case "delta" | "fixedscaleoffset" | "quantize":
+                plain = codec.get("dtype")
+                size *= _ratio(where, plain, codec.get("astype") or plain)
+        most = max(most, size)
+    return math.ceil(most)
+
+
+def _ratio(where: str, decoded: str | None, encoded: str | None) -> Fraction:
+    """Return how many times longer the elements of one type are than those of another."""
+    try:
+        return Fraction(np.dtype(decoded or "c16").itemsize, np.dtype(encoded or "u1").itemsize)
+    except TypeError as error:
+        _broken(where, "an unknown element type of a codec", "numbers", error)
 
 
 def _check_codec(

@@ -14,8 +14,8 @@ older one. The opcodes are those of Python's `pickletools`.
 
 from __future__ import annotations
 
-from holdfast.registry.formats.pickles.containers import check_key, ordered_dict, set_of
+from holdfast.registry.formats.pickles.containers import Keys
 from holdfast.registry.formats.pickles.machine import Known, Names
 from holdfast.registry.formats.pickles.reading import read_pickle
 
-__all__ = ["Known", "Names", "check_key", "ordered_dict", "read_pickle", "set_of"]
+__all__ = ["Keys", "Known", "Names", "read_pickle"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
+from holdfast.registry.formats.pickles.containers import Keys
 from holdfast.registry.formats.source import KEEP
 
 _HINT: Final = (
@@ -25,11 +26,13 @@ class Known:
         build: Takes the value and the attributes that follow it, and returns the finished value;
             `None` if none may follow.
         value: What the name alone stands for, where it is never called (a dtype).
+        size_bytes: Memory for the value that a call makes, besides what it copies.
     """
 
     call: Callable[..., Any] | None = None
     build: Callable[[Any, Any], Any] | None = None
     value: Any = None
+    size_bytes: int = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class Machine:
 
     Attributes:
         data: The bytes.
+        keys: Admits keys, and has the budget of the reading.
         at: Position of the next byte.
         stack: Values that no other value holds yet.
         memo: Values that are used again.
@@ -67,6 +71,7 @@ class Machine:
     names: Names
     where: str
     persistent: Callable[[Any], Any] | None
+    keys: Keys
     at: int = 0
     stack: list[Any] = field(default_factory=list)
     memo: dict[int, Any] = field(default_factory=dict)
@@ -158,6 +163,7 @@ class Machine:
                 expected="calls that make tensors and plain values",
                 hint=_HINT,
             )
+        self.keys.budget.take(name.known.size_bytes)
         value = name.known.call(*arguments)
         self.push(value)
         if name.known.build is not None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from holdfast.registry.formats.pickles.containers import check_key
 from holdfast.registry.formats.pickles.machine import MARK, Machine, damaged
 
 
@@ -33,15 +32,20 @@ def _number(form: str) -> Callable[[Machine], None]:
 
 def _long(form: str) -> Callable[[Machine], None]:
     def step(machine: Machine) -> None:
-        length = machine.number(form)
-        machine.push(int.from_bytes(machine.take(length), "little", signed=True))
+        data = machine.take(machine.number(form))
+        machine.keys.budget.take(len(data))
+        machine.push(int.from_bytes(data, "little", signed=True))
 
     return step
 
 
-def _text(form: str, decode: Callable[[memoryview], Any]) -> Callable[[Machine], None]:
+def _text(
+    form: str, decode: Callable[[memoryview], Any], weight: int = 1
+) -> Callable[[Machine], None]:
     def step(machine: Machine) -> None:
-        machine.push(decode(machine.take(machine.number(form))))
+        data = machine.take(machine.number(form))
+        machine.keys.budget.take(len(data) * weight)
+        machine.push(decode(data))
 
     return step
 
@@ -69,12 +73,13 @@ def _collected(kind: Callable[[list[Any]], Any]) -> Callable[[Machine], None]:
     return step
 
 
-def _pairs(values: list[Any]) -> dict[Any, Any]:
-    return dict(zip(map(check_key, values[::2]), values[1::2], strict=True))
+def _new_dict(machine: Machine) -> None:
+    values = machine.since_mark()
+    machine.push(dict(zip(machine.keys.admit(values[::2]), values[1::2], strict=True)))
 
 
-def _set_of(kind: type) -> Callable[[list[Any]], Any]:
-    return lambda values: kind(map(check_key, values))
+def _frozen_set(machine: Machine) -> None:
+    machine.push(frozenset(machine.keys.admit(machine.since_mark())))
 
 
 def _pop(machine: Machine) -> None:
@@ -101,17 +106,21 @@ def _appends(machine: Machine) -> None:
 
 def _set_item(machine: Machine) -> None:
     value, key = machine.pop(), machine.pop()
-    machine.top(dict)[check_key(key)] = value
+    target = machine.top(dict)
+    machine.keys.admit((key,), target)
+    target[key] = value
 
 
 def _set_items(machine: Machine) -> None:
-    pairs = _pairs(machine.since_mark())
-    machine.top(dict).update(pairs)
+    values = machine.since_mark()
+    target = machine.top(dict)
+    target.update(zip(machine.keys.admit(values[::2], target), values[1::2], strict=True))
 
 
 def _add_items(machine: Machine) -> None:
     values = machine.since_mark()
-    machine.top(set).update(map(check_key, values))
+    target = machine.top(set)
+    target.update(machine.keys.admit(values, target))
 
 
 def _memoize(machine: Machine) -> None:
@@ -150,6 +159,16 @@ def _persistent(machine: Machine) -> None:
 
 
 STOP: Final = 0x2E
+#: Bytes of memory that each opcode takes, besides text and what keys and calls count themselves.
+COSTS: Final[Sequence[int]] = [
+    {
+        **dict.fromkeys((0x5D, 0x7D, 0x6C, 0x64, 0x74, 0x85, 0x86, 0x87), 96),
+        **dict.fromkeys((0x8F, 0x91), 256),
+        **dict.fromkeys((0x94, 0x71, 0x72), 112),
+        0x51: 400,
+    }.get(opcode, 32)
+    for opcode in range(256)
+]
 STEPS: Final[Mapping[int, Callable[[Machine], None]]] = {
     0x80: _ignore(1),  # PROTO
     0x95: _ignore(8),  # FRAME
@@ -166,11 +185,11 @@ STEPS: Final[Mapping[int, Callable[[Machine], None]]] = {
     0x8A: _long("<B"),
     0x8B: _long("<I"),
     0x47: _number(">d"),
-    0x58: _text("<I", _unicode),
-    0x8C: _text("<B", _unicode),
-    0x8D: _text("<Q", _unicode),
-    0x54: _text("<I", _python2_text),
-    0x55: _text("<B", _python2_text),
+    0x58: _text("<I", _unicode, 4),
+    0x8C: _text("<B", _unicode, 4),
+    0x8D: _text("<Q", _unicode, 4),
+    0x54: _text("<I", _python2_text, 4),
+    0x55: _text("<B", _python2_text, 4),
     0x42: _text("<I", bytes),
     0x43: _text("<B", bytes),
     0x8E: _text("<Q", bytes),
@@ -184,8 +203,8 @@ STEPS: Final[Mapping[int, Callable[[Machine], None]]] = {
     0x86: _tuple_of(2),
     0x87: _tuple_of(3),
     0x6C: _collected(list),
-    0x64: _collected(_pairs),
-    0x91: _collected(_set_of(frozenset)),
+    0x64: _new_dict,
+    0x91: _frozen_set,
     0x61: _append,
     0x65: _appends,
     0x73: _set_item,

@@ -7,12 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.registry.errors import RegistryError
+from holdfast.registry.errors import InvalidInput, RegistryError
+from holdfast.registry.formats.pickles.containers import Keys
 from holdfast.registry.formats.pickles.machine import Machine, Name, Names, damaged
-from holdfast.registry.formats.pickles.opcodes import STEPS, STOP
+from holdfast.registry.formats.pickles.opcodes import COSTS, STEPS, STOP
+from holdfast.registry.values.parse_limits import Budget
 
 #: The most values on the interpreter's stack, and so in one list of the pickle.
 MAX_VALUES: Final = 20_000_000
+#: What opcodes take is summed up to this many bytes before the budget is asked.
+_PART_BYTES: Final = 2**16
 
 
 def read_pickle(
@@ -21,6 +25,7 @@ def read_pickle(
     *,
     where: Path | str,
     persistent: Callable[[Any], Any] | None = None,
+    keys: Keys | None = None,
 ) -> tuple[Any, int]:
     """Read one pickle.
 
@@ -29,6 +34,7 @@ def read_pickle(
         names: The closed list.
         where: The file, for messages.
         persistent: Returns the value for a persistent id; without it there may be none.
+        keys: Admits keys, and counts what is made; without it, within the bound of a record.
 
     Returns:
         The value, and the length of the pickle in bytes: more bytes may follow it.
@@ -36,9 +42,11 @@ def read_pickle(
     Raises:
         UnsupportedValue: It names something that is not on the list, or calls something that may
             not be called. Nothing was run.
-        InvalidInput: It is damaged, or has an opcode that none of these files needs.
+        InvalidInput: It is damaged, has an opcode that none of these files needs, or would take
+            too much memory.
     """
-    machine = Machine(memoryview(data), names, str(where), persistent)
+    keys = keys or Keys(Budget(where, "unpickling it", InvalidInput))
+    machine = Machine(memoryview(data), names, str(where), persistent, keys)
     try:
         return _run(machine)
     except RegistryError:
@@ -53,9 +61,14 @@ def _run(machine: Machine) -> tuple[Any, int]:
     """Follow the opcodes to the end."""
     if machine.data[0] != 0x80:
         raise damaged(machine, "it is older than protocol 2, or no pickle", machine.data[0])
+    spent = 0
     while True:
         opcode = machine.data[machine.at]
         machine.at += 1
+        spent += COSTS[opcode]
+        if spent > _PART_BYTES or opcode == STOP:
+            machine.keys.budget.take(spent)
+            spent = 0
         if opcode == STOP:
             break
         step = STEPS.get(opcode)

@@ -7,29 +7,30 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.registry.errors import RegistryError
-from holdfast.registry.formats.state_file import problem
+from holdfast.registry.formats.state_file import Faults, problem
 from holdfast.registry.formats.thalia import container, delta, framing
 from holdfast.registry.formats.thalia.framing import Body
 from holdfast.registry.formats.thalia.header import (
+    Entry,
     check_header,
-    path_of,
     read_header,
     read_index,
     repeated,
 )
 from holdfast.registry.formats.thalia.regions import head_of, read_json, references
 from holdfast.registry.formats.thalia.tensors import read_tensor
+from holdfast.registry.pytree.paths import Trail
 
 
-class _Problems(list[str]):
-    """Problems that were found."""
+class _Problems(Faults):
+    """Problems that were found, of whatever class."""
 
     def attempt(self, step: Callable[[], Any]) -> Any:
         """Return the result of a check; note why it failed, and return `None`, if it does."""
         try:
             return step()
         except RegistryError as error:
-            self.append(problem(error))
+            self.note(problem(error))
             return None
 
 
@@ -41,23 +42,23 @@ def validate(path: Path) -> list[str]:
             if body.is_delta:
                 _check_delta(body, path, found)
             elif container.is_of_document(body):
-                body.faults = []
+                body.faults = found
                 found.attempt(lambda: container.read_any(body))
-                found += map(problem, body.faults)
             else:
                 _check(body, found)
         if body.problem is not None:
-            found.insert(0, f"{path}: {body.problem}")
+            return [f"{path}: {body.problem}", *found.lines]
     except RegistryError as error:
-        found.append(problem(error))
-    return list(found)
+        found.note(problem(error))
+    return found.lines
 
 
 def _check_delta(body: Body, path: Path, found: _Problems) -> None:
     parsed = found.attempt(lambda: delta.parse(body))
     if parsed is None:
         return
-    found += delta.problems(parsed, path)
+    for line in delta.problems(parsed, path):
+        found.note(line)
     found.attempt(lambda: delta.read(body, path))
 
 
@@ -71,24 +72,26 @@ def _check(body: Body, found: _Problems) -> None:
     )
     steps = (metadata or {}).get("training_steps", header.training_steps)
     if steps != header.training_steps:
-        found.append(
+        found.note(
             f"{body.where}: header and metadata have different training steps: "
             f"{header.training_steps} and {steps}"
         )
     entries = found.attempt(lambda: read_index(body, header)) or []
-    found += [f"{body.where}: two entries are named {name}" for name in repeated(entries)]
+    for name in repeated(entries):
+        found.note(f"{body.where}: two entries are named {name}")
     for entry in entries:
-        _check_region(body, path_of(entry), entry.offset, entry.length, found)
+        _check_region(body, entry, found)
 
 
-def _check_region(body: Body, where: str, offset: int, length: int, found: _Problems) -> None:
-    value = found.attempt(lambda: read_json(body, offset, length, where))
+def _check_region(body: Body, entry: Entry, found: _Problems) -> None:
+    where = container.trail_of(body, entry)
+    value = found.attempt(lambda: read_json(body, entry.offset, entry.length, str(where)))
     for name, reference in found.attempt(lambda: list(references(value, where))) or []:
         found.attempt(lambda: _check_tensor(body, reference, name))  # noqa: B023 - called at once
 
 
-def _check_tensor(body: Body, reference: dict[str, Any], name: str) -> None:
+def _check_tensor(body: Body, reference: dict[str, Any], name: Trail) -> None:
     head = head_of(body, reference, name)
-    body.taken = 0  # each tensor is checked alone and not kept
-    body.take(head.nbytes)
+    body.budget.taken = 0  # each tensor is checked alone and not kept
+    body.budget.take(head.nbytes)
     read_tensor(body, head, name)

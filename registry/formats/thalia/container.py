@@ -28,6 +28,7 @@ from holdfast.registry.formats.thalia.regions import (
     references,
 )
 from holdfast.registry.formats.thalia.tensors import read_tensor
+from holdfast.registry.pytree.paths import Trail
 
 FORMAT: Final = "thalia"
 #: Parts of a state that a file keeps in its metadata.
@@ -58,16 +59,16 @@ def read(body: Body, *, only: Collection[str] | None = None) -> FileState:
     """
     header, metadata, parts = parse(body, only)
     for entry, value in parts:
-        for name, reference in references(value, path_of(entry)):
-            body.take(head_of(body, reference, name).nbytes)
+        for name, reference in references(value, trail_of(body, entry)):
+            body.budget.take(head_of(body, reference, name).nbytes)
 
-    def tensor(reference: dict[str, Any], where: str) -> Any:
+    def tensor(reference: dict[str, Any], where: Trail) -> Any:
         return read_tensor(body, head_of(body, reference, where), where)
 
     state: dict[str, Any] = {"regions": {}, "pathways": {}}
     for entry, value in parts:
         kind = "pathways" if entry.is_pathway else "regions"
-        state[kind][entry.name] = filled(value, path_of(entry), tensor)
+        state[kind][entry.name] = filled(value, trail_of(body, entry), tensor)
     for key in ASIDE:
         if key in metadata:
             state[key] = metadata[key]
@@ -76,14 +77,19 @@ def read(body: Body, *, only: Collection[str] | None = None) -> FileState:
     return FileState(state, FORMAT, body.file_bytes, metadata)
 
 
+def trail_of(body: Body, entry: Entry) -> Trail:
+    """Return the path of a region or pathway, to which those of its parts are added."""
+    return Trail(path_of(entry), None, body.budget)
+
+
 def inspect(body: Body) -> FileReport:
     """Describe a file of the real layout."""
     header, metadata, parts = parse(body)
     tensors = {}
     for entry, value in parts:
-        for name, reference in references(value, path_of(entry)):
+        for name, reference in references(value, trail_of(body, entry)):
             head = head_of(body, reference, name)
-            tensors[name] = TensorHeader(head.dtype, head.shape)
+            tensors[str(name)] = TensorHeader(head.dtype, head.shape)
     tensors = dict(sorted(tensors.items()))
     return FileReport(FORMAT, body.file_bytes, tensors, metadata, header.totals())
 

@@ -11,9 +11,11 @@ import copy
 import math
 import os
 import struct
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,15 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.formats.pickles import Known, ordered_dict, read_pickle
+from holdfast.registry.formats.pickles import Keys, Known, read_pickle
 from holdfast.registry.formats.source import json_object, sha256_of, stable
 from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader
 from holdfast.registry.formats.thalia import container, framing
 from holdfast.registry.formats.thalia.framing import DELTA_MAGIC, Body
 from holdfast.registry.formats.thalia.tensors import as_array
 from holdfast.registry.pytree import TensorBytes
+from holdfast.registry.pytree.paths import Trail
 from holdfast.registry.pytree.tensor_bytes import allocate
-from holdfast.registry.values.parse_limits import check_bytes
+from holdfast.registry.values.parse_limits import Budget, max_record_bytes
 
 _FORM: Final = struct.Struct("<5sI32sQQ7s")
 #: The longest chain of deltas.
@@ -44,6 +47,8 @@ _STORAGES: Final = {
 }
 _STORAGE_MAGIC: Final = 0x1950A86A20F9469CFC6C
 _STORAGE_VERSION: Final = 1001
+#: Bytes of memory for a value where a shared one is taken apart.
+_VALUE_BYTES: Final = 100
 #: Parts of a region that a delta replaces as a whole.
 _REGION_STATES: Final = (
     "neuron_state",
@@ -104,16 +109,9 @@ def read(body: Body, path: Path) -> FileState:
 def inspect(body: Body) -> FileReport:
     """Describe a delta alone: the tensors that it holds."""
     delta = parse(body)
-    try:
-        leaves = _leaves(delta.changes, "")
-    except RecursionError as error:
-        raise InvalidInput(
-            "the delta is nested too deeply, or within itself", where=body.where
-        ) from error
     tensors = {
-        name: TensorHeader(value.dtype, value.shape)
-        for name, value in leaves
-        if isinstance(value, TensorBytes)
+        str(path): TensorHeader(value.dtype, value.shape)
+        for path, value in _tensors(delta.changes, Trail("", None, body.budget))
     }
     header = {
         "base_hash": delta.base_digest.hex(),
@@ -146,16 +144,17 @@ def problems(delta: Delta, path: Path) -> list[str]:
     ]
 
 
-def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        parts = value.items()
+def _tensors(value: Any, path: Trail) -> Iterator[tuple[Trail, TensorBytes]]:
+    """Yield the tensors in a value; a shared list counts everywhere it is used."""
+    path.budget.take(_VALUE_BYTES)
+    if isinstance(value, TensorBytes):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _tensors(item, path / key)
     elif isinstance(value, list | tuple):
-        parts = ((str(index), item) for index, item in enumerate(value))  # type: ignore[assignment]
-    else:
-        return [(path, value)]
-    return [
-        leaf for key, item in parts for leaf in _leaves(item, f"{path}/{key}" if path else str(key))
-    ]
+        for index, item in enumerate(value):
+            yield from _tensors(item, path / index)
 
 
 # The file
@@ -168,7 +167,10 @@ def parse(body: Body) -> Delta:
         InvalidInput: It breaks a rule.
         UnsupportedValue: It names a class or function that none of these files needs.
     """
-    check_bytes(body.length, "reading the delta", where=body.where, kind=InvalidInput)
+    # Three copies of its tensors are in memory: the file, the storages of the pickle, the tensors.
+    most = max_record_bytes() + 3 * body.file_bytes
+    keys = Keys(Budget(body.where, "reading the delta", InvalidInput, most))
+    keys.budget.take(body.length)
     data = body.read(0, body.length, "the delta")
     if len(data) < _FORM.size:
         raise InvalidInput("the delta breaks off", where=body.where, found=f"{len(data)} bytes")
@@ -178,7 +180,7 @@ def parse(body: Body) -> Delta:
             "not a delta of a known version", where=body.where, expected=1, found=version
         )
     view = memoryview(data)
-    changes, length = read_pickle(view[64:], _names(body.where), where=body.where)
+    changes, length = read_pickle(view[64:], _names(keys), where=body.where, keys=keys)
     at = 64 + length
     if len(data) - at < 4:
         raise InvalidInput("the delta has no metadata", where=body.where)
@@ -194,12 +196,19 @@ def parse(body: Body) -> Delta:
         digest,
         base_step,
         step,
-        _checked(changes, body.where),
+        _checked(changes, keys.budget),
         json_object(data[at + 4 :], body.where),
     )
 
 
-def _checked(changes: Any, where: Path) -> dict[str, Any]:
+def _checked(changes: Any, budget: Budget) -> dict[str, Any]:
+    where = budget.where
+    try:
+        deque(_tensors(changes, Trail("", None, budget)), 0)
+    except RecursionError as error:
+        raise InvalidInput(
+            "the delta is nested too deeply, or within itself", where=where
+        ) from error
     if not isinstance(changes, dict):
         raise InvalidInput("the delta holds no dict", where=where, found=type(changes).__name__)
     for kind in ("regions", "pathways"):
@@ -306,16 +315,22 @@ def _added(base: Any, indices: NDArray[Any], values: TensorBytes, place: str) ->
 # The names of the pickle
 
 
-def _names(where: Path) -> dict[str, Known]:
+def _names(keys: Keys) -> dict[str, Known]:
     return {
-        "collections.OrderedDict": Known(call=ordered_dict),
-        "torch._utils._rebuild_tensor_v2": Known(call=_tensor),
-        "torch.storage._load_from_bytes": Known(call=lambda data: _storage(data, where)),
+        "collections.OrderedDict": Known(call=keys.ordered_dict),
+        "torch._utils._rebuild_tensor_v2": Known(call=partial(_tensor, keys.budget)),
+        "torch.storage._load_from_bytes": Known(call=partial(_storage, keys)),
     }
 
 
 def _tensor(
-    storage: Any, offset: Any, shape: Any, stride: Any, requires_grad: Any, hooks: Any
+    budget: Budget,
+    storage: Any,
+    offset: Any,
+    shape: Any,
+    stride: Any,
+    requires_grad: Any,
+    hooks: Any,
 ) -> TensorBytes:
     """Make a tensor from its storage."""
     del requires_grad, hooks
@@ -328,7 +343,7 @@ def _tensor(
     if elements and last >= len(storage):
         raise ValueError("a tensor is not within its storage")
     nbytes = elements * storage.itemsize
-    check_bytes(nbytes - storage.nbytes, "a tensor of the delta", where="delta", kind=InvalidInput)
+    budget.take(nbytes)
     dtype = _DTYPES[storage.dtype.str]
     made, data = allocate(dtype, tuple(shape))
     if elements:
@@ -355,7 +370,7 @@ def _are_sizes(numbers: tuple[Any, ...]) -> bool:
     return all(type(number) is int and 0 <= number < 2**62 for number in numbers)
 
 
-def _storage(data: Any, where: Path) -> NDArray[Any]:
+def _storage(keys: Keys, data: Any) -> NDArray[Any]:
     """Read a storage: five pickles, then the number of its elements, and the elements.
 
     It is torch's file format before its version 1.6.
@@ -365,7 +380,9 @@ def _storage(data: Any, where: Path) -> NDArray[Any]:
     names = {name: Known(value=form) for name, form in _STORAGES.items()}
     rest, found = memoryview(data), []
     for _ in range(5):
-        value, length = read_pickle(rest, names, where=where, persistent=_persistent)
+        value, length = read_pickle(
+            rest, names, where=str(keys.budget.where), persistent=_persistent, keys=keys
+        )
         found.append(value)
         rest = rest[length:]
     magic, version, system, storage, keys = found

@@ -18,6 +18,7 @@ from holdfast.registry.formats.thalia.precision import cast
 from holdfast.registry.formats.thalia.regions import dump
 from holdfast.registry.formats.thalia.tensors import as_array
 from holdfast.registry.pytree import TensorBytes
+from holdfast.registry.pytree.paths import Trail
 
 #: Up to this share of changed elements a weight is stored as coordinates and differences.
 _SPARSE_SHARE: Final = 0.05
@@ -208,13 +209,13 @@ def encode(
     """Return the bytes of a delta."""
     head = struct.pack("<5sI32sQQ7x", DELTA_MAGIC, 1, base_digest, base_step, step)
     pickle = bytearray(b"\x80\x04")
-    _put(content, pickle, "")
+    _put(content, pickle, Trail(""))
     pickle += b"."
     text = dump(dict(metadata))
     return head + bytes(pickle) + struct.pack("<I", len(text)) + text
 
 
-def _put(value: Any, out: bytearray, path: str) -> None:
+def _put(value: Any, out: bytearray, path: Trail) -> None:
     """Append the opcodes that build a value."""
     put = _WRITERS.get(type(value))
     if put is None:
@@ -226,37 +227,37 @@ def _put(value: Any, out: bytearray, path: str) -> None:
     put(value, out, path)
 
 
-def _text(value: str, out: bytearray, path: str) -> None:
+def _text(value: str, out: bytearray, path: Trail) -> None:
     del path
     data = value.encode(errors="surrogatepass")
     out += b"X" + struct.pack("<I", len(data)) + data
 
 
-def _integer(value: int, out: bytearray, path: str) -> None:
+def _integer(value: int, out: bytearray, path: Trail) -> None:
     del path
     data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
     out += b"\x8b" + struct.pack("<I", len(data)) + data
 
 
-def _dict(value: Mapping[Any, Any], out: bytearray, path: str) -> None:
+def _dict(value: Mapping[Any, Any], out: bytearray, path: Trail) -> None:
     out += b"}("
     for key, item in value.items():
         _put(key, out, path)
-        _put(item, out, f"{path}/{key}")
+        _put(item, out, path / key)
     out += b"u"
 
 
-def _items(kind: bytes, end: bytes) -> Callable[[Any, bytearray, str], None]:
-    def put(value: Any, out: bytearray, path: str) -> None:
+def _items(kind: bytes, end: bytes) -> Callable[[Any, bytearray, Trail], None]:
+    def put(value: Any, out: bytearray, path: Trail) -> None:
         out += kind
         for index, item in enumerate(value):
-            _put(item, out, f"{path}/{index}")
+            _put(item, out, path / index)
         out += end
 
     return put
 
 
-def _tensor(value: TensorBytes, out: bytearray, path: str) -> None:
+def _tensor(value: TensorBytes, out: bytearray, path: Trail) -> None:
     """Append a call of torch's function that rebuilds a tensor from the bytes of its storage."""
     if value.dtype not in _STORAGES:
         raise IncompatibleState(
@@ -290,21 +291,21 @@ def _storage(value: TensorBytes) -> bytes:
     }
     for part in (0x1950A86A20F9469CFC6C, 1001, system):
         out += b"\x80\x02"
-        _put(part, out, "")
+        _put(part, out, Trail(""))
         out += b"."
     out += b"\x80\x02("
-    _put("storage", out, "")
+    _put("storage", out, Trail(""))
     out += b"ctorch\n" + f"{_STORAGES[value.dtype]}Storage\n".encode()
     for field in ("0", "cpu", count, None):
-        _put(field, out, "")
+        _put(field, out, Trail(""))
     out += b"tQ."
     out += b"\x80\x02"
-    _put(["0"], out, "")
+    _put(["0"], out, Trail(""))
     out += b"."
     return bytes(out) + struct.pack("<q", count) + bytes(value.data)
 
 
-_WRITERS: Final[Mapping[type, Callable[[Any, bytearray, str], None]]] = {
+_WRITERS: Final[Mapping[type, Callable[[Any, bytearray, Trail], None]]] = {
     type(None): lambda value, out, path: out.extend(b"N"),  # noqa: ARG005
     bool: lambda value, out, path: out.extend(b"\x88" if value else b"\x89"),  # noqa: ARG005
     int: _integer,

@@ -47,13 +47,13 @@ def read(body: Body, name: str) -> FileState:
     header = read_header(body)
     state: dict[str, Any] = {"regions": {}, "pathways": {}, "metadata": {}}
     state["training_steps"] = header.training_steps
-    with body.part():
+    with body.faults:
         at, length = header.metadata_offset, header.metadata_length
         state["metadata"] = read_json(body, at, length, "the metadata")
     for entry in read_index(body, header):
-        with body.part():
+        with body.faults:
             state["regions"][entry.name] = _region(body, entry)
-    with body.part():
+    with body.faults:
         state["pathways"] = _connections(body, header)
     return FileState(state, name, body.file_bytes, state["metadata"])
 
@@ -160,7 +160,7 @@ def _dense(body: Body, at: int, end: int, where: str) -> tuple[_Tensor, int]:
         )
     if not body.with_data:
         return TensorHeader(_DTYPES[code], shape), data + nbytes
-    body.take(nbytes)
+    body.budget.take(nbytes)
     tensor, view = allocate(_DTYPES[code], shape)
     body.read_into(data, view)
     _check_crc(body, zlib.crc32(view), checksum, place)
@@ -182,7 +182,7 @@ def _csr(body: Body, at: int, end: int, where: str) -> tuple[_Tensor, int]:
         )
     if not body.with_data:
         return TensorHeader("float32", (rows, columns)), at + _CSR.size + nbytes
-    body.take(rows * columns * 4)
+    body.budget.take(rows * columns * 4)
     raw = body.read(at + _CSR.size, nbytes, where)
     _check_crc(body, zlib.crc32(raw), checksum, place)
     starts = np.frombuffer(raw, "<u4", rows + 1).astype(np.int64)
@@ -200,7 +200,7 @@ def _csr(body: Body, at: int, end: int, where: str) -> tuple[_Tensor, int]:
 
 
 def _check_crc(body: Body, found: int, expected: int, place: str) -> None:
-    with body.part():
+    with body.faults:
         if found != expected:
             raise InvalidInput(
                 "the checksum of a tensor is wrong", where=place, expected=expected, found=found
@@ -224,7 +224,7 @@ def _homeostatic(body: Body, at: int, length: int, where: str) -> dict[str, Any]
         if not body.with_data:
             found[name] = TensorHeader("float32", (count,))
             continue
-        body.take(4 * count)
+        body.budget.take(4 * count)
         found[name], view = allocate("float32", (count,))
         body.read_into(at + _HOMEOSTATIC.size + number * 4 * count, view)
     return found
@@ -253,7 +253,7 @@ def _connections(body: Body, header: Header) -> dict[str, Any]:
         found[name] = {}
         for kind, offset, length in (("weights", *sections[:2]), ("delays", *sections[2:])):
             place = f"pathways/{name}/{kind}"
-            with body.part():
+            with body.faults:
                 if length:
                     body.check_range(offset, length, place)
                     found[name][kind] = _matrix(body, offset, offset + length, place)

@@ -16,14 +16,15 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError
 from holdfast.registry.formats import size_limit
 from holdfast.registry.formats.source import read_exactly, stable
-from holdfast.registry.values.parse_limits import check_bytes
+from holdfast.registry.formats.state_file import RAISED, Faults
+from holdfast.registry.values.parse_limits import Budget, max_record_bytes
 
 MAGIC = b"THAL"
 DELTA_MAGIC = b"\xce\x94THL"
@@ -55,9 +56,10 @@ class Body:
         compression: `zstd`, `lz4`, or nothing.
         is_delta: Whether they are those of a delta.
         problem: Why the checksum does not fit, if it does not.
-        taken: Bytes of the tensors that were made of it.
         with_data: Whether its tensors are wanted, or only their headers.
-        faults: Takes the errors of single parts; without it the first one is raised.
+        faults: Takes the errors of single parts; by default the first one is raised.
+        budget: Counts its tensors before they are made: sparse ones can be of any size, and many
+            can be made of the same bytes; and the paths that are spelled.
     """
 
     file: BinaryIO
@@ -67,34 +69,16 @@ class Body:
     compression: str
     is_delta: bool
     problem: str | None = None
-    taken: int = 0
     with_data: bool = True
-    faults: list[InvalidInput] | None = None
+    faults: Faults = RAISED
+    budget: Budget = field(init=False)
 
-    @contextmanager
-    def part(self) -> Iterator[None]:
-        """Read a part: its error is noted, if errors are."""
-        try:
-            yield
-        except InvalidInput as error:
-            if self.faults is None:
-                raise
-            self.faults.append(error)
+    def __post_init__(self) -> None:
+        """Make the budget: the length of the file, and by the bound of a record more."""
+        most = max_record_bytes() + self.length
+        self.budget = Budget(self.where, "filling its tensors", InvalidInput, most)
 
-    def take(self, nbytes: int) -> None:
-        """Count the bytes of a tensor before it is made.
-
-        Sparse tensors can be of any size, and many tensors can be made of the same bytes.
-
-        Raises:
-            InvalidInput: All tensors need far more memory than the file has bytes.
-        """
-        self.taken += nbytes
-        check_bytes(
-            self.taken - self.length, "filling its tensors", where=self.where, kind=InvalidInput
-        )
-
-    def read(self, offset: int, length: int, what: str) -> bytes:
+    def read(self, offset: int, length: int, what: object) -> bytes:
         """Return bytes of the body.
 
         Raises:
@@ -116,7 +100,7 @@ class Body:
         self.file.seek(offset)
         read_exactly(self.file, into, self.where)
 
-    def check_range(self, offset: int, length: int, what: str) -> None:
+    def check_range(self, offset: int, length: int, what: object) -> None:
         """Refuse a range that is not within the body."""
         if offset > self.length or length > self.length - offset:
             raise InvalidInput(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats.thalia.tensors import as_array
 from holdfast.registry.pytree import TensorBytes
+from holdfast.registry.pytree.paths import Trail
 from holdfast.registry.pytree.tensor_bytes import allocate
 from holdfast.registry.values.suggest import near
 
@@ -125,7 +126,7 @@ def converted(state: dict[str, Any], policy: PrecisionPolicy) -> dict[str, Any]:
             return tensor
         return cast(tensor, policy.dtype(path, tensor.data.nbytes), path)
 
-    return {**state, **{kind: _mapped(state.get(kind, {}), kind, convert) for kind in _PARTS}}
+    return state | {kind: _mapped(state.get(kind, {}), Trail(kind), convert) for kind in _PARTS}
 
 
 def widened(state: dict[str, Any]) -> dict[str, Any]:
@@ -134,19 +135,19 @@ def widened(state: dict[str, Any]) -> dict[str, Any]:
     def widen(tensor: TensorBytes, path: str) -> TensorBytes:
         return cast(tensor, "float32", path) if tensor.dtype in _FLOATS else tensor
 
-    return {**state, **{kind: _mapped(state.get(kind, {}), kind, widen) for kind in _PARTS}}
+    return state | {kind: _mapped(state.get(kind, {}), Trail(kind), widen) for kind in _PARTS}
 
 
 _PARTS: Final = ("regions", "pathways")
 
 
-def _mapped(value: Any, path: str, convert: Callable[[TensorBytes, str], TensorBytes]) -> Any:
+def _mapped(value: Any, path: Trail, convert: Callable[[TensorBytes, str], TensorBytes]) -> Any:
     if isinstance(value, TensorBytes):
-        return convert(value, path)
+        return convert(value, str(path))
     if isinstance(value, dict):
-        return {key: _mapped(item, f"{path}/{key}", convert) for key, item in value.items()}
+        return {key: _mapped(item, path / key, convert) for key, item in value.items()}
     if isinstance(value, list):
-        return [_mapped(item, f"{path}/{at}", convert) for at, item in enumerate(value)]
+        return [_mapped(item, path / at, convert) for at, item in enumerate(value)]
     return value
 
 

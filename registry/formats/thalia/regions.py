@@ -15,6 +15,7 @@ from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats.source import json_object
 from holdfast.registry.formats.thalia.framing import Body
 from holdfast.registry.formats.thalia.tensors import DTYPES, TensorHead, encode, read_head
+from holdfast.registry.pytree.paths import Trail
 
 _TENSOR: Final = "tensor"
 _MAX_DEPTH: Final = 200
@@ -29,29 +30,31 @@ def read_json(body: Body, offset: int, length: int, what: str) -> dict[str, Any]
     return json_object(body.read(offset, length, what), f"{body.where}: {what}")
 
 
-def references(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+def references(value: Any, path: Trail, depth: int = 0) -> Iterator[tuple[Trail, dict[str, Any]]]:
     """Yield the path and the reference of each tensor in the JSON of a region.
 
     Raises:
         InvalidInput: It is nested too deeply.
     """
     if depth > _MAX_DEPTH:
-        raise InvalidInput("nested too deeply", where=path[:200])
+        raise InvalidInput("nested too deeply", where=str(path)[:200])
     if _is_reference(value):
         yield path, value
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from references(item, f"{path}/{key}", depth + 1)
+            if isinstance(item, dict | list):
+                yield from references(item, path / key, depth + 1)
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from references(item, f"{path}/{index}", depth + 1)
+            if isinstance(item, dict | list):
+                yield from references(item, path / index, depth + 1)
 
 
 def _is_reference(value: Any) -> bool:
     return isinstance(value, dict) and value.get("_type") == _TENSOR and "_offset" in value
 
 
-def head_of(body: Body, reference: dict[str, Any], where: str) -> TensorHead:
+def head_of(body: Body, reference: dict[str, Any], where: Trail) -> TensorHead:
     """Return the header of a referenced tensor.
 
     Raises:
@@ -71,14 +74,14 @@ def head_of(body: Body, reference: dict[str, Any], where: str) -> TensorHead:
     return head
 
 
-def filled(value: Any, path: str, tensor: Callable[[dict[str, Any], str], Any]) -> Any:
+def filled(value: Any, path: Trail, tensor: Callable[[dict[str, Any], Trail], Any]) -> Any:
     """Return the JSON of a region with each reference replaced by its tensor."""
     if _is_reference(value):
         return tensor(value, path)
     if isinstance(value, dict):
-        return {key: filled(item, f"{path}/{key}", tensor) for key, item in value.items()}
+        return {key: filled(item, path / key, tensor) for key, item in value.items()}
     if isinstance(value, list):
-        return [filled(item, f"{path}/{index}", tensor) for index, item in enumerate(value)]
+        return [filled(item, path / index, tensor) for index, item in enumerate(value)]
     return value
 
 
@@ -109,7 +112,7 @@ class RegionWriter:
         self._put(data)
         self.at += memoryview(data).nbytes
 
-    def region(self, value: Any, path: str) -> tuple[int, int]:
+    def region(self, value: Any, path: Trail) -> tuple[int, int]:
         """Write a region; return position and length of its JSON.
 
         Raises:
@@ -120,14 +123,14 @@ class RegionWriter:
         self.put(data)
         return start, len(data)
 
-    def plain(self, value: Any, path: str) -> Any:
+    def plain(self, value: Any, path: Trail) -> Any:
         """Return a value as JSON, whose tensors are written."""
         if value is None or type(value) in (bool, int, float, str):
             return value
         if isinstance(value, dict):
             return self._dict(value, path)
         if isinstance(value, list | tuple):
-            return [self.plain(item, f"{path}/{index}") for index, item in enumerate(value)]
+            return [self.plain(item, path / index) for index, item in enumerate(value)]
         if isinstance(value, pytree.TensorBytes):
             return self._tensor(value.dtype, value.shape, value.data, path)
         if type(value).__name__ == "device":
@@ -139,10 +142,10 @@ class RegionWriter:
             hint="Pull to a .pt file, or choose components with `--only`.",
         )
 
-    def _dict(self, value: dict[Any, Any], path: str) -> dict[str, Any]:
+    def _dict(self, value: dict[Any, Any], path: Trail) -> dict[str, Any]:
         if value.get("_type") == _TENSOR and "_offset" in value:
             raise IncompatibleState("a dict looks like a reference to a tensor", where=path)
-        found = {str(key): self.plain(item, f"{path}/{key}") for key, item in value.items()}
+        found = {str(key): self.plain(item, path / key) for key, item in value.items()}
         if len(found) != len(value):
             raise IncompatibleState(
                 "two keys of a dict are equal as strings, and a .thalia file has no others",
@@ -151,7 +154,7 @@ class RegionWriter:
         return found
 
     def _tensor(
-        self, dtype: str, shape: tuple[int, ...], data: memoryview, path: str
+        self, dtype: str, shape: tuple[int, ...], data: memoryview, path: Trail
     ) -> dict[str, Any]:
         if dtype not in DTYPES:
             raise IncompatibleState(

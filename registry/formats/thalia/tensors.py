@@ -51,7 +51,7 @@ class TensorHead:
         return math.prod(self.shape) * item_size(self.dtype)
 
 
-def read_head(body: Body, offset: int, where: str) -> TensorHead:
+def read_head(body: Body, offset: int, where: object) -> TensorHead:
     """Read the header of a tensor; all of the tensor is within the file.
 
     Raises:
@@ -84,7 +84,7 @@ def read_head(body: Body, offset: int, where: str) -> TensorHead:
     return TensorHead(dtype, shape, is_sparse=True, nnz=nnz, data=data + 8, end=data + 8 + nbytes)
 
 
-def read_tensor(body: Body, head: TensorHead, where: str) -> TensorBytes:
+def read_tensor(body: Body, head: TensorHead, where: object) -> TensorBytes:
     """Read a tensor; a sparse one becomes dense.
 
     Raises:

@@ -26,6 +26,7 @@ from holdfast.registry.formats.thalia.framing import lz4_frame
 from holdfast.registry.formats.thalia.header import HEADER_BYTES, Entry, Header, path_of
 from holdfast.registry.formats.thalia.regions import RegionWriter, dump
 from holdfast.registry.formats.thalia.tensors import as_bytes
+from holdfast.registry.pytree.paths import Trail
 
 #: The keys that the programs of Thalia write behind those of the caller, in their order.
 _ORDER: Final = (
@@ -216,7 +217,7 @@ def _write_body(
     for kind in ("regions", "pathways"):
         for name, value in state.get(kind, {}).items():
             entry = Entry(str(name), kind == "pathways", 0, 0)
-            offset, length = writer.region(value, path_of(entry))
+            offset, length = writer.region(value, Trail(path_of(entry)))
             entries.append(Entry(entry.name, entry.is_pathway, offset, length))
     index = b"".join(entry.pack() for entry in entries)
     header = Header(
@@ -244,7 +245,7 @@ def _ordered(metadata: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str,
         found[key] = metadata.get(key, _DEFAULTS[key])
     found[_ORDER[-1]] = _statistics(state)
     writer = RegionWriter(_refuse, 0)
-    return {str(key): writer.plain(value, f"metadata/{key}") for key, value in found.items()}
+    return {str(key): writer.plain(value, Trail(f"metadata/{key}")) for key, value in found.items()}
 
 
 def _refuse(data: Any) -> None:

@@ -19,15 +19,13 @@ import numpy as np
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
 from holdfast.registry.formats.archive import entries_of
-from holdfast.registry.formats.pickles import Known, ordered_dict, read_pickle
+from holdfast.registry.formats.pickles import Keys, Known, read_pickle
 from holdfast.registry.formats.source import KEEP, read_exactly, unsound
-from holdfast.registry.values.parse_limits import check_bytes, max_record_bytes
+from holdfast.registry.formats.state_file import RAISED, Faults
+from holdfast.registry.values.parse_limits import Budget, check_bytes, max_record_bytes
 
-#: Bytes of memory for each byte of a pickle, and more for a byte that makes a list, a dict or a
-#: set.
+#: Bytes of memory for each byte of a pickle, at least; what it makes is counted as it is made.
 _PICKLED_BYTES: Final = 8
-_CONTAINER_BYTES: Final = 64
-_CONTAINERS: Final = (b"]", b"}", b"\x8f")
 #: The first pickle of the form before 1.6 holds this number, the second the version.
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
 _MAGIC_PICKLED: Final = b"\x8a\x0a" + _MAGIC.to_bytes(10, "little") + b"."
@@ -37,7 +35,6 @@ _VERSION: Final = 1001
 _WINDOW_BYTES: Final = 2**16
 _LOCAL_HEADER_BYTES: Final = 30
 _LOCAL_HEADER: Final = b"PK\x03\x04"
-_PLAIN: Final = {"collections.OrderedDict": Known(call=ordered_dict)}
 #: Takes bytes that begin with the pickle of the value. Returns the storages that it names, by key:
 #: the bytes of an element and of the whole; and the length of the pickle.
 Scan = Callable[[memoryview], tuple[Mapping[str, tuple[int, int]], int]]
@@ -72,7 +69,7 @@ class Container:
         pickle: The pickle of the value.
         extents: Its storages by key.
         is_swapped: Whether the storages are big-endian.
-        faults: Takes the errors of single storages; without it the first one is raised.
+        faults: Takes the errors of single storages; by default the first one is raised.
     """
 
     file: BinaryIO
@@ -81,7 +78,7 @@ class Container:
     pickle: memoryview
     extents: Mapping[str, Extent]
     is_swapped: bool = False
-    faults: list[InvalidInput] | None = None
+    faults: Faults = RAISED
 
     def check(self, key: str, nbytes: int) -> None:
         """Check that a storage is there and of a length.
@@ -89,19 +86,12 @@ class Container:
         Raises:
             InvalidInput: It is missing, or of another length.
         """
-        try:
-            self._check(key, nbytes)
-        except InvalidInput as error:
-            if self.faults is None:
-                raise
-            self.faults.append(error)
-
-    def _check(self, key: str, nbytes: int) -> None:
-        extent = self.extents.get(key)
-        if extent is None:
-            broken(self.path, "a storage is missing", f"storage {key[:50]!r}", None)
-        if extent.nbytes != nbytes:
-            broken(f"{self.path}: storage {key!r}", "another length", nbytes, extent.nbytes)
+        with self.faults:
+            extent = self.extents.get(key)
+            if extent is None:
+                broken(self.path, "a storage is missing", f"storage {key[:50]!r}", None)
+            if extent.nbytes != nbytes:
+                broken(f"{self.path}: storage {key!r}", "another length", nbytes, extent.nbytes)
 
     def read(self, key: str) -> memoryview:
         """Read a storage straight into new memory.
@@ -175,13 +165,6 @@ def _read_extent(file: BinaryIO, extent: Extent, where: str) -> memoryview:
     return data
 
 
-def _check_objects(data: memoryview, path: Path) -> None:
-    """Refuse a pickle whose objects would take too much memory: one byte can make a list."""
-    raw = bytes(data)
-    wanted = len(raw) * _PICKLED_BYTES + sum(map(raw.count, _CONTAINERS)) * _CONTAINER_BYTES
-    check_bytes(wanted, "unpickling it", where=path, kind=InvalidInput)
-
-
 # The archive
 
 
@@ -190,7 +173,6 @@ def _archive(file: BinaryIO, path: Path, size: int) -> Container:
     pickled = entries["data.pkl"]
     check_bytes(pickled.file_size * _PICKLED_BYTES, "unpickling it", where=path, kind=InvalidInput)
     data = _read_extent(file, _extent(pickled), f"{path}: data.pkl")
-    _check_objects(data, path)
     order = b"little"
     if (entry := entries.get("byteorder")) is not None and entry.file_size <= 16:
         order = bytes(_read_extent(file, _extent(entry), f"{path}: byteorder"))
@@ -246,9 +228,8 @@ def _row(file: BinaryIO, path: Path, size: int, scan: Scan) -> Container:
         read_exactly(file, data, path)
         try:
             start = _head(data, path)
-            _check_objects(data[start:], path)
             sizes, used = scan(data[start:])
-            keys, after = read_pickle(data[start + used :], _PLAIN, where=path)
+            keys, after = _plain_pickle(data[start + used :], path)
             break
         except (UnsupportedValue, IncompatibleState):
             raise  # more bytes change nothing
@@ -262,11 +243,17 @@ def _row(file: BinaryIO, path: Path, size: int, scan: Scan) -> Container:
     return Container(file, path, size, data[start : start + used], extents)
 
 
+def _plain_pickle(data: memoryview, path: Path) -> tuple[Any, int]:
+    keys = Keys(Budget(path, "unpickling it", InvalidInput))
+    names = {"collections.OrderedDict": Known(call=keys.ordered_dict)}
+    return read_pickle(data, names, where=path, keys=keys)
+
+
 def _head(data: memoryview, path: Path) -> int:
     """Check the pickles before that of the value; return where that begins."""
     at, found = 0, []
     for _ in range(3):
-        value, length = read_pickle(data[at:], _PLAIN, where=path)
+        value, length = _plain_pickle(data[at:], path)
         found.append(value)
         at += length
     if found[0] != _MAGIC or found[1] != _VERSION or not isinstance(found[2], dict):

@@ -16,11 +16,11 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 from holdfast.registry.errors import UnsupportedValue
-from holdfast.registry.formats.pickles import Known, check_key, ordered_dict, set_of
+from holdfast.registry.formats.pickles import Keys, Known
 from holdfast.registry.formats.source import KEEP
 from holdfast.registry.formats.torch import numpy_values
 from holdfast.registry.formats.torch.library import torch_of
-from holdfast.registry.formats.torch.storages import Budget, Layout, StorageType, Tensors
+from holdfast.registry.formats.torch.storages import Layout, StorageType, Tensors
 from holdfast.registry.pytree import TensorBytes
 from holdfast.registry.values.dtypes import ITEM_SIZES
 
@@ -74,19 +74,19 @@ class Names(Mapping[str, Known]):
 
     Args:
         tensors: Makes the tensors.
-        budget: Counts what calls copy.
+        keys: Admits keys, and counts what calls copy.
         where: The file, for messages.
     """
 
-    def __init__(self, tensors: Tensors, budget: Budget, where: object) -> None:
+    def __init__(self, tensors: Tensors, keys: Keys, where: object) -> None:
         self._where = where
-        self._budget = budget
+        self._keys = keys
         self._known: dict[str, Known] = {
             **_tensors(tensors, where),
-            **numpy_values.names(budget, where),
+            **numpy_values.names(keys.budget, where),
             **self._containers(),
             **_times(),
-            **_paths(),
+            **self._paths(),
         }
 
     def __getitem__(self, text: str) -> Known:
@@ -123,15 +123,14 @@ class Names(Mapping[str, Known]):
         if module == "torch" and name in _DTYPES:
             return Known(value=getattr(torch_of(self._where), name))
         if text == "torch.Size":
-            return Known(call=self._guarded(self._shape))
+            return Known(call=self._counted(self._guarded(self._shape)))
         if text == "torch.device":
             return Known(call=self._guarded(self._device))
         if text == "torch.torch_version.TorchVersion":
-            return Known(call=self._version, build=lambda value, _: value)
+            return Known(call=self._counted(self._version), build=lambda value, _: value)
         raise KeyError(text)
 
     def _shape(self, items: Any) -> Any:
-        self._budget.take(_size(items))
         return torch_of(self._where).Size(items)
 
     def _device(self, kind: Any, *index: Any) -> Any:
@@ -155,19 +154,22 @@ class Names(Mapping[str, Known]):
 
         return call
 
+    def _counted(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a call that copies its arguments, which are counted first."""
+
+        def call(*arguments: Any) -> Any:
+            self._keys.budget.take(sum(map(_size, arguments)))
+            return make(*arguments)
+
+        return call
+
     def _containers(self) -> dict[str, Known]:
-        def counted(make: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any) -> Any:
-                self._budget.take(sum(map(_size, arguments)))
-                return make(*arguments)
-
-            return call
-
+        counted, set_of = self._counted, self._keys.set_of
         found = {
-            "collections.OrderedDict": Known(counted(ordered_dict), _with_metadata),
+            "collections.OrderedDict": Known(counted(self._keys.ordered_dict), _with_metadata),
             "collections.Counter": Known(counted(_counter)),
             "collections.defaultdict": Known(counted(_default_dict)),
-            "collections.deque": Known(counted(_deque)),
+            "collections.deque": Known(counted(_deque), size_bytes=1000),
             "_codecs.encode": Known(counted(_encode)),
         }
         for module in ("builtins", "__builtin__"):
@@ -180,6 +182,29 @@ class Names(Mapping[str, Known]):
                 f"{module}.complex": Known(_complex),
             }
         return found
+
+    def _paths(self) -> dict[str, Known]:
+        def made(kind: type[PurePath]) -> Known:
+            def call(*parts: Any) -> PurePath:
+                if not all(type(part) is str for part in parts):
+                    raise TypeError("not the parts of a path")
+                return kind(*parts)
+
+            return Known(call=self._counted(call))
+
+        # A path of the other operating system can only be a pure one here.
+        here = type(Path())
+        kinds: dict[str, type[PurePath]] = {
+            "PosixPath": here if issubclass(here, PurePosixPath) else PurePosixPath,
+            "WindowsPath": here if issubclass(here, PureWindowsPath) else PureWindowsPath,
+            "PurePosixPath": PurePosixPath,
+            "PureWindowsPath": PureWindowsPath,
+        }
+        return {
+            f"{module}.{name}": made(kind)
+            for module in ("pathlib", "pathlib._local")
+            for name, kind in kinds.items()
+        }
 
 
 def _size(argument: Any) -> int:
@@ -306,7 +331,7 @@ def _complex(real: Any, imag: Any) -> complex:
     return complex(real, imag)
 
 
-# Times and paths
+# Times
 
 
 def _times() -> dict[str, Known]:
@@ -339,29 +364,4 @@ def _times() -> dict[str, Known]:
         "datetime.time": stamp(time, 6),
         "datetime.timedelta": Known(call=span),
         "datetime.timezone": Known(call=zone),
-    }
-
-
-def _paths() -> dict[str, Known]:
-    def made(kind: type[PurePath]) -> Known:
-        def call(*parts: Any) -> PurePath:
-            check_key(parts)
-            if not all(type(part) is str for part in parts):
-                raise TypeError("not the parts of a path")
-            return kind(*parts)
-
-        return Known(call=call)
-
-    # A path of the other operating system can only be a pure one here.
-    here = type(Path())
-    kinds: dict[str, type[PurePath]] = {
-        "PosixPath": here if issubclass(here, PurePosixPath) else PurePosixPath,
-        "WindowsPath": here if issubclass(here, PureWindowsPath) else PureWindowsPath,
-        "PurePosixPath": PurePosixPath,
-        "PureWindowsPath": PureWindowsPath,
-    }
-    return {
-        f"{module}.{name}": made(kind)
-        for module in ("pathlib", "pathlib._local")
-        for name, kind in kinds.items()
     }

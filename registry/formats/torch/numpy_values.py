@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from holdfast.registry.errors import UnsupportedValue
 from holdfast.registry.formats.pickles import Known
 from holdfast.registry.formats.source import KEEP
-from holdfast.registry.formats.torch.storages import Budget
+from holdfast.registry.values.parse_limits import Budget
 
 _DTYPE: Final = re.compile(r"[<>|=]?([biufc][0-9]{1,2}|[SU][0-9]{1,9}|[Mm]8|O8?)", re.ASCII)
 _UNITS: Final = frozenset({"Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"})

@@ -12,26 +12,30 @@ from typing import Any, BinaryIO, Final
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
-from holdfast.registry.formats.pickles import read_pickle
+from holdfast.registry.formats.archive import entries_of
+from holdfast.registry.formats.pickles import Keys, read_pickle
 from holdfast.registry.formats.size_limit import check_room
 from holdfast.registry.formats.source import stable
 from holdfast.registry.formats.state_file import (
+    Faults,
     FileReport,
     FileState,
     TensorHeader,
-    problem,
     problems,
 )
 from holdfast.registry.formats.torch import container
 from holdfast.registry.formats.torch.container import Container, broken
 from holdfast.registry.formats.torch.names import Names
-from holdfast.registry.formats.torch.storages import Budget, Storage, Tensors, refuse_sharing
+from holdfast.registry.formats.torch.storages import Sharing, Storage, Tensors, refuse_sharing
 from holdfast.registry.pytree import TensorBytes
 from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.values.parse_limits import Budget
 
 FORMAT: Final = "torch"
 #: The most values in a file, if each shared list counts everywhere it is used.
 MAX_VALUES: Final = 20_000_000
+#: Bytes of memory for a value where a shared one is taken apart.
+_VALUE_BYTES: Final = 32
 
 
 def detect(path: Path) -> bool:
@@ -40,10 +44,10 @@ def detect(path: Path) -> bool:
         if container.is_one(file.read(64)):
             return True
         try:
-            with zipfile.ZipFile(file) as archive:
-                return any(name.partition("/")[2] == "data.pkl" for name in archive.namelist())
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+            entries = entries_of(file, path)
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, InvalidInput):
             return False
+    return any(one.filename.partition("/")[2] == "data.pkl" for one in entries)
 
 
 def read(path: Path) -> FileState:
@@ -82,21 +86,14 @@ def inspect(path: Path) -> FileReport:
 
 def validate(path: Path) -> list[str]:
     """Return what is wrong with the value, or with each of the storages."""
-    faults: list[InvalidInput] = []
-    try:
-        with stable(path) as file:
-            opened = replace(_opened(file, path), faults=faults)
-            _, tensors = _state(opened, with_data=False)
-            for key in tensors.sizes:
-                try:
-                    opened.read(key)
-                except InvalidInput as error:
-                    faults.append(error)
-                except KeyError:
-                    pass  # it is missing, which was noted
-    except InvalidInput as error:
-        faults.append(error)
-    return list(dict.fromkeys(map(problem, faults))) or problems(read, path)
+    faults = Faults()
+    with faults, stable(path) as file:
+        opened = replace(_opened(file, path), faults=faults)
+        _, tensors = _state(opened, with_data=False)
+        for key in filter(opened.extents.__contains__, tensors.sizes):
+            with faults:
+                opened.read(key)
+    return faults.lines or problems(read, path)
 
 
 def _opened(file: BinaryIO, path: Path) -> Container:
@@ -104,10 +101,8 @@ def _opened(file: BinaryIO, path: Path) -> Container:
     file.seek(0)
 
     def scan(data: memoryview) -> tuple[Mapping[str, tuple[int, int]], int]:
-        budget = Budget(size, path)
-        tensors = Tensors(None, budget, with_data=False, where=path)
-        names = Names(tensors, budget, path)
-        _, length = read_pickle(data, names, where=path, persistent=tensors.storage)
+        tensors = Tensors(None, Sharing(size, path), with_data=False, where=path)
+        _, length = _unpickled(data, tensors, _keys(path), path)
         return tensors.sizes, length
 
     return container.opened(file, path, scan)
@@ -116,10 +111,9 @@ def _opened(file: BinaryIO, path: Path) -> Container:
 def _state(opened: Container, *, with_data: bool) -> tuple[dict[str, Any], Tensors]:
     """Return the dict in a file, and the maker of its tensors."""
     path = opened.path
-    budget = Budget(opened.size_bytes, path)
-    tensors = Tensors(opened, budget, with_data=with_data, where=path)
-    names = Names(tensors, budget, path)
-    state, _ = read_pickle(opened.pickle, names, where=path, persistent=tensors.storage)
+    sharing, keys = Sharing(opened.size_bytes, path), _keys(path)
+    tensors = Tensors(opened, sharing, with_data=with_data, where=path)
+    state, _ = _unpickled(opened.pickle, tensors, keys, path)
     if not isinstance(state, dict):
         raise InvalidInput(
             "the file does not hold a dict",
@@ -128,11 +122,20 @@ def _state(opened: Container, *, with_data: bool) -> tuple[dict[str, Any], Tenso
             found="a tensor" if isinstance(state, TensorBytes) else type(state).__name__,
             hint="Save it as {'model': ...} instead.",
         )
-    _check_extent(state, budget, path)
+    _check_extent(state, sharing, keys.budget, path)
     return state, tensors
 
 
-def _check_extent(state: dict[Any, Any], budget: Budget, path: Path) -> None:
+def _keys(path: Path) -> Keys:
+    return Keys(Budget(path, "unpickling it", InvalidInput))
+
+
+def _unpickled(data: memoryview, tensors: Tensors, keys: Keys, path: Path) -> tuple[Any, int]:
+    names = Names(tensors, keys, path)
+    return read_pickle(data, names, where=path, persistent=tensors.storage, keys=keys)
+
+
+def _check_extent(state: dict[Any, Any], sharing: Sharing, budget: Budget, path: Path) -> None:
     """Refuse a small file that would become a huge state."""
     try:
         values, nbytes = _extent(state, {}, path)
@@ -140,8 +143,9 @@ def _check_extent(state: dict[Any, Any], budget: Budget, path: Path) -> None:
         broken(path, "nested too deeply, or within itself", None, error)
     if values > MAX_VALUES:
         broken(path, "it holds too many values", f"at most {MAX_VALUES}", values)
-    if nbytes > budget.most:
-        refuse_sharing(path, budget.most, nbytes)
+    budget.take(values * _VALUE_BYTES)
+    if nbytes > sharing.most:
+        refuse_sharing(path, sharing.most, nbytes)
 
 
 def _extent(value: Any, known: dict[int, tuple[int, int]], path: Path) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from holdfast.registry.formats.torch.container import Container
 from holdfast.registry.pytree import TensorBytes
 from holdfast.registry.pytree.tensor_bytes import allocate
 from holdfast.registry.values.dtypes import FLOATING, ITEM_SIZES
-from holdfast.registry.values.parse_limits import max_record_bytes
+from holdfast.registry.values.parse_limits import Budget, max_record_bytes
 
 #: The most bytes of views and copies of the data of a file, in multiples of its size, if that is
 #: more than the bound of a record.
@@ -65,23 +65,16 @@ class Storage:
     nbytes: int
 
 
-class Budget:
-    """Counts the bytes of copies that a file asks for, before they are made."""
+class Sharing(Budget):
+    """Counts the bytes of views and copies that a file asks for, before they are made."""
 
     def __init__(self, size_bytes: int, where: object) -> None:
-        self.most = max(size_bytes * _MAX_SHARING, max_record_bytes())
-        self._left = self.most
-        self._where = where
+        most = max(size_bytes * _MAX_SHARING, max_record_bytes())
+        Budget.__init__(self, where, kind=InvalidInput, most=most)
 
-    def take(self, nbytes: int) -> None:
-        """Count some bytes.
-
-        Raises:
-            InvalidInput: They are too many.
-        """
-        self._left -= nbytes
-        if self._left < 0:
-            refuse_sharing(self._where, self.most, self.most - self._left)
+    def refuse(self) -> NoReturn:
+        """Raise the error for a sum above the bound."""
+        refuse_sharing(self.where, self.most, self.taken)
 
 
 def refuse_sharing(where: object, most: int, found: int) -> NoReturn:
@@ -114,7 +107,7 @@ class Tensors:
     """
 
     def __init__(
-        self, container: Container | None, budget: Budget, *, with_data: bool, where: object
+        self, container: Container | None, budget: Sharing, *, with_data: bool, where: object
     ) -> None:
         self.sizes: dict[str, tuple[int, int]] = {}
         self._container = container

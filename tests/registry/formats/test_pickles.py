@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
-from holdfast.registry.formats.pickles import Known, ordered_dict, read_pickle, set_of
+from holdfast.registry.formats.pickles import Keys, Known, read_pickle
+from holdfast.registry.values.parse_limits import Budget
 from tests.support.foreign import Calls
 from tests.support.strategies import quick
 
@@ -24,15 +25,16 @@ def _bytes(data: Any) -> bytes:
     return data.encode("latin-1") if isinstance(data, str) else data
 
 
+KEYS_OF = Keys(Budget("x", most=2**60))
 #: How older protocols make what protocol 5 has opcodes for.
 BUILTINS = {
     "bytes": Known(call=bytes),
     "bytearray": Known(call=lambda data=b"", _="": bytearray(_bytes(data))),
-    "set": Known(call=set_of),
+    "set": Known(call=KEYS_OF.set_of),
     "frozenset": Known(call=frozenset),
 }
 NAMES = {
-    "collections.OrderedDict": Known(call=ordered_dict, build=lambda value, _: value),
+    "collections.OrderedDict": Known(call=KEYS_OF.ordered_dict, build=lambda value, _: value),
     "_codecs.encode": Known(call=lambda text, _: text.encode("latin-1")),
     **{f"builtins.{name}": known for name, known in BUILTINS.items()},
     **{f"__builtin__.{name}": known for name, known in BUILTINS.items()},
