@@ -10,8 +10,9 @@ from typing import Any, Final
 from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.pytree import FlatState, flatten
 
-#: The most faults of a file that are told.
+#: The most faults of a file that are told, and the most characters of each.
 _MOST_FAULTS: Final = 1000
+_LINE: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class Faults:
     def note(self, line: str) -> None:
         """Note a fault as a line of text: an error would keep all that its frames hold."""
         if len(self._lines) < _MOST_FAULTS:
-            self._lines.append(line)
+            self._lines.append(line[:_LINE])
         else:
             self._more += 1
 

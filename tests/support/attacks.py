@@ -44,7 +44,7 @@ def _complex(k: int) -> bytes:
 def _tower(count: int) -> bytes:
     """Return a tuple of tuples of tuples ..., each of the same one again and again."""
     level = b"(" + b"N" * 8 + b"tq\x02"
-    return level + (b"(" + b"h\x02" * max(8, count // 100) + b"tq\x02") * 7
+    return level + (b"(" + b"h\x02" * max(8, count // 100) + b"tq\x02") * 5
 
 
 def _wide(count: int) -> bytes:
@@ -52,19 +52,21 @@ def _wide(count: int) -> bytes:
     return _text("x" * (count * 5)) + b"q\x02"
 
 
-#: Values of a pickle, each within a dict under `a`; memo 0 is that dict, memo 1 `complex`.
+#: Values of a pickle, each within two dicts.
 PICKLED: dict[str, Callable[[int], bytes]] = {
-    "sets": lambda n: b"(" + b"\x8f" * n + b"l",
-    "dicts": lambda n: b"(" + b"}" * n + b"l",
-    "deques": lambda n: _DEQUE + b"q\x02(" + b"h\x02)R" * (n // 4) + b"l",
-    "popped": lambda n: _ORDERED + b"q\x02" + b"h\x02)R0" * (n // 2) + b"0N",
-    "memo": lambda n: b"N" + b"\x94" * n,
+    "sets": lambda n: b"(" + b"\x8f" * (n * 4) + b"l",
+    "dicts": lambda n: b"(" + b"}" * (n * 4) + b"l",
+    "deques": lambda n: _DEQUE + b"q\x02(" + b"h\x02)R" * n + b"l",
+    "popped": lambda n: _ORDERED + b"q\x02" + b"h\x02)R0" * n + b"0N",
+    "memo": lambda n: b"N" + b"\x94" * (n * 8),
     "longkey": lambda n: b"}" + _wide(n) + b"(" + b"N" * n + b"ls",
     "ints": lambda n: b"}(" + b"".join(_int(k * MERSENNE) + b"N" for k in range(n // 8)) + b"u",
     "ints-one-by-one": lambda n: b"}" + b"".join(_int(k * MERSENNE) + b"Ns" for k in range(n // 8)),
     "int-set": lambda n: b"\x8f(" + b"".join(_int(k * MERSENNE) for k in range(n // 8)) + b"\x90",
     "frozen": lambda n: b"(" + b"".join(_int(k * MERSENNE) for k in range(n // 8)) + b"\x91",
-    "complex": lambda n: b"}(" + b"".join(_complex(k) + b"N" for k in range(n // 8)) + b"u",
+    "complex": lambda n: (
+        b"cbuiltins\ncomplex\nq\x010}(" + b"".join(_complex(k) + b"N" for k in range(n // 8)) + b"u"
+    ),
     "tuples": lambda n: (
         b"}(" + b"".join(_int(k * MERSENNE) + b"\x85N" for k in range(n // 8)) + b"u"
     ),
@@ -76,7 +78,7 @@ PICKLED: dict[str, Callable[[int], bytes]] = {
 
 def pickled(name: str, count: int) -> bytes:
     """Return a pickle with a dict."""
-    head = b"\x80\x04}q\x00cbuiltins\ncomplex\nq\x010" + _text("regions")
+    head = b"\x80\x04}" + _text("regions")
     return head + b"}" + _text("a") + b"}" + _text("b") + PICKLED[name](count) + b"sss" + _END
 
 
@@ -176,10 +178,10 @@ FILES: dict[str, Callable[[int], bytes]] = {
     "longkey-tensors.mpk": lambda n: _burnt(_BURNT, n // 10),
     "faults.mpk": lambda n: burn([_BURNT | {"shape": [2]}] * n),
     "maps.mpk": lambda n: burn([{}] * n),
-    "listing.npz": lambda n: listing(n * 4),
-    "hidden.npz": lambda n: hidden(n * 4),
-    "listing": lambda n: listing(n * 4),
-    "hidden": lambda n: hidden(n * 4),
+    "listing.npz": lambda n: listing(n),
+    "hidden.npz": lambda n: hidden(n),
+    "listing": lambda n: listing(n),
+    "hidden": lambda n: hidden(n),
 }
 
 

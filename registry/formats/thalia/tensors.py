@@ -92,17 +92,19 @@ def read_tensor(body: Body, head: TensorHead, where: object) -> TensorBytes:
             0 nor 1.
     """
     tensor, data = allocate(head.dtype, head.shape)
-    place = f"{body.where}: {where}"
     if not head.is_sparse:
         body.read_into(head.data, data)
     else:
-        _scatter(body, head, data, place)
+        _scatter(body, head, data, where)
     if head.dtype == "bool" and np.frombuffer(data, np.uint8).max(initial=0) > 1:
-        raise InvalidInput("a truth value is neither 0 nor 1", where=place)
+        raise InvalidInput("a truth value is neither 0 nor 1", where=f"{body.where}: {where}")
     return tensor
 
 
-def _scatter(body: Body, head: TensorHead, data: memoryview, place: str) -> None:
+def _scatter(body: Body, head: TensorHead, data: memoryview, where: object) -> None:
+    def place() -> str:
+        return f"{body.where}: {where}"
+
     data[:] = bytes(len(data))
     if not head.nnz:
         return
@@ -112,12 +114,16 @@ def _scatter(body: Body, head: TensorHead, data: memoryview, place: str) -> None
     indices = np.frombuffer(raw, "<i8").reshape(axes, head.nnz)
     bounds = np.array(head.shape, np.int64).reshape(axes, 1)
     if axes and (np.any(indices < 0) or np.any(indices >= bounds)):
-        raise InvalidInput("a coordinate is outside of the tensor", where=place, found=head.shape)
+        raise InvalidInput(
+            "a coordinate is outside of the tensor",
+            where=place(),
+            found=head.shape,
+        )
     flat = np.zeros(head.nnz, np.int64)
     for axis, length in enumerate(head.shape):
         flat = flat * length + indices[axis]
     if has_repeated(flat):
-        raise InvalidInput("a coordinate of a sparse tensor is repeated", where=place)
+        raise InvalidInput("a coordinate of a sparse tensor is repeated", where=place())
     size = item_size(head.dtype)
     values = bytearray(size * head.nnz)
     body.read_into(head.data + count, memoryview(values))
