@@ -10,7 +10,7 @@ from holdfast.backends.escape import quoted
 from holdfast.registry.errors import RegistryError
 from holdfast.registry.history.log_values import decode_plain
 from holdfast.registry.pytree import leaf_kinds
-from holdfast.registry.pytree.paths import component, segment
+from holdfast.registry.pytree.paths import Trail, component, segment
 from holdfast.registry.storage.manifest import Component
 from holdfast.registry.values import canonical
 from holdfast.registry.values.canonical import Json
@@ -69,7 +69,7 @@ def plain_values(parts: Mapping[str, Component]) -> dict[str, Json]:
     """Return the plain values of components by path, encoded as in the manifest."""
     found: dict[str, Json] = {}
     for name, part in parts.items():
-        _collect(component(name), part.skeleton, found)
+        _collect(Trail(component(name)), part.skeleton, found)
     return found
 
 
@@ -81,7 +81,7 @@ def config_by_path(encoded: Json) -> dict[str, Any]:
 def _config_values(encoded: Json) -> dict[str, Json]:
     """Return the values of a configuration; one that is no mapping is the value `config`."""
     found: dict[str, Json] = {}
-    _collect("config", encoded, found)
+    _collect(Trail("config"), encoded, found)
     return {path.removeprefix("config/"): value for path, value in found.items()}
 
 
@@ -96,23 +96,23 @@ def _differing(before: Mapping[str, Json], after: Mapping[str, Json]) -> Iterato
             yield ValueDiff("removed", path, _decode(old), None)
 
 
-def _collect(path: str, node: Any, found: dict[str, Json]) -> None:
+def _collect(path: Trail, node: Any, found: dict[str, Json]) -> None:
     match node:
         case {"t": _} | {"n": _} | {"nt": _} | {"B": _} | {"BA": _} | {"S": _}:
             return  # an array: compared as a tensor
         case {"d": [_, *_] as pairs} | {"od": [_, *_] as pairs}:
             for key, child in pairs:
-                _collect(f"{path}/{segment(key)}", child, found)
+                _collect(path / segment(key), child, found)
         case {"sd": [[*pairs], metadata]}:
             _collect(path, {"od": pairs}, found)
-            _collect(f"{path}/_metadata", metadata, found)
+            _collect(path / "_metadata", metadata, found)
         case {"tu": [_, *_] as items}:
             _collect(path, items, found)
         case [_, *_]:
             for index, child in enumerate(node):
-                _collect(f"{path}/{index}", child, found)
+                _collect(path / index, child, found)
         case _:
-            found[path] = node
+            found[str(path)] = node
 
 
 def _decode(node: Json) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from ctypes import PyDLL, addressof, c_char, c_size_t, c_void_p, memmove
 from typing import Any
 
 from holdfast.registry.pytree.paths import Link, join
+from holdfast.registry.values.parse_limits import CHARACTER_BYTES, PATH_BYTES
 
 #: Returns the bytes of a source, given their number: flat, format `B`, C order.
 Opener = Callable[[Any, int], memoryview]
@@ -135,6 +136,28 @@ class NamedLeaf(ArrayLeaf):
     def path(self) -> str:
         """The name that was given."""
         return self._path
+
+
+def paths_bytes(leaves: Iterable[ArrayLeaf]) -> int:
+    """Return at most how much memory the paths of leaves take, without spelling them."""
+    known: dict[int, int] = {}  # lengths of the paths of containers, by the identity of their link
+    total = 0
+
+    def length(link: Link) -> int:
+        nonlocal total
+        above, key = link
+        text = getattr(key, "text", key)
+        step = 20 if type(text) is int else len(text) * (2 if text.isprintable() else 6) + 3
+        if above is None:
+            return step
+        if id(above) not in known:
+            known[id(above)] = length(above)
+            total += PATH_BYTES + CHARACTER_BYTES * known[id(above)]
+        return known[id(above)] + step
+
+    for leaf in leaves:
+        total += PATH_BYTES + CHARACTER_BYTES * length(leaf._link)
+    return total
 
 
 def bytes_leaf(data: bytes | bytearray, link: Link) -> ArrayLeaf:

@@ -10,6 +10,7 @@ from holdfast.registry.errors import Malformed
 from holdfast.registry.pytree.encoding import MAX_DEPTH
 from holdfast.registry.pytree.paths import Trail, clip, component, segment
 from holdfast.registry.values.canonical import Json
+from holdfast.registry.values.parse_limits import Budget
 
 #: Tag of an array -> the type that it is rebuilt as.
 _KINDS = {"t": "torch", "n": "numpy", "nt": "numpy", "B": "bytes", "BA": "bytes", "S": "str"}
@@ -60,17 +61,21 @@ def has_tags(skeleton: Json, tags: AbstractSet[str]) -> bool:
     return False
 
 
-def leaf_paths(name: str, skeleton: Json) -> dict[int, str]:
+def leaf_paths(name: str, skeleton: Json, budget: Budget | None = None) -> dict[int, str]:
     """Return, by number, the path of each array of component `name`, as `ArrayLeaf.path` does.
+
+    The budget counts their characters; without it they are within the bound of a record.
 
     Raises:
         Malformed: The skeleton breaks a rule of the format.
         BeyondLimit: The paths would take too much memory.
     """
-    return {index: str(path) for index, _, path in walk(name, skeleton)}
+    return {index: str(path) for index, _, path in walk(name, skeleton, budget)}
 
 
-def walk(name: str, skeleton: Json) -> Iterator[tuple[int, str, Trail]]:
+def walk(
+    name: str, skeleton: Json, budget: Budget | None = None
+) -> Iterator[tuple[int, str, Trail]]:
     """Yield number, tag and path of every array of component `name`, in order.
 
     A path is spelled, and counted, when somebody asks for its text.
@@ -79,7 +84,7 @@ def walk(name: str, skeleton: Json) -> Iterator[tuple[int, str, Trail]]:
         Malformed: The skeleton breaks a rule of the format.
     """
     expected = 0
-    top = Trail(component(name))
+    top = Trail(component(name), None, budget)
     # Children are pushed in reverse, so that arrays come in the order of their numbers.
     stack: list[tuple[Trail, str, Any, int]] = [(top, "", skeleton, 1)]
     while stack:

@@ -17,7 +17,7 @@ from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.pytree import libraries, refusals
 from holdfast.registry.pytree.arrays import describe
 from holdfast.registry.pytree.encoding import Encoder, has_state_dict, state_dict_of
-from holdfast.registry.pytree.paths import OddKey, component, segment
+from holdfast.registry.pytree.paths import OddKey, Trail, component, segment
 from holdfast.registry.values.dtypes import FLOATING
 
 #: `visit` returns this for a leaf to drop.
@@ -33,7 +33,7 @@ def walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         name: The component's key.
         value: Its value.
     """
-    yield from _walk(component(name), value)
+    yield from _walk(Trail(component(name)), value)
 
 
 def rebuild(name: str, value: Any, visit: Callable[[str, Any], Any]) -> Any:
@@ -46,7 +46,7 @@ def rebuild(name: str, value: Any, visit: Callable[[str, Any], Any]) -> Any:
         IncompatibleState: Some items of a list are dropped and some are not: the others would get
             other indices.
     """
-    return _rebuild(component(name), value, visit)
+    return _rebuild(Trail(component(name)), value, visit)
 
 
 def is_array(leaf: Any) -> bool:
@@ -90,21 +90,21 @@ def _is_numpy(leaf: Any) -> bool:
     return numpy is not None and isinstance(leaf, numpy.ndarray)
 
 
-def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _walk(path: Trail, value: Any) -> Iterator[tuple[str, Any]]:
     if has_state_dict(value):
-        value = state_dict_of(value, path)
+        value = state_dict_of(value, str(path))
     children = _children(value)
     if not children:
-        yield path, value
+        yield str(path), value
     for _, step, child in children:
-        yield from _walk(f"{path}/{step}", child)
+        yield from _walk(path / step, child)
 
 
-def _rebuild(path: str, value: Any, visit: Callable[[str, Any], Any]) -> Any:
+def _rebuild(path: Trail, value: Any, visit: Callable[[str, Any], Any]) -> Any:
     children = _children(value)
     if not children:
-        return visit(path, value)
-    made = [(key, _rebuild(f"{path}/{step}", child, visit)) for key, step, child in children]
+        return visit(str(path), value)
+    made = [(key, _rebuild(path / step, child, visit)) for key, step, child in children]
     kept = [(key, child) for key, child in made if child is not DROP]
     if not kept:
         return DROP

@@ -20,6 +20,7 @@ from holdfast.backends.limits import DEFAULT_BYTES, VARIABLE, max_record_bytes
 from holdfast.registry.errors import BeyondLimit, RegistryError
 
 __all__ = [
+    "CHARACTER_BYTES",
     "DEFAULT_BYTES",
     "HEAVIEST",
     "LISTED_BYTES",
@@ -53,7 +54,7 @@ ROW_BYTES = 160
 #: Bytes of memory for a chunk that a digest list names.
 LISTED_BYTES = 160
 #: Bytes of memory for a path that is spelled, and for each of its characters.
-PATH_BYTES, _CHARACTER_BYTES = 100, 4
+PATH_BYTES, CHARACTER_BYTES = 100, 4
 #: The most keys of a dict or set that may have one hash: each is compared with all the others.
 MOST_EQUAL = 256
 #: Records that unpack to more bytes are read one at a time, however many threads there are.
@@ -145,7 +146,7 @@ class Budget:
 
     def take_path(self, characters: int) -> None:
         """Count a path before it is spelled."""
-        self.take(PATH_BYTES + _CHARACTER_BYTES * characters)
+        self.take(PATH_BYTES + CHARACTER_BYTES * characters)
 
     def refuse(self) -> NoReturn:
         """Raise the error for a sum above the bound."""

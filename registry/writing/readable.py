@@ -11,13 +11,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.pytree import ArrayLeaf, FlatState
+from holdfast.registry.pytree import ArrayLeaf, FlatState, leaf_paths
+from holdfast.registry.pytree.leaves import paths_bytes
 from holdfast.registry.storage.chunking import CHUNK_BYTES, INLINE_BYTES, grid
 from holdfast.registry.storage.tensor_entry import LIST_THRESHOLD, TensorEntry
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.parse_limits import (
     HEAVIEST,
+    Budget,
     check_bytes,
     json_bytes,
     max_record_bytes,
@@ -39,12 +41,16 @@ def check_readable(state: FlatState, skeletons: Sequence[bytes]) -> None:
         skeletons: The canonical JSON of each component's skeleton, in their order.
 
     Raises:
-        InvalidInput: It has too many tensors, chunks or plain values; the message says how to allow
-            more.
+        InvalidInput: It has too many tensors, chunks or plain values, or too long paths; the
+            message says how to allow more.
     """
     plain = sum(map(len, skeletons)) * HEAVIEST
     leaves = [leaf for part in state.components for leaf in part.leaves]
     tensors = len(leaves) * _MOST_BYTES + sum(leaf.nbytes for leaf in leaves) // CHUNK_BYTES * 1024
+    if paths_bytes(leaves) > max_record_bytes():  # an estimate from above
+        for part in state.components:
+            budget = Budget(part.name[:200], "spelling the paths of its tensors", InvalidInput)
+            leaf_paths(part.name, part.skeleton, budget)
     around = (len(skeletons) + 1) * _AROUND_BYTES
     if plain + tensors + around <= max_record_bytes():
         return  # as nearly always

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import struct
 import tracemalloc
+from collections import Counter, OrderedDict
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,15 @@ import pytest
 
 import holdfast
 from holdfast.backends.local.backend import LocalBackend
-from holdfast.registry.errors import BeyondLimit, Damaged, StorageError
+from holdfast.registry.errors import (
+    BeyondLimit,
+    Damaged,
+    InvalidInput,
+    Malformed,
+    StorageError,
+    UnsupportedValue,
+)
+from holdfast.registry.pytree import flatten, unflatten_component
 from holdfast.registry.storage.framing import join_lines, split_lines, unwrap_frame, wrap_frame
 from holdfast.registry.storage.manifest import Component, Manifest
 from holdfast.registry.storage.pack import read_table
@@ -20,6 +30,7 @@ from holdfast.registry.storage.placement import Placement
 from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values import canonical, parse_limits
 from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.parse_limits import MOST_EQUAL, KeyHashes
 from tests.damage.bombs import ACTS, plant, read_apart, sealed
 
 MIB = 2**20
@@ -194,3 +205,68 @@ def test_equal_types_and_shapes_of_a_manifest_are_there_once():
     first, second = Manifest.decode(manifest.encode(), manifest.digest, where="x").tensors()
     assert first.shape is second.shape
     assert first.dtype is second.dtype
+
+
+LONG = "k" * 500_000
+
+
+def test_paths_of_a_manifest_are_counted_before_they_are_spelled(tmp_path):
+    """A key of a megabyte above thousands of tensors would be spelled for each of them."""
+    skeleton = {"d": [[LONG, {"d": [[str(i), {"t": i}] for i in range(4000)]}]]}
+    entry = TensorEntry("uint8", (1,), inline=b"a").to_json()
+    plant(tmp_path / "r", sealed(canonical.encode(skeleton), canonical.encode([entry] * 4000)))
+    grown, said = read_apart(tmp_path / "r", "tensors")
+    assert grown < 600
+    assert "BeyondLimit " in said
+    assert "spelling the paths in it would take too much memory" in said
+    state = {"m": {LONG: {str(i): np.zeros(1) for i in range(4000)}}}
+    with holdfast.init(tmp_path / "s", skip_race_probe=True) as opened:
+        run = opened.create_run("run")
+        with pytest.raises(InvalidInput, match="spelling the paths of its tensors"):
+            run.save(state, step=1)
+        assert not list((tmp_path / "s").rglob("*.pack"))
+        plain = {"m": {LONG: dict.fromkeys(range(10_000), 0), "w": np.zeros(1)}}
+        assert run.save(plain, step=1).load()["m"][LONG] == plain["m"][LONG]
+
+
+EQUAL = {
+    "int": lambda k: k * (2**61 - 1),
+    "complex": lambda k: complex(-1000003 * k, k),
+    "tuple": lambda k: (0, k * (2**61 - 1)),
+    "fraction": lambda k: Fraction(k * (2**61 - 1), 3),
+}
+
+
+@pytest.mark.parametrize("kind", EQUAL)
+@pytest.mark.parametrize(
+    "container", [dict.fromkeys, OrderedDict.fromkeys, Counter, set, frozenset]
+)
+def test_keys_of_one_hash_are_refused_in_both_directions(kind, container, monkeypatch):
+    keys = [EQUAL[kind](k) for k in range(1, MOST_EQUAL + 2)]
+    few, many = container(keys[:-1]), container(keys)
+    (part,) = flatten({"m": few}).components
+    assert unflatten_component(part.skeleton, ()) == few
+    with pytest.raises(UnsupportedValue, match="with the same hash"):
+        flatten({"m": many})
+    with monkeypatch.context() as patch:
+        patch.setattr(KeyHashes, "admits", lambda self, key: True)
+        (part,) = flatten({"m": many}).components
+    with pytest.raises(Malformed, match="with the same hash"):
+        unflatten_component(part.skeleton, ())
+
+
+def test_keys_that_share_a_hash_by_chance_are_legal():
+    """-1 and -2 have one hash, so tuples of them meet in pairs."""
+    grid = {(x, y): 0 for x in range(-40, 40) for y in range(-40, 40)}
+    (part,) = flatten({"m": grid}).components
+    assert unflatten_component(part.skeleton, ()) == grid
+
+
+def test_a_deque_weighs_what_it_takes(monkeypatch):
+    data = repeated(b'{"deque":[null,[]]}', 20_000)
+    tracemalloc.start()
+    found = unflatten_component(canonical.parse(data, where="x"), ())
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(found) == 20_000
+    assert parse_limits.json_bytes(data) > taken

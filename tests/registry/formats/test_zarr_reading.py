@@ -601,6 +601,52 @@ def test_a_chunk_in_a_shard_that_expands_too_far_is_never_decoded(
     assert "g/a/c/0/0: " in str(caught.value)
 
 
+PACKED = [{"id": "packbits"}] * 8
+WIDENED = [{"id": "astype", "encode_dtype": "u1", "decode_dtype": "c16"}] * 5
+
+
+@pytest.mark.parametrize("compressor", [None, {"id": "zlib", "level": 1}])
+@pytest.mark.parametrize("filters", [PACKED, WIDENED, [{"id": "delta", "dtype": "u1"}] * 40])
+def test_filters_that_expand_too_far_are_never_run(
+    filters: list[dict], compressor: dict | None, tmp_path: Path
+) -> None:
+    """Each of these makes a chunk 8 or 16 times longer, or copies it once more."""
+    array = {
+        "zarr_format": 2,
+        "shape": [300],
+        "chunks": [300],
+        "dtype": "|u1",
+        "order": "C",
+        "fill_value": 0,
+        "filters": filters,
+        "compressor": compressor,
+    }
+    (tmp_path / "a.zarr").mkdir()
+    (tmp_path / "a.zarr" / ".zarray").write_text(json.dumps(array))
+    data = bytes(300)
+    (tmp_path / "a.zarr" / "0").write_bytes(zlib.compress(data) if compressor else data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match=r"expands to more|too many codecs"):
+            formats.read(tmp_path / "a.zarr")
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_honest_filters_are_run(tmp_path: Path) -> None:
+    values = np.arange(3000.0)
+    filters = [
+        numcodecs.FixedScaleOffset(offset=0, scale=1, dtype="f8", astype="u2"),
+        numcodecs.Delta(dtype="u2"),
+    ]
+    zarr.create_array(tmp_path / "a.zarr", data=values, filters=filters, zarr_format=2, chunks=500)
+    assert np.array_equal(formats.read(tmp_path / "a.zarr").state["array"], values)
+    packed = tmp_path / "b.zarr"
+    zarr.create_array(packed, data=values > 9, filters=[numcodecs.PackBits()], zarr_format=2)
+    assert np.array_equal(formats.read(packed).state["array"], values > 9)
+
+
 @pytest.mark.parametrize(("length", "times"), [(60_000, 1000), (100_000, 1)])
 def test_no_chunk_of_a_shard_takes_what_is_for_others(length: int, times: int, one: Path) -> None:
     """One may be named by each place of the index, and is decoded as often."""
