@@ -2,10 +2,11 @@
 
     python -m tests.support.fuzzing FORMAT SECONDS [CORPUS]
 
-An input is a sound file with bytes changed; reading it must give a state or a typed error, within
-a bound of memory and time. With atheris, which follows the branches that an input reaches, the
-program uses that; without it, its own mutations. It writes its figures as a line of JSON, and the
-input that failed to a file. `scripts/fuzz` starts it, in several processes one after another.
+An input is a sound file with bytes changed, or a file that attacks readers; reading it must give a
+state or a typed error, within memory and time in proportion to its bytes. With atheris, which
+follows the branches that an input reaches, the program uses that; without it, its own mutations. It
+writes its figures as a line of JSON, and the input that failed to a file. `scripts/fuzz` starts it,
+in several processes one after another.
 """
 
 from __future__ import annotations
@@ -42,14 +43,21 @@ from holdfast.registry.errors import RegistryError
 from holdfast.registry.formats import table
 from holdfast.registry.formats.thalia import save_delta
 from holdfast.registry.formats.thalia.framing import DELTA_MAGIC
+from holdfast.registry.values.parse_limits import VARIABLE
 from tests.registry.formats import test_burn, test_cobre, test_hf, test_thalia
+from tests.support import attacks
 from tests.support.foreign import FOLDER
 
 #: The formats that read more than bytes.
 FORMATS = ("torch", "safetensors", "zarr", "npz", "thalia", "burn", "hf", "cobre", "andrea")
-#: The most memory of the process beyond what it has at its start, and time for one input.
+#: The most memory of the process beyond what it has at its start.
 MEMORY_BYTES = 6 * 2**30
-INPUT_S = 20
+#: What one record may take meanwhile, and what one input may: so much, and more for each byte.
+RECORD_BYTES = 64 * 2**20
+GROWTH_BYTES, GROWTH_PER_BYTE = 4 * RECORD_BYTES, 2000
+INPUT_S, S_PER_BYTE = 5.0, 5e-4
+#: The number by which `attacks` makes its files as seeds.
+ATTACK = 300
 #: The most bytes of an input.
 INPUT_BYTES = 20_000
 
@@ -107,6 +115,17 @@ def samples(name: str, folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
+def attacking(name: str, folder: Path) -> list[Path]:
+    """Write the small files that attack the readers of a format."""
+    folder.mkdir()
+    ends = {"torch": ".pt", "safetensors": ".safetensors", "npz": ".npz", "burn": ".mpk"}
+    return [
+        attacks.planted(one, ATTACK, folder)
+        for one in attacks.FILES
+        if one.endswith(ends.get(name, "/")) or (name == "thalia" and ".thalia" in one)
+    ]
+
+
 def foreign_samples(name: str, folder: Path) -> list[Path]:
     """Copy the files and folders of a format that programs of other systems wrote, if any."""
     if not FOLDER.is_dir():
@@ -123,6 +142,8 @@ def foreign_samples(name: str, folder: Path) -> list[Path]:
 
 def entry_of(archive: Path) -> str | None:
     """Return the entry of an archive of which only that one is changed."""
+    if archive.parent.name == "attacks" and archive.suffix == ".pt":
+        return "a/data.pkl"
     return {"pickled.pt": "pickled/data.pkl", "entry.npz": "a.npy"}.get(archive.name)
 
 
@@ -156,6 +177,8 @@ class Target:
             for file in (sorted(root.rglob("*")) if root.is_dir() else [root])
             if file.is_file()
         ]
+        seeds = attacking(name, folder / "attacks")
+        self.files += [(file, file, self._changeable(file)) for file in seeds]
 
     @staticmethod
     def _changeable(file: Path) -> bytes:
@@ -201,29 +224,41 @@ class Target:
         file.write_bytes(content)
         self.tried += 1
         try:
-            with _limited():
+            with _limited(len(data)):
                 formats.read(root, format=self.name, portable=self.tried % 2 == 0)
                 formats.inspect(root, format=self.name)
         except RegistryError:
             self.refused += 1
-            with _limited():
+            with _limited(len(data)):
                 formats.validate(root, format=self.name)
         finally:
             file.write_bytes(sound)
 
 
 @contextmanager
-def _limited() -> Iterator[None]:
-    """Stop a reading that does not end. Only its own time counts: other programs may run too."""
-    signal.setitimer(signal.ITIMER_PROF, INPUT_S)
+def _limited(nbytes: int) -> Iterator[None]:
+    """Stop a reading that takes too long, and refuse one that took too much memory.
+
+    Only its own time counts: other programs may run too.
+    """
+    before = _peak_bytes()
+    signal.setitimer(signal.ITIMER_PROF, INPUT_S + S_PER_BYTE * nbytes)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+    grown = _peak_bytes() - before
+    if grown > GROWTH_BYTES + GROWTH_PER_BYTE * nbytes:
+        raise MemoryError(f"an input of {nbytes} bytes took {grown} bytes of memory")
+
+
+def _peak_bytes() -> int:
+    """Return the most memory that the process has had; it only ever grows."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _out_of_time(number: int, frame: object) -> None:
-    raise TimeoutError(f"one input took more than {INPUT_S} s")
+    raise TimeoutError("one input took far more time than its bytes deserve")
 
 
 def _bound_memory() -> None:
@@ -327,6 +362,7 @@ def main(name: str, seconds: str, corpus: str | None = None) -> None:
         corpus: A folder for inputs that reach something new; with atheris alone.
     """
     warnings.simplefilter("ignore")
+    os.environ[VARIABLE] = str(RECORD_BYTES)
     atheris = _library()
     if atheris is not None:
         _instrument(atheris)
