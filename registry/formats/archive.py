@@ -21,7 +21,7 @@ def entries_of(file: BinaryIO, path: Path) -> list[zipfile.ZipInfo]:
         zipfile.BadZipFile: It is no archive, or a damaged one; also `OSError`, `ValueError` and
             `NotImplementedError`.
     """
-    with zipfile.ZipFile(_Listed(file, path)) as archive:  # type: ignore[arg-type]
+    with zipfile.ZipFile(_Listed(file, path)) as archive:
         return archive.infolist()
 
 

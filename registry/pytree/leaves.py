@@ -146,7 +146,7 @@ def paths_bytes(leaves: Iterable[ArrayLeaf]) -> int:
     def length(link: Link) -> int:
         nonlocal total
         above, key = link
-        text = getattr(key, "text", key)
+        text: Any = getattr(key, "text", key)
         step = 20 if type(text) is int else len(text) * (2 if text.isprintable() else 6) + 3
         if above is None:
             return step

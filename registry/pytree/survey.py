@@ -95,7 +95,7 @@ def walk(
             path /= step
         if type(node) is list:
             tag, payload = "", node
-        elif len(node) != 1:
+        elif type(node) is not dict or len(node) != 1:
             raise _malformed(path, "one key", f"{len(node)} keys")
         else:
             [(tag, payload)] = node.items()

@@ -324,15 +324,10 @@ def _names(keys: Keys) -> dict[str, Known]:
 
 
 def _tensor(
-    budget: Budget,
-    storage: Any,
-    offset: Any,
-    shape: Any,
-    stride: Any,
-    requires_grad: Any,
-    hooks: Any,
+    budget: Budget, storage: Any, offset: Any, shape: Any, stride: Any, grad: Any, hooks: Any
 ) -> TensorBytes:
     """Make a tensor from its storage."""
+    del grad, hooks
     del requires_grad, hooks
     if not isinstance(storage, np.ndarray) or not _are_sizes((offset, *shape, *stride)):
         raise TypeError("not a tensor")
@@ -385,8 +380,8 @@ def _storage(keys: Keys, data: Any) -> NDArray[Any]:
         )
         found.append(value)
         rest = rest[length:]
-    magic, version, system, storage, keys = found
-    if magic != _STORAGE_MAGIC or version != _STORAGE_VERSION or len(keys) != 1:
+    magic, version, system, storage, listed = found
+    if magic != _STORAGE_MAGIC or version != _STORAGE_VERSION or len(listed) != 1:
         raise ValueError("not a storage of torch")
     if not isinstance(system, Mapping) or system.get("little_endian") is not True:
         raise ValueError("a storage of a big-endian machine")
