@@ -328,7 +328,6 @@ def _tensor(
 ) -> TensorBytes:
     """Make a tensor from its storage."""
     del grad, hooks
-    del requires_grad, hooks
     if not isinstance(storage, np.ndarray) or not _are_sizes((offset, *shape, *stride)):
         raise TypeError("not a tensor")
     if len(shape) != len(stride):
