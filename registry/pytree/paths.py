@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.values import canonical
 from holdfast.registry.values.canonical import Json
-from holdfast.registry.values.parse_limits import Budget
+from holdfast.registry.values.parse_limits import CHARACTER_BYTES, PATH_BYTES, Budget
 
 #: (link of the container or None, key in it); typed loosely, for mypy has no recursive tuples.
 Link = tuple[Any, Any]
@@ -61,8 +61,8 @@ class Trail:
 
     def item(self, step: object) -> str:
         """Spell the path of an item."""
-        above, last = str(self), str(step)
-        self.budget.take_path(len(above) + len(last))
+        above, last = self._text or str(self), str(step)
+        self.budget.take(PATH_BYTES + CHARACTER_BYTES * (len(above) + len(last)))
         return f"{above}/{last}" if above else last
 
     def __str__(self) -> str:

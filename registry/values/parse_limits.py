@@ -144,10 +144,6 @@ class Budget:
         if self.taken > self.most:
             self.refuse()
 
-    def take_path(self, characters: int) -> None:
-        """Count a path before it is spelled."""
-        self.take(PATH_BYTES + CHARACTER_BYTES * characters)
-
     def refuse(self) -> NoReturn:
         """Raise the error for a sum above the bound."""
         raise self.kind(
