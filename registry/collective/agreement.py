@@ -128,7 +128,7 @@ def greeting(
     for part in parts.values():
         columns += [part.copies.tobytes(), *part.own]
     said = {"request": _fields(request), "decides": request.first_rank_decides, "states": states}
-    return join(said, *columns)
+    return join({"step": request.step, **said}, *columns)
 
 
 def explanation(parts: Mapping[str, RankPart], name: str, component: str) -> bytes:

@@ -21,7 +21,7 @@ from holdfast.registry.collective.rounds import within
 from holdfast.registry.collective.spreading import spread_chunks
 from holdfast.registry.collective.structure import Ints, Structure
 from holdfast.registry.collective.talk import Calls, Talk
-from holdfast.registry.collective.wire import broken, join, rebuild, unlinked
+from holdfast.registry.collective.wire import broken, join, unlinked
 from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.history.state_reader import StateReader
 from holdfast.registry.storage.tensor_entry import TensorEntry
@@ -158,6 +158,7 @@ class Filling:
 
     def _agree(self, group: Group, talk: Talk, digest: str) -> Part:
         """Compare what the ranks load, and plan; return this rank's part."""
+        talk.is_about(digest)
         said = join({"digest": digest}, *self.boxes.encode())
         if group.rank:
             talk.report(said)
@@ -166,6 +167,8 @@ class Filling:
         found = talk.gather(said, "beginning a load")
         for rank, (header, _) in enumerate(found):
             if header["digest"] != digest:
+                if talk.has_left(rank):  # it has loaded alone: this rank has missed that
+                    talk.go_on(header["digest"])
                 raise IncompatibleState(
                     "the ranks load different checkpoints, or into different tensors",
                     where=f"rank {rank}",
@@ -252,4 +255,4 @@ def _listen(talk: Talk) -> None:
     """
     header, _ = talk.hear("leading the load")
     if header["failure"] is not None:
-        raise rebuild(header["failure"])
+        raise talk.failed(header)

@@ -11,7 +11,7 @@ from holdfast.registry.collective.outcome import find_write
 from holdfast.registry.collective.part import PartOrder, write_part
 from holdfast.registry.collective.plan import Part
 from holdfast.registry.collective.side import Side
-from holdfast.registry.collective.wire import broken, rebuild
+from holdfast.registry.collective.wire import broken
 from holdfast.registry.errors import RankFailed
 
 
@@ -37,7 +37,7 @@ class Following(Side):
                 return self._look_for_it(error)
             if header["kind"] == "outcome":
                 if header["failure"] is not None:
-                    raise rebuild(header["failure"])
+                    raise self.talk.failed(header)
                 return int(header["n"])
             self._obey(header)
 

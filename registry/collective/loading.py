@@ -9,7 +9,7 @@ from holdfast.registry.collective import shards
 from holdfast.registry.collective.filling import Box, Filling
 from holdfast.registry.collective.group import Group
 from holdfast.registry.collective.shards import ShardLeaf, whole_shape
-from holdfast.registry.collective.talk import Calls
+from holdfast.registry.collective.talk import LOADS, Calls, Talk
 from holdfast.registry.loading.destinations import Destination
 from holdfast.registry.loading.fit import (
     LoadReport,
@@ -64,12 +64,15 @@ def load_into(
         IntegrityError: An object is damaged; do not use the target's tensors then.
         RankFailed: Another rank is dead or late; do not use the target's tensors then.
     """
-    calls = Calls(group)
-    with calls.once() as talk:
+    calls = Calls(group, LOADS)
+
+    def load(talk: Talk) -> LoadReport:
         wanted = _Target(stored, target, component, strict=strict)
         filling = Filling(reader_of(stored), wanted.boxes)
         filling.together(calls, talk, wanted.digest, wanted.settle)
-    return wanted.report
+        return wanted.report
+
+    return calls.make_apart(load)
 
 
 @dataclass

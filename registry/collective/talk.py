@@ -3,77 +3,154 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import count
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
 from holdfast.backends import Buffer
 from holdfast.registry.collective.group import Group
-from holdfast.registry.collective.wire import broken, describe, join, lost, rebuild, split, unlinked
+from holdfast.registry.collective.wire import (
+    broken,
+    describe,
+    join,
+    lost,
+    out_of_step,
+    rebuild,
+    split,
+    unlinked,
+)
+from holdfast.registry.errors import RegistryError
 
 #: Messages are kept for this many later calls, so that a late rank learns how its call ended.
 _KEPT_CALLS = 8
 #: After the connections broke, the others are heard of within this time, or they are dead. The
-#: others wait for rank 0 that much longer, so that it can tell them who is.
+#: others wait for rank 0 that much longer, so that it can tell them who is. A rank that is ahead of
+#: the others waits this long for them.
 _GRACE_S = 10.0
 
-_made: WeakKeyDictionary[Group, count[int]] = WeakKeyDictionary()
+#: The name of the calls that load.
+LOADS = "load"
 
 #: The header and the columns of a message.
 Message = tuple[dict[str, Any], list[memoryview]]
+#: What a call is about: the step of a save, the digest of a load.
+Label = int | str | None
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class _Said:
+    """The messages of one call: their names, and whether nobody needs those of earlier calls."""
+
+    names: list[str] = field(default_factory=list)
+    is_met: bool = False
+
+
+@dataclass
+class _Series:
+    """What a rank remembers of the calls of one name; it does not keep the group."""
+
+    links: str
+    calls: int = 0
+    breaks: int = 0
+    said: deque[_Said] = field(default_factory=deque)
+
+
+_series: WeakKeyDictionary[Group, dict[str, _Series]] = WeakKeyDictionary()
 
 
 class Calls:
-    """The calls that the ranks of a group make together, one after another.
+    """The calls of one name that the ranks of a group make together, one after another.
 
-    Every rank makes the same calls in the same order, so a number names one.
+    Each rank counts them. A rank that has missed calls hears at once how they ended, and goes on to
+    the call that the others make now; one that has made calls alone is answered in the same way.
 
     Args:
         group: The ranks.
+        name: The name, which is the same on all ranks.
 
     Attributes:
         group: The ranks.
-        links: The name of the connections; they are made again after a call that failed.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, name: str) -> None:
         self.group = group
-        # Every rank makes those of a group in the same order, so the number is the same on all.
-        name = self._name = str(next(_made.setdefault(group, count())))
-        self._calls = 0
-        self._sent: deque[list[str]] = deque()
-        self.links = f"{name}/0"
+        self._name = name
+        self._series = _series.setdefault(group, {}).setdefault(name, _Series(f"{name}/0"))
 
-    def begin(self) -> Talk:
-        """Begin the next call."""
-        self._calls += 1
-        sent: list[str] = []
-        self._sent.append(sent)
-        if len(self._sent) > _KEPT_CALLS:
-            for name in self._sent.popleft():
+    @property
+    def links(self) -> str:
+        """The name of the connections; they are made again after a call that failed."""
+        return self._series.links
+
+    @links.setter
+    def links(self, name: str) -> None:
+        self._series.links = name
+
+    def begin(self, label: Label = None, limit_s: float | None = None) -> Talk:
+        """Begin the next call.
+
+        Args:
+            label: What it is about.
+            limit_s: How long the others are waited for at first. Default: the deadline.
+        """
+        mine = self._series
+        mine.calls += 1
+        said = mine.said
+        said.append(_Said())
+        while len(said) > _KEPT_CALLS and any(one.is_met for one in islice(said, 1, None)):
+            for name in said.popleft().names:
                 self.group.forget(name)
-        return Talk(self.group, f"{self._name}/{self._calls}", sent)
+        return Talk(self.group, f"{self._name}/{mine.calls}", said[-1], label, limit_s)
 
-    @contextmanager
-    def once(self) -> Iterator[Talk]:
-        """Make the next call with connections of its own; if it fails here, the others hear it."""
-        talk = self.begin()
-        try:
-            yield talk
-        except BaseException as error:
+    def make(self, act: Callable[[Talk], _T], label: Label = None) -> _T:
+        """Make the next call; if it fails here, the others hear it.
+
+        Args:
+            act: This rank's part. It is called again where the others have ended another call than
+                this one, or were out of step.
+            label: What the call is about.
+        """
+        limit_s, earlier = None, None
+        while True:
+            talk = self.begin(label, limit_s)
             try:
-                talk.fail(error)
-            finally:
-                self.break_links()
-            raise
+                return act(talk)
+            except BaseException as error:
+                self.end(talk, error)
+                if talk.again_s is None:
+                    if earlier is not None and not talk.said.is_met:
+                        raise earlier from error
+                    raise
+                limit_s, earlier = talk.again_s, error if talk.is_brief else None
+
+    def make_apart(self, act: Callable[[Talk], _T]) -> _T:
+        """Make the next call with connections of its own."""
+
+        def act_apart(talk: Talk) -> _T:
+            self.links = talk.name
+            return act(talk)
+
+        made = self.make(act_apart)
         self.break_links()
+        return made
+
+    def end(self, talk: Talk, error: BaseException) -> None:
+        """Tell the other ranks that this one has failed."""
+        try:
+            talk.fail(error)
+        finally:
+            self.break_links()
 
     def break_links(self) -> None:
         """End the connections; the next exchange makes new ones, on every rank."""
-        self.group.break_links(self.links)
-        self.links = f"{self._name}/{self._calls}"
+        mine = self._series
+        self.group.break_links(mine.links)
+        mine.breaks += 1
+        mine.links = f"{self._name}/{mine.calls}-{mine.breaks}"
 
 
 class Talk:
@@ -81,24 +158,47 @@ class Talk:
 
     Attributes:
         name: The name of the call.
+        said: What this rank has said in it.
+        label: What the call is about.
         is_broken: Whether the connections broke, so that a silent rank is probably dead.
+        again_s: How long this rank waits for the others in the next call, as this one was an
+            earlier call than its own; `None` if it was its own.
+        is_brief: Whether that is because the ranks were out of step.
     """
 
-    def __init__(self, group: Group, name: str, sent: list[str]) -> None:
+    def __init__(
+        self, group: Group, name: str, said: _Said, label: Label, limit_s: float | None
+    ) -> None:
         self._group = group
-        self._sent = sent
         self._parts: list[str] = []
         self._orders = self._reports = 0
-        self.name = name
-        self.is_broken = False
+        self._past: Label
+        self._limit_s = group.deadline_s if limit_s is None else limit_s
+        self._is_out = False
+        self.name, self.said = name, said
+        self.is_about(label)
+        self.is_broken = self.is_brief = False
+        self.again_s: float | None = None
+
+    def is_about(self, label: Label) -> None:
+        """Note what the call is about; it is past for all ranks that do not come to it in time."""
+        self.label = self._past = label
 
     @property
     def _grace_s(self) -> float:
         return min(self._group.deadline_s, _GRACE_S)
 
     def _send(self, to: list[int], name: str, data: bytes) -> None:
-        self._sent.append(name)
+        self.said.names.append(name)
         self._group.send(to, name, data)
+
+    def _passes(self, past: Label, *, is_brief: bool) -> None:
+        """Note that the others have ended a call; this rank goes on if its own is a later one."""
+        mine = self.label
+        is_later = mine > past if isinstance(mine, int) and isinstance(past, int) else mine != past
+        if past is not None and mine is not None and is_later:
+            self.is_brief = is_brief
+            self.again_s = self._grace_s if is_brief else self._group.deadline_s
 
     # Of rank 0
 
@@ -123,13 +223,17 @@ class Talk:
         """
         self._reports += 1
         group, others = self._group, range(1, self._group.size)
-        limit_s = self._grace_s if self.is_broken else group.deadline_s
+        limit_s = self._grace_s if self.is_broken else self._limit_s
+        self._limit_s = group.deadline_s
         found = group.receive(f"{self.name}/report/{self._reports}", others, limit_s)
         made = {rank: split(data) for rank, data in found.items()}
         made[0] = split(own)
+        missing = [rank for rank in others if rank not in made]
+        if self._reports == 1 and not missing:
+            self.said.is_met, self._past = True, None
+            self._check_steps(made)
         failures = _failures(made)
         _raise_reason(failures)
-        missing = [rank for rank in others if rank not in made]
         if missing:
             raise lost(missing, group.deadline_s, doing)
         if failures:
@@ -141,6 +245,30 @@ class Talk:
             group.forget(name)
         self._parts.clear()
         return [made[rank] for rank in range(group.size)]
+
+    def _check_steps(self, reports: Mapping[int, Message]) -> None:
+        """Refuse reports of different steps: some ranks have missed a save, or are late.
+
+        Raises:
+            IncompatibleState: Only the ranks with the highest step go on, to the next call.
+        """
+        found = {rank: header.get("step") for rank, (header, _) in sorted(reports.items())}
+        steps = {rank: step for rank, step in found.items() if step is not None}
+        highest = max(steps.values(), default=0)
+        behind = [rank for rank, step in steps.items() if step < highest]
+        if behind:
+            self.go_on(highest - 1)
+            raise out_of_step(steps, behind)
+
+    def go_on(self, past: Label) -> None:
+        """Let the ranks whose call is a later one than `past` go on to the next, this one too."""
+        self._past, self._is_out = past, True
+        self._passes(past, is_brief=True)
+
+    def has_left(self, rank: int) -> bool:
+        """Return whether a rank has given this call up since its last report."""
+        later = self._group.receive(f"{self.name}/report/{self._reports + 1}", [rank], 0)
+        return rank in later
 
     def say_why(self, error: BaseException, doing: str) -> NoReturn:
         """Raise why the connections of rank 0 broke, once the others were heard.
@@ -173,10 +301,16 @@ class Talk:
         return self._from_first(f"{self.name}/order/{self._orders}/{self._group.rank}", doing)
 
     def _from_first(self, name: str, doing: str) -> Message:
-        found = self._group.receive(name, [0], self._group.deadline_s + self._grace_s)
+        found = self._group.receive(name, [0], self._limit_s + self._grace_s)
         if not found:
-            raise lost([0], self._group.deadline_s, doing)
+            raise lost([0], self._limit_s, doing)
+        self.said.is_met, self._limit_s = True, self._group.deadline_s
         return split(found[0])
+
+    def failed(self, outcome: Mapping[str, Any]) -> RegistryError:
+        """Return the error of a call that has failed, as rank 0 tells it."""
+        self._passes(outcome.get("past"), is_brief=outcome.get("is_out", False))
+        return rebuild(outcome["failure"])
 
     def report(self, data: bytes) -> None:
         """Report to rank 0."""
@@ -187,9 +321,10 @@ class Talk:
         """Tell the others that this rank has failed: rank 0 tells all ranks, others rank 0."""
         failure = describe(error, self._group.rank)
         if self._group.rank == 0:
-            self.order({"kind": "outcome", "failure": failure})
+            past = {"past": self._past, "is_out": self._is_out}
+            self.order({"kind": "outcome", "failure": failure, **past})
         else:
-            self.report(join({"failure": failure}))
+            self.report(join({"failure": failure, "step": self.label}))
 
 
 def _failures(reports: Mapping[int, Message]) -> list[dict[str, Any]]:

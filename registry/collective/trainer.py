@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from holdfast.registry import pytree
@@ -56,7 +57,8 @@ class CollectiveTrainer(Trainer):
 
     def __init__(self, committer: Committer, group: Group) -> None:
         super().__init__(committer)
-        self._calls = Calls(group)
+        store = committer.store
+        self._calls = Calls(group, f"{store.config.id}/{committer.log.run_id}")
         self._plans = Plans()
         self._shards: dict[str, list[Any]] = {}
 
@@ -98,11 +100,11 @@ class CollectiveTrainer(Trainer):
             stored, target, group=self._calls.group, component=component, strict=strict
         )
 
-    def abstain(self, error: BaseException) -> None:
+    def abstain(self, error: BaseException, step: int | None) -> None:
         """Tell the other ranks, which begin a save, that this one has failed before it."""
         with suppress(Exception):  # `settle` raises it
             self._background.wait(None)
-        self._end(self._calls.begin(), error)
+        self._calls.end(self._calls.begin(step), error)
 
     def leave(self, status: RunStatus) -> None:
         """Set the status; the other ranks leave it to rank 0."""
@@ -117,7 +119,7 @@ class CollectiveTrainer(Trainer):
             self._calls.break_links()
 
     def _prepare(self, state: object, request: SaveRequest) -> PreparedSave:
-        with self.abstaining():
+        with self.abstaining(request.step):
             return self._flattened(state, request)
 
     def _flattened(self, state: object, request: SaveRequest) -> PreparedSave:
@@ -150,20 +152,9 @@ class CollectiveTrainer(Trainer):
 
     def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
         assert isinstance(save, RankSave)
+        take_part = self._lead if self._leads else self._follow
         with self._lock:
-            talk = self._calls.begin()
-            try:
-                return self._lead(save, talk) if self._leads else self._follow(save, talk)
-            except BaseException as error:
-                self._end(talk, error)
-                raise
-
-    def _end(self, talk: Talk, error: BaseException) -> None:
-        """Tell the other ranks that this one has failed."""
-        try:
-            talk.fail(error)
-        finally:
-            self._calls.break_links()
+            return self._calls.make(partial(take_part, save), save.request.step)
 
     def _parts(self, save: RankSave) -> dict[str, RankPart]:
         is_alone = self._calls.group.size == 1

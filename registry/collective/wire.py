@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import zstandard
 from holdfast.backends import Buffer
 from holdfast.registry import errors
 from holdfast.registry.collective.structure import Ints
-from holdfast.registry.errors import RankFailed, RegistryError
+from holdfast.registry.errors import IncompatibleState, RankFailed, RegistryError
 
 _CLASSES: dict[str, type[RegistryError]] = {name: getattr(errors, name) for name in errors.__all__}
 _PARTS = ("expected", "found", "hint")
@@ -118,3 +118,22 @@ def unlinked(ranks: Sequence[int], found: str) -> RankFailed:
     )
     made.rank = ranks[0]
     return made
+
+
+def out_of_step(steps: Mapping[int, int], behind: Sequence[int]) -> IncompatibleState:
+    """Return the error for ranks that save different steps.
+
+    Args:
+        steps: The step of each rank.
+        behind: The ranks with a lower step than others.
+    """
+    highest = max(steps.values())
+    ahead = [rank for rank, step in steps.items() if step == highest]
+    return IncompatibleState(
+        "the ranks are out of step: they save different steps",
+        where=f"rank {behind[0]}",
+        expected=f"step {highest}, as on rank {ahead[0]}",
+        found=f"step {steps[behind[0]]}",
+        hint=f"Nothing was committed. Rank {ahead[0]} may have missed a save by an error that the "
+        "program caught: look at its log; the next save works again. Or the steps are wrong.",
+    )

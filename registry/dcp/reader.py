@@ -21,7 +21,7 @@ from torch.futures import Future
 
 from holdfast.registry.collective.filling import Box, Filling
 from holdfast.registry.collective.group import Group
-from holdfast.registry.collective.talk import Calls
+from holdfast.registry.collective.talk import LOADS, Calls, Talk
 from holdfast.registry.dcp.description import Description
 from holdfast.registry.dcp.values import read_values
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
@@ -119,7 +119,7 @@ class HoldfastReader(StorageReader):
             Filling(reader_of(self._stored), target.boxes).alone()
             target.settle()
         else:
-            self._read_together(Calls(self._group), plan, planner)
+            self._read_together(Calls(self._group, LOADS), plan, planner)
         values = [one for one in plan.items if one.type == LoadItemType.BYTE_IO]
         keys = [one.storage_index.fqn for one in values]
         read = read_values(self._stored, self._description, keys)
@@ -130,11 +130,13 @@ class HoldfastReader(StorageReader):
         return done
 
     def _read_together(self, calls: Calls, plan: LoadPlan, planner: LoadPlanner) -> None:
-        with calls.once() as talk:
+        def load(talk: Talk) -> None:
             target = _Target(plan.items, planner, self._description)
             boxes = target.each_once(plan.storage_data)
             filling = Filling(reader_of(self._stored), boxes)
             filling.together(calls, talk, self._stored.digest.hex(), target.settle)
+
+        calls.make_apart(load)
 
 
 class _Target:

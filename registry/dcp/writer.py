@@ -178,7 +178,7 @@ class HoldfastWriter(StorageWriter, AsyncStager):
         if self._staged is not None:
             self.checkpoint = self._staged.finish(trainer)
         else:
-            with trainer.abstaining():
+            with trainer.abstaining(self._request.step):
                 state = state_of(planner)
                 refuse_twins(state)
             self.checkpoint = trainer.save(state, self._request)

@@ -249,7 +249,7 @@ class Checkpointer:
     def _save_here(self, why: Why, *, now: bool, forced: bool) -> PendingSave | None:
         assert self._last is not None
         last, options = self._last, self._options
-        with self._trainer.abstaining():
+        with self._trainer.abstaining(last.step):
             state = last.state() if callable(last.state) else last.state
             if not self._saves:
                 return None

@@ -80,7 +80,8 @@ class Trainer:
 
     def save(self, state: object, request: SaveRequest) -> Checkpoint:
         """Store and commit a state."""
-        self.settle()
+        with self.abstaining(request.step):
+            self.settle()
         return self._store_and_commit(self._prepare(state, request))
 
     def stage(
@@ -98,7 +99,8 @@ class Trainer:
 
     def save_staged(self, staged: PreparedSave) -> Checkpoint:
         """Store and commit a staged state."""
-        self.settle()
+        with self.abstaining(staged.request.step):
+            self.settle()
         return self._store_and_commit(staged)
 
     def lend(self) -> WriterToken:
@@ -119,10 +121,11 @@ class Trainer:
         with self._handing_over:  # or another thread would overwrite the copy that is being saved
             self._reset_after_fork()
             began = time.monotonic()
-            if busy == "wait":
-                self._background.settle()
-            else:
-                self._background.raise_failure()
+            with self.abstaining(request.step):
+                if busy == "wait":
+                    self._background.settle()
+                else:
+                    self._background.raise_failure()
             waited_s = time.monotonic() - began
             if busy == "skip" and self._background.is_busy:
                 skipped = PendingSave(Future(), name, limit_s)
@@ -141,16 +144,20 @@ class Trainer:
                 self._committed()
             return run
 
-    def abstain(self, error: BaseException) -> None:
+    def abstain(self, error: BaseException, step: int | None) -> None:
         """Do nothing; where ranks save together, the others are told that this one cannot."""
 
     @contextmanager
-    def abstaining(self) -> Iterator[None]:
-        """Abstain from a save if what comes before it fails, such as the check of its arguments."""
+    def abstaining(self, step: int | None = None) -> Iterator[None]:
+        """Abstain from a save if what comes before it fails, such as the check of its arguments.
+
+        Args:
+            step: Its step, if that is known.
+        """
         try:
             yield
         except BaseException as error:
-            self.abstain(error)
+            self.abstain(error, step)
             raise
 
     def settle(self) -> None:

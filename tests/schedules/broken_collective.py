@@ -169,14 +169,17 @@ def failed_because_absent(patch: Patch) -> None:
 
 def puts_deleted_after_a_failure(patch: Patch) -> None:
     """CS6: a rank whose save has failed deletes what it has put."""
-    end = CollectiveTrainer._end
+    save = CollectiveTrainer._store_and_commit
 
-    def clean_up(self: CollectiveTrainer, talk: Talk, error: BaseException) -> None:
-        end(self, talk, error)
-        for key in sorted(self._committer.writer._durable):
-            self._committer.store.backend.delete(str(key))
+    def clean_up(self: CollectiveTrainer, prepared: Any) -> Any:
+        try:
+            return save(self, prepared)
+        except BaseException:
+            for key in sorted(self._committer.writer._durable):
+                self._committer.store.backend.delete(str(key))
+            raise
 
-    patch.setattr(CollectiveTrainer, "_end", clean_up)
+    patch.setattr(CollectiveTrainer, "_store_and_commit", clean_up)
 
 
 BROKEN: dict[str, Callable[[Patch], None]] = {
