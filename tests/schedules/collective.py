@@ -76,11 +76,16 @@ def prepare_evicted(registry: Registry) -> None:
 
 
 def job(
-    run_id: str, *steps: int, size: int = 2, has_deadlines: bool = False, has: State = part
+    run_id: str,
+    *steps: int,
+    size: int = 2,
+    has_deadlines: bool = False,
+    has: State = part,
+    misses: int = -1,
 ) -> Job:
     """Return ranks that save in a run at a step, or at the next one if that fails."""
     ranks = tuple(f"rank{n}" for n in range(size))
-    return Job(ranks, run_id, steps, has, has_deadlines, creates=run_id == NEW)
+    return Job(ranks, run_id, steps, has, has_deadlines, run_id == NEW, misses)
 
 
 def play(job: Job, *others: str, mortal: bool = False, before: Prepare = prepare) -> Scenario:
@@ -108,6 +113,9 @@ COLLECTIVE: dict[str, Callable[[], Scenario]] = {
         job(OTHER, FRESH, size=3, has_deadlines=True), mortal=True
     ),
     "two attempts": lambda: play(job(OTHER, FRESH, FRESHER, has_deadlines=True)),
+    # Nobody waits in vain: in no order of calls is there a need for a deadline.
+    "rank 0 misses a save": lambda: play(job(OTHER, FRESH, FRESHER, size=3, misses=0)),
+    "rank 1 misses two saves": lambda: play(job(OTHER, 6, FRESH, FRESHER, misses=1)),
     "another run adopts a pack": lambda: play(
         job(OLD, FRESH, has_deadlines=True), "adopt", mortal=True
     ),

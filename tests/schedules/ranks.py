@@ -16,7 +16,7 @@ from holdfast.backends import Buffer
 from holdfast.backends.base import Body
 from holdfast.distributed import Group
 from holdfast.registry.collective.group import LinksBroken
-from holdfast.registry.errors import RankFailed
+from holdfast.registry.errors import IncompatibleState, RankFailed
 from tests.registry.collective.ranks import group_of, together
 from tests.schedules.actors import Ended, Program, Session
 from tests.schedules.soundness import Soundness, Violation, opened
@@ -87,6 +87,7 @@ class Job:
         part: What each rank has.
         has_deadlines: Whether a rank may wait for another in vain, which is late then.
         creates: Whether they create the run.
+        misses: The rank that makes only the last attempt; -1 for none.
     """
 
     ranks: tuple[str, ...]
@@ -95,6 +96,7 @@ class Job:
     part: State
     has_deadlines: bool = False
     creates: bool = False
+    misses: int = -1
 
     def programs(self) -> dict[str, Program]:
         """Return what each rank does."""
@@ -111,8 +113,8 @@ class Job:
     def _save(self, registry: Any, group: Group) -> tuple[int, str]:
         run = registry.run(self.run, group=group, create=self.creates, seed=1)
         *attempts, last = self.steps
-        for step in attempts:
-            with suppress(RankFailed):
+        for step in attempts if group.rank != self.misses else ():
+            with suppress(RankFailed, IncompatibleState):
                 return self._save_at(run, group, step)
         return self._save_at(run, group, last)
 

@@ -28,6 +28,8 @@ QUICK = {
     "a rank dies or is late": (2, 4_000),
     "one of three dies or is late": (2, 1_000_000),
     "a collection": (1, 10_000),
+    "rank 0 misses a save": (2, 100),
+    "rank 1 misses two saves": (2, 100),
 }
 #: Plays with a collection: one preemption in a soak, and every fate of deletes; the others three.
 SWEPT = {name for name, make in COLLECTIVE.items() if "gc" in make().programs}
