@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
 from threading import Thread, local
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,10 @@ from holdfast.registry.errors import InvalidInput
 #: What a rank says to the others before it connects to them.
 _HERE = b"here"
 _GONE = b"gone"
+#: A store that does not answer for this time is lost.
+_ANSWER_S = 10.0
+
+_T = TypeVar("_T")
 
 
 class TorchGroup:
@@ -55,47 +60,66 @@ class TorchGroup:
         number = store.add(f"holdfast/groups/{self.rank}", 1)
         self._place, self._training = f"holdfast/{number}", store
         self._own = local()
+        self._is_gone = False
         self._gloo: dict[str, Any] = {}
 
-    @property
-    def _store(self) -> Any:
-        """This thread's own connection; a wait holds up all other calls of its connection.
+    def _asked(self, act: Callable[[Any], _T], limit_s: float) -> _T:
+        """Ask the store by this thread's own connection: a wait holds up all calls of its own.
 
-        So a save in the background does not hold up a load, nor the training's own calls.
+        So a save in the background does not hold up a load, nor the training's own calls. Some
+        calls of the store never end if its host is lost, so another thread makes them.
+
+        Raises:
+            RuntimeError: The store is gone, or has not answered in time; it is not asked again.
         """
-        found: Any = getattr(self._own, "store", None)
-        if found is None:
-            found = self._own.store = PrefixStore(self._place, self._training.clone())
-        return found
+        if self._is_gone:
+            raise RuntimeError("the store of the job is gone")
+        mine, answer = self._own.__dict__, Future[_T]()
+
+        def ask() -> None:
+            try:
+                if "store" not in mine:
+                    mine["store"] = PrefixStore(self._place, self._training.clone())
+                answer.set_result(act(mine["store"]))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        try:
+            Thread(target=ask, name="holdfast-messages", daemon=True).start()
+        except RuntimeError:  # the system gives no thread
+            ask()
+        try:
+            return answer.result(limit_s)
+        except TimeoutError as error:
+            self._is_gone = True
+            raise RuntimeError(f"the store of the job is silent for {limit_s:g} s") from error
+
+    def _tell(self, act: Callable[[Any], object], limit_s: float | None = None) -> None:
+        """Ask for something that is not needed if the store is gone, as with its job."""
+        with suppress(RuntimeError):
+            self._asked(act, self.deadline_s if limit_s is None else limit_s)
 
     def send(self, to: Sequence[int], name: str, data: bytes) -> None:  # noqa: ARG002
         """Send a message; if the store is gone, the next `receive` finds none."""
-        with suppress(RuntimeError):
-            self._store.set(f"{name}/{self.rank}", data)
+        self._tell(lambda store: store.set(f"{name}/{self.rank}", data))
 
     def receive(self, name: str, senders: Sequence[int], timeout_s: float) -> dict[int, bytes]:
         """Return the messages of a name that are there in time."""
         keys = {one: f"{name}/{one}" for one in senders}
         try:
-            keys = self._arrived(keys, timeout_s)
-            if self._store.has_extended_api():
-                found = self._store.multi_get([*keys.values()])
-                return dict(zip(keys, map(bytes, found), strict=True))
-            return {one: self._store.get(key) for one, key in keys.items()}
+            return self._asked(
+                lambda store: _received(store, keys, timeout_s), timeout_s + self._answer_s
+            )
         except RuntimeError:  # the store is gone, as it is when rank 0 has it and ends
             return {}
 
-    def _arrived(self, keys: dict[int, str], timeout_s: float) -> dict[int, str]:
-        try:
-            self._store.wait([*keys.values()], timedelta(seconds=max(timeout_s, 0.001)))
-        except RuntimeError:  # some are missing, or the store is gone
-            return {one: key for one, key in keys.items() if self._store.check([key])}
-        return keys
+    @property
+    def _answer_s(self) -> float:
+        return min(self.deadline_s, _ANSWER_S)
 
     def forget(self, name: str) -> None:
         """Drop a message."""
-        with suppress(RuntimeError):
-            self._store.delete_key(f"{name}/{self.rank}")
+        self._tell(lambda store: store.delete_key(f"{name}/{self.rank}"))
 
     def exchange(
         self, links: str, outgoing: Mapping[int, Buffer], incoming: Mapping[int, int]
@@ -128,15 +152,18 @@ class TorchGroup:
     def _connected(self, links: str) -> Any:
         if links not in self._gloo:
             self._meet(links)
-            store = PrefixStore(f"links/{links}", self._store)
-            self._gloo[links] = dist.ProcessGroupGloo(
-                store, self.rank, self.size, timedelta(seconds=self.deadline_s)
+            limit = timedelta(seconds=self.deadline_s)
+            self._gloo[links] = self._asked(
+                lambda store: dist.ProcessGroupGloo(
+                    PrefixStore(f"links/{links}", store), self.rank, self.size, limit
+                ),
+                self.deadline_s + self._answer_s,
             )
         return self._gloo[links]
 
     def _meet(self, links: str) -> None:
         """Wait until all ranks are about to connect: one that has failed says so instead."""
-        self._store.set(f"{links}/here/{self.rank}", _HERE)
+        self.send([], f"{links}/here", _HERE)
         found = self.receive(f"{links}/here", range(self.size), self.deadline_s)
         absent = [rank for rank in range(self.size) if found.get(rank) != _HERE]
         if absent:
@@ -155,13 +182,23 @@ class TorchGroup:
     def break_links(self, links: str) -> None:
         """End connections: the other side of each gets an error."""
         self._disconnect(links)
-        with suppress(RuntimeError):  # the store is gone with the job
-            self._store.set(f"{links}/here/{self.rank}", _GONE)
+        here = f"{links}/here/{self.rank}"
+        self._tell(lambda store: store.set(here, _GONE), self._answer_s)  # also at the exit
 
     def close(self) -> None:
         """End the connections."""
         for links in list(self._gloo):
             self._disconnect(links)
+
+
+def _received(store: Any, keys: dict[int, str], timeout_s: float) -> dict[int, bytes]:
+    try:
+        store.wait([*keys.values()], timedelta(seconds=max(timeout_s, 0.001)))
+    except RuntimeError:  # some are missing, or the store is gone
+        keys = {one: key for one, key in keys.items() if store.check([key])}
+    if not store.has_extended_api():
+        return {one: store.get(key) for one, key in keys.items()}
+    return dict(zip(keys, map(bytes, store.multi_get([*keys.values()])), strict=True))
 
 
 def _view(tensor: torch.Tensor) -> memoryview:

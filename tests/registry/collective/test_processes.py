@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import secrets
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread, local
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,9 +108,17 @@ class Gone:
         raise RuntimeError("Connection reset by peer")
 
 
-def test_a_store_that_is_gone_is_silence() -> None:
+def alone(store: Any = None) -> TorchGroup:
+    """Return the group of rank 0 of a job with some store."""
     group = object.__new__(TorchGroup)
-    group.rank, group._own = 1, SimpleNamespace(store=Gone())
+    group.rank, group.deadline_s, group._place, group._own = 0, 60.0, "place", local()
+    group._training, group._is_gone = store, False
+    return group
+
+
+def test_a_store_that_is_gone_is_silence() -> None:
+    group = alone()
+    group._own.store = Gone()
     group.send([0], "name", b"")
     group.forget("name")
     assert group.receive("name", [0], 1.0) == {}
@@ -115,17 +126,82 @@ def test_a_store_that_is_gone_is_silence() -> None:
 
 def test_each_thread_has_its_own_connection_to_the_messages() -> None:
     """A wait holds up all other calls of its connection: a save in the background, a load."""
-    group = object.__new__(TorchGroup)
-    group.rank, group._place, group._own = 0, "place", local()
-    group._training = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = alone(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
     found: list[Any] = []
     group.send([0], "word", b"said")
-    other = Thread(target=lambda: found.extend((group._store, group.receive("word", [0], 60.0))))
+    mine = group._own.store
+
+    def receive() -> None:
+        found.append(group.receive("word", [0], 60.0))
+        found.append(group._own.store)
+
+    other = Thread(target=receive)
     other.start()
     other.join()
-    assert found[0] is not group._store
-    assert group._store is group._store
-    assert found[1] == {0: b"said"}
+    assert found[0] == {0: b"said"}
+    assert found[1] is not mine
+    assert group.receive("word", [0], 60.0) == {0: b"said"}
+    assert group._own.store is mine
+
+
+_RANK = """
+import sys
+from datetime import timedelta
+import torch.distributed as dist
+import holdfast
+from holdfast.distributed import TorchGroup
+
+rank, port, url = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=600))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+try:
+    with holdfast.open(url) as reg:
+        run = reg.run("run", create=True, group=TorchGroup(deadline_s=2))
+        run.save_async({"x": 1}, step=1).wait()
+        print("saved", flush=True)
+        sys.stdin.readline()
+        run.save_async({"x": 2}, step=2)
+except Exception as error:
+    print(type(error).__name__, flush=True)
+"""
+_AGENT = """
+import sys
+import torch.distributed as dist
+
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.soak)]
+)
+def test_ranks_leave_when_the_process_with_their_store_is_lost(
+    reg: Registry, how: signal.Signals
+) -> None:
+    def begin(program: str, *arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", program, *map(str, arguments)]
+        pipe = subprocess.PIPE
+        made = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+        )
+        begun.enter_context(made)
+        begun.callback(made.kill)
+        return made
+
+    with ExitStack() as begun:
+        agent = begin(_AGENT)
+        assert agent.stdout is not None
+        port = agent.stdout.readline()
+        ranks = [begin(_RANK, rank, int(port), reg.url) for rank in range(2)]
+        assert [one.stdout.readline() for one in ranks if one.stdout] == ["saved\n"] * 2
+        agent.send_signal(how)
+        for one in ranks:
+            said, _ = one.communicate("go on\n", timeout=60)  # the store's own limit is longer
+            assert said == "RankFailed\n"
+            assert one.returncode == 0
+    assert [one.step for one in reg.run("run").checkpoints()] == [1]
 
 
 @pytest.mark.soak
