@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 from holdfast.backends import refuse_links
 from holdfast.registry.errors import Conflict, IntegrityError, Malformed, RolledBack, StorageError
 from holdfast.registry.history.actions import Action, Commit, Line, Place
+from holdfast.registry.history.races import PATIENCE_S, Races
 from holdfast.registry.history.replay import Forgotten, RunManifest, Slot, advance, has_bit
-from holdfast.registry.history.slots import AHEAD, Slots, pause
+from holdfast.registry.history.slots import AHEAD, Slots
 from holdfast.registry.history.snapshots import Snapshots
 from holdfast.registry.history.tail import Look, SeenHead, Tail, check_newest
 from holdfast.registry.storage.keys import RUNS, epoch_key, is_run_id, slot_key, snapshot_key
@@ -31,8 +32,6 @@ from holdfast.registry.values.process import ProcessLock, host_name
 
 #: The least number of slots between snapshots.
 SNAPSHOT_EVERY = 8
-#: Races that an append may lose before it gives up.
-MAX_LOST_RACES = 20
 
 #: Returns the lines of the next slot for a run; `None` if there is nothing to write.
 Compose = Callable[[RunManifest], Sequence[Line | bytes] | None]
@@ -265,7 +264,7 @@ class RunLog:
         self,
         compose: Compose,
         *,
-        races: int = MAX_LOST_RACES,
+        patience_s: float = PATIENCE_S,
         caches: bool = True,
         look: Look | None = None,
     ) -> RunManifest:
@@ -274,7 +273,7 @@ class RunLog:
         Args:
             compose: Returns the lines for a run, or raises if the run does not allow them. It is
                 called again after each lost race, with the run that the winner has made.
-            races: The number of races that may be lost in a row.
+            patience_s: Seconds for which races may be lost.
             caches: Whether a snapshot may be written as well.
             look: A check that was started earlier; it is used if nothing was read since.
 
@@ -283,7 +282,7 @@ class RunLog:
             durable.
 
         Raises:
-            Conflict: All races were lost.
+            Conflict: All races were lost, for as long as it has patience.
             RolledBack: The log is not the one that this handle has read; nothing was committed.
             StoreUnavailable: The store did not say whether the slot was put.
             StoreUnsuitable: A file of the run is a symbolic link.
@@ -293,14 +292,17 @@ class RunLog:
             if look is None or look.next_slot != self.run.next_slot:
                 look = self.look()
             look.outcome.result()
-            for lost in range(races):
+            races, has_time = Races(patience_s), True
+            while has_time:
                 lines = self._compose(compose)
                 self.make_durable()
                 if lines is None or self._has_put(lines, caches=caches):
                     return self.run
-                self._read_winner(lost)
+                # It waits before reading, not after: lines that are composed must be put at once.
+                has_time = races.lose()
+                self._read_winner()
             raise Conflict(
-                f"lost {races} races for the next slot",
+                f"lost {races.lost} races for the next slot in {patience_s:g} s",
                 where=self.run_id,
                 found=f"the last one went to {_author(self._slots.get(self.run.next_slot - 1))}",
                 hint="Nothing was committed; try again, or write to this run from fewer processes.",
@@ -327,12 +329,9 @@ class RunLog:
             self._write_snapshot(slot, at_once=needs_history)
         return True
 
-    def _read_winner(self, lost: int) -> None:
-        """Read to the head after a lost race; `lost` is the number of races lost before it."""
+    def _read_winner(self) -> None:
+        """Read to the head after a lost race."""
         before = self.run.next_slot
-        if lost > 1:
-            # Wait before reading, not after: lines that are composed now must be put at once.
-            pause(0.01, lost)
         self.refresh()
         if self.run.next_slot == before:
             raise Malformed(

@@ -55,8 +55,8 @@ from holdfast.registry.storage.threads import results
 _LONGEST_S = 10**12
 #: Epochs that are searched for objects that a collector condemned and did not delete.
 _RECENT_EPOCHS = 4
-#: Races for a slot that a mark may lose: it waits for a busy run, never for a stuck one.
-_RACES = 1000
+#: Seconds for which a mark may lose races: it waits for a busy run, never for a stuck one.
+_PATIENCE_S = 600.0
 #: The most objects that a sweep condemns on a full store: its epoch must fit into the reserve.
 _CONDEMNED_WHEN_FULL = 256
 _DELETES_AT_ONCE = 4096
@@ -293,7 +293,7 @@ class Collector:
             return None if marked else [Mark(epoch=sweep.epoch)]
 
         # The needs of the run at its mark, or, where there was a mark, at any slot after it.
-        log.append(compose, races=_RACES, caches=self._may_cache)
+        log.append(compose, patience_s=_PATIENCE_S, caches=self._may_cache)
         needed = self._planner.needed_by(log)
         # If a loss of power undid one of these evictions, its run would need the objects again.
         log.make_durable()

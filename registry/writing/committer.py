@@ -17,6 +17,7 @@ from holdfast.registry import pytree
 from holdfast.registry.errors import Conflict, IntegrityError, MissingObject
 from holdfast.registry.history.actions import Line, Place
 from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.races import Races
 from holdfast.registry.history.replay import Forgotten, RunManifest
 from holdfast.registry.history.state_reader import PlacedState, StateReader
 from holdfast.registry.pytree import FlatState
@@ -39,7 +40,10 @@ MAX_BASES = 8
 #: States that a handle remembers, so that it need not read them again: bases of its states and of
 #: their companions.
 _KEPT_BASES = 3 * MAX_BASES
+#: What a sweep has condemned is written again this often; so is, after this time, what other
+#: writers have overtaken.
 _ATTEMPTS = 5
+_PATIENCE_S = 60.0
 
 _T = TypeVar("_T")
 
@@ -83,9 +87,15 @@ class Committer:
             change = Composed(change)
         # A change that writes no objects need not wait for a running save.
         with self._lock.here() if change.writes else nullcontext():
-            for _ in range(_ATTEMPTS):
-                run = self._attempt(change)
+            races, overtaken = Races(_PATIENCE_S), 0
+            while overtaken < _ATTEMPTS:
+                try:
+                    run = self._attempt(change)
+                except Stale:
+                    overtaken += not races.lose()
+                    continue
                 if run is None:
+                    overtaken += 1
                     continue
                 for base in change.bases():
                     if run.is_placed(base.place):
@@ -101,6 +111,9 @@ class Committer:
         """Write the objects of a change and put its slot; return `None` to write them again.
 
         Races for the slot are not counted here: `RunLog.append` asks for the lines again.
+
+        Raises:
+            Stale: Another writer has changed the run; they are written again, too.
         """
         if change.writes:
             self._recalling(lambda: change.check(self.log.run))
@@ -118,8 +131,6 @@ class Committer:
         except Condemned:
             # There was a sweep since the keys were chosen; it may have condemned bases too.
             self._bases.clear()
-        except Stale:
-            pass
         return None
 
     def _recalling(self, act: Callable[[], _T]) -> _T:

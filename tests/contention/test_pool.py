@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast.registry.errors import Conflict
 from holdfast.registry.history.actions import EvictEntries, Promote
 from holdfast.registry.registries.registry import Registry
 from holdfast.registry.spec import Phase, Pool, RunSpec
@@ -39,22 +37,12 @@ def _fill(url: str, checkpoints: int) -> None:
             run.save(_player(step), step=step, phase="league")
 
 
-def _patiently(act: Callable[[], Any]) -> Any:
-    """Do something once more as often as others got there first too often."""
-    while True:
-        try:
-            return act()
-        except Conflict as error:
-            if "lost" not in str(error):
-                raise
-
-
 def promote(reg: Registry, number: int, barrier: Barrier, each: int) -> list[tuple[int, int]]:
     """Promote checkpoints that no other process does; return each one's step and version."""
     run = reg.run("shared")
     mine = [one for one in run.checkpoints() if one.step // each == number]
     barrier.wait(_PATIENCE_S)
-    return [(one.step, _patiently(lambda one=one: run.pool.promote(one)).version) for one in mine]
+    return [(one.step, run.pool.promote(one).version) for one in mine]
 
 
 def promote_the_newest(reg: Registry, number: int, barrier: Barrier) -> int:
@@ -63,8 +51,7 @@ def promote_the_newest(reg: Registry, number: int, barrier: Barrier) -> int:
     newest = run.latest()
     assert newest is not None
     barrier.wait(_PATIENCE_S)
-    version: int = _patiently(lambda: run.pool.promote(newest)).version
-    return version
+    return run.pool.promote(newest).version
 
 
 def play(reg: Registry, number: int, barrier: Barrier, matches: int) -> None:
@@ -73,7 +60,7 @@ def play(reg: Registry, number: int, barrier: Barrier, matches: int) -> None:
     barrier.wait(_PATIENCE_S)
     for match in range(matches):
         for name in (f"{number}-{match}", f"all-{match}"):
-            _patiently(lambda name=name: run.pool.record_match([1, 2], [1, 2], match=name))
+            run.pool.record_match([1, 2], [1, 2], match=name)
 
 
 def _check_promotions(url: str, each: int) -> None:

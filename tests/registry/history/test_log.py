@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from holdfast.backends import ObjectInfo, StoreUnavailable
 from holdfast.backends.errors import AccessDenied
 from holdfast.backends.wrappers import Fault, Faulty, Metered, Wrapper
 from holdfast.registry.errors import Conflict, Damaged, Malformed, UnsupportedFormat
-from holdfast.registry.history import log, slots
+from holdfast.registry.history import log, races, slots
 from holdfast.registry.history.actions import CreateRun, Mark, SetStatus, TakeOver
 from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line, list_runs
 from holdfast.registry.history.replay import RunManifest, advance
@@ -167,24 +169,63 @@ def test_a_precondition_is_checked_again_after_a_lost_race(run_log, backend, sto
     assert reopened(store_on, backend).run.commits == 2
 
 
-def test_twenty_lost_races_are_a_conflict_that_names_the_winner(
-    run_log, backend, store_on, monkeypatch
-):
+class Clock:
+    """A clock that only pauses and puts move on."""
+
+    def __init__(self) -> None:
+        self.now_s, self.pauses = 0.0, []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append((self.now_s, seconds))
+        self.now_s += seconds
+
+
+def racing(monkeypatch, run_log, store_on, backend, wins_after, put_s=0.02):
+    """Return a log whose first races are lost, the clock, and the races that it has lost."""
+    clock = Clock()
+    monkeypatch.setattr(races, "time", clock)
+    monkeypatch.setattr(races.random, "uniform", lambda _, most: most)
     monkeypatch.setattr(log, "author", lambda: "winner@gpu7")
     hooked = Hooked(backend)
     mine = reopened(store_on, hooked)
-    races = []
+    lost = []
 
     def win(method, key):
-        if method == "put_if_absent" and key.startswith("runs/r/log/"):
-            races.append(key)
+        if method == "put_if_absent" and key.startswith("runs/r/log/") and len(lost) < wins_after:
+            lost.append(key)
+            clock.now_s += put_s
             run_log.append(lambda run: [commit_line(run, [status(0)])])
 
     hooked.before = win
-    with pytest.raises(Conflict, match=r"r: lost 20 races.*winner@gpu7.*Nothing was committed"):
+    return mine, clock, lost
+
+
+def test_a_minute_of_lost_races_is_a_conflict_that_names_the_winner(
+    run_log, backend, store_on, monkeypatch
+):
+    mine, clock, lost = racing(monkeypatch, run_log, store_on, backend, math.inf)
+    with pytest.raises(Conflict, match=r"in 60 s.*winner@gpu7.*Nothing was committed") as caught:
         mine.append(lambda run: [commit_line(run, [status(1)])])
-    assert len(races) == log.MAX_LOST_RACES == 20
-    assert reopened(store_on, backend).run.commits == 21
+    assert f"r: lost {len(lost)} races for the next slot" in str(caught.value)
+    assert len(lost) > 60
+    assert 60 <= clock.now_s < 61
+    # It becomes more patient as long as there seem to be more writers, and tries most in the end.
+    early = [pause for at, pause in clock.pauses if at < 2]
+    assert early == sorted(early)
+    late = [pause for at, pause in clock.pauses if at > 10]
+    assert late == sorted(late, reverse=True)
+    assert max(pause for _, pause in clock.pauses) < 64 * 0.02
+    assert reopened(store_on, backend).run.commits == 1 + len(lost)
+
+
+def test_a_writer_that_loses_25_races_commits_in_the_end(run_log, backend, store_on, monkeypatch):
+    mine, _, lost = racing(monkeypatch, run_log, store_on, backend, 25)
+    mine.append(lambda run: [commit_line(run, [status(1)])])
+    assert len(lost) == 25
+    assert reopened(store_on, backend).run.commits == 27
 
 
 def test_races_lost_to_a_collector_name_it(run_log, backend, store_on):

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 
 from holdfast.backends import Backend
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import Conflict, MissingObject, RolledBack
+from holdfast.registry.history import races
 from holdfast.registry.history.actions import Line, Mark, Place, SetPin, SetStatus, TakeOver
 from holdfast.registry.history.epochs import encode_sweep
 from holdfast.registry.history.log import RunLog, commit_line
@@ -286,8 +289,13 @@ def test_what_does_not_fit_any_more_is_written_again(committer, hooked, other):
     assert change.seen == [1, 2]
 
 
-def test_a_change_that_never_fits_is_given_up(committer, backend):
+def test_a_change_that_never_fits_is_given_up_after_a_minute(committer, backend, monkeypatch):
+    clock = SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda _: None)
+    monkeypatch.setattr(races, "time", clock)
+    asked = []
+
     def never(run):
+        asked.append(run)
         raise Stale
 
     class Sync(Composed):
@@ -296,6 +304,7 @@ def test_a_change_that_never_fits_is_given_up(committer, backend):
     before = contents(backend)
     with pytest.raises(Conflict, match=r"this sync 5 times in a row.*Nothing was committed"):
         committer.commit(Sync(never))
+    assert len(asked) > 20  # each attempt takes some three seconds by this clock
     assert contents(backend) == before
 
 
