@@ -390,7 +390,7 @@ class JournaledTrainer(Trainer):
             with suppress(Fenced):
                 if self.run.status != said:
                     self._append_status(said)
-            ending.has_ended(self._committer.store, self._log.run_id)
+            self._ended()
             return
         if not self._writer_token.is_fenced(self._log.run):
             # Saves that wait must come first: a completed run would refuse them.

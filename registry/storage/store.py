@@ -237,11 +237,13 @@ class Store:
             raise missing(key) from error
 
     def close(self) -> None:
-        """Stop the threads and close the backend."""
+        """Stop the threads, close the backend, and forget the objects that were read."""
         if self.heads is not None:
             self.heads.write()
         self.pools.close()
         self.backend.close()
+        for kept in (self._manifests, self._placements, self._tables, self.companions):
+            kept.clear()
 
     def _recall(self, kept: OrderedDict[ObjectKey, _T], key: ObjectKey) -> _T | None:
         with self._lock:

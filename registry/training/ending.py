@@ -33,7 +33,6 @@ class Owned:
     """A run that this process trains. It holds no handle: a program may have thousands of runs.
 
     Attributes:
-        store: The registry's objects.
         run_id: The run.
         token: The writer token.
         pid: The process.
@@ -41,13 +40,12 @@ class Owned:
             are any.
     """
 
-    store: Store
     run_id: str
     token: str
     pid: int
     set_behind: Callable[[RunStatus], bool] | None
 
-    def end(self, status: RunStatus) -> None:
+    def end(self, store: Store, status: RunStatus) -> None:
         """Set the status, if the run is still running and this token is its newest."""
 
         def actions(run: RunManifest) -> Sequence[Action] | None:
@@ -57,14 +55,16 @@ class Owned:
 
         if self.set_behind is not None and self.set_behind(status):
             return
-        log = RunLog(self.store, self.run_id)
+        log = RunLog(store, self.run_id)
         log.open()
         if actions(log.run) is not None:
-            Committer(self.store, log).commit(actions)
+            Committer(store, log).commit(actions)
 
 
-#: The runs of this process, by registry and name.
-_owned: dict[tuple[int, str], Owned] = {}
+#: The runs of this process, by the id of their registry and their name.
+_owned: dict[tuple[str, str], Owned] = {}
+#: The newest store of each of these registries: a program may open one thousands of times.
+_stores: dict[str, Store] = {}
 
 
 def owns(
@@ -74,22 +74,29 @@ def owns(
     set_behind: Callable[[RunStatus], bool] | None = None,
 ) -> None:
     """Note that a handle of this process has taken a run over; see `Owned`."""
-    _owned[id(store), run_id] = Owned(store, run_id, token, os.getpid(), set_behind)
+    _stores[store.config.id] = store
+    _owned[store.config.id, run_id] = Owned(run_id, token, os.getpid(), set_behind)
 
 
-def has_ended(store: Store, run_id: str) -> None:
-    """Note that the status of a run was set."""
-    _owned.pop((id(store), run_id), None)
+def has_ended(store: Store, run_id: str, token: str) -> None:
+    """Note that the status of a run was set, unless another handle owns it now."""
+    registry = store.config.id
+    if (registry, run_id) in _owned and _owned[registry, run_id].token == token:
+        del _owned[registry, run_id]
+        if not any(one == registry for one, _ in _owned):
+            del _stores[registry]
 
 
 def forget_all() -> None:
-    """Forget all runs; for tests, whose runs end before the process."""
+    """Forget all runs: they are ended, or a test's."""
     _owned.clear()
+    _stores.clear()
 
 
 def _end() -> None:
-    mine = [owned for owned in _owned.values() if owned.pid == os.getpid()]
-    _owned.clear()
+    found = _owned.items()
+    mine = [(_stores[key[0]], one) for key, one in found if one.pid == os.getpid()]
+    forget_all()
     if not mine:
         return
     status: RunStatus = "failed" if _has_failed() else "interrupted"
@@ -104,10 +111,10 @@ def _end() -> None:
         _LOGGER.warning("the store did not answer in time: the status of a run was not set")
 
 
-def _set_all(owned: Sequence[Owned], status: RunStatus) -> None:
-    for one in owned:
+def _set_all(owned: Sequence[tuple[Store, Owned]], status: RunStatus) -> None:
+    for store, one in owned:
         try:
-            one.end(status)
+            one.end(store, status)
         except (NotFound, RolledBack):
             _LOGGER.info("%s: the run is gone, so it has no status", one.run_id)
         except (RegistryError, OSError, RuntimeError) as error:

@@ -205,7 +205,7 @@ class Trainer:
             return None if is_fenced or is_said else [SetStatus(status=said)]
 
         self._committer.commit(Composed(actions, on_dropped=True), waits=False)
-        ending.has_ended(self._committer.store, self._log.run_id)
+        self._ended()
 
     def waiting_entry(self, checkpoint: Checkpoint, stream: str) -> Mapping[str, Any] | None:  # noqa: ARG002
         """Return the last entry of a stream at a checkpoint, if it is only in a journal."""
@@ -263,6 +263,9 @@ class Trainer:
             self._writer_token.reset()
             self._background.reset()
             self._lock, self._handing_over = RLock(), RLock()
+
+    def _ended(self) -> None:
+        ending.has_ended(self._committer.store, self._log.run_id, self._writer_token.token)
 
     def _committed(self) -> None:
         self.is_stopped = False

@@ -1,0 +1,48 @@
+"""Handles that a process opens one after another stay small; and none can be pickled or copied."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import holdfast
+
+_STATE = {"model": {f"w{n}": np.full(2, n, np.float32) for n in range(200)}}
+
+
+def _live_bytes(cycle: Callable[[int], None], cycles: int, first: int) -> int:
+    for n in range(first, first + cycles):
+        cycle(n)
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+@pytest.mark.parametrize("cycles", [10, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.timeout(0)
+def test_memory_stays_flat_over_handles(tmp_path: Path, cycles: int) -> None:
+    """Each handle saves, and says nothing of its end: the end of the process will."""
+    holdfast.init(tmp_path / "reg").close()
+
+    def cycle(n: int) -> None:
+        with holdfast.open(tmp_path / "reg") as reg:
+            run = reg.run(f"run{n % 2}", create=True)
+            if n < 2:
+                run.save(_STATE, step=1)
+            else:
+                run.restore()
+                run.save(_STATE, step=1 + n)
+                run.evict(run.checkpoints()[0], reason="so that the log stays as it is")
+
+    tracemalloc.start()
+    try:
+        before = _live_bytes(cycle, 6, 0)
+        after = _live_bytes(cycle, cycles, 6)
+    finally:
+        tracemalloc.stop()
+    print(f"{cycles} handles: {(after - before) / cycles:.0f} bytes each")
+    assert after - before < 100_000
