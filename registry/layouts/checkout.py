@@ -19,7 +19,7 @@ from holdfast.registry import formats
 from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.formats.target import fail, put_file
 from holdfast.registry.layouts.contents import RunContents
-from holdfast.registry.layouts.made import Made, MadeFile, digest, stamp
+from holdfast.registry.layouts.made import Made, MadeFile, digest, stamp, sync_folder
 from holdfast.registry.layouts.tree import Entry, Layout, Link, StateFile, TextFile
 from holdfast.registry.values.path_names import check_path_names
 from holdfast.registry.writing.committer import Committer
@@ -61,7 +61,10 @@ def check_out(committer: Committer, root: Path, layout: Layout, name: str) -> Ch
     entries = list(layout.entries(RunContents(committer)))
     check_path_names([*(one.path for one in entries), *_sidecars(entries)], root)
     try:
+        absent = [one for one in (root, *root.parents) if not one.exists()]
         root.mkdir(parents=True, exist_ok=True)
+        for one in absent:
+            sync_folder(one.parent)
         made = Made(root, committer.log.run_id, name)
         with made.locked() as staging:
             return _Checkout(root, made, staging).run(entries)
@@ -153,6 +156,7 @@ class _Checkout:
         if target.is_dir():
             shutil.rmtree(target)  # every file in it is ours: `_may_write` has looked
         staged.rename(target)
+        sync_folder(target.parent)
 
     def _text(self, path: str, data: bytes) -> None:
         staged = self._staging / "text"
@@ -187,7 +191,7 @@ class _Checkout:
             made = MadeFile(made.key, made.sha256, "", stamp(staged))
         self._made.note(path, made)
         staged.replace(target)
-        _sync(target.parent)
+        sync_folder(target.parent)
         self._done(path)
 
     def _done(self, path: str) -> None:
@@ -232,6 +236,7 @@ class _Checkout:
             here = here / part
             with suppress(FileExistsError):
                 here.mkdir()
+                sync_folder(here.parent)
             if here.is_symlink() or not here.is_dir():
                 raise InvalidInput(
                     "a folder of the layout is something else",
@@ -250,6 +255,7 @@ class _Checkout:
             return
         if is_there:
             here.unlink()
+            sync_folder(here.parent)
             self._report.removed.append(path)
         self._made.note(path, None)
         for folder in here.parents:
@@ -271,11 +277,3 @@ def _copied(source: Path, target: Path) -> bool:
         write.flush()
         os.fsync(write.fileno())
     return True
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -71,6 +71,7 @@ class Made:
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             raise InvalidInput("not the notes of a checkout", where=folder, hint="Remove it.")
         folder.mkdir(exist_ok=True)
+        sync_folder(self._root)
         with (folder / "lock").open("ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -168,6 +169,16 @@ class Made:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._path)
+        sync_folder(self._path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def stamp(path: Path) -> tuple[int, ...]:

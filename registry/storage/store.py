@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import Field
 
@@ -28,6 +28,7 @@ from holdfast.registry.errors import (
     ObjectTruncated,
     StoreFull,
     UnsupportedFormat,
+    UnsupportedValue,
 )
 from holdfast.registry.storage.address import Address
 from holdfast.registry.storage.blocks import Blocks
@@ -114,6 +115,15 @@ class Store:
         self._tables: OrderedDict[ObjectKey, PackTable] = OrderedDict()
         self._lock = Lock()
         self._is_prepared = False
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        # Every handle has a store, so this is where pickle and deepcopy of each of them end.
+        raise UnsupportedValue(
+            "a handle of a registry cannot be pickled or copied: it has threads and connections",
+            where=self.backend.url,
+            hint="Pass the URL and, for a checkpoint, its ref: the other process opens them with "
+            "holdfast.open(URL) and .checkpoint(REF).",
+        )
 
     def prepare_writing(self) -> None:
         """Prepare the first write of a handle, once.

@@ -21,7 +21,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import IO, Any, Literal, NoReturn
 
-from holdfast.registry.errors import Conflict, InvalidInput
+from holdfast.registry.errors import Conflict, InvalidInput, UnsupportedValue
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.training import ending as ending  # its callbacks run after those below
 
@@ -77,6 +77,13 @@ class PendingSave:
 
     def __repr__(self) -> str:
         return f"<PendingSave {self.name} {self.outcome}>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise UnsupportedValue(
+            "a running save cannot be pickled or copied",
+            where=self.name,
+            hint="Wait for it, and pass the ref of the checkpoint that `wait` returns.",
+        )
 
     @property
     def outcome(self) -> Outcome:

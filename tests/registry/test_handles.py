@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import holdfast
+from holdfast.registry.errors import UnsupportedValue
 
 _STATE = {"model": {f"w{n}": np.full(2, n, np.float32) for n in range(200)}}
 
@@ -46,3 +50,32 @@ def test_memory_stays_flat_over_handles(tmp_path: Path, cycles: int) -> None:
         tracemalloc.stop()
     print(f"{cycles} handles: {(after - before) / cycles:.0f} bytes each")
     assert after - before < 100_000
+
+
+_HANDLES: dict[str, Callable[[holdfast.Registry], Any]] = {
+    "registry": lambda reg: reg,
+    "run": lambda reg: reg.run("run"),
+    "checkpoint": lambda reg: reg.checkpoint("run/latest"),
+    "stored": lambda reg: reg.stored("run/latest"),
+    "pool": lambda reg: reg.run("run").pool,
+    "stream": lambda reg: reg.run("run").stream("loss"),
+    "pending save": lambda reg: reg.run("run").save_async({"x": 1}, step=2),
+    "watch": lambda reg: reg.run("run").watch(),
+    "journaled run": lambda reg: reg.run("run"),
+}
+
+
+@pytest.mark.parametrize("copy_it", [pickle.dumps, copy.deepcopy], ids=["pickle", "deepcopy"])
+@pytest.mark.parametrize("kind", _HANDLES)
+def test_a_handle_is_neither_pickled_nor_copied(
+    tmp_path: Path, kind: str, copy_it: Callable[[Any], Any]
+) -> None:
+    holdfast.init(tmp_path / "reg").create_run("run").save(_STATE, step=1)
+    journal = str(tmp_path / "journal") if "journal" in kind else ""
+    with holdfast.open(tmp_path / "reg", journal=journal) as reg:
+        handle = _HANDLES[kind](reg)
+        with pytest.raises(UnsupportedValue, match="pickled or copied") as caught:
+            copy_it(handle)
+    assert isinstance(caught.value, TypeError)
+    assert "run: step 2" in str(caught.value) or str(tmp_path / "reg") in str(caught.value)
+    assert "pass" in (caught.value.hint or "").lower()

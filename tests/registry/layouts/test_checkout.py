@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,43 @@ def test_evicted_checkpoint_leaves_the_folder(andrea: Run, tmp_path: Path) -> No
     andrea.evict(andrea.checkpoints()[0], "not needed")
     assert andrea.checkout(tmp_path).removed == ["step_000100.bin"]
     assert names(tmp_path) == ["step_000200.bin"]
+
+
+@pytest.mark.parametrize("preset", ["andrea", "hydra"])
+def test_every_name_and_every_byte_is_durable(
+    reg: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preset: str
+) -> None:
+    """What a sync has seen of a file or a folder survives a loss of power."""
+    names, files, fsync = dict[int, set[str]](), set[int](), os.fsync
+
+    def note(fd: int) -> None:
+        fsync(fd)
+        found = os.fstat(fd)
+        if stat.S_ISDIR(found.st_mode):
+            names[found.st_ino] = set(os.listdir(fd))
+        else:
+            files.add(found.st_ino)
+
+    if preset == "hydra":
+        run = hydra_run(reg)
+    else:
+        run = reg.create_run("run", preset=preset)
+        save(run, 100)
+        save(run, 200)
+    monkeypatch.setattr(os, "fsync", note)
+    root = tmp_path / "new" / "deep"
+    run.checkout(root)
+    every = [tmp_path / "new", *(tmp_path / "new").rglob("*")]
+    assert len(every) > 6
+    for one in every:
+        if one.name not in ("lock", "unfinished"):
+            assert one.name in names.get(one.parent.stat().st_ino, ()), one
+        if one.is_file() and not one.is_symlink() and one.name != "lock":
+            assert one.stat().st_ino in files, one
+    gone = run.checkpoints()[0]
+    run.evict(gone, "not needed")
+    for path in run.checkout(root).removed:
+        assert Path(path).name not in names.get((root / path).parent.stat().st_ino, ())
 
 
 def test_changed_file_is_left_and_told(andrea: Run, tmp_path: Path) -> None:
