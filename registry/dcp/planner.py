@@ -87,11 +87,12 @@ def state_of(planner: SavePlanner) -> dict[str, Any]:
         )
     if not planner.flatten_state_dict:
         return planner.state_dict
-    _LOGGER.warning(
-        "torch's DefaultSavePlanner flattens a state: empty dicts are lost, integer keys become "
-        "strings, and every dict a plain one; the id is that of what is left. %s",
-        _OURS,
-    )
+    if planner.is_coordinator:  # one rank of a job says it
+        _LOGGER.warning(
+            "torch's DefaultSavePlanner flattens a state: empty dicts are lost, integer keys "
+            "become strings, and every dict a plain one; the id is that of what is left. %s",
+            _OURS,
+        )
     nested: dict[str, Any] = unflatten_state_dict(planner.state_dict, planner.mappings)
     return nested
 

@@ -14,12 +14,14 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import holdfast
 from holdfast import Registry
 from holdfast.dcp import HoldfastReader, HoldfastSavePlanner, HoldfastWriter, typed_errors
 from holdfast.registry.dcp.away import Away
 from holdfast.registry.dcp.description import Description
+from holdfast.registry.dcp.planner import state_of
 from holdfast.registry.dcp.staged import KeptMemory
 from holdfast.registry.errors import (
     Conflict,
@@ -219,3 +221,11 @@ def test_a_run_that_no_other_process_can_open(tmp_path: Path) -> None:
     for reg in (journaled, holdfast.init("memory://dcp-away", skip_race_probe=True)):
         with reg, pytest.raises(InvalidInput, match="another process cannot"):
             Away.of(reg.run("run", create=True))
+
+
+def test_one_rank_of_a_job_warns_of_the_default_planner(caplog: pytest.LogCaptureFixture) -> None:
+    for rank in range(3):
+        planner = DefaultSavePlanner()
+        planner.set_up_planner({"model": {"x": 1}}, is_coordinator=rank == 0)
+        assert state_of(planner) == {"model": {"x": 1}}
+    assert len([one for one in caplog.records if "flattens a state" in one.getMessage()]) == 1
