@@ -39,10 +39,10 @@ _INSTEAD_OF_OTHERS = "give them as storage options, for example in HOLDFAST_STOR
 S3_OPTIONS = ("endpoint_url", "region")
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-# `s3:/bucket` and `s3:bucket` are mistyped URLs rather than folders of those names.
-_NEARLY_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+# `s3:/bucket`, `s3:bucket` and ` s3://bucket` are mistyped URLs rather than folders of those names.
+_NEARLY_URL = re.compile(r"[^A-Za-z0-9./~]*([A-Za-z][A-Za-z0-9+.-]+):(//)?")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
-_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^\s]*)@")
+_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(:/*)([^\s]*)@")
 _CONTAINER = re.compile(r"[a-z0-9$-]{3,63}")
 _OPTION = re.compile(r"([?&])([^=&\s]*)=([^&\s]*)")
 
@@ -114,20 +114,25 @@ def parse(url: str | os.PathLike[str]) -> Location:
 def redact(text: str) -> str:
     """Return `text` with possible secrets in its URLs replaced by `***`.
 
-    This replaces everything between `://` and the last `@`, since secret keys may hold slashes, and
-    the value of every option that is not known to be harmless. A container of Azure is shown.
+    This replaces everything between `://` (or `:/`, or `:`) and the last `@`, since secret keys may
+    hold slashes, and the value of every option that is not known to be harmless. A container of
+    Azure is shown.
     """
     return _OPTION.sub(_hide_option, _CREDENTIALS.sub(_hide_credentials, text))
 
 
 def _hide_credentials(match: re.Match[str]) -> str:
-    if match[1].lower() in _CONTAINER_FIRST and _CONTAINER.fullmatch(match[2]):
+    if match[1].lower() in _CONTAINER_FIRST and _CONTAINER.fullmatch(match[3]):
         return match[0]
-    return f"{match[1]}://***@"
+    return f"{match[1]}{match[2]}***@"
 
 
 def _hide_option(match: re.Match[str]) -> str:
-    return match[0] if match[2] in S3_OPTIONS else f"{match[1]}{match[2]}=***"
+    return (
+        match[0]
+        if match[2] in S3_OPTIONS and "@" not in unquote(match[3])
+        else f"{match[1]}{match[2]}=***"
+    )
 
 
 def _forms() -> str:
@@ -148,7 +153,7 @@ def _refuse_credentials(text: str, scheme: str, rest: str) -> None:
 
 def _parse_path(text: str) -> Location:
     nearly = _NEARLY_URL.match(text)
-    if nearly is not None and nearly[1].lower() in _MISTYPED:
+    if nearly is not None and (nearly[2] or nearly[1].lower() in _MISTYPED):
         raise InvalidLocation(
             "neither a URL nor a plain path",
             where=redact(text),

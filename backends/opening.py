@@ -9,6 +9,7 @@ otherwise. fsspec is imported only when something asks for it.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,9 @@ from holdfast.backends.s3.settings import TakenOver, take_over
 Transport = Literal["boto3", "s3fs"]
 
 _TRANSPORTS = ("boto3", "s3fs")
+# `dir::file:///PATH`: file systems of fsspec, one in front of another.
+_CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+::")
+_COPIES = ("simplecache", "filecache", "blockcache", "cached")
 
 
 def open_backend(
@@ -76,13 +80,18 @@ def open_backend(
 
 
 def _refuse_chain(url: str | os.PathLike[str]) -> None:
-    if isinstance(url, str) and "::" in url and "://" in url:
-        raise StoreUnsuitable(
-            "a chain of file systems is not opened",
-            where=redact(url),
-            found="'::'",
-            hint="Name the store itself: a cache in front of it would hide new commits.",
-        )
+    if not isinstance(url, str) or not (("::" in url and "://" in url) or _CHAIN.match(url)):
+        return
+    copies = {part.partition(":")[0].lower() for part in url.split("::")}.intersection(_COPIES)
+    raise StoreUnsuitable(
+        "a chain of file systems is not opened by its URL",
+        where=redact(url),
+        found=f"{min(copies)}, which keeps copies" if copies else "'::'",
+        hint="Name the store itself: a cache in front of it would hide new commits."
+        if copies
+        else "To read through it, make the file system with fsspec and give it with a path in it: "
+        "holdfast.open(PATH, fs=fsspec.filesystem('zip', fo=...)).",
+    )
 
 
 def _open_foreign(url: str, scheme: str, options: dict[str, Any]) -> Backend:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -12,6 +13,8 @@ from holdfast.backends.errors import InvalidLocation, StoreUnavailable
 
 TIMEOUT = "HOLDFAST_S3_TIMEOUT"
 LEAST_RATE = "HOLDFAST_S3_LEAST_RATE"
+#: The first advice if nobody answers.
+UNREACHED = "Check the endpoint (its name and port) and the network (DNS, routes, proxies). "
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +22,19 @@ class Patience:
     """How long to keep trying.
 
     Attributes:
-        attempts: The most attempts, including the first.
-        deadline_s: No attempt begins later than this after the first. A store that watches its
-            requests also stops the last one then, after the additional time for its bytes.
+        deadline_s: No attempt begins later than this after the first, however it failed: a store
+            that restarts refuses connections for as long as another one is silent. A store that
+            watches its requests also stops the last one then, after the additional time for its
+            bytes.
+        attempts: The most attempts, including the first; by default as many as there is time for.
         first_s: Upper bound of the first pause; it doubles from pause to pause.
         longest_s: Upper bound of every pause.
         least_bytes_per_s: A request that is slower than this for a third of the deadline is stopped
             and repeated; above 0.
     """
 
-    attempts: int = 8
     deadline_s: float = 120.0
+    attempts: float = math.inf
     first_s: float = 0.1
     longest_s: float = 20.0
     least_bytes_per_s: float = 4096.0
@@ -46,7 +51,7 @@ class Patience:
 
     def opening(self) -> Patience:
         """Return the patience for a store that has never answered: a sixth of the time."""
-        return replace(self, attempts=min(self.attempts, 5), deadline_s=self.deadline_s / 6)
+        return replace(self, deadline_s=self.deadline_s / 6)
 
     def allowing(self, size_bytes: int) -> Patience:
         """Return the same patience plus the time for some bytes at the lowest rate."""
@@ -106,14 +111,14 @@ class Attempts:
         return max(0.0, self._began_s + self._patience.deadline_s - self._clock())
 
     def failed(self, error: StoreUnavailable) -> None:
-        """Wait before the next attempt, or raise the error if there is no more attempt."""
+        """Wait before the next attempt, or raise the error if there is no more attempt.
+
+        A pause takes at most half of the time that is left, so that the last attempts have time.
+        """
         self._failures += 1
-        passed_s = self._clock() - self._began_s
-        pause_s = self._patience.pause_s(self._failures)
-        if (
-            self._failures >= self._patience.attempts
-            or passed_s + pause_s > self._patience.deadline_s
-        ):
+        left_s = self.left_s()
+        if self._failures >= self._patience.attempts or left_s <= self._patience.first_s:
+            passed_s = self._clock() - self._began_s
             error.add_note(f"tried {self._failures} times in {passed_s:.1f} s")
             raise error
-        self._sleep(pause_s)
+        self._sleep(min(self._patience.pause_s(self._failures), left_s / 2))

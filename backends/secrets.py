@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NoReturn
 
 from holdfast.backends.errors import StorageError
 from holdfast.backends.location import redact
@@ -46,23 +47,31 @@ class Secrets:
             text = text.replace(secret, "***")
         return redact(text)
 
-    @contextmanager
-    def hidden(self) -> Iterator[None]:
-        """Hide secrets in errors of ours; an error that held one loses its cause."""
-        try:
-            yield
-        except StorageError as error:
-            parts = (error.what, error.where, error.expected, error.found, error.hint)
-            if not any(part is not None and self.hide(part) != part for part in parts):
-                if any(secret in repr(error.__cause__) for secret in self._found):
-                    raise error from None
-                raise
-            what, where, expected, found, hint = (
-                None if part is None else self.hide(part) for part in parts
-            )
-            raise type(error)(
-                what or "", where=where, expected=expected, found=found, hint=hint
-            ) from None
+    def _raise_hidden(self, error: StorageError) -> NoReturn:
+        parts = (error.what, error.where, error.expected, error.found, error.hint)
+        if not any(part is not None and self.hide(part) != part for part in parts):
+            if any(secret in repr(error.__cause__) for secret in self._found):
+                raise error from None
+            raise error
+        what, where, expected, found, hint = (
+            None if part is None else self.hide(part) for part in parts
+        )
+        raise type(error)(
+            what or "", where=where, expected=expected, found=found, hint=hint
+        ) from None
+
+
+@contextmanager
+def hidden(secrets: Callable[[], Secrets]) -> Iterator[None]:
+    """Hide secrets in errors of ours; an error that held one loses its cause.
+
+    Args:
+        secrets: Returns the secrets when there is an error: a driver may find some late.
+    """
+    try:
+        yield
+    except StorageError as error:
+        secrets()._raise_hidden(error)
 
 
 def _secrets(value: object, *, secret: bool) -> Iterator[str]:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from holdfast.backends.errors import StoreUnavailable
-from holdfast.backends.patience import Patience
+from holdfast.backends.patience import UNREACHED, Patience
 
 #: After this many seconds without enough bytes a line is logged.
 TELL_AFTER_S = 5.0
@@ -156,7 +156,7 @@ class Wait:
             expected=f"{least:.0f} bytes a second over {self._patience.try_s:.3g} s, and an end"
             f" within {self._ends_s - self._began_s:.3g} s",
             found=f"{self.moved_bytes or 'no'} bytes in {time.monotonic() - self._began_s:.1f} s",
-            hint=f"Try again later, or allow more time ({self._limit})"
+            hint=f"{UNREACHED}Try again later, or allow more time ({self._limit})"
             + ("; it is not known whether the write was done." if self._writes else "."),
         )
 

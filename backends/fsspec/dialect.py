@@ -21,7 +21,7 @@ from holdfast.backends.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
-from holdfast.backends.patience import Patience
+from holdfast.backends.patience import UNREACHED, Patience
 
 # The names under which file systems tell when an object was written.
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
@@ -228,7 +228,7 @@ def unanswered(said: str, where: str, *, writes: bool = False) -> StoreUnavailab
         "the store gave no usable answer, even after retries",
         where=where,
         found=said,
-        hint=f"Try again later{_DOUBT if writes else ''}.",
+        hint=f"{UNREACHED}Try again later{_DOUBT if writes else ''}.",
     )
 
 

@@ -52,7 +52,7 @@ from holdfast.backends.fsspec.dialect import Call, Dialect, Query, unanswered
 from holdfast.backends.limits import check_whole
 from holdfast.backends.location import redact
 from holdfast.backends.patience import TIMEOUT, Attempts, Patience, patience_of_environment
-from holdfast.backends.secrets import Secrets
+from holdfast.backends.secrets import Secrets, hidden
 from holdfast.backends.waiting import Wait, waiting
 
 _T = TypeVar("_T")
@@ -282,7 +282,10 @@ class FsspecBackend(Backend):
             while True:
                 attempt = _Attempt(where, writes, min(timeout_s, attempts.left_s()))
                 try:
-                    with self._secrets.hidden(), self._dialect.translated(where, writes=writes):
+                    with (
+                        hidden(lambda: self._secrets),
+                        self._dialect.translated(where, writes=writes),
+                    ):
                         found = ask(self._call(attempt))
                 except StoreUnavailable as error:
                     attempts.failed(error)

@@ -54,6 +54,7 @@ from holdfast.backends.s3.proof import (
     check_written,
 )
 from holdfast.backends.s3.settings import S3Settings
+from holdfast.backends.secrets import Secrets, hidden
 from holdfast.backends.waiting import Wait, waiting
 
 if TYPE_CHECKING:
@@ -274,13 +275,23 @@ class S3Backend(Backend):
         with waiting(made) as wait:
             while True:
                 try:
-                    with translated(where, writes=writes), wait.attempt():
+                    with hidden(self._secrets), translated(where, writes=writes), wait.attempt():
                         found = ask(wait)
                 except StoreUnavailable as error:
                     attempts.failed(error)
+                except ObjectNotFound:
+                    self._answered = True
+                    raise
                 else:
                     self._answered = True
                     return found
+
+    def _secrets(self) -> Secrets:
+        """Return the secrets of the options, and the credentials that the SDK has found."""
+        signer = getattr(self._made, "_request_signer", None)
+        # Their attributes, since their properties may ask a server for newer ones.
+        found = getattr(signer, "_credentials", None)
+        return Secrets([self._settings.client, vars(found) if found is not None else {}])
 
     def _where(self, key: str) -> str:
         return f"s3://{self._bucket}/{self._base}{key}"

@@ -37,6 +37,7 @@ from holdfast.backends.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
+from holdfast.backends.patience import UNREACHED
 from holdfast.backends.s3.proof import NotProven, Redirected
 
 _CREDENTIALS = {
@@ -248,15 +249,15 @@ def _of_sdk(error: BotoCoreError, where: str, writes: bool) -> StorageError:
 
 
 def _no_answer(error: Exception, where: str, writes: bool) -> StoreUnavailable:
-    return _unavailable(f"{type(error).__name__}: {error}", where, writes)
+    return _unavailable(f"{type(error).__name__}: {error}", where, writes, UNREACHED)
 
 
-def _unavailable(said: str, where: str, writes: bool) -> StoreUnavailable:
+def _unavailable(said: str, where: str, writes: bool, first: str = "") -> StoreUnavailable:
     return StoreUnavailable(
         "the store gave no usable answer, even after retries",
         where=where,
         found=said,
-        hint=f"Try again later{_outcome(writes)}.",
+        hint=f"{first}Try again later{_outcome(writes)}.",
     )
 
 

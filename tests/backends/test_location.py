@@ -100,6 +100,13 @@ def test_a_relative_path_in_a_folder_that_is_gone(
         "s3://bucket/x?aws_secret_access_key=SECRET",
         "s3://bucket/x?endpoint_url=http://u:SECRET@host",
         "gs://u:SECRET@bucket/x",
+        "s3:/AKIAKEY:SECRET@bucket",
+        "s3:AKIAKEY:SECRET@bucket",
+        " s3://AKIAKEY:SECRET@bucket",
+        "\u200b's3:/AKIAKEY:SECRET@bucket",
+        " sftp://user:SECRET@host/x",
+        "az:/container:SECRET@account/x",
+        "s3://bucket/x?endpoint_url=http%3A%2F%2Fu%3ASECRET%40host&more=1",
     ],
 )
 def test_secrets_are_refused_and_never_repeated(url: str) -> None:

@@ -6,6 +6,7 @@ import functools
 import http.server
 import inspect
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -38,6 +39,7 @@ from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.s3.backend import S3Backend
 from holdfast.backends.s3.settings import take_over
+from holdfast.backends.secrets import hidden
 from tests.servers.fixtures import S3Server
 from tests.servers.gateway import Gateway
 from tests.support.faults import everything_said
@@ -300,8 +302,16 @@ def test_driver_older_than_the_tested_ones_is_only_read(monkeypatch: pytest.Monk
 
 
 def test_caches_and_chains_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnsuitable, match="hide new commits"):
-        open_backend("simplecache::s3://bucket/x")
+    with pytest.raises(StoreUnsuitable, match=r"simplecache, which keeps.*hide new commits"):
+        open_backend("zip://a::simplecache::s3://bucket/x")
+    for chain in (f"dir::file://{tmp_path}", f"zip::{tmp_path}/x.zip", "zip://a::/b.zip"):
+        with pytest.raises(StoreUnsuitable, match=r"open\(PATH, fs=fsspec") as caught:
+            open_backend(chain)
+        assert "commits" not in str(caught.value)
+    holdfast.init(tmp_path / "r", skip_race_probe=True).close()
+    archive = shutil.make_archive(str(tmp_path / "a"), "zip", tmp_path, "r")
+    fs = fsspec.filesystem("zip", fo=archive)
+    assert open_backend("r", fs=fs).get("registry.json"), "the way that the message shows"
     fs = fsspec.filesystem("filecache", target_protocol="file", cache_storage=str(tmp_path))
     with pytest.raises(StoreUnsuitable, match="keeps copies"):
         open_backend("/x", fs=fs)
@@ -350,7 +360,7 @@ def test_secrets_of_the_environment_are_hidden(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=a;AccountKey={SECRET}")
     backend = open_backend("az://container/x", {"blocksize": 1000})
     text = f"refused: {SECRET}"
-    with pytest.raises(StorageError) as caught, backend._secrets.hidden():  # type: ignore[attr-defined]
+    with pytest.raises(StorageError) as caught, hidden(lambda: backend._secrets):  # type: ignore[attr-defined]
         raise StorageError(text)
     assert SECRET not in everything_said(caught.value)
     for said in (f"AccountKey={SECRET}", f"{SECRET};;", f"AccountName=a;AccountKey={SECRET};Blob"):

@@ -1,6 +1,8 @@
-"""How long a store is waited for: attempts, time and pauses are bounded."""
+"""How long a store is waited for: time and pauses are bounded, and attempts if that is asked."""
 
 from __future__ import annotations
+
+import pytest
 
 from holdfast.backends import StoreUnavailable
 from holdfast.backends.patience import Attempts, Patience
@@ -37,10 +39,13 @@ def test_attempts_are_bounded() -> None:
     assert "tried 4 times" in error.__notes__[0]
 
 
-def test_time_is_bounded() -> None:
-    error, clock = given_up(Patience(attempts=10_000, deadline_s=30))
-    assert 1 < len(clock.pauses) < 9_999
-    assert clock.now_s <= 30
+@pytest.mark.parametrize("patience", [Patience(), Patience().opening()])
+def test_refused_connection_is_tried_again_until_the_deadline(patience: Patience) -> None:
+    """Failures that come at once get the time of those that come by silence, not a count."""
+    error, clock = given_up(patience)
+    assert 0.98 * patience.deadline_s <= clock.now_s <= patience.deadline_s
+    assert len(clock.pauses) < 60, "the pauses grow"
+    assert max(clock.pauses) <= patience.longest_s
     assert f"in {clock.now_s:.1f} s" in error.__notes__[0]
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 import os
 import threading
+import traceback
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +34,7 @@ from holdfast.backends import (
     StoreUnsuitable,
     open_backend,
 )
+from holdfast.backends.patience import Patience
 from holdfast.backends.s3.backend import S3Backend
 from holdfast.backends.s3.body import SendBody, fill
 from holdfast.backends.testing import keys_of
@@ -58,6 +61,7 @@ class Answer:
         body: Body, if it is no error.
         headers: Further headers; they override what the server would say of itself.
         extra: Further members of the error body.
+        message: Its message.
     """
 
     status: int
@@ -65,13 +69,14 @@ class Answer:
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     extra: str = ""
+    message: str = "server's words"
 
     def payload(self) -> bytes:
         if not self.code:
             return self.body
         return (
             f"<?xml version='1.0'?><Error><Code>{self.code}</Code>"
-            f"<Message>server's words</Message>{self.extra}</Error>"
+            f"<Message>{self.message}</Message>{self.extra}</Error>"
         ).encode()
 
     def stamp(self, request: Request) -> dict[str, str]:
@@ -141,8 +146,11 @@ class Script:
 def served() -> Iterator[tuple[Script, S3Backend]]:
     script = Script()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.backends.patience.Patience.pause_s", lambda *_: 0.0)
-        S3Server(script.url, "key", "secret").set_environment(patch)
+        patch.setattr(
+            "holdfast.backends.s3.backend.patience_of_environment",
+            lambda: Patience(attempts=8, first_s=0),
+        )
+        S3Server(script.url, "key", "s3cr3t-k3y").set_environment(patch)
         patch.delenv("AWS_ENDPOINT_URL")
         opened = open_backend(f"s3://bucket/pre/fix?endpoint_url={script.url}")
         assert isinstance(opened, S3Backend)
@@ -386,8 +394,29 @@ def test_expected_owner_goes_with_every_request(
 
 def test_server_that_is_not_there(backend: S3Backend, script: Script) -> None:
     nowhere = open_backend("s3://bucket/x?endpoint_url=http://127.0.0.1:1")
-    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1"):
+    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1.*Check the endpoint.*network"):
         nowhere.get("a")
+
+
+@pytest.mark.parametrize("status", [403, 503, 418])
+def test_secret_that_a_server_repeats_is_hidden(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """A proxy may repeat headers; the SDK finds credentials that no option has named."""
+    file = {"aws_access_key_id": "AKIA-of-a-file", "aws_secret_access_key": "the-secret-key"}
+    profile = "\n".join(["[team]", *(f"{k}={v}" for k, v in file.items())])
+    path = tmp_path / "credentials"
+    path.write_text(f"{profile}\naws_session_token=session-token-1\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+    options = {"endpoint_url": script.url, "profile": "team"}
+    backend = open_backend("s3://bucket/x", options)
+    said = "session-token-1 of AKIA-of-a-file; http://u:proxy-word@h/?X-Amz-Signature=5ea1ed"
+    script.answers = [Answer(status, "Odd", message=said.replace("&", "&amp;"))]
+    with pytest.raises(StorageError) as caught:
+        backend.get("a")
+    shown = "".join(traceback.format_exception(caught.value))
+    for secret in ("session-token-1", "AKIA-of-a-file", "proxy-word", "5ea1ed"):
+        assert secret not in shown
 
 
 # Listing

@@ -73,7 +73,9 @@ def test_options_of_the_command_line_and_the_environment(
 ) -> None:
     monkeypatch.setenv("HOLDFAST_STORAGE_OPTIONS", json.dumps({"secret": SECRET, "key": "k"}))
     assert "step" in ok("ls", "-r", s3, *given(options))
+    monkeypatch.setenv("HOLDFAST_S3_TIMEOUT", "1")
     assert invoke("ls", "-r", s3).exit_code == 7  # there is no AWS here
+    monkeypatch.delenv("HOLDFAST_S3_TIMEOUT")
     monkeypatch.delenv("HOLDFAST_STORAGE_OPTIONS")
     credentials(monkeypatch)
     assert "demo" in ok("run", "ls", "-r", s3, *given(options))
