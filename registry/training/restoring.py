@@ -148,6 +148,7 @@ def _first_intact(
             trainer.suspect(checkpoint)
             skipped.append(Attempt(checkpoint.ref, checkpoint.digest, error.summary))
             continue
+        trainer.has_read(checkpoint)
         pivot = trainer.resume_after(checkpoint)
         for passed in skipped:
             _LOGGER.warning(

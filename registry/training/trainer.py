@@ -246,6 +246,10 @@ class Trainer:
                 )
         return kept[-1].name if kept else None
 
+    def has_read(self, checkpoint: Checkpoint) -> None:
+        """Note that every byte of a checkpoint was read and verified: a save may rely on it."""
+        self._committer.writer.read.add(reader_of(checkpoint).place)
+
     def suspect(self, checkpoint: Checkpoint) -> None:
         """Do not use the objects of a damaged checkpoint; write them again if a save has them."""
         with suppress(IntegrityError):

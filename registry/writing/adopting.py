@@ -98,6 +98,11 @@ def adopt(
     """
     _ = writer.epoch  # observed before any key is chosen, and by one thread
     adoption = _Adoption(workers or Workers(None, source, destination, writes=True), writer)
+    # A fork has nothing to replace a damaged pack with: its saves look at what they rely on.
+    adoption.proves = source is not destination
+    if adoption.proves and (newest := writer.log.run.latest()) is not None:
+        place = writer.log.run.by_manifest[newest.manifest]
+        adoption.covered = {pack.key for pack in destination.placement(place.placement_key).packs}
     for some in _together(source, wanted):
         packs = dict.fromkeys(ref for _, placement in some for ref in placement.packs)
         adoption.copy_packs(destination, packs, on_pack)
@@ -132,9 +137,13 @@ class _Adoption:
     Attributes:
         places: The places of the adopted states at the destination.
         keys: All keys that they name.
+        proves: Whether packs that are there are read before a state relies on them.
+        covered: Packs that need not be read, since the run's newest checkpoint relies on them.
     """
 
     def __init__(self, workers: Workers, writer: Writer) -> None:
+        self.proves = True
+        self.covered: set[ObjectKey] = set()
         self._workers = workers
         self._writer = writer
         self._keys_of: dict[ObjectKey, ObjectKey] = {}
@@ -166,7 +175,11 @@ class _Adoption:
         self._workers.each(copy_pack, copies, take, size_of=lambda copy: copy.source.size_bytes)
 
     def _usable(self, _: Store, ref: PackRef) -> ObjectKey | None:
-        return self._writer.usable("packs", ref.key.digest, ref.size_bytes)
+        while (key := self._writer.usable("packs", ref.key.digest, ref.size_bytes)) is not None:
+            is_trusted = not self.proves or key in self.covered
+            if is_trusted or self._writer.proves(PackRef(key, ref.size_bytes)):
+                return key
+        return None
 
     def put_states(self, some: Iterable[_Placed]) -> None:
         """Put manifests and placements of states whose packs are there."""

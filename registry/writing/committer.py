@@ -126,6 +126,9 @@ class Committer:
             if not self._has_moved(change, read):
                 raise
             return None
+        except Condemned:  # a base was found damaged
+            self._bases.clear()
+            return None
         try:
             return self.writer.commit(partial(_lines, change), chosen, look)
         except Condemned:

@@ -7,14 +7,16 @@ It obeys rules W1 to W5 of docs/spec.md, "Collecting garbage":
 - A newer mark in the log moves the observed epoch, and all chosen keys are checked again.
 - An object of a needed manifest of this run needs no check if the commit follows that run directly.
 - Objects of other writers are made durable before a commit names them.
+- Packs of other writers are read whole before the first commit on this machine relies on them.
 
 Every commit that names objects goes through `Writer`.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,13 +26,17 @@ from holdfast.registry.history.actions import Line, Place
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.history.tail import Look
 from holdfast.registry.storage.keys import Kind, ObjectKey, stem
-from holdfast.registry.storage.placement import Placement
+from holdfast.registry.storage.placement import PackRef, Placement
+from holdfast.registry.storage.proven_packs import ProvenPacks, is_sound
 from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.threads import results
 from holdfast.registry.values.digest import Digest
 
 _FREED_WITHIN_S = 0.1
+_LOGGER = logging.getLogger("holdfast")
 
 
 class Condemned(Exception):
@@ -98,6 +104,7 @@ class Writer:
         log: The run's log; its slot 0 must exist (W1).
         suspect: Keys of objects that were found damaged. They are never used again, and replaced
             when the same content is written again.
+        read: Places of states that this handle has loaded whole, every byte verified.
     """
 
     def __init__(self, store: Store, log: RunLog) -> None:
@@ -108,6 +115,8 @@ class Writer:
         self._durable: set[ObjectKey] = set()
         self.log = log
         self.suspect: set[ObjectKey] = set()
+        self.read: set[Place] = set()
+        self._proven = ProvenPacks.of(store)
 
     @property
     def epoch(self) -> int:
@@ -146,12 +155,67 @@ class Writer:
 
     def put_pack(self, digest: Digest, body: Sequence[Buffer], size_bytes: int) -> ObjectKey:
         """Make sure that a pack exists; return its key."""
-        key = self.usable("packs", digest, size_bytes)
-        if key is None:
-            new = self.new_pack(digest)
-            key = new.key
-            self.note(new, is_ours=put_pack(self._store, new, body, size_bytes))
-        return key
+        while (key := self.usable("packs", digest, size_bytes)) is not None:
+            if self.proves(PackRef(key, size_bytes)):
+                return key
+        new = self.new_pack(digest)
+        self.note(new, is_ours=put_pack(self._store, new, body, size_bytes))
+        return new.key
+
+    def proves(self, pack: PackRef) -> bool:
+        """Return whether a pack holds the bytes that its name promises; otherwise suspect it.
+
+        It is read whole, unless this machine has put it or read it before.
+        """
+        if pack.key in self._proven:
+            return True
+        if is_sound(self._store, pack):
+            self._proven.add(pack.key)
+            return True
+        self.suspect.add(pack.key)
+        _LOGGER.warning(
+            "%s: another writer put other bytes under this name, or they were damaged; it is not "
+            "used, and replaced where this program has its content",
+            f"{self._store.backend.url}/{pack.key}",
+        )
+        return False
+
+    def prove_inherited(self, needed: Collection[PackRef], bases: Iterable[PlacedState]) -> None:
+        """Check packs that a new state takes from its bases, where no writer of this run has yet.
+
+        The author of a place has proven its packs, except in a fork, which names what its parent
+        has. A state that was loaded whole is proven too.
+
+        Args:
+            needed: Packs of the new state.
+            bases: Its bases.
+
+        Raises:
+            Condemned: Some are damaged; they are suspect now.
+        """
+        unread = [base for base in bases if self._is_inherited(base.place)]
+        if not unread:
+            return
+        packs = {pack for base in unread for pack in base.placement.packs}.intersection(needed)
+        asked = sorted(packs, key=lambda pack: pack.key)
+        jobs = [self._store.pools.bulk.submit(self.proves, pack) for pack in asked]
+        sound = results(jobs)
+        if not all(sound):
+            raise Condemned([pack.key for pack, fine in zip(asked, sound, strict=True) if not fine])
+
+    def _is_inherited(self, place: Place) -> bool:
+        run = self.log.run
+        parent = run.created.parent if run.created is not None else None
+        if parent is None or place in self.read:
+            return False
+        # The fork's own saves come after the checkpoint that it continues from.
+        origins = (one.n for one in run.checkpoints if one.manifest == parent.checkpoint)
+        origin = next(origins, run.commits)
+        return not any(
+            place.manifest in (one.manifest, *one.companions.values())
+            for one in run.checkpoints
+            if one.n > origin
+        )
 
     def new_pack(self, digest: Digest) -> NewPack:
         """Return the key of a pack that is put because none may be named (W2)."""
@@ -166,6 +230,7 @@ class Writer:
             is_ours: Whether it was put for this writer, so that it is durable.
         """
         self.suspect.discard(pack.key)
+        self._proven.add(pack.key)
         if is_ours:
             self._durable.add(pack.key)
 
@@ -240,8 +305,12 @@ def put_pack(store: Store, pack: NewPack, body: Sequence[Buffer], size_bytes: in
     check_room(store.backend, size_bytes)
     if not pack.replaces and store.backend.put_if_absent(name, body):
         return True
-    # The pack exists. Replace it if it is damaged.
-    if not pack.replaces and _has_size(store.backend, name, size_bytes):
+    # Another writer has put it, or the answer was lost. Replace it if it is damaged.
+    if (
+        not pack.replaces
+        and _has_size(store.backend, name, size_bytes)
+        and is_sound(store, PackRef(pack.key, size_bytes))
+    ):
         return False
     # The key is made from the content, so only these bytes are right here.
     store.backend.put(name, body)

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from holdfast.backends import ByteRange
-from holdfast.registry.errors import Damaged, IntegrityError, ObjectNotFound, ObjectTruncated
+from holdfast.registry.errors import Damaged, ObjectNotFound, ObjectTruncated
 from holdfast.registry.maintenance.repacking.targets import Target
 from holdfast.registry.storage.fetching import verify_chunk
 from holdfast.registry.storage.keys import ObjectKey
-from holdfast.registry.storage.pack import PackEntry, open_pack, trailer
+from holdfast.registry.storage.pack import PackEntry, trailer
 from holdfast.registry.storage.placement import PackRef
+from holdfast.registry.storage.proven_packs import is_sound
 from holdfast.registry.storage.store import Store, missing
 from holdfast.registry.storage.workers import Outcome, Workers
 from holdfast.registry.writing.object_writer import NewPack, Writer, put_pack
@@ -111,8 +112,8 @@ class Packs:
             for key, target in zip(present, targets, strict=True)
             if key is not None and key not in self._sound
         ]
-        is_sound = self._workers.all(check_pack, unsure, size_of=lambda pack: pack.size_bytes)
-        for pack, sound in zip(unsure, is_sound, strict=True):
+        checked = self._workers.all(is_sound, unsure, size_of=lambda pack: pack.size_bytes)
+        for pack, sound in zip(unsure, checked, strict=True):
             (self._sound if sound else writer.suspect).add(pack.key)
         keys = [key if key in self._sound else None for key in present]
         builds = [
@@ -140,18 +141,6 @@ class Packs:
         self.bytes_moved += target.chunk_bytes
         if self._progress is not None:
             self._progress(self.bytes_moved)
-
-
-def check_pack(store: Store, pack: PackRef) -> bool:
-    """Return whether a pack is undamaged; every byte of it is read."""
-    key = pack.key
-    try:
-        data = memoryview(store.read(key))
-        for entry in open_pack(data, key.digest, where=str(key)):
-            _verify(data[entry.offset :][: entry.stored_bytes], entry, key, entry.offset)
-    except IntegrityError:
-        return False
-    return True
 
 
 def build_pack(store: Store, build: PackBuild) -> bool:

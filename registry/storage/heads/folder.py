@@ -25,7 +25,7 @@ from holdfast.registry.values.process import host_name
 MAX_FILES = 1000
 _SUFFIX = ".heads"
 #: Endings of the files beside it.
-BESIDE = (".verified",)
+BESIDE = (".verified", ".packs")
 _STAGED = ".new-"
 _ABANDONED_S = 3600.0
 

@@ -37,10 +37,15 @@ class Heads:
     Args:
         location: Where the registry is.
         path: The folder of the user's files.
+
+    Attributes:
+        url: Of the registry.
+        beside: Functions that write files beside this one; `write` calls them.
     """
 
     def __init__(self, location: Location, path: str) -> None:
         self.url = location.url
+        self.beside: list[Callable[[], None]] = []
         self._path = path
         self._name = folder.file_name(location)
         self._registry = ""
@@ -154,6 +159,8 @@ class Heads:
             if self not in _pending:
                 return
             _pending.discard(self)
+            for write in self.beside:
+                write()
             self._written_s = time.monotonic()
             noted, self._unwritten = [self._noted[name] for name in self._unwritten], set()
             try:

@@ -1,0 +1,154 @@
+"""Packs that another writer has put: one that holds other bytes than its name says is no trap."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast.backends import Backend
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.wrappers import Metered, Wrapper
+from holdfast.registry.registries.registry import Registry
+from holdfast.registry.runs.run import Run
+from tests.support.sameness import assert_same
+from tests.support.stores import Open, contents, new_backend, packs, packs_of, small_grid
+
+STATE = {"model": {"w": np.arange(4000, dtype=np.float32), "b": np.ones(300, np.float64)}}
+
+
+@pytest.fixture(autouse=True)
+def chunks_are_small():
+    with small_grid(256, list_threshold=64, pack_bytes=4096):
+        yield
+
+
+def packs_that_a_save_puts(state: object, **options: Any) -> dict[str, bytes]:
+    """Return the packs of a state, as anybody can make them who knows its content."""
+    elsewhere = new_backend()
+    with holdfast.registry.registries.factory.open_on(elsewhere) as registry:
+        registry.create_run("run").save(state, step=1, **options)
+    return {key: data for key, data in contents(elsewhere).items() if key.startswith("packs/")}
+
+
+def other(data: bytes) -> bytes:
+    """Return other bytes of the same length: one bit of the first chunk differs."""
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
+def poison(backend: Backend, state: object = STATE, **options: Any) -> set[str]:
+    made = packs_that_a_save_puts(state, **options)
+    for key, data in made.items():
+        backend.put(key, other(data))
+    return set(made)
+
+
+def save(run: Run, **options: Any) -> object:
+    return run.save(STATE, step=1, **options)
+
+
+def save_async(run: Run, **options: Any) -> object:
+    return run.save_async(STATE, step=1, **options).wait()
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "zstd"}, {"keyframe_every": 4}])
+@pytest.mark.parametrize("act", [save, save_async])
+def test_a_poisoned_pack_is_told_and_replaced(
+    act: Callable[..., Any],
+    options: dict[str, Any],
+    run: Run,
+    backend: MemoryBackend,
+    open_registry: Open,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keys = poison(backend, **options)
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        checkpoint = act(run, **options)
+    assert {*packs_of(checkpoint)} == keys, "the store's names are those that were poisoned"
+    assert_same(open_registry(backend).checkpoint("run").load(), STATE)
+    assert open_registry(backend).verify(deep=True).findings == ()
+    for key in keys:
+        assert any(key in record.getMessage() for record in caplog.records)
+
+
+class Overtaken(Wrapper):
+    """A store in which somebody else puts each pack just before this writer does."""
+
+    def put_if_absent(self, key: str, body: Any) -> bool:
+        if key.startswith("packs/"):
+            data = b"".join(bytes(part) for part in ([body] if isinstance(body, bytes) else body))
+            self.inner.put_if_absent(key, other(data))
+        return super().put_if_absent(key, body)
+
+
+def test_a_pack_that_is_poisoned_at_the_last_moment_is_replaced(
+    backend: MemoryBackend, open_registry: Open
+) -> None:
+    open_registry(Overtaken(backend)).create_run("run").save(STATE, step=1)
+    assert_same(open_registry(backend).checkpoint("run").load(), STATE)
+
+
+def test_a_foreign_pack_is_read_once_by_all_runs_of_a_machine(tmp_path: Any) -> None:
+    """Also by later handles, and not at all if this machine has put it."""
+    url = str(tmp_path / "r")
+    holdfast.init(url, skip_race_probe=True).close()
+    made = packs_that_a_save_puts(STATE)
+    with holdfast.open(url) as registry:
+        for key, data in made.items():
+            registry.store.backend.put(key, data)
+    read = []
+    for name in ("one", "two", "three"):
+        with holdfast.open(url) as registry:
+            calls: list[Any] = []
+            registry.store.backend = Metered(registry.store.backend, calls)
+            registry.create_run(name).save(STATE, step=1)
+            registry.create_run(f"{name}-more").save(STATE, step=1)
+            read.append(len(packs_read(calls)))
+    assert read[0] > 0
+    assert read[1:] == [0, 0]
+
+
+def packs_read(calls: list[Any]) -> list[str]:
+    return [one.key for one in calls if one.method == "get" and one.key.startswith("packs/")]
+
+
+def test_a_fork_relies_on_what_its_parent_has_only_after_reading(
+    reg: Registry, backend: MemoryBackend, open_registry: Open
+) -> None:
+    """A run of an attacker looks like one of public weights; the fork's owner has them too."""
+    reg.create_run("public").save(STATE, step=1)
+    for key in packs(backend):
+        backend.put(key, other(backend.get(key)))
+    mine = open_registry(backend)
+    fork = mine.fork("public/latest", "fork")
+    changed = {**STATE, "head": np.zeros(100)}
+    fork.save(changed, step=2)
+    assert_same(open_registry(backend).checkpoint("fork").load(), changed)
+
+
+def test_a_restored_fork_reads_no_pack_twice(
+    reg: Registry, backend: MemoryBackend, open_registry: Open
+) -> None:
+    reg.create_run("public").save(STATE, step=1)
+    calls: list[Any] = []
+    fork = open_registry(Metered(backend, calls)).fork("public/latest", "fork")
+    assert not packs_read(calls), "a fork reads no weights"
+    fork.restore()
+    calls.clear()
+    fork.save({**STATE, "head": np.zeros(100)}, step=2)
+    assert not packs_read(calls)
+
+
+def test_a_poisoned_mirror_is_mended_by_sync(
+    reg: Registry, backend: MemoryBackend, open_registry: Open
+) -> None:
+    reg.create_run("run").save(STATE, step=1)
+    mirror = new_backend()
+    keys = poison(mirror)
+    holdfast.sync(reg, open_registry(mirror))
+    assert keys == packs(mirror)
+    assert open_registry(mirror).verify(deep=True).findings == ()
