@@ -25,7 +25,7 @@ from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history.births import forks_of
 from holdfast.registry.history.log_values import decode_or_keep, decode_plain
 from holdfast.registry.loop.last_heard import LastHeard, last_heard
-from holdfast.registry.loop.overhead import waited_share
+from holdfast.registry.loop.overhead import failed_saves, waited_share
 from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.spec import Retention
@@ -144,6 +144,7 @@ def run_json(run: Run, forks: list[str]) -> dict[str, Any]:
         "created": iso(manifest.created_ms),
         "last_heard": _heard_json(run),
         "waited_share": _waited_json(run),
+        "failed_saves": failed_saves(decode_plain(latest.meta)) if latest else 0,
         "seed": f"0x{created.seed}" if created else None,
         "config": decode_or_keep(created.config if created else None),
         "config_hash": created.config_hash if created else None,

@@ -68,6 +68,7 @@ def _for_people(run: Run, forks: list[str]) -> dict[str, Any]:
         "created": output.time(run.manifest.created_ms),
         "last_heard": _heard_text(heard_of(run)),
         "waited_share": _waited_text(shape["waited_share"]),
+        "failed_saves": shape["failed_saves"] or None,
     }
 
 

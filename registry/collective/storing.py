@@ -30,12 +30,13 @@ from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import DIGEST_BYTES, Digest
 from holdfast.registry.writing.committer import Committer
 from holdfast.registry.writing.finite import is_finite, is_watched
+from holdfast.registry.writing.object_writer import ChosenKeys, placed_keys
 from holdfast.registry.writing.placing import (
     Written,
     build_placement,
+    cover,
     locations_of,
     place_manifest,
-    written_before,
 )
 from holdfast.registry.writing.saving import Chunk, chunked_entry, write_packs
 
@@ -92,7 +93,8 @@ class Storing:
         manifest = Manifest(self._state.kind, components)
         for base in self._bases:
             if base.manifest.digest == manifest.digest:
-                return written_before(self._committer.writer, base, self._bases)
+                keys = placed_keys(base.place, base.placement)
+                return Written(base, ChosenKeys(keys, cover(self._bases)), 0)
         store, writer = committer.store, committer.writer
         own = ChunkTable.of(write_packs(store, writer, self._groups(), self._codec))
         placement, size = self._placement(manifest, ChunkTable.joined([self._fresh, own]))

@@ -17,7 +17,7 @@ from holdfast.registry.journal.states import EntryStates
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.training.earlier_steps import EarlierSteps
 from holdfast.registry.training.save_commit import SaveCommit
-from holdfast.registry.training.save_request import PreparedSave, SaveRequest
+from holdfast.registry.training.save_request import PreparedSave, SaveRequest, joined_streams
 from holdfast.registry.writing.change import NewCommit
 from holdfast.registry.writing.committer import Committer
 from holdfast.registry.writing.placing import Written
@@ -145,6 +145,7 @@ class JournaledSave(SaveCommit):
             keeps: Commit number of a pivot after it, from which training continues too.
         """
         save, request, base = self._save, self._request, self._main.base
+        streams = joined_streams([*self._carried, request])
         return SaveFields(
             phase=save.phase,
             step=request.step,
@@ -158,7 +159,7 @@ class JournaledSave(SaveCommit):
             size_bytes=base.manifest.nbytes,
             place=base.place,
             companions={name: one.base.place for name, one in self._companions.items()},
-            streams={name: encode_plain(found, name) for name, found in request.streams.items()},
+            streams={name: encode_plain(found, name) for name, found in streams.items()},
             resumes_commit=resumes if isinstance(resumes, int) else None,
             resumes_write=resumes if isinstance(resumes, str) else None,
             keeps=keeps,

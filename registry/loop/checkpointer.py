@@ -69,6 +69,7 @@ class Checkpointer:
         self._signals = SignalHandlers(_nothing)
         self._last: _Boundary | None = None
         self._saved_step: int | None = None
+        self._saved: PendingSave | None = None
         self._streams: dict[str, list[Mapping[str, Any]]] = {}
 
     def __enter__(self) -> Self:
@@ -108,16 +109,22 @@ class Checkpointer:
                 self._signals.pass_on()
             getattr(self._ranks, "close", _nothing)()
             _LOGGER.info(
-                "%s: training waited for saves for %.1f %% of %.0f s",
+                "%s: training waited for saves for %.1f %% of %.0f s; %d saves failed",
                 self._trainer.run.run_id,
                 100 * self.waited_share,
                 self._overhead.ran_s,
+                self.failed_saves,
             )
 
     @property
     def waited_share(self) -> float:
         """The part of the time since the block began for which training waited, 0 to 1."""
         return self._overhead.share
+
+    @property
+    def failed_saves(self) -> int:
+        """How many saves have failed that the training went on past (`on_error="warn"`)."""
+        return self._trainer.failed_saves
 
     @property
     def stop_requested(self) -> bool:
@@ -255,18 +262,32 @@ class Checkpointer:
                 return None
             request = self._save_request(last, why)
         if now:
-            saved = _done(self._trainer.save(state, request), last.step)
+            saved = self._save_now(state, request)
         else:
             busy = "wait" if forced else options.busy
             saved = self._trainer.save_async(state, request, busy)
         if saved.outcome != "skipped":
-            self._saved_step, self._streams = last.step, {}
+            self._saved_step, self._saved, self._streams = last.step, saved, {}
+        return saved
+
+    def _save_now(self, state: object, request: SaveRequest) -> PendingSave:
+        future: Future[Checkpoint] = Future()
+        saved = PendingSave(future, f"{self._trainer.run.run_id}: step {request.step}")
+        try:
+            future.set_result(self._trainer.save(state, request))
+        except BaseException as error:
+            saved.mark_reported()
+            if not request.is_forgiven:
+                raise
+            future.set_exception(error)
         return saved
 
     def _save_request(self, last: _Boundary, why: Why) -> SaveRequest:
         told = self._overhead.meta(
             why=why, every_steps=self._cadence.every_steps, every_s=self._cadence.every_s
         )
+        if self.failed_saves:
+            told["failed_saves"] = self.failed_saves
         meta = {**last.arguments["meta"], META_KEY: told}
         together = self._options.group is not None
         arguments = {**self._options.save, **last.arguments, "metrics": last.metrics, "meta": meta}
@@ -276,6 +297,7 @@ class Checkpointer:
             streams=self._streams,
             every_rank=together,
             first_rank_decides=together,
+            goes_on=self._options.goes_on() if why in ("cadence", "best") else 0,
             **arguments,
         )
 
@@ -345,7 +367,8 @@ class Checkpointer:
     @property
     def _is_unsaved(self) -> bool:
         """Whether rank 0 has a step that no save has."""
-        is_saved = self._last is None or self._last.step == self._saved_step
+        has_failed = self._saved is not None and self._saved.outcome == "failed"
+        is_saved = self._last is None or (self._last.step == self._saved_step and not has_failed)
         return self._ranks.rank == 0 and not is_saved
 
     def _break_off(self) -> None:
@@ -426,12 +449,6 @@ def _best_so_far(run: RunManifest, on_best: bool | Monitor) -> BestSoFar | None:
         )
     best = run.best(monitor)
     return BestSoFar(monitor, best.metrics if best else {})
-
-
-def _done(checkpoint: Checkpoint, step: int) -> PendingSave:
-    future: Future[Checkpoint] = Future()
-    future.set_result(checkpoint)
-    return PendingSave(future, f"{checkpoint.run_id}: step {step}")
 
 
 def _preset_cadence(run: RunManifest, options: LoopOptions) -> int | None:

@@ -16,6 +16,7 @@ from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.spec.signals import Signals, WhenAsked
 from holdfast.registry.training.background import check_busy
 from holdfast.registry.training.pending import Busy
+from holdfast.registry.training.save_request import OnError, check_on_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,8 @@ class LoopOptions:
     deadline_s: float | None
     ranks: Ranks | None
     barrier_s: float
+    on_error: OnError
+    give_up_after: int
     save: dict[str, Any]
     group: Group | None
 
@@ -57,6 +60,7 @@ class LoopOptions:
         _check_count("exit_code", self.exit_code, 0, 255)
         _check_count("sigint_exit_code", self.sigint_exit_code, 0, 255)
         check_busy(self.busy)
+        self.goes_on()
         if self.group is not None:
             self._check_together()
         Notice(self.notice)
@@ -64,6 +68,11 @@ class LoopOptions:
             raise _wrong("on_best", "True, or Monitor(metric=..., mode=...)", self.on_best)
         if self.sigusr1 is not None and self.sigusr1 not in get_args(WhenAsked):
             raise _wrong("sigusr1", " or ".join(get_args(WhenAsked)), self.sigusr1)
+
+    def goes_on(self) -> int:
+        """Return how many saves by the cadence may fail in a row before an error is raised."""
+        together = self.group is not None
+        return check_on_error(self.on_error, self.give_up_after, every_rank=together)
 
     def _check_together(self) -> None:
         """Refuse settings that ranks which save together cannot follow; the first save would."""

@@ -55,3 +55,9 @@ def waited_share(meta: object) -> float | None:
     if not isinstance(waited_s, float) or not isinstance(ran_s, float) or not ran_s > 0:
         return None
     return min(max(waited_s / ran_s, 0.0), 1.0)
+
+
+def failed_saves(meta: object) -> int:
+    """Return how many saves had failed before a checkpoint that the training went on past."""
+    found = told(meta).get("failed_saves")
+    return found if isinstance(found, int) else 0

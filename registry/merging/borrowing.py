@@ -56,13 +56,12 @@ def _chain(digest: Digest, locations: Mapping[Digest, ChunkLocation]) -> list[Di
 def _usable(store: Store, writer: Writer, packs: Iterable[PackRef]) -> dict[PackRef, ObjectKey]:
     _ = writer.epoch  # observed before any key is chosen, and not by several threads at once
     asked = list(packs)
-
-    def usable(pack: PackRef) -> ObjectKey | None:
-        key = writer.usable("packs", pack.key.digest, pack.size_bytes)
-        return key if key and writer.proves(PackRef(key, pack.size_bytes)) else None
-
-    keys = results([store.pools.small.submit(usable, pack) for pack in asked])
-    return {pack: key for pack, key in zip(asked, keys, strict=True) if key is not None}
+    jobs = [
+        store.pools.small.submit(writer.usable, "packs", pack.key.digest, pack.size_bytes)
+        for pack in asked
+    ]
+    found = zip(asked, results(jobs), strict=True)
+    return {pack: key for pack, key in found if key is not None}
 
 
 def shorter(

@@ -11,6 +11,7 @@ from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.spec.signals import WhenAsked
 from holdfast.registry.storage.codecs import Compression
 from holdfast.registry.training.pending import Busy
+from holdfast.registry.training.save_request import OnError
 
 if TYPE_CHECKING:
     from holdfast.registry.runs.rooms import Checkpointer, NoticeSource, Ranks
@@ -36,6 +37,8 @@ class LoopingRun(ResumableRun):
         deadline_s: float | None = None,
         ranks: Ranks | None = None,
         barrier_s: float = 1800.0,
+        on_error: OnError = "raise",
+        give_up_after: int = 3,
         phase: int | str | None = None,
         compression: Compression | None = None,
         keyframe_every: int | None = None,
@@ -73,6 +76,9 @@ class LoopingRun(ResumableRun):
                 Default: those of torch.distributed if it is initialized.
             barrier_s: Seconds after which waiting for the other ranks of torch.distributed is an
                 error.
+            on_error: As for `save_async`, for saves by the cadence and of the best; others raise
+                the error.
+            give_up_after: As for `save_async`.
             phase: As for `save`, like all below.
             compression: How new chunks are stored.
             keyframe_every: How often a chunk is stored whole.
@@ -107,6 +113,8 @@ class LoopingRun(ResumableRun):
             deadline_s=deadline_s,
             ranks=ranks,
             barrier_s=barrier_s,
+            on_error=on_error,
+            give_up_after=give_up_after,
             save=save,
             group=self.group,
         )

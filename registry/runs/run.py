@@ -28,7 +28,7 @@ from holdfast.registry.storage.codecs import Compression
 from holdfast.registry.storage.store import Store
 from holdfast.registry.training.backlog import Backlog
 from holdfast.registry.training.pending import Busy, PendingSave
-from holdfast.registry.training.save_request import SaveRequest
+from holdfast.registry.training.save_request import OnError, SaveRequest, check_on_error
 from holdfast.registry.writing.committer import Committer
 
 if TYPE_CHECKING:
@@ -298,6 +298,8 @@ class Run(LoopingRun):
         allow_lossy_optimizer: bool = False,
         allow_nonfinite: bool = False,
         busy: Busy = "wait",
+        on_error: OnError = "raise",
+        give_up_after: int = 3,
     ) -> PendingSave:
         """Save a state in the background; return once it has been copied.
 
@@ -326,6 +328,9 @@ class Run(LoopingRun):
             busy: If an earlier save is running: `wait` for it; `skip` this save; or `supersede`:
                 copy the state to a second memory, where it waits until a newer save takes its
                 place. Entries for streams go to the newer save.
+            on_error: `warn`: log an error of the store, such as an outage, and let the next call go
+                on; only `wait` raises it. The next save has the entries for streams.
+            give_up_after: With `warn`, the failed save in a row whose error is raised all the same.
 
         Returns:
             The save: `wait` gives the checkpoint, `waited_s` the seconds for which this call waited
@@ -347,6 +352,9 @@ class Run(LoopingRun):
                 allow_lossy_optimizer=allow_lossy_optimizer,
                 allow_nonfinite=allow_nonfinite,
                 every_rank=self._trainer.is_collective,
+                goes_on=check_on_error(
+                    on_error, give_up_after, every_rank=self._trainer.is_collective
+                ),
             )
         return self._trainer.save_async(state, request, busy)
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from threading import Lock
+from threading import Lock, Semaphore
 
-from holdfast.backends import ByteRange
-from holdfast.registry.errors import IntegrityError, ObjectNotFound, ObjectTruncated
-from holdfast.registry.storage.fetching import verify_chunk
+from holdfast.registry.errors import IntegrityError
+from holdfast.registry.storage.fetching import verify_pack_chunks
 from holdfast.registry.storage.heads import Heads
 from holdfast.registry.storage.keys import ObjectKey
-from holdfast.registry.storage.pack import TRAILER_BYTES, PackEntry, PackTable
+from holdfast.registry.storage.pack import open_pack
 from holdfast.registry.storage.placement import PackRef
 from holdfast.registry.storage.store import Store
 
@@ -24,7 +23,8 @@ _SUFFIX = ".packs"
 _NAME_BYTES = 16
 #: The most names in a file, which then has 1 MiB; the oldest are dropped.
 MAX_NAMES = 65_536
-_READ_BYTES = 16 * 2**20
+#: Packs that are read at once, each whole in memory.
+_AT_ONCE = 2
 
 
 class ProvenPacks:
@@ -39,7 +39,7 @@ class ProvenPacks:
         self._heads, self._id = heads, registry_id
         self._known = dict.fromkeys(self._kept())
         self._is_new = False
-        self._lock = Lock()
+        self._lock, self._turns = Lock(), Semaphore(_AT_ONCE)
         if heads is not None:
             heads.beside.append(self._write)
 
@@ -53,6 +53,16 @@ class ProvenPacks:
 
     def __contains__(self, key: ObjectKey) -> bool:
         return self._name(key) in self._known
+
+    def proves(self, store: Store, pack: PackRef) -> bool:
+        """Return whether a pack is undamaged; it is read if it is not known yet."""
+        if pack.key in self:
+            return True
+        with self._turns:
+            sound = is_sound(store, pack)
+        if sound:
+            self.add(pack.key)
+        return sound
 
     def add(self, key: ObjectKey) -> None:
         """Note a pack that was put or read whole."""
@@ -81,29 +91,10 @@ class ProvenPacks:
 
 
 def is_sound(store: Store, pack: PackRef) -> bool:
-    """Return whether a pack is undamaged; every byte of it is read, some MiB at a time."""
+    """Return whether a pack is undamaged; every byte of it is read."""
     try:
-        table = store.read_table(pack)
-        filled = sum(entry.stored_bytes for entry in table) + len(table.encode()) + TRAILER_BYTES
-        if filled != pack.size_bytes:
-            return False
-        for some in _stretches(table):
-            start, stop = some[0].offset, some[-1].offset + some[-1].stored_bytes
-            data = memoryview(store.backend.get(str(pack.key), ByteRange(start, stop)))
-            for entry in some:
-                stored = data[entry.offset - start :][: entry.stored_bytes]
-                verify_chunk(stored, entry.stored_digest or entry.digest, pack.key, entry.offset)
-    except (IntegrityError, ObjectNotFound, ObjectTruncated):
+        data = store.read(pack.key)
+        verify_pack_chunks(data, open_pack(data, pack.key.digest, where=str(pack.key)), pack.key)
+    except IntegrityError:
         return False
-    return True
-
-
-def _stretches(table: PackTable) -> Iterator[list[PackEntry]]:
-    some: list[PackEntry] = []
-    for entry in table:
-        if some and entry.offset + entry.stored_bytes - some[0].offset > _READ_BYTES:
-            yield some
-            some = []
-        some.append(entry)
-    if some:
-        yield some
+    return len(data) == pack.size_bytes

@@ -159,10 +159,13 @@ class Background:
             if job is not self._running:
                 return  # it was superseded
         assert job.save is not None
+        request = job.save.request
         try:
             made = self._store(job.save)
         except BaseException as error:
             self._end(job)
+            if request.is_forgiven:
+                job.pending.mark_reported()
             job.future.set_exception(error)
         else:
             self._end(job)

@@ -110,7 +110,7 @@ class PendingSave:
         except BaseException as error:
             # Not if the wait was interrupted or timed out.
             if self._future.done() and self._future.exception() is error:
-                self._mark_reported()
+                self.mark_reported()
             raise
 
     def settle(self) -> None:
@@ -121,7 +121,7 @@ class PendingSave:
     def give_up(self, outcome: Literal["skipped", "superseded"]) -> None:
         """End a save that was not begun: it is skipped, or a newer one took its place."""
         self._given_up = outcome
-        self._mark_reported()
+        self.mark_reported()
         _LOGGER.info("%s: %s, because an earlier save was running", self.name, outcome)
         self._future.set_exception(
             Conflict(
@@ -131,7 +131,8 @@ class PendingSave:
             )
         )
 
-    def _mark_reported(self) -> None:
+    def mark_reported(self) -> None:
+        """Let only `wait` raise the error of this save from now on."""
         self._is_reported = True
         _unreported.discard(self)
 
@@ -220,7 +221,7 @@ def _report_failures() -> None:
     for pending in _here():
         error = pending._future.exception() if pending.done() else None
         if error is not None:
-            pending._mark_reported()
+            pending.mark_reported()
             _LOGGER.error("%s: the save failed: %s: %s", pending.name, type(error).__name__, error)
             _fail_at_the_end()
 

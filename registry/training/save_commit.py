@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from holdfast.registry.errors import Conflict, IncompatibleState
 from holdfast.registry.history.actions import Action, AddCheckpoint, ReportMetrics
@@ -29,7 +30,7 @@ from holdfast.registry.spec.requirements import inference_parts
 from holdfast.registry.storage.manifest import Component
 from holdfast.registry.streams.appends import PlannedAppend, plan_append
 from holdfast.registry.training.earlier_steps import EarlierSteps
-from holdfast.registry.training.save_request import PreparedSave
+from holdfast.registry.training.save_request import PreparedSave, SaveRequest, joined_streams
 from holdfast.registry.values.canonical import float_to_hex
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.change import NewCommit, Stale, after_commit
@@ -63,6 +64,7 @@ class SaveCommit(NewCommit):
         self._companions: dict[str, Written] = {}
         self._model: Written | None = None
         self._appends: list[PlannedAppend] = []
+        self._carried: list[SaveRequest] = []
         self._replanned = False
         self._repeats = False
         self.outcome = -1
@@ -104,7 +106,7 @@ class SaveCommit(NewCommit):
         # At the second attempt segments are not merged, so that nothing can make them stale.
         self._appends = [
             plan_append(committer, claimed, name, entries, merge=not self._replanned)
-            for name, entries in self._request.streams.items()
+            for name, entries in self._streams(run).items()
             if entries
         ]
         self._replanned = True
@@ -114,6 +116,14 @@ class SaveCommit(NewCommit):
             *([self._model] if self._model else []),
             *(append.written for append in self._appends),
         ]
+
+    def _streams(self, run: RunManifest) -> Mapping[str, list[dict[str, Any]]]:
+        """Return the entries for streams, with those of failed saves that have not landed."""
+        self._carried = [one for one in self._request.carries if not self._has_landed(one, run)]
+        return joined_streams([*self._carried, self._request])
+
+    def _has_landed(self, request: SaveRequest, run: RunManifest) -> bool:
+        return bool(run.at_step(self._save.phase, request.step))
 
     def _check_changes(self, run: RunManifest, bases: Sequence[PlacedState]) -> None:
         """Compare the state with earlier steps: those of this handle, and the newest checkpoint."""
@@ -152,8 +162,9 @@ class SaveCommit(NewCommit):
             self._check_companions(known)
             self.outcome = known.n
             return [*claims, *_new_metrics(known, self._save.metrics)]
-        if self._repeats:
-            raise Stale  # the checkpoint that it repeats was evicted meanwhile
+        if self._repeats or any(self._has_landed(one, run) for one in self._carried):
+            # The checkpoint that it repeats was evicted meanwhile, or one came that seemed lost.
+            raise Stale
         self._check_continues(run)
         claimed = after_commit(run, claims)
         self._check_phase(claimed)

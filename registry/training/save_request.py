@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
-from typing import Any
+from typing import Any, Literal, get_args
 
+from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, Malformed, UnsupportedValue
 from holdfast.registry.history.actions import CommitKeys
@@ -46,6 +47,8 @@ from holdfast.registry.values.process import require_first_rank
 from holdfast.registry.values.suggest import near
 from holdfast.registry.writing.deltas import check_keyframe_every
 
+#: What a training does if a save fails: raise the store's error, or warn and go on.
+OnError = Literal["raise", "warn"]
 #: The phase of runs that declare none.
 DEFAULT_PHASE = "main"
 #: The tags of dicts in a skeleton.
@@ -60,9 +63,12 @@ class SaveRequest:
         phase: The given phase; `None` for the present phase of the run.
         meta: The encoded plain value.
         first_rank_decides: Whether the arguments of rank 0 count for all ranks that save together.
+        carries: Failed saves before this one: it has their entries for streams, too.
+        is_forgiven: Whether it has failed, and the training goes on.
 
     Args:
         every_rank: Whether all ranks of a job save together.
+        goes_on: How many saves may fail in a row before an error of the store is raised.
 
     Raises:
         InvalidInput: An argument is wrong.
@@ -87,9 +93,13 @@ class SaveRequest:
         allow_lossy_optimizer: bool = False,
         every_rank: bool = False,
         first_rank_decides: bool = False,
+        goes_on: int = 0,
     ) -> None:
         if not every_rank:
             require_first_rank()
+        self._goes_on = goes_on
+        self.carries: Sequence[SaveRequest] = ()
+        self.is_forgiven = False
         self.first_rank_decides = first_rank_decides
         self.takes_over = takes_over
         self.phase = None if phase is None else check_phase(phase)
@@ -109,13 +119,43 @@ class SaveRequest:
         self.keyframe_every = check_keyframe_every(keyframe_every, compresses=compression != "none")
         self.precision = Precision.check(precision, allow_optimizer=bool(allow_lossy_optimizer))
 
+    def forgives(self, earlier: int) -> bool:
+        """Return whether the training goes on if this save fails after some others in a row."""
+        self.is_forgiven = earlier < self._goes_on
+        self.companions = {}  # the next save only needs its entries for streams
+        return self.is_forgiven
+
     def follow(self, superseded: SaveRequest) -> None:
         """Take over the entries for streams of a save that is not made."""
-        earlier = superseded.streams
-        self.streams = {
-            name: [*earlier.get(name, ()), *self.streams.get(name, ())]
-            for name in {**earlier, **self.streams}
-        }
+        self.streams = joined_streams([superseded, self])
+
+
+def joined_streams(requests: Iterable[SaveRequest]) -> dict[str, list[dict[str, Any]]]:
+    """Return the entries for streams of several saves, in their order."""
+    joined: dict[str, list[dict[str, Any]]] = {}
+    for request in requests:
+        for name, entries in request.streams.items():
+            joined.setdefault(name, []).extend(entries)
+    return joined
+
+
+def check_on_error(on_error: object, give_up_after: object, *, every_rank: bool) -> int:
+    """Return how many failed saves in a row a training goes on past.
+
+    Raises:
+        InvalidInput: An argument is wrong, or ranks that save together shall go on.
+    """
+    is_count = type(give_up_after) is int and give_up_after > 0
+    if on_error not in get_args(OnError) or not is_count or (every_rank and on_error == "warn"):
+        raise InvalidInput(
+            "not what a training does if a save fails",
+            where="on_error, give_up_after",
+            expected="raise, since all ranks save together"
+            if every_rank
+            else "raise or warn, and a whole number from 1",
+            found=f"{quoted(on_error)}, {quoted(give_up_after)}",
+        )
+    return int(str(give_up_after)) - 1 if on_error == "warn" else 0
 
 
 @dataclass(frozen=True)

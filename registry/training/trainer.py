@@ -17,7 +17,7 @@ from threading import RLock
 from typing import Any, ClassVar
 
 from holdfast.backends.escape import printable
-from holdfast.registry.errors import IntegrityError
+from holdfast.registry.errors import IntegrityError, StorageError
 from holdfast.registry.history.actions import Action, RunStatus, SetStatus
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.history.writer_token import WriterToken
@@ -48,6 +48,7 @@ class Trainer:
         is_stopped: Whether a signal has ended the training; it is then never `completed`, nor
             `failed` by what the signal caused.
         is_collective: Whether all ranks of a job save together.
+        failed_saves: How many saves have failed that the training went on past.
     """
 
     is_collective: ClassVar[bool] = False
@@ -56,12 +57,14 @@ class Trainer:
         self._committer = committer
         self._log = committer.log
         self.is_stopped = False
+        self.failed_saves = 0
+        self._failed: list[SaveRequest] = []  # those since the last save that did not fail
         self._writer_token = WriterToken(committer.log.run_id)
         self._earlier = EarlierSteps()
         self._lock = RLock()
         self._handing_over = RLock()
         self._pid = os.getpid()
-        self._background = Background(self._store_and_commit, self._copy)
+        self._background = Background(self._store, self._copy)
 
     @property
     def run(self) -> RunManifest:
@@ -82,7 +85,7 @@ class Trainer:
         """Store and commit a state."""
         with self.abstaining(request.step):
             self.settle()
-        return self._store_and_commit(self._prepare(state, request))
+        return self._store(self._prepare(state, request))
 
     def stage(
         self, state: object, request: SaveRequest, copy: Callable[[str, FlatState], FlatState]
@@ -224,6 +227,7 @@ class Trainer:
     def resume_at(self, checkpoint: Checkpoint) -> None:
         """Continue from exactly a checkpoint: the next save supersedes all that came later."""
         self._writer_token.resume_at(checkpoint.n, self._log.run)
+        self._failed.clear()
         self._earlier.forget()
 
     def resume_after(self, checkpoint: Checkpoint) -> str | None:
@@ -233,6 +237,7 @@ class Trainer:
             The name of the last pivot that is kept.
         """
         run = self._log.run
+        self._failed.clear()
         kept = run.pivots_after(checkpoint.n)
         self._writer_token.resume_at(checkpoint.n, run, keeps=kept[-1].n if kept else None)
         for one in run.pivots:
@@ -281,6 +286,27 @@ class Trainer:
 
     def _flattened(self, state: object, request: SaveRequest) -> PreparedSave:
         return prepare_save(state, request, self.run)
+
+    def _store(self, save: PreparedSave) -> Checkpoint:
+        """Store and commit a save; note an error of the store that the training goes on past."""
+        save.request.carries = tuple(self._failed)
+        try:
+            made = self._store_and_commit(save)
+        except StorageError as error:
+            if save.request.forgives(len(self._failed)):
+                self._failed.append(save.request)
+                self.failed_saves += 1
+                _LOGGER.warning(
+                    "%s: step %d was not saved, and training goes on (on_error='warn', failed "
+                    "saves in a row: %d): %s",
+                    self._log.run_id,
+                    save.request.step,
+                    len(self._failed),
+                    error,
+                )
+            raise
+        self._failed.clear()
+        return made
 
     def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
         with self._lock:

@@ -126,9 +126,6 @@ class Committer:
             if not self._has_moved(change, read):
                 raise
             return None
-        except Condemned:  # a base was found damaged
-            self._bases.clear()
-            return None
         try:
             return self.writer.commit(partial(_lines, change), chosen, look)
         except Condemned:
@@ -259,9 +256,11 @@ class Committer:
             if manifest in bases or manifest not in held:
                 continue
             try:
-                bases[manifest] = self.base(manifest)
+                base = self.base(manifest)
             except IntegrityError:
                 continue  # a damaged state is no base; its chunks are stored again
+            if self.writer.trusts(base):
+                bases[manifest] = base
         return list(bases.values())
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,7 +32,6 @@ from holdfast.registry.storage.keys import Kind, ObjectKey, stem
 from holdfast.registry.storage.placement import PackRef, Placement
 from holdfast.registry.storage.proven_packs import ProvenPacks, is_sound
 from holdfast.registry.storage.store import Store
-from holdfast.registry.storage.threads import results
 from holdfast.registry.values.digest import Digest
 
 _FREED_WITHIN_S = 0.1
@@ -167,55 +166,34 @@ class Writer:
 
         It is read whole, unless this machine has put it or read it before.
         """
-        if pack.key in self._proven:
-            return True
-        if is_sound(self._store, pack):
-            self._proven.add(pack.key)
+        if self._proven.proves(self._store, pack):
             return True
         self.suspect.add(pack.key)
         _LOGGER.warning(
-            "%s: another writer put other bytes under this name, or they were damaged; it is not "
-            "used, and replaced where this program has its content",
-            f"{self._store.backend.url}/{pack.key}",
+            "%s/%s: the pack has other bytes than its name promises: it was put wrong, or is "
+            "damaged. It is replaced if this program has its content, and not used otherwise",
+            self._store.backend.url,
+            pack.key,
         )
         return False
 
-    def prove_inherited(self, needed: Collection[PackRef], bases: Iterable[PlacedState]) -> None:
-        """Check packs that a new state takes from its bases, where no writer of this run has yet.
+    def trusts(self, base: PlacedState) -> bool:
+        """Return whether a save may rely on the packs of a state of the run without reading them.
 
         The author of a place has proven its packs, except in a fork, which names what its parent
-        has. A state that was loaded whole is proven too.
-
-        Args:
-            needed: Packs of the new state.
-            bases: Its bases.
-
-        Raises:
-            Condemned: Some are damaged; they are suspect now.
+        has: there this handle has to have loaded the state, or this machine to know its packs.
         """
-        unread = [base for base in bases if self._is_inherited(base.place)]
-        if not unread:
-            return
-        packs = {pack for base in unread for pack in base.placement.packs}.intersection(needed)
-        asked = sorted(packs, key=lambda pack: pack.key)
-        jobs = [self._store.pools.bulk.submit(self.proves, pack) for pack in asked]
-        sound = results(jobs)
-        if not all(sound):
-            raise Condemned([pack.key for pack, fine in zip(asked, sound, strict=True) if not fine])
-
-    def _is_inherited(self, place: Place) -> bool:
         run = self.log.run
         parent = run.created.parent if run.created is not None else None
-        if parent is None or place in self.read:
-            return False
-        # The fork's own saves come after the checkpoint that it continues from.
+        if parent is None or base.place in self.read:
+            return True
         origins = (one.n for one in run.checkpoints if one.manifest == parent.checkpoint)
-        origin = next(origins, run.commits)
-        return not any(
-            place.manifest in (one.manifest, *one.companions.values())
+        origin = next(origins, run.commits)  # its own saves come after it
+        return any(
+            base.manifest.digest in (one.manifest, *one.companions.values())
             for one in run.checkpoints
             if one.n > origin
-        )
+        ) or all(pack.key in self._proven for pack in base.placement.packs)
 
     def new_pack(self, digest: Digest) -> NewPack:
         """Return the key of a pack that is put because none may be named (W2)."""

@@ -92,11 +92,7 @@ def place_manifest(
         lists: The bytes of its stored digest lists.
         bases: States of this run that cover some of these chunks (W2a).
         new_bytes: Stored bytes of its new chunks.
-
-    Raises:
-        Condemned: A chunk of a base is damaged; its base is suspect now.
     """
-    writer.prove_inherited(placement.packs, bases)
     place = put_place(store, writer, manifest, placement)
     chosen = ChosenKeys(placed_keys(place, placement), cover(bases))
     return Written(PlacedState(place, manifest, placement, lists), chosen, new_bytes)
@@ -127,16 +123,6 @@ def place_of(manifest: ObjectKey, placement: ObjectKey) -> Place:
         placement=placement.digest,
         placement_generation=placement.generation,
     )
-
-
-def written_before(writer: Writer, base: PlacedState, bases: Sequence[PlacedState]) -> Written:
-    """Return a state that one of the bases is already.
-
-    Raises:
-        Condemned: It is damaged; it is suspect now.
-    """
-    writer.prove_inherited(base.placement.packs, [base])
-    return Written(base, ChosenKeys(placed_keys(base.place, base.placement), cover(bases)), 0)
 
 
 def cover(bases: Iterable[PlacedState]) -> dict[ObjectKey, list[Place]]:

@@ -43,14 +43,14 @@ from holdfast.registry.writing.deltas import Predecessors, Trials
 from holdfast.registry.writing.encoding import Encoded, Encoding, chain_entries
 from holdfast.registry.writing.finite import NAMED_AT_MOST, is_finite, is_watched
 from holdfast.registry.writing.hashing import Group, Hashing, Piece, in_use
-from holdfast.registry.writing.object_writer import Writer, placed_keys
+from holdfast.registry.writing.object_writer import ChosenKeys, Writer, placed_keys
 from holdfast.registry.writing.placing import (
     ChunkLocation,
     Written,
     build_placement,
+    cover,
     locations_of,
     place_manifest,
-    written_before,
 )
 from holdfast.registry.writing.readable import check_readable
 
@@ -389,7 +389,8 @@ class _StateWriter:
         """Put manifest and placement after all packs; neither if a base is the same state."""
         for base in self._bases:
             if base.manifest.digest == manifest.digest:
-                return written_before(self._writer, base, self._bases)
+                keys = placed_keys(base.place, base.placement)
+                return Written(base, ChosenKeys(keys, cover(self._bases)), 0)
         locations = {**self._stored, **self._fresh_locations()}
         new_bytes = sum(entry.stored_bytes for _, entry in self._fresh.values())
         placement = build_placement(manifest, self._lists, locations)
