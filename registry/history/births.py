@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.registry.errors import IntegrityError, ObjectNotFound, UnsupportedFormat
+from holdfast.registry.errors import (
+    AccessDenied,
+    IntegrityError,
+    StorageError,
+    StoreUnavailable,
+    UnsupportedFormat,
+)
 from holdfast.registry.history.actions import CreateRun, Parent
 from holdfast.registry.history.log import list_runs
 from holdfast.registry.history.replay import RunManifest, Slot
@@ -33,7 +39,9 @@ def read_birth(store: Store, name: str) -> Birth | None:
     key = slot_key(name, 0)
     try:
         slot = Slot.decode(0, store.backend.get(key), where=key)
-    except (ObjectNotFound, IntegrityError, UnsupportedFormat):
+    except (AccessDenied, StoreUnavailable):
+        raise
+    except (StorageError, IntegrityError, UnsupportedFormat):
         return None
     for _, commit in slot.commits:
         for action in commit.actions:

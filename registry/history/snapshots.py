@@ -11,6 +11,7 @@ from contextlib import suppress
 from itertools import pairwise
 
 from holdfast.backends import ObjectInfo
+from holdfast.backends.limits import max_record_bytes
 from holdfast.registry.errors import IntegrityError, ObjectNotFound, RegistryError
 from holdfast.registry.history.actions import SetStatus, line_digest
 from holdfast.registry.history.replay import RunManifest, Slot
@@ -63,6 +64,8 @@ class Snapshots:
         prefix = snapshot_prefix(self._run_id)
         found = []
         for info in self._store.backend.list(prefix, limit=_SNAPSHOTS_TRIED):
+            if info.size_bytes > max_record_bytes():
+                continue  # hostile: no writer makes it so long
             with suppress(RegistryError):
                 found.append(snapshot_slot(info.key))
         return found

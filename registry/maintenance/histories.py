@@ -16,6 +16,7 @@ from holdfast.registry.history.actions import Place, line_digest
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import Forgotten, RunManifest, Slot, advance
 from holdfast.registry.history.snapshots import COMPLETE_VERSIONS, REPLAY_VERSION
+from holdfast.registry.maintenance.data_pass import fault_of
 from holdfast.registry.maintenance.findings import Finding
 from holdfast.registry.storage.framing import split_lines
 from holdfast.registry.storage.heads import Head
@@ -124,10 +125,9 @@ class _Reading:
                     expected=f"slot {gap}",
                     found=f"slot {next(number for number in numbers if number > gap)}",
                 )
-        except StorageError:
-            raise
         except RegistryError as error:
-            self._report(error.summary, self.run.next_slot)
+            summary = fault_of(error) if isinstance(error, StorageError) else error.summary
+            self._report(summary or "", self.run.next_slot)
         self._check_tail(end)
         self._check_values()
         return self._history()
@@ -251,11 +251,19 @@ class _Reading:
             data = self._store.backend.get(key)
         except ObjectNotFound:
             return  # a cache; it may go at any time
+        except StorageError as error:
+            self._findings.append(_bad_snapshot(key, fault_of(error) or ""))
+            return
         self._size_bytes += len(data)
         run = None if slot is None else self.run
         finding = _snapshot_finding(key, data, self._run_id, slot, run)
         if finding is not None:
             self._findings.append(finding)
+
+
+def _bad_snapshot(key: str, message: str) -> Finding:
+    advice = "A cache, ignored on reading; it may be deleted."
+    return Finding("snapshot", key, message, advice=advice, severity="note")
 
 
 def _snapshot_finding(
@@ -273,8 +281,7 @@ def _snapshot_finding(
         if snapshot_key(found.run_id, found.next_slot - 1) != key or found.run_id != run_id:
             raise Malformed("a snapshot of another run or slot", where=key)
     except (RegistryError, ValueError) as error:
-        advice = "A cache, ignored on reading; it may be deleted."
-        return Finding("snapshot", key, str(error), advice=advice, severity="note")
+        return _bad_snapshot(key, str(error))
     if slot is None or run is None or fields.get("slot_digest") != Digest.of(slot.data).hex():
         return None
     if found.compact().encode() == run.compact().encode():
