@@ -20,7 +20,7 @@ from holdfast.backends.opening import Transport
 from holdfast.registry.errors import NoSuchPath, ReadOnlyStore
 from holdfast.registry.filesystem.refs_tree import RefsTree
 from holdfast.registry.filesystem.session import Options, Resolved, Session
-from holdfast.registry.filesystem.tree import File, Folder
+from holdfast.registry.filesystem.tree import File, Folder, is_name
 from holdfast.registry.formats.target import new_file
 
 
@@ -115,7 +115,7 @@ class HoldfastFileSystem(AbstractFileSystem):  # type: ignore[misc]
         steps = path.split("/") if path else []
         for number, step in enumerate(steps):
             if isinstance(node, Folder):
-                node = node.get(step) if step else None
+                node = node.get(step) if is_name(step) else None
                 state_id = (node.state_id if isinstance(node, Folder) else None) or state_id
             else:
                 node = None
@@ -148,7 +148,9 @@ class HoldfastFileSystem(AbstractFileSystem):  # type: ignore[misc]
         node, state_id = self._find(path)
         if not isinstance(node, Folder):
             return [_info(path, node, state_id) if detail else path]
-        paths = {f"{path}/{name}" if path else name: name for name in node.names()}
+        # A name such as `..` would lead a copy of the folder out of it.
+        named = (name for name in node.names() if is_name(name))
+        paths = {f"{path}/{name}" if path else name: name for name in named}
         if not detail:
             return sorted(paths)
         if node.has_folders_only:
@@ -208,8 +210,11 @@ class HoldfastFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return
         path, size = Path(lpath), self._find_file(self._strip_protocol(rpath)).size
         path.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(path, size, force=True) as file:
-            super().get_file(rpath, file, callback=callback, **kwargs)
+        # Older versions of fsspec take no open file.
+        with self.open(rpath) as source, new_file(path, size, force=True) as file:
+            callback.set_size(size)
+            while data := source.read(self.blocksize):
+                callback.relative_update(file.write(data))
 
     def _open(
         self,

@@ -10,7 +10,7 @@ from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, NoSuchPath
 from holdfast.registry.filesystem.description import describe
 from holdfast.registry.filesystem.ranges import Chunks, Joined, ZarrChunk
-from holdfast.registry.filesystem.tree import File, Folder, Literal
+from holdfast.registry.filesystem.tree import File, Folder, Literal, is_name
 from holdfast.registry.formats import opaque_name
 from holdfast.registry.formats.content import OPAQUE
 from holdfast.registry.formats.safetensors_header import NAMES, encode_header
@@ -99,7 +99,7 @@ class StateFolder:
     @property
     def _opaque(self) -> Folder | None:
         name = opaque_name(self._stored)
-        if name is None or name in ("", ".", "..") or "/" in name or "\0" in name:
+        if name is None or not is_name(name):
             return None
         (tensor,) = self._stored.manifest.components[OPAQUE].tensors
         return Folder.of({name: Joined([tensor], self._chunks)})

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
+def is_name(text: str) -> bool:
+    """Return whether a text names an entry of a folder, and is no step of a path."""
+    return text not in ("", ".", "..") and not {"/", "\0"}.intersection(text)
+
+
 class File(Protocol):
     """A file whose bytes are made when they are read."""
 

@@ -253,6 +253,14 @@ def _spec(
         spec = _changed(spec, monitors or spec.monitors, retention or spec.retention, where)
     for phase in spec.phases:
         check_phase(phase.name)
+    for monitor in (*spec.monitors, *(one for phase in spec.phases for one in phase.monitors)):
+        if not {".", ".."}.isdisjoint(monitor.label.split("/")):
+            raise InvalidInput(
+                "a monitor's name is a step of a path",
+                where=quoted(monitor.label),
+                expected="a name that can stand in RUN/best/NAME",
+                hint="Give it another one: Monitor(metric=..., mode=..., name='...').",
+            )
     return None if preset is None and retention is None else spec
 
 

@@ -24,6 +24,10 @@ from holdfast.filesystem import HoldfastFileSystem
 from holdfast.registry import formats
 from holdfast.registry.filesystem import refs_tree, state_folder
 from holdfast.registry.filesystem.ranges import Chunks, Joined
+from holdfast.registry.filesystem.refs_tree import RefsTree
+from holdfast.registry.filesystem.tree import Folder, Literal
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.storage.recent_chunks import RecentChunks
 from tests.registry.filesystem.conftest import plain, weights
 from tests.support.faults import flip
@@ -215,6 +219,20 @@ def test_a_failed_copy_leaves_no_file(fs, backend, saved, tmp_path):
         assert (tmp_path / "x").read_text() == "mine"
     fs.get("run/latest/meta.json", str(tmp_path / "x"))
     assert (tmp_path / "x").read_bytes() == fs.cat_file("run/latest/meta.json")
+
+
+def test_a_name_that_is_a_step_of_a_path_is_no_entry(fs, saved, tmp_path, monkeypatch):
+    """A foreign run may have a monitor of such a name: no copy leaves its folder."""
+    hostile = tuple(Monitor(metric=name, mode="min") for name in ("..", ".", "loss"))
+    monkeypatch.setattr(RunManifest, "monitors", property(lambda _: hostile))
+    monkeypatch.setattr(RefsTree, "_state", lambda *_: Folder.of({"x": Literal(b"x")}))
+    assert fs.ls("run/best", detail=False) == ["run/best/loss", "run/best/x"]
+    for path in ("run/best/..", "run/best/.", "run/best/../x"):
+        with pytest.raises(FileNotFoundError):
+            fs.info(path)
+    fs.get("run/best", str(tmp_path / "a" / "b"), recursive=True)
+    assert {one.name for one in tmp_path.rglob("*") if one.is_file()} == {"x"}
+    assert not (tmp_path / "a" / "x").exists()
 
 
 def test_a_lost_pack_is_no_absent_file(fs, backend, saved):

@@ -53,6 +53,12 @@ REFUSED = {
     "no such preset": ({"preset": "defualt"}, NotFound, "no such preset"),
     "no policy": ({"retention": 3}, InvalidInput, "not a policy; expected Retention"),
     "no monitor": ({"monitor": ["loss"]}, InvalidInput, "not a monitor"),
+    "path as monitor": ({"monitor": Monitor(metric="..", mode="min")}, InvalidInput, "step of a"),
+    "path in a monitor": (
+        {"monitor": Monitor(metric="loss", mode="min", name="a/./b")},
+        InvalidInput,
+        r"step of a path.*RUN/best/NAME",
+    ),
     "best without a monitor": (
         {"retention": Retention(best=1)},
         InvalidInput,
