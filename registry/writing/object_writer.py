@@ -7,9 +7,9 @@ It obeys rules W1 to W5 of docs/spec.md, "Collecting garbage":
 - A newer mark in the log moves the observed epoch, and all chosen keys are checked again.
 - An object of a needed manifest of this run needs no check if the commit follows that run directly.
 - Objects of other writers are made durable before a commit names them.
-- Packs of other writers are read whole before the first commit on this machine relies on them.
 
-Every commit that names objects goes through `Writer`.
+Every commit that names objects goes through `Writer`. It also reads packs that other writers have
+put before a save relies on them (section 11).
 """
 
 from __future__ import annotations
