@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered, Wrapper
 from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
+from holdfast.registry.storage import proven_packs
 from tests.support.sameness import assert_same
 from tests.support.stores import Open, contents, new_backend, packs, packs_of, small_grid
 
@@ -152,3 +155,20 @@ def test_a_poisoned_mirror_is_mended_by_sync(
     holdfast.sync(reg, open_registry(mirror))
     assert keys == packs(mirror)
     assert open_registry(mirror).verify(deep=True).findings == ()
+
+
+def test_the_memory_of_packs_is_bounded_private_and_may_be_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proven_packs, "MAX_NAMES", 3)
+    url = str(tmp_path / "r")
+    with holdfast.init(url, skip_race_probe=True) as registry:
+        registry.create_run("one").save(STATE, step=1)
+    (kept,) = Path(os.environ["XDG_STATE_HOME"]).rglob("*.packs")
+    assert (kept.stat().st_size, kept.stat().st_mode & 0o777) == (3 * 16, 0o600)
+    kept.write_bytes(b"no names at all")
+    with holdfast.open(url) as registry:
+        registry.create_run("two").save(STATE, step=1)
+    assert kept.stat().st_size == 3 * 16
+    holdfast.trust(url)
+    assert not kept.exists()
