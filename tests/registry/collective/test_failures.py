@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -193,6 +194,27 @@ def test_values_of_each_rank_are_kept_under_their_rank(reg: Registry) -> None:
     made = together(group_of(3, WELL_S), saving(reg))
     assert [one.load()["rng"] for one in made] == [{0: 0, 1: 1, 2: 2}] * 3
     np.testing.assert_array_equal(made[0].load()["model"]["w"], WHOLE)
+
+
+def test_packs_that_another_writer_has_put_are_read_by_the_rank_that_needs_them(
+    reg: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that holds other bytes is replaced; the ranks may be on machines that know nothing."""
+    together(group_of(2, WELL_S), saving(reg))
+    sound = {path: path.read_bytes() for path in tmp_path.glob("reg/packs/*/*")}
+    for path, data in sound.items():
+        path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    reg.create_run("other")
+
+    def save(group: Group) -> Checkpoint:
+        with holdfast.open(reg.url) as mine:
+            return mine.run("other", group=group).save(state(group.rank, 2), step=1)
+
+    made = together(group_of(2, WELL_S), save)
+    np.testing.assert_array_equal(made[0].load()["model"]["w"], WHOLE)
+    assert sound.keys() == {*tmp_path.glob("reg/packs/*/*")}
+    assert all(path.read_bytes() == data for path, data in sound.items())
 
 
 def test_a_training_continues_from_its_newest_checkpoint_at_another_world_size(
