@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import zip_longest
 
 from holdfast.backends.escape import printable
 from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.storage.manifest import Component
+from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values.canonical import Json
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import FLOATING
@@ -27,6 +29,8 @@ _PAIRS = {"d": None, "od": None, "sd": 0, "dd": 1}
 _DEPTH = 3
 #: Length of torch's state of a generator on the CPU, in bytes, and of Python's, in numbers.
 _TORCH_RNG_BYTES, _PYTHON_RNG_NUMBERS = 5056, 625
+#: Element types and shapes of the tensors in which generators of torch and NumPy keep their state.
+_GENERATORS = {("uint8", (_TORCH_RNG_BYTES,)), ("uint8", (16,)), ("uint32", (624,))}
 
 Components = Mapping[str, Component]
 
@@ -45,9 +49,11 @@ class EarlierSteps:
     def forget(self) -> None:
         """Forget all steps, because training goes back."""
         self._saves: list[tuple[str, int, dict[str, Digest]]] = []
+        self._last: tuple[str, int, Components] | None = None
 
     def remember(self, phase: str, step: int, components: Components) -> None:
         """Remember the components of a step."""
+        self._last = phase, step, components
         digests = {name: one.digest for name, one in components.items()}
         self._saves = [save for save in self._saves if save[:2] != (phase, step)]
         self._saves = [*self._saves[1 - _SAVES :], (phase, step, digests)]
@@ -81,7 +87,9 @@ class EarlierSteps:
                 if any(fnmatchcase(name, pattern) for pattern in declared):
                     raise _refusal(name, earlier, components[name].digest, where)
             return
-        for name in _suspicious(components, equal):
+        found = _suspicious(components, equal)
+        self._warn_of_standstill(phase, step, components, where, is_told=bool(found))
+        for name in found:
             if name not in self._warned:
                 self._warned.add(name)
                 _LOGGER.warning(
@@ -91,6 +99,25 @@ class EarlierSteps:
                     printable(name),
                     equal[name],
                 )
+
+    def _warn_of_standstill(
+        self, phase: str, step: int, components: Components, where: str, *, is_told: bool
+    ) -> None:
+        """Warn once of a save that has every tensor of the one before it, at an earlier step."""
+        if "" in self._warned or self._last is None:
+            return
+        known_phase, known_step, known = self._last
+        if known_phase != phase or known_step >= step or not _stands_still(known, components):
+            return
+        self._warned.add("")  # no component has this name
+        if not is_told:
+            _LOGGER.warning(
+                "%s: no tensor has changed since step %d. Has the optimizer stopped, or is this "
+                "not the state that is trained? If it may stay the same, the preset's "
+                "`must_change = []` says so",
+                where,
+                known_step,
+            )
 
     def _equal(self, phase: str, step: int, components: Components) -> dict[str, int]:
         """Return the newest earlier step of each component that is equal there."""
@@ -113,6 +140,27 @@ def _refusal(name: str, earlier: int, digest: Digest, where: str) -> Incompatibl
         hint="Save a copy that was made at this step; the preset lists the component in "
         "`must_change`.",
     )
+
+
+def _stands_still(before: Components, now: Components) -> bool:
+    """Return whether two states have the same tensors, some of them, generators left aside.
+
+    The first tensor that differs ends the comparison. With a learning rate of zero nothing has to
+    change.
+    """
+    if not any(_weighty(one) for part in now.values() for one in part.tensors):
+        return False
+    for name in before.keys() | now.keys():
+        parts = [one[name].tensors if name in one else () for one in (before, now)]
+        if any(a != b and _weighty(a or b) for a, b in zip_longest(*parts)):
+            return False
+    groups = _groups([one for part in now.values() for one in _optimizers(part)])
+    return not groups or any(_is_learning(group) for group in groups)
+
+
+def _weighty(tensor: TensorEntry | None) -> bool:
+    """Return whether a tensor is not the state of a random generator."""
+    return tensor is not None and (tensor.dtype, tensor.shape) not in _GENERATORS
 
 
 def _suspicious(components: Components, equal: Mapping[str, int]) -> list[str]:

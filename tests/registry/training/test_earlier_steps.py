@@ -115,11 +115,27 @@ def test_weights_may_stay_while_the_learning_rate_is_zero(run, caplog, lr, is_wa
     assert len(said(caplog)) == int(is_warned)
 
 
-def test_weights_without_an_optimizer_may_stay(run, caplog):
+def test_weights_without_an_optimizer_may_stay_while_others_move(run, caplog):
     for step in (1, 2):
-        run.save(
-            {"model": torch.nn.Linear(20, 3).state_dict() and {"w": torch.ones(20)}}, step=step
-        )
+        run.save({"model": {"w": torch.ones(20)}, "table": torch.full((20,), step)}, step=step)
+    assert said(caplog) == []
+
+
+def test_a_save_in_which_no_tensor_moved_is_told_once_for_each_handle(run, reg, caplog):
+    # The step and the generators advance, and nothing else does: plain values are not enough.
+    for step in (1, 2, 3):
+        rng = torch.Generator().manual_seed(step).get_state()
+        run.save({"model": {"w": torch.ones(20)}, "n": step, "rng": {"torch": rng}}, step=step)
+    (one,) = said(caplog)
+    assert one.startswith("run: phase main, step 2: no tensor has changed since step 1")
+    run.save({"model": {"w": torch.zeros(20)}}, step=4)
+    run.push({"model": {"w": torch.zeros(20)}}, step=5)  # another program's state
+    run.save({"n": 6}, step=6)  # no tensor at all
+    assert said(caplog) == [one]
+    caplog.clear()
+    quiet = reg.create_run("quiet", preset=RunSpec(name="own", must_change=()))
+    for step in (1, 2):
+        quiet.save({"model": {"w": torch.ones(20)}}, step=step)
     assert said(caplog) == []
 
 
