@@ -19,10 +19,12 @@ from holdfast.registry.cli.trends import finite, sparkline
 from holdfast.registry.errors import RegistryError
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
+from holdfast.registry.maintenance.last_verify import Damage
 from holdfast.registry.merging.merge import MERGE
 from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
+from holdfast.registry.runs.view import committer_of
 
 _LS = (
     Column("phase", none="-"),
@@ -87,8 +89,11 @@ def ls(
 def _records(run: Run, *, evicted: bool) -> list[dict[str, Any]]:
     manifest = run.full_manifest() if evicted else run.manifest
     marks, is_dropped = checkpoint_marks(manifest), manifest.dropped is not None
+    damage = Damage.of(committer_of(run).store)
     return [
-        describe.record_json(manifest.run_id, record, marks.get(record.n, []))
+        describe.record_json(
+            run.id, record, [*marks.get(record.n, []), *damage.marks(run.id, record)]
+        )
         for record in manifest.checkpoints
         if evicted or not (is_dropped or record.evicted is not None)
     ]

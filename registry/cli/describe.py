@@ -12,8 +12,10 @@ from holdfast.registry.history.replay import CheckpointRecord, Pin
 from holdfast.registry.history.step_names import phase_value, step_ref
 from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo
 from holdfast.registry.loading.stored import Stored
+from holdfast.registry.maintenance.last_verify import Damage
 from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.runs.run import Run
+from holdfast.registry.runs.view import committer_of
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import ITEM_SIZES
 
@@ -81,6 +83,7 @@ def record_json(run_id: str, record: CheckpointRecord, pointed: list[str]) -> di
 def checkpoint_json(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return a checkpoint of a run with its components."""
     pointed = checkpoint_marks(run.manifest).get(checkpoint.n, [])
+    pointed += Damage.of(committer_of(run).store).marks(run.id, checkpoint.record)
     return {
         **record_json(checkpoint.run_id, checkpoint.record, pointed),
         "components": components_json(checkpoint),

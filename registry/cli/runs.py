@@ -26,8 +26,10 @@ from holdfast.registry.history.births import forks_of
 from holdfast.registry.history.log_values import decode_or_keep, decode_plain
 from holdfast.registry.loop.last_heard import LastHeard, last_heard
 from holdfast.registry.loop.overhead import failed_saves, waited_share
+from holdfast.registry.maintenance.last_verify import Damage
 from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
+from holdfast.registry.runs.view import committer_of
 from holdfast.registry.spec import Retention
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.spec.presets import load_preset
@@ -83,11 +85,11 @@ def ls(opened: Registry) -> Answer:
     """List the runs by name."""
     listing = Listing(opened)
     runs = listing.runs()
-    forks = lineage.forks_among(runs)
+    forks, damage = lineage.forks_among(runs), Damage.of(opened.store)
 
     def rows(more: Callable[[Run], dict[str, Any]]) -> list[dict[str, Any]]:
         described = listing.described(
-            runs, lambda run: {**run_json(run, forks.get(run.id, [])), **more(run)}
+            runs, lambda run: {**run_json(run, forks.get(run.id, []), damage), **more(run)}
         )
         return listing.by_name(
             described,
@@ -131,9 +133,9 @@ def _waited_json(run: Run) -> float | None:
     return None if latest is None else waited_share(decode_plain(latest.meta))
 
 
-def run_json(run: Run, forks: list[str]) -> dict[str, Any]:
+def run_json(run: Run, forks: list[str], damage: Damage | None = None) -> dict[str, Any]:
     """Return a run; `forks` are the names of the runs that were forked from it."""
-    manifest = run.manifest
+    manifest, damage = run.manifest, damage or Damage.of(committer_of(run).store)
     created, latest, writer = manifest.created, manifest.latest(), manifest.writer
     backlog = run.backlog()
     bests = {monitor.metric: manifest.best(monitor) for monitor in manifest.monitors}
@@ -143,6 +145,7 @@ def run_json(run: Run, forks: list[str]) -> dict[str, Any]:
         **lineage.lineage_json(run, forks),
         "created": iso(manifest.created_ms),
         "last_heard": _heard_json(run),
+        "damaged": [f"{run.id}/{ref}" for ref in damage.in_run(run.id)],
         "waited_share": _waited_json(run),
         "failed_saves": failed_saves(decode_plain(latest.meta)) if latest else 0,
         "seed": f"0x{created.seed}" if created else None,

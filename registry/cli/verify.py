@@ -76,6 +76,7 @@ def _json(report: VerifyReport) -> dict[str, object]:
         **picked(report, "ok runs checkpoints objects bytes_checked"),
         "data": None if report.data is None else asdict(report.data),
         "findings": [asdict(finding) for finding in report.findings],
+        "standing": [asdict(finding) for finding in report.standing],
     }
 
 
@@ -89,6 +90,8 @@ def _text(report: VerifyReport) -> Iterator[Part]:
     verdict = "ok" if report.ok else output.counted(errors, "error")
     yield f"{verdict}: {counts}{read}"
     yield from _extent(report)
+    for finding in report.standing:
+        yield from _fault(f"not looked at, but damaged when --{finding.needs} read it", finding)
 
 
 def _extent(report: VerifyReport) -> Iterator[Part]:

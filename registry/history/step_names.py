@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from holdfast.registry.history.actions import Parent
+from holdfast.registry.values.digest import Digest
 
 
 class _AtStep(Protocol):
@@ -19,6 +20,20 @@ class _AtStep(Protocol):
 def step_ref(at: _AtStep) -> str:
     """Return the name of a step within its run, such as `main/step00000200`."""
     return f"{phase_segment(at.phase)}/step{at.step:08d}"
+
+
+class _Kept(_AtStep, Protocol):
+    """A checkpoint of a run."""
+
+    @property
+    def manifest(self) -> Digest: ...
+    @property
+    def superseded(self) -> bool: ...
+
+
+def kept_ref(record: _Kept) -> str:
+    """Return the name within its run that finds a checkpoint: of a superseded one its id."""
+    return record.manifest.short if record.superseded else step_ref(record)
 
 
 def parent_ref(parent: Parent) -> str:

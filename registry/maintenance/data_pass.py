@@ -75,6 +75,7 @@ class DataPass:
     Attributes:
         tables: The tables of the packs that were whole.
         faults: The messages about damaged packs, by key.
+        whole: The packs that were read and are whole.
     """
 
     def __init__(self, store: Store, workers: Workers, count: Count) -> None:
@@ -84,6 +85,7 @@ class DataPass:
         self._bytes = 0
         self.tables = Tables()
         self.faults: dict[ObjectKey, str] = {}
+        self.whole: set[ObjectKey] = set()
 
     def read(self, sample: float | None, notes: PassNotes | None) -> DataRead:
         """Read the packs that are there.
@@ -136,6 +138,7 @@ class DataPass:
         else:
             if notes is not None:  # at once, so that it counts even if this process is killed
                 notes.add(info)
+            self.whole.add(key)
             table, size_bytes = outcome.result()
             if table is not None:
                 self.tables.keep(key, table)

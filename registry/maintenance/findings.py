@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Severity = Literal["error", "note"]
+#: The least that a check has to read to find something: names and sizes, the bytes, or the chunks
+#: as they are decoded.
+Needs = Literal["structure", "deep", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class Finding:
             do not need the damaged chunk.
         advice: What to do.
         severity: A `note` does no harm: a cache, an orphan, a foreign file.
+        needs: What a check has to read to find it.
     """
 
     kind: str
@@ -33,6 +37,7 @@ class Finding:
     affects: tuple[str, ...] = ()
     advice: str = ""
     severity: Severity = "error"
+    needs: Needs = "structure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,8 @@ class VerifyReport:
         objects: Objects under packs/, manifests/ and placements/.
         bytes_checked: Bytes that were read and hashed.
         data: How much of the packs was read; `None` where only the structure was checked.
+        standing: Errors that an earlier check of this machine found, and that this one did not look
+            for: it read too little.
     """
 
     findings: tuple[Finding, ...]
@@ -78,6 +85,7 @@ class VerifyReport:
     objects: int
     bytes_checked: int
     data: DataRead | None = None
+    standing: tuple[Finding, ...] = ()
 
     @property
     def ok(self) -> bool:

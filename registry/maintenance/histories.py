@@ -16,6 +16,7 @@ from holdfast.registry.history.actions import Place, line_digest
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import Forgotten, RunManifest, Slot, advance
 from holdfast.registry.history.snapshots import COMPLETE_VERSIONS, REPLAY_VERSION
+from holdfast.registry.history.step_names import kept_ref
 from holdfast.registry.maintenance.data_pass import fault_of
 from holdfast.registry.maintenance.findings import Finding
 from holdfast.registry.storage.framing import split_lines
@@ -229,7 +230,7 @@ class _Reading:
             advice = "The run's configuration is lost; its checkpoints are not affected."
             self._check_value("config", run.created.config, run_id, advice)
         for record in run.checkpoints:
-            ref = f"{run_id}/{record.manifest.short}"
+            ref = f"{run_id}/{kept_ref(record)}"
             self._check_value("meta", record.meta, ref)
             if record.commit_keys is not None:
                 self._check_value("commit keys", record.commit_keys.values, ref)

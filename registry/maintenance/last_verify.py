@@ -1,5 +1,8 @@
 """The last verification of a registry on this machine, kept beside the heads that were seen.
 
+Damage stays known until a verification that looks for it does not find it: one that reads less
+says nothing of it.
+
 It is a convenience for people: nothing depends on it, and it proves nothing. Where heads are not
 remembered, neither is this.
 """
@@ -8,20 +11,24 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from holdfast.backends.escape import printable, shortened
 from holdfast.registry.errors import RegistryError
-from holdfast.registry.maintenance.findings import Finding, VerifyReport
+from holdfast.registry.history.replay import CheckpointRecord
+from holdfast.registry.history.step_names import kept_ref
+from holdfast.registry.maintenance.findings import Finding, Needs, VerifyReport
 from holdfast.registry.storage.framing import join_lines, split_lines
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values.records import Record
 
 _LOGGER = logging.getLogger("holdfast")
-#: Findings that are kept, and characters of each of their texts.
-_KEPT, _LONGEST = 100, 500
+#: Findings that are kept, characters of each of their texts, and refs that each affects.
+_KEPT, _LONGEST, _REFS = 100, 500, 1000
 _SUFFIX = ".verified"
 
 #: What was read: names and sizes, a share of the packs, every byte, or every chunk decoded too.
@@ -37,6 +44,8 @@ class KeptFinding(Record):
     message: str
     advice: str
     severity: Literal["error", "note"]
+    affects: tuple[str, ...] = ()
+    needs: Needs = "structure"
 
 
 class LastVerify(Record):
@@ -53,6 +62,8 @@ class LastVerify(Record):
         errors: Number of errors.
         notes: Number of notes.
         findings: The first of them, errors first.
+        standing: Errors that earlier verifications found, and that no later one has looked for.
+        depths: When a verification of each depth ended last.
     """
 
     format: Literal["holdfast.verified/1"] = "holdfast.verified/1"
@@ -66,6 +77,13 @@ class LastVerify(Record):
     errors: _Count
     notes: _Count
     findings: tuple[KeptFinding, ...] = ()
+    standing: tuple[KeptFinding, ...] = ()
+    depths: dict[Depth, int] = Field(default={})
+
+    @property
+    def damage(self) -> tuple[KeptFinding, ...]:
+        """The errors that are known, whichever verification found them."""
+        return (*(one for one in self.findings if one.severity == "error"), *self.standing)
 
 
 def note_verify(store: Store, report: VerifyReport) -> None:
@@ -74,10 +92,11 @@ def note_verify(store: Store, report: VerifyReport) -> None:
         return
     errors = [one for one in report.findings if one.severity == "error"]
     notes = [one for one in report.findings if one.severity != "error"]
+    before, time_ms, depth = last_verify(store), int(time.time() * 1000), _depth(report)
     found = LastVerify(
         registry=store.config.id,
-        time_ms=int(time.time() * 1000),
-        depth=_depth(report),
+        time_ms=time_ms,
+        depth=depth,
         runs=report.runs,
         checkpoints=report.checkpoints,
         objects=report.objects,
@@ -85,6 +104,8 @@ def note_verify(store: Store, report: VerifyReport) -> None:
         errors=len(errors),
         notes=len(notes),
         findings=tuple(map(_shortened, [*errors, *notes][:_KEPT])),
+        standing=tuple(map(_shortened, report.standing[:_KEPT])),
+        depths={**(before.depths if before else {}), depth: time_ms},
     )
     store.heads.keep(_SUFFIX, join_lines([found.encode()]))
 
@@ -103,6 +124,50 @@ def last_verify(store: Store) -> LastVerify | None:
     return found if found.registry == store.config.id else None
 
 
+def known_damage(store: Store) -> list[Finding]:
+    """Return the errors that verifications on this machine found, and none since found gone."""
+    last = last_verify(store)
+    return [Finding(**one.shared(KeptFinding)) for one in (last.damage if last else ())]
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """The refs that known damage affects, by run.
+
+    Attributes:
+        refs: The refs within each run.
+        names: The same refs, with all names of which they are parts.
+    """
+
+    refs: Mapping[str, Sequence[str]]
+    names: Mapping[str, Collection[str]]
+
+    @classmethod
+    def of(cls, store: Store) -> Damage:
+        """Return what is known on this machine; reads a local file."""
+        found: dict[str, dict[str, None]] = {}
+        for ref in (ref for one in known_damage(store) for ref in one.affects):
+            run_id, _, within = ref.partition(" ")[0].partition("/")
+            found.setdefault(run_id, {})[within] = None
+        names = {
+            run_id: {part for one in refs for part in _parts(one)} for run_id, refs in found.items()
+        }
+        return cls({run_id: list(refs) for run_id, refs in found.items()}, names)
+
+    def in_run(self, run_id: str) -> Sequence[str]:
+        """Return the refs of a run that are affected, without the run's name."""
+        return self.refs.get(run_id, ())
+
+    def marks(self, run_id: str, record: CheckpointRecord) -> list[str]:
+        """Return `damaged` as a mark of a checkpoint, if it or its companions are affected."""
+        return ["damaged"] if kept_ref(record) in self.names.get(run_id, ()) else []
+
+
+def _parts(ref: str) -> Iterator[str]:
+    names = ref.split("/")
+    return ("/".join(names[:end]) for end in range(1, len(names) + 1))
+
+
 def _depth(report: VerifyReport) -> Depth:
     data = report.data
     if data is None:
@@ -116,5 +181,11 @@ def _shortened(finding: Finding) -> KeptFinding:
     texts = (finding.kind, finding.where, finding.message, finding.advice)
     kind, where, message, advice = (shortened(printable(text), _LONGEST) for text in texts)
     return KeptFinding(
-        kind=kind, where=where, message=message, advice=advice, severity=finding.severity
+        kind=kind,
+        where=where,
+        message=message,
+        advice=advice,
+        severity=finding.severity,
+        affects=finding.affects[:_REFS],
+        needs=finding.needs,
     )

@@ -34,6 +34,7 @@ from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.maintenance.data_pass import fault_of
 from holdfast.registry.maintenance.findings import Finding, VerifyReport
+from holdfast.registry.maintenance.last_verify import note_verify
 from holdfast.registry.maintenance.object_checks import Tables, check_object, check_rows
 from holdfast.registry.maintenance.verify import Need, Progress, Verification
 from holdfast.registry.storage.keys import ObjectKey, stem
@@ -144,6 +145,7 @@ def repair(
         if not job.mend() or dry_run:
             break
         last = verification.check()
+    note_verify(store, last)
     return RepairReport(found, tuple(job.mended), tuple(job.left(last)), dry_run)
 
 
@@ -289,8 +291,7 @@ class _Repair:
                 reasons.append(f"{source.backend.url}: {error.summary}")
                 continue
             origin = f"{source.backend.url}: {place.manifest_key}"
-            where = f"{need.run_id}/{need.manifest.short}"
-            self.mended.append(Mended(where, "adopted", origin, need.refs, size_bytes))
+            self.mended.append(Mended(need.refs[0], "adopted", origin, need.refs, size_bytes))
             return
         reason = "; ".join(reasons) or f"{self._mirror.backend.url} has no such state in any run"
         names = {need.refs[0], *map(str, keys)}

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from holdfast.backends import ObjectInfo
 from holdfast.registry.errors import MissingObject, RegistryError, StoreUnavailable, WorkersFailed
 from holdfast.registry.history.actions import Place
-from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.history.snapshots import stale_snapshots
-from holdfast.registry.history.step_names import step_ref
+from holdfast.registry.history.step_names import kept_ref
 from holdfast.registry.maintenance.live import StoredFile, list_objects, place_of
 from holdfast.registry.maintenance.repacking.survey import (
     Chunk,
@@ -229,7 +229,7 @@ def _holders(run: RunManifest, number: int) -> Iterator[_Holder]:
     checkpoints: dict[int, _Holder] = {}
     for record in () if run.dropped is not None else run.checkpoints:
         if record.evicted is None:
-            holder = _Holder(number, _ref(run.run_id, record), record.manifest)
+            holder = _Holder(number, f"{run.run_id}/{kept_ref(record)}", record.manifest)
             for manifest in (record.manifest, *record.companions.values()):
                 holder.places[place_of(run, manifest)] = None
             checkpoints[record.n] = holder
@@ -237,24 +237,18 @@ def _holders(run: RunManifest, number: int) -> Iterator[_Holder]:
     for pin in pins.values():
         if pin.checkpoint in checkpoints:
             checkpoints[pin.checkpoint].is_pinned = True
-    heads = {one.manifest.short for one in run.checkpoints}
+    heads = {kept_ref(one) for one in run.checkpoints}
     rest: dict[str, _Holder] = {}
     for manifest, refs in run.holders().items():
         for ref in refs:
             name = "/".join(ref.split("/")[:2])
             # Counted already, with its checkpoint.
-            if name in pins or ref.split("/")[0] in heads:
+            if name in pins or name in heads or ref.split("/")[0] in heads:
                 continue
             holder = rest.setdefault(name, _Holder(number, f"{run.run_id}/{name}", None))
             holder.places[place_of(run, manifest)] = None
     yield from checkpoints.values()
     yield from rest.values()
-
-
-def _ref(run_id: str, record: CheckpointRecord) -> str:
-    if record.superseded:
-        return f"{run_id}/{record.manifest.short}"
-    return f"{run_id}/{step_ref(record)}"
 
 
 @dataclass(slots=True)

@@ -27,9 +27,16 @@ from holdfast.registry.history.log import list_runs
 from holdfast.registry.maintenance.data_pass import DataPass, check_sample, fault_of
 from holdfast.registry.maintenance.decoding import HELD_BYTES, DecodePass
 from holdfast.registry.maintenance.file_names import Names, check_config
-from holdfast.registry.maintenance.findings import DataRead, Finding, Severity, VerifyReport
+from holdfast.registry.maintenance.findings import (
+    DataRead,
+    Finding,
+    Needs,
+    Severity,
+    VerifyReport,
+)
 from holdfast.registry.maintenance.head_check import HeadCheck
 from holdfast.registry.maintenance.histories import Asked, History, read_history
+from holdfast.registry.maintenance.last_verify import known_damage
 from holdfast.registry.maintenance.object_checks import check_object
 from holdfast.registry.maintenance.pass_notes import PassNotes
 from holdfast.registry.maintenance.placement_checks import (
@@ -197,7 +204,19 @@ class Verification:
             len(self._names.sizes),
             self._bytes,
             self._data,
+            tuple(one for one in known_damage(self._store) if not self._looks_for(one)),
         )
+
+    def _looks_for(self, known: Finding) -> bool:
+        """Return whether this verification would find damage that an earlier one has found."""
+        if known.needs == "structure":
+            return True
+        if known.needs == "decode" and self._decoding is None:
+            return False
+        key = ObjectKey.parse(known.where)
+        if key not in self._names.sizes or (key.kind != "packs" and self._is_whole):
+            return True
+        return key in self._packs.whole or key in self._packs.faults
 
     def needs(self) -> dict[ObjectKey, list[Need]]:
         """Return the states that need an object with a fault, by object."""
@@ -242,6 +261,7 @@ class Verification:
         """Forget the faults of packs that have been replaced."""
         for key in keys:
             self._packs.faults.pop(key, None)
+            self._packs.whole.add(key)
 
     def _count(self, size_bytes: int) -> None:
         self._bytes += size_bytes
@@ -402,10 +422,17 @@ class Verification:
             held = [self._histories[run_id].get(place, ()) for run_id in sorted(self._histories)]
             refs = tuple(ref for some in held for ref in some)
             if refs:
-                yield Finding("placement", str(place.placement_key), message, refs, _MEND)
-        needs = self.needs()
+                yield Finding(
+                    "placement",
+                    str(place.placement_key),
+                    message,
+                    refs,
+                    _MEND,
+                    needs="structure" if self._data is None else "deep",
+                )
+        needing = self.needs()
         for key, fault in self.faults.items():
-            refs = tuple(ref for need in needs.get(key, ()) for ref in need.refs)
+            refs = tuple(ref for need in needing.get(key, ()) for ref in need.refs)
             if fault.is_gone and refs:
                 message = fault.message + _condemned_by(self._store, key)
                 yield Finding("missing", str(key), message, refs, _MEND)
@@ -415,7 +442,13 @@ class Verification:
                 advice = _MEND if refs else _ORPHAN
                 if fault.is_within:
                     advice = _WRONG_WITHIN
-                yield Finding(kind, str(key), fault.message, refs, advice, severity)
+                needs = self._needed(key, fault)
+                yield Finding(kind, str(key), fault.message, refs, advice, severity, needs)
+
+    def _needed(self, key: ObjectKey, fault: Fault) -> Needs:
+        if fault.is_within:
+            return "decode"
+        return "deep" if key in self._packs.faults else "structure"
 
 
 def _check_small(store: Store, key: ObjectKey) -> int:

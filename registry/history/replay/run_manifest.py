@@ -27,6 +27,7 @@ from holdfast.registry.history.replay.run_parts import (
     StreamRecord,
     WriterRecord,
 )
+from holdfast.registry.history.step_names import kept_ref
 from holdfast.registry.spec import Pool, RunSpec
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.values.digest import Digest
@@ -431,7 +432,7 @@ class RunManifest(Record):
         """Return the manifests in `held`, each with the refs within the run that need it."""
         found: dict[Digest, list[str]] = {}
         for manifest, *parts in self._holdings() if self.dropped is None else ():
-            shown = (part.short if isinstance(part, Digest) else part for part in parts)
+            shown = (part if isinstance(part, str) else kept_ref(part) for part in parts)
             found.setdefault(manifest, []).append("/".join(shown))
         return {manifest: tuple(refs) for manifest, refs in found.items()}
 
@@ -439,9 +440,9 @@ class RunManifest(Record):
         """Yield every needed manifest, with the parts of a ref that needs it."""
         for checkpoint in self.checkpoints:
             if checkpoint.evicted is None:
-                yield checkpoint.manifest, checkpoint.manifest
+                yield checkpoint.manifest, checkpoint
                 for name, manifest in checkpoint.companions.items():
-                    yield manifest, checkpoint.manifest, "companions", name
+                    yield manifest, checkpoint, "companions", name
         for pin in self.pins:
             yield pin.manifest, pin.ref
             if pin.card is not None:

@@ -10,7 +10,7 @@ import holdfast
 from tests.registry.cli.calling import RECORD, Call, CallJson
 
 RUN = {
-    *("last_heard", "waited_share", "failed_saves"),
+    *("last_heard", "waited_share", "failed_saves", "damaged"),
     *("run", "status", "created", "seed", "config", "config_hash", "environment", "monitors"),
     *("checkpoints", "superseded", "latest", "best", "tags", "writer", "commits", "head"),
     *("evicted", "gates", "releases", "artifacts", "streams", "pool"),
@@ -80,7 +80,7 @@ def test_diff(call_json: CallJson) -> None:
 def test_verify_and_doctor(call_json: CallJson) -> None:
     report = call_json("verify", "--deep")
     assert set(report) == {
-        *("ok", "runs", "checkpoints", "objects", "bytes_checked", "data", "findings")
+        *("ok", "runs", "checkpoints", "objects", "bytes_checked", "data", "findings", "standing")
     }
     assert report["ok"] is True
     assert set(report["data"]) == {

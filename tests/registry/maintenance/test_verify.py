@@ -107,7 +107,7 @@ def test_an_object_that_is_gone_is_found_without_reading_and_says_what_it_costs(
     (finding,) = report.findings
     assert not report.ok
     assert (finding.kind, finding.where) == ("missing", key)
-    affected = [c for c in two if any(c.digest.short in ref for ref in finding.affects)]
+    affected = [c for c in two if any(ref.startswith(c.ref) for ref in finding.affects)]
     assert len(affected) == len(finding.affects) == 1
     assert "mirror" in finding.advice
 
@@ -127,7 +127,7 @@ def test_a_shared_pack_names_every_checkpoint_that_needs_it(run, backend, check)
     (key,) = packs_of(made[0])
     flip(backend, key, 9)
     (finding,) = check().findings
-    assert [ref.split("/")[1] for ref in finding.affects] == [c.digest.short for c in made]
+    assert list(finding.affects) == [c.ref for c in made]
 
 
 def test_what_nothing_needs_is_a_note(two, check, backend):
@@ -361,7 +361,7 @@ def test_each_column_of_a_row_is_held_against_the_table(run, reg, backend, check
     (found,) = [f for f in check().findings if f.severity == "error"]
     assert found.kind == "placement"
     assert "name different chunks" in found.message
-    assert found.affects == (f"run/{checkpoint.digest.short}",)
+    assert found.affects == (checkpoint.ref,)
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -488,8 +488,8 @@ def test_everything_that_holds_a_state_is_named(rich, check, backend):
     key = packs_of(rich)[0]
     flip(backend, key, 9)
     (finding,) = check().findings
-    short = rich.digest.short
-    assert {f"rich/{short}", "rich/gates/good", "rich/artifacts/grp", f"fork/{short}"} <= {
+    step = rich.ref.partition("/")[2]
+    assert {f"rich/{step}", "rich/gates/good", "rich/artifacts/grp", f"fork/{step}"} <= {
         *finding.affects
     }
     named = [ref.split("/")[1] for ref in finding.affects]
