@@ -15,7 +15,7 @@ from holdfast.registry.cli.listing import Listing
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag
 from holdfast.registry.cli.output import Note, Part
-from holdfast.registry.cli.trends import finite, sparkline
+from holdfast.registry.cli.trends import sparkline, there
 from holdfast.registry.errors import RegistryError
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
@@ -130,7 +130,7 @@ def _trends(
     for run, records in described.items():
         names = dict.fromkeys(name for one in records for name in one["metrics"])
         for name in names if is_one else monitored[run]:
-            values = finite(one["metrics"].get(name) for one in records)
+            values = there(one["metrics"].get(name) for one in records)
             if len(values) > 1:
                 ends = {"first": values[0], "last": values[-1]}
                 rows.append({"run": run, "metric": name, "trend": values, **ends})

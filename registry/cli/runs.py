@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_module
 import time as clock
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from holdfast.registry.history.log_values import decode_or_keep, decode_plain
 from holdfast.registry.loop.last_heard import LastHeard, last_heard
 from holdfast.registry.loop.overhead import failed_saves, waited_share
 from holdfast.registry.maintenance.last_verify import Damage
+from holdfast.registry.names.marks import run_remarks
 from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.runs.view import committer_of
@@ -98,16 +99,16 @@ def ls(opened: Registry) -> Answer:
 
     return Answer(
         lambda: rows(lambda run: {}),  # noqa: ARG005
-        lambda: [Table(_LS, rows(_for_people), none="no runs yet")],
+        lambda: [Table(_LS, rows(lambda run: _for_people(run, damage)), none="no runs yet")],
         damaged=listing.damaged,
     )
 
 
-def _for_people(run: Run) -> dict[str, Any]:
+def _for_people(run: Run, damage: Damage) -> dict[str, Any]:
     """Return the fields of a row that `--json` has in another form, or does not have."""
-    records = run.manifest.live() if run.manifest.monitors else []
-    values = [one.metrics.get(describe.monitored(run)[0]) for one in records]
-    return {"status": _status(run), "trend": values}
+    monitors, records = run.manifest.monitors, run.manifest.live()
+    values = [one.measured(record.metrics) for one in monitors[:1] for record in records]
+    return {"status": ", ".join(_status(run, damage)), "trend": values}
 
 
 def heard_of(run: Run) -> LastHeard:
@@ -115,10 +116,17 @@ def heard_of(run: Run) -> LastHeard:
     return last_heard(run.manifest, int(clock.time() * 1000))
 
 
-def _status(run: Run) -> str:
+def _status(run: Run, damage: Damage) -> Iterator[str]:
+    """Yield the status of a run, and what is wrong with it."""
     if run.manifest.dropped is not None:
-        return "dropped"
-    return f"{run.status}, overdue" if heard_of(run).is_overdue else run.status
+        yield "dropped"
+        return
+    yield run.status
+    if heard_of(run).is_overdue:
+        yield "overdue"
+    if damage.in_run(run.id):
+        yield "damaged"
+    yield from (one.partition(":")[0] for one in run_remarks(run.manifest))
 
 
 def _heard_json(run: Run) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import flag
 from holdfast.registry.cli.output import Part
 from holdfast.registry.cli.runs import heard_of, run_json
-from holdfast.registry.cli.trends import finite, sparkline
+from holdfast.registry.cli.trends import sparkline, there
 from holdfast.registry.following.watching import Patience
 from holdfast.registry.history.action_texts import in_words, refs_of
 from holdfast.registry.history.births import forks_of
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.layouts.following import follow_run
 from holdfast.registry.loop.last_heard import LastHeard
+from holdfast.registry.names.marks import run_remarks
 from holdfast.registry.registries.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.runs.view import committer_of
@@ -30,7 +31,17 @@ _APART = ("config", "environment", "tags")
 #: Seconds between looks at the log: at first, and at most.
 _POLL_S, _LONGEST_POLL_S = 1.0, 30.0
 #: Fields on a screen, which has room for trends and commits below them, and the least commits.
-_WATCHED = ("run", "status", "phase", "checkpoints", "latest", "best", "last_heard", "waited_share")
+_WATCHED = (
+    "run",
+    "status",
+    "problem",
+    "phase",
+    "checkpoints",
+    "latest",
+    "best",
+    "last_heard",
+    "waited_share",
+)
 _LEAST = 3
 
 
@@ -64,6 +75,8 @@ def _waited_text(share: float | None) -> str | None:
 def _for_people(run: Run, forks: list[str]) -> dict[str, Any]:
     shape = run_json(run, forks)
     return {
+        **{name: shape[name] for name in ("run", "status")},
+        "problem": "; ".join(run_remarks(run.manifest)),
         **shape,
         "created": output.time(run.manifest.created_ms),
         "last_heard": _heard_text(heard_of(run)),
@@ -161,9 +174,8 @@ def _trends(run: Run) -> dict[str, object]:
     names = dict.fromkeys(name for one in records for name in one.metrics)
     series = {name: [one.metrics.get(name) for one in records] for name in names}
     return {
-        name: f"{sparkline(values)}  {output.number(finite(values)[-1])}"
+        name: f"{sparkline(values)}  {output.number(there(values)[-1])}"
         for name, values in series.items()
-        if finite(values)
     }
 
 

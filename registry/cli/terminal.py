@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ from rich.text import Text
 from holdfast.backends.escape import printable
 from holdfast.registry.cli.columns import Column, Table
 from holdfast.registry.cli.tables import GAP, cells, fitting
+
+#: Words of a status and marks that are red.
+_RED = {"damaged", "unreadable", "failed"}
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -46,14 +50,24 @@ def print_table(table: Table) -> None:
             justify="right" if column.is_number else "left",
             min_width=least[i],
         )
-    for row in texts:
-        shown.add_row(*[Text(row[i]) for i in kept])
+    for row, values in zip(texts, table.rows, strict=True):
+        shown.add_row(*[Text(row[i], _style(columns[i].value(values))) for i in kept])
     screen.width = max(screen.width, sum(least[i] + GAP for i in kept) - GAP)
     screen.print(shown)
     hidden = [printable(column.name) for i, column in enumerate(columns) if i not in kept]
     if hidden:
         named = f"not shown: {', '.join(hidden)}; --columns chooses, --csv has all"
         console(stderr=True).print(Text(named))
+
+
+def _style(value: object) -> str:
+    """Return the style of a cell: red for NaN, infinity and damage."""
+    match value:
+        case float():
+            return "" if math.isfinite(value) else "red"
+        case str():
+            value = value.split(", ")
+    return "red" if isinstance(value, list) and not _RED.isdisjoint(map(str, value)) else ""
 
 
 def _least(column: Column, texts: Sequence[str]) -> int:

@@ -7,25 +7,36 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 _BARS = "▁▂▃▄▅▆▇█"
+_CROSS = "×"
 #: The most characters of a sparkline.
 _WIDTH = 16
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """Return a bar for each value, or for the mean of several; a space where none is finite."""
+    """Return a bar for each value, or for the mean of several.
+
+    Where none is finite it has a cross, and where there is none at all a space.
+    """
     count = min(len(values), _WIDTH)
     bounds = [len(values) * i // count for i in range(count + 1)] if count else []
-    means = [_mean(values[a:b]) for a, b in pairwise(bounds)]
+    parts = [values[a:b] for a, b in pairwise(bounds)]
+    means = [_mean(part) for part in parts]
     known = [one for one in means if one is not None]
-    if not known:
-        return ""
-    low, high = min(known), max(known)
-    return "".join(" " if one is None else _bar(one, low, high) for one in means)
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    return "".join(
+        (_CROSS if there(part) else " ") if one is None else _bar(one, low, high)
+        for one, part in zip(means, parts, strict=True)
+    ).rstrip()
+
+
+def there(values: Iterable[float | None]) -> list[float]:
+    """Return the values that there are."""
+    return [one for one in values if one is not None]
 
 
 def finite(values: Iterable[float | None]) -> list[float]:
     """Return the values that there are, without NaN and infinity."""
-    return [one for one in values if one is not None and math.isfinite(one)]
+    return [one for one in there(values) if math.isfinite(one)]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

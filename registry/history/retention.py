@@ -8,7 +8,9 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nsmallest
@@ -19,6 +21,7 @@ from holdfast.registry.spec import Retention, RunSpec
 from holdfast.registry.values import markup
 from holdfast.registry.values.amounts import size
 
+_LOGGER = logging.getLogger("holdfast")
 _DAY_MS = 24 * 60 * 60 * 1000
 
 
@@ -68,6 +71,18 @@ class RetentionPlan:
         )
 
     @cached_property
+    def unrated(self) -> dict[str, str]:
+        """The phases whose evictions are decided without a best, each with its monitors in words.
+
+        No checkpoint of the phase has a value by which it could be the best.
+        """
+        return {
+            group.phase: " or ".join(monitor.label for monitor in group.monitors)
+            for group in self._groups
+            if group.is_unrated and not all(one.superseded for one in group.evicted)
+        }
+
+    @cached_property
     def kept(self) -> tuple[Verdict, ...]:
         """The kept checkpoints, in log order."""
         return self._verdicts(is_kept=True)
@@ -104,6 +119,25 @@ def _rows(what: str, verdicts: Sequence[Verdict]) -> markup.Rows:
     )
     heads = ("phase", f"{what} step", "size", "why")
     return markup.Rows(heads, rows, len(verdicts), f"that are {what}")
+
+
+def warn_of_unrated(run_id: str, unrated: Mapping[str, str], told: set[str]) -> None:
+    """Warn of evictions that were decided without a best, once for each phase.
+
+    Args:
+        run_id: The run.
+        unrated: As in a plan.
+        told: The phases that were told before; those that are told now are added.
+    """
+    for phase in unrated.keys() - told:
+        told.add(phase)
+        text = (
+            f"{run_id}: phase {phase}: checkpoints are evicted as if none were better: none has a "
+            f"value of {unrated[phase]}. Give it with `metrics=`, or report it before retention "
+            "evicts (`wait` of the policy)."
+        )
+        _LOGGER.warning(text)
+        warnings.warn(text, UserWarning, stacklevel=2)
 
 
 def plan_retention(
@@ -173,6 +207,15 @@ class _Group:
         # Superseded checkpoints are evicted before those of the current line.
         self.numbers = (*run.by_class.get((phase, tier, True), ()), *self.line)
         self.monitors = run.spec.phase(phase).monitors
+
+    @property
+    def is_unrated(self) -> bool:
+        """Whether the phase has monitors, and none of its checkpoints has a value for any."""
+        run, phase = self.run, self.phase
+        return bool(self.monitors) and not any(
+            run.best(one, phase) or next(run.bests_before(one, phase), None)
+            for one in self.monitors
+        )
 
     @property
     def members(self) -> list[CheckpointRecord]:

@@ -39,7 +39,7 @@ from holdfast.registry.training import ending
 from holdfast.registry.training.backlog import Backlog
 from holdfast.registry.training.pending import exit_wait_s
 from holdfast.registry.training.save_request import PreparedSave
-from holdfast.registry.training.trainer import Claimed, Trainer, warn_of_nonfinite
+from holdfast.registry.training.trainer import Claimed, Trainer
 from holdfast.registry.writing.change import Composed, NewCommit
 from holdfast.registry.writing.committer import Committer
 
@@ -144,7 +144,7 @@ class JournaledTrainer(Trainer):
         n = commit.outcome
         entry = self._entry(states.write, save=commit.fields(self._resumes, self._keeps))
         number = self._append(entry, n, actions)
-        warn_of_nonfinite(self._log.run_id, save.request, commit.nonfinite)
+        self._warn(commit, save.request)
         self._earlier.remember(save.phase, save.request.step, commit.components)
         self._last = states, {name: one.base for name, one in commit.written.items()}
         return JournaledCheckpoint(states, number, entry, self._expect().run, n, self._find)

@@ -24,7 +24,7 @@ from holdfast.registry.spec.migrations import MIGRATIONS
 from holdfast.registry.spec.requirements import check_dtypes, check_keys, manifest_dtypes
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values import markup
-from holdfast.registry.values.amounts import number, size
+from holdfast.registry.values.amounts import size
 from holdfast.registry.values.suggest import near
 from holdfast.registry.writing.committer import Committer
 
@@ -58,7 +58,7 @@ class Checkpoint(Stored):
             "time": format_time(record.time_ms),
             "size": size(record.size_bytes),
             "tier": record.tier,
-            "metrics": ", ".join(f"{k} = {number(v)}" for k, v in record.metrics.items()),
+            "metrics": record.metrics,
             "companions": ", ".join(record.companions),
             "not finite": ", ".join(record.nonfinite),
             "state": "evicted" if self.is_evicted else "superseded" if self.superseded else None,

@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
+import math
+
 from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.values.amounts import counted, number
+
+
+def run_remarks(run: RunManifest) -> list[str]:
+    """Return what is wrong with the monitored metrics of a run, in words.
+
+    The newest value of the first monitor is NaN or infinite; or checkpoints were evicted, and none
+    that is left has a value by which it could be the best.
+    """
+    monitors = run.monitors if run.dropped is None else ()
+    found = []
+    for monitor in monitors[:1]:
+        values = (monitor.measured(one.metrics) for one in run.newest_first())
+        newest = next((value for value in values if value is not None), 0.0)
+        if not math.isfinite(newest):
+            found.append(f"{monitor.label} is {number(newest)}")
+    if monitors and run.evicted_count and not any(map(run.best, monitors)):
+        names = " or ".join(monitor.label for monitor in monitors)
+        evicted = counted(run.evicted_count, "checkpoint")
+        found.append(f"no best: none has a value of {names}, and {evicted} went without one")
+    return found
 
 
 def checkpoint_marks(manifest: RunManifest) -> dict[int, list[str]]:

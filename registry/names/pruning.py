@@ -20,6 +20,7 @@ from holdfast.registry.history.retention import (
     has_policies,
     plan_retention,
     protections,
+    warn_of_unrated,
 )
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.names.pins import kept, own
@@ -57,6 +58,7 @@ def prune(
         return plan.actions()
 
     committer.store.with_reserve(lambda: committer.commit(compose))
+    warn_of_unrated(run.run_id, plan.unrated, set())
     return plan
 
 

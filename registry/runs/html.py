@@ -7,8 +7,9 @@ from itertools import islice
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.history.step_names import step_ref
+from holdfast.registry.names.marks import run_remarks
 from holdfast.registry.values import markup
-from holdfast.registry.values.amounts import number, size
+from holdfast.registry.values.amounts import size
 
 #: The most metrics that have a column.
 _MOST_METRICS = 6
@@ -19,6 +20,7 @@ def run_html(run: RunManifest) -> str:
     live = run.live()
     facts = {
         "status": run.status if run.dropped is None else f"dropped: {run.dropped}",
+        "problem": "; ".join(run_remarks(run)),
         "phase": run.phase,
         "created": format_time(run.created_ms),
         "checkpoints": f"{len(live):,}, {size(sum(one.size_bytes for one in live))}",
@@ -37,7 +39,7 @@ def _newest(live: list[CheckpointRecord]) -> markup.Rows:
     rows = [
         (
             step_ref(one),
-            *(number(one.metrics[name]) if name in one.metrics else None for name in names),
+            *(one.metrics.get(name) for name in names),
             size(one.size_bytes),
             format_time(one.time_ms),
         )

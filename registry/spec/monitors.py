@@ -58,14 +58,17 @@ class Monitor(NamedFields):
 
     def value(self, metrics: Mapping[str, float]) -> float | None:
         """Return the monitored value; `None` if a metric is missing or the value is NaN."""
+        found = self.measured(metrics)
+        return None if found is None or math.isnan(found) else found
+
+    def measured(self, metrics: Mapping[str, float]) -> float | None:
+        """Return the monitored value, NaN too; `None` if a metric is missing."""
         if self.metric in metrics:
-            found = metrics[self.metric]
-        else:
-            terms = _terms(self.metric)
-            if any(metric not in metrics for _, metric in terms):
-                return None
-            found = sum(factor * metrics[metric] for factor, metric in terms)
-        return None if math.isnan(found) else found
+            return metrics[self.metric]
+        terms = _terms(self.metric)
+        if any(metric not in metrics for _, metric in terms):
+            return None
+        return sum(factor * metrics[metric] for factor, metric in terms)
 
     def rank(self, metrics: Mapping[str, float]) -> float:
         """Return a number that is lower for better values; NaN if there is no value."""

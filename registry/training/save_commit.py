@@ -45,6 +45,7 @@ class SaveCommit(NewCommit):
         outcome: Commit number of the checkpoint, once the commit has landed.
         nonfinite: Paths of watched tensors that hold NaN or infinity, the first few, once the state
             is stored.
+        unrated: The phases whose evictions the commit decided without a best.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class SaveCommit(NewCommit):
         self._repeats = False
         self.outcome = -1
         self.nonfinite: tuple[str, ...] = ()
+        self.unrated: Mapping[str, str] = {}
 
     def check(self, run: RunManifest) -> None:
         """Refuse a save into a completed run, or one that another trainer has taken over."""
@@ -176,7 +178,9 @@ class SaveCommit(NewCommit):
         saved = after_commit(run, actions)
         actions += self._promotion(saved)
         if has_policies(run.spec):
-            actions += plan_retention(saved, int(time.time() * 1000)).actions()
+            plan = plan_retention(saved, int(time.time() * 1000))
+            self.unrated = plan.unrated
+            actions += plan.actions()
         return actions
 
     def _claim(self, run: RunManifest) -> list[Action]:

@@ -20,6 +20,7 @@ from holdfast.backends.escape import printable
 from holdfast.registry.errors import IntegrityError, StorageError
 from holdfast.registry.history.actions import Action, RunStatus, SetStatus
 from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.history.retention import warn_of_unrated
 from holdfast.registry.history.writer_token import WriterToken
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.fit import LoadReport
@@ -61,6 +62,7 @@ class Trainer:
         self._failed: list[SaveRequest] = []  # those since the last save that did not fail
         self._writer_token = WriterToken(committer.log.run_id)
         self._earlier = EarlierSteps()
+        self._told: set[str] = set()
         self._lock = RLock()
         self._handing_over = RLock()
         self._pid = os.getpid()
@@ -316,12 +318,23 @@ class Trainer:
     def _carry_through(self, commit: SaveCommit, save: PreparedSave) -> Checkpoint:
         """Write and commit a save; return its checkpoint."""
         self._committer.commit(commit)
-        warn_of_nonfinite(self._log.run_id, save.request, commit.nonfinite)
+        self._warn(commit, save.request)
         if save.request.takes_over:
             self._committed()
             self._earlier.remember(save.phase, save.request.step, commit.components)
         record = self._log.knowing(commit.outcome).by_n[commit.outcome]
         return Checkpoint(self._committer.store, self._log, record)
+
+    def _warn(self, commit: SaveCommit, request: SaveRequest) -> None:
+        """Warn of a checkpoint that is held back, and of evictions without a best."""
+        if commit.nonfinite and not request.allow_nonfinite:
+            _LOGGER.warning(
+                "%s: step %d is recorded and held back: NaN or infinity in %s",
+                self._log.run_id,
+                request.step,
+                printable(", ".join(commit.nonfinite)),
+            )
+        warn_of_unrated(self._log.run_id, commit.unrated, self._told)
 
 
 class Claimed(NewCommit):
@@ -350,14 +363,3 @@ class Claimed(NewCommit):
         actions = self._change.actions(after_commit(run, claims))
         self.has_actions = actions is not None
         return None if actions is None else [*claims, *actions]
-
-
-def warn_of_nonfinite(run_id: str, request: SaveRequest, paths: Sequence[str]) -> None:
-    """Log a warning for a checkpoint that is held back."""
-    if paths and not request.allow_nonfinite:
-        _LOGGER.warning(
-            "%s: step %d is recorded and held back: NaN or infinity in %s",
-            run_id,
-            request.step,
-            printable(", ".join(paths)),
-        )

@@ -8,16 +8,21 @@ asks for nothing over the network, and takes its colours from the page.
 from __future__ import annotations
 
 import html
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from holdfast.backends.escape import printable, shortened
+from holdfast.registry.values.amounts import number
 
 #: The most rows of a table, and characters of a text, that are shown.
 MOST_ROWS = 10
 _MOST_TEXT = 160
 _MOST_ERROR = 600
+_RED = '<b style="color:#d33">'
+_NOT_FINITE = re.compile(r"= (nan|-?inf)\b")
 _LEFT = ' style="text-align:left"'
 
 
@@ -63,7 +68,7 @@ def describe(
         parts: Tables, and errors of what could not be read.
     """
     heading = f"<p><b>{text(kind)}</b> <code>{text(name)}</code></p>"
-    known = [(fact, value) for fact, value in facts.items() if value not in (None, "")]
+    known = [(fact, value) for fact, value in facts.items() if value not in (None, "", {})]
     body = "".join(
         f"<tr><th{_LEFT}>{text(fact)}</th><td{_LEFT}>{text(value)}</td></tr>"
         for fact, value in known
@@ -73,7 +78,15 @@ def describe(
 
 
 def text(value: object, most: int = _MOST_TEXT) -> str:
-    """Return a value as HTML text: shortened, control characters and markup escaped."""
+    """Return a value as HTML text: shortened, control characters and markup escaped.
+
+    Floats, and numbers by name, are red where they are NaN or infinite.
+    """
+    if isinstance(value, Mapping):
+        pairs = ", ".join(f"{name} = {number(one)}" for name, one in value.items())
+        return _NOT_FINITE.sub(rf"= {_RED}\1</b>", html.escape(shortened(printable(pairs), most)))
+    if isinstance(value, float):
+        return number(value) if math.isfinite(value) else f"{_RED}{number(value)}</b>"
     return html.escape(shortened(printable(value), most))
 
 

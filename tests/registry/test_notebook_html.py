@@ -33,7 +33,10 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag in TAGS
-        assert set(attrs) <= {("class", "holdfast"), ("style", "text-align:left")}
+        assert set(attrs) <= {
+            ("class", "holdfast"),
+            *(("style", style) for style in ("text-align:left", "color:#d33")),
+        }
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
@@ -90,6 +93,15 @@ def test_what_is_shown_is_small(reg: Registry) -> None:
     for n in range(30):
         reg.create_run(f"r{n}")
     assert "... and 21 more runs: reg.runs_table() has all" in page(reg).texts
+
+
+def test_what_is_not_finite_is_red_and_the_run_says_so(reg: Registry) -> None:
+    run = reg.create_run("run", monitor=Monitor(metric="loss", mode="min"))
+    for step, loss in enumerate([1.0, float("nan")]):
+        saved = run.save({"w": np.full(20, step)}, step=step, metrics={"loss": loss, "acc": 0.5})
+    assert '<b style="color:#d33">nan</b>' in run._repr_html_()
+    assert 'acc = 0.5, loss = <b style="color:#d33">nan</b>' in saved._repr_html_()
+    assert "loss is nan" in page(run).all
 
 
 def test_requests_are_those_that_the_documents_state(reg: Registry, backend: Backend) -> None:

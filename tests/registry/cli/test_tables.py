@@ -230,9 +230,9 @@ def test_metrics_with_dots_and_of_the_name_of_a_column() -> None:
 
 def test_sparklines() -> None:
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
-    assert sparkline([3, None, math.nan, -1e308, 1e308]) == "▅  ▁█"
+    assert sparkline([3, None, math.nan, -1e308, 1e308]) == "▅ ×▁█"
     assert sparkline([5.0, 5.0]) == "▅▅"
-    assert sparkline([math.inf]) == sparkline([]) == ""
+    assert (sparkline([math.inf]), sparkline([None]), sparkline([])) == ("×", "", "")
     assert sparkline(range(1000)) == "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██"
 
 
