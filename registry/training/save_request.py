@@ -30,7 +30,7 @@ from holdfast.registry.precision.policy import (
     narrow_state,
     stored_dtypes,
 )
-from holdfast.registry.pytree import FlatComponent, FlatState
+from holdfast.registry.pytree import FlatState
 from holdfast.registry.spec import Phase, RunSpec
 from holdfast.registry.spec.migrations import MIGRATIONS
 from holdfast.registry.spec.requirements import (
@@ -41,7 +41,7 @@ from holdfast.registry.spec.requirements import (
 )
 from holdfast.registry.storage.codecs import Compression, check_compression
 from holdfast.registry.streams.segments import check_entries
-from holdfast.registry.values.canonical import float_to_hex
+from holdfast.registry.values.canonical import Json, float_to_hex
 from holdfast.registry.values.gc_pause import collector_paused
 from holdfast.registry.values.process import require_first_rank
 from holdfast.registry.values.suggest import near
@@ -248,12 +248,19 @@ def _check_version(spec: RunSpec, state: FlatState, where: str) -> None:
 
 
 def _metrics(spec: RunSpec, request: SaveRequest, state: FlatState, where: str) -> dict[str, float]:
-    """Return the given metrics, and those that are numbers under the state's key for metrics."""
+    """Return the given metrics, and those that are numbers under the state's key for metrics.
+
+    Without that key, they are the last entries of the history of metrics, where not given.
+    """
     metrics = dict(request.metrics)
+    parts = {part.name: part.skeleton for part in state.components}
+    if spec.metrics_key is not None and spec.metrics_key not in parts:
+        last = _last_entry(parts.get(f"{spec.metrics_key}_history"))
+        return {**_numbers(last), **metrics}
     for part in state.components:
         if part.name != spec.metrics_key:
             continue
-        for name, value in _numbers(part).items():
+        for name, value in _numbers(part.skeleton).items():
             if float_to_hex(metrics.setdefault(name, value)) != float_to_hex(value):
                 raise InvalidInput(
                     "a metric has two values",
@@ -265,12 +272,26 @@ def _metrics(spec: RunSpec, request: SaveRequest, state: FlatState, where: str) 
     return metrics
 
 
-def _numbers(part: FlatComponent) -> dict[str, float]:
-    """Return the numbers on the top level of a component; arrays and nested values are none."""
-    node = part.skeleton
-    pairs = next(iter(node.values())) if isinstance(node, dict) and node.keys() <= _DICTS else []
+def _last_entry(history: Json) -> Json:
+    """Return the newest metrics of a list of them, or of lists by name."""
+    if isinstance(history, list):
+        return history[-1] if history else None
+    ends = [[name, item[-1]] for name, item in _pairs(history) if isinstance(item, list) and item]
+    return {"d": ends}
+
+
+def _pairs(node: Json) -> list[Any]:
+    """Return the names and values of a dict; none of anything else."""
+    if not isinstance(node, dict) or len(node) != 1 or not node.keys() <= _DICTS:
+        return []
+    (pairs,) = node.values()
+    return pairs if isinstance(pairs, list) else []
+
+
+def _numbers(node: Json) -> dict[str, float]:
+    """Return the numbers on the top level of a dict; arrays and nested values are none."""
     values = {}
-    for name, item in pairs:
+    for name, item in _pairs(node):
         with suppress(Malformed):  # it holds arrays, so it is no number
             values[name] = decode_plain(item)
     return check_metrics(

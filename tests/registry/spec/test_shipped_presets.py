@@ -269,6 +269,25 @@ def test_adr004_demands_what_its_loader_demands(reg):
     run.save({key: epoch(1)[key] for key in ("version", "model_state_dict", "config")}, step=1)
 
 
+def test_adr004_reads_the_metrics_from_the_last_entry_of_the_history(reg):
+    run = reg.create_run("adr", preset="adr004")
+    accuracy = [0.5, 0.6, 0.9, *[0.7] * 6]
+    for end in range(1, 10):
+        history = [{"accuracy": one, "note": "x"} for one in accuracy[:end]]
+        run.save(epoch(end, metrics_history=history), step=end)
+    assert run.best().step == 3
+    assert run.best().tier == "milestone"
+    by_name = epoch(10, metrics_history={"accuracy": [0.1, 0.95], "loss": [], "at": "x"})
+    assert run.save(by_name, step=10).metrics == {"accuracy": 0.95}
+    given = epoch(11, metrics_history=[{"accuracy": 0.1, "loss": 0.2}])
+    assert run.save(given, step=11, metrics={"accuracy": 0.3}).metrics == {
+        "accuracy": 0.3,
+        "loss": 0.2,
+    }
+    both = epoch(12, metrics_history=[{"loss": 0.2}], metrics={"accuracy": 0.4})
+    assert run.save(both, step=12).metrics == {"accuracy": 0.4}
+
+
 def test_equal_trainings_of_adr004_have_equal_ids(reg):
     run = reg.create_run("adr", preset="adr004")
     first = run.save(epoch(1, metrics={"accuracy": 0.5}), step=1)

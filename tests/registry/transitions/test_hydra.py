@@ -231,9 +231,9 @@ def test_the_league_begins_with_two_anchors(hydra):
     assert {(one.mu, one.sigma) for one in anchors} == {(DEFAULT.mu, DEFAULT.sigma)}
     assert list(run.pool.entry(1).load()) == [hydra.model]
     assert run.best(phase=3) is None
+    steps = range(32_000, 32_000 + 22 * 500, 500)
     with pytest.warns(UserWarning, match="none has a value of rating"):
-        for step in range(32_000, 32_000 + 22 * 500, 500):
-            hydra.save(step, 3, opponent_pool_metadata={})
+        _ = [hydra.save(step, 3, opponent_pool_metadata={}) for step in steps]
     playing = run.manifest.roster()
     assert playing[:2] == anchors
     assert [one.version for one in playing[2:]] == list(range(5, 25))
