@@ -150,6 +150,7 @@ def run_json(run: Run, forks: list[str], damage: Damage | None = None) -> dict[s
     return {
         "run": run.id,
         "status": manifest.status,
+        "reason": manifest.reason,
         **lineage.lineage_json(run, forks),
         "created": iso(manifest.created_ms),
         "last_heard": _heard_json(run),

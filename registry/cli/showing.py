@@ -86,7 +86,10 @@ def _for_people(run: Run, forks: list[str]) -> dict[str, Any]:
 
 
 def _text(shape: dict[str, Any]) -> Iterator[Part]:
-    yield {name: _value_text(shape[name]) for name in shape if name not in _APART}
+    if shape["reason"]:
+        first, *frames = shape["reason"].splitlines()
+        yield from (f"failed: {first}", *(f"  {line}" for line in frames), "")
+    yield {name: _value_text(shape[name]) for name in shape if name not in (*_APART, "reason")}
     for name in _APART:
         if shape[name]:
             yield f"\n{name}"

@@ -106,10 +106,10 @@ class CollectiveTrainer(Trainer):
             self._background.wait(None)
         self._calls.end(self._calls.begin(step), error)
 
-    def leave(self, status: RunStatus) -> None:
+    def leave(self, status: RunStatus, error: BaseException | None = None) -> None:
         """Set the status; the other ranks leave it to rank 0."""
         if self._leads:
-            super().leave(status)
+            super().leave(status, error)
 
     def close(self) -> None:
         """Finish the running saves, and end the connections."""

@@ -29,7 +29,7 @@ def in_words(action: Action, refs: Mapping[int, str], n: int) -> str:
         case actions.CreateRun():
             return _begun(action)
         case actions.SetStatus():
-            return f"status {action.status}"
+            return ", ".join([f"status {action.status}", *(action.reason or "").splitlines()])
         case actions.TakeOver():
             return f"{action.host} trains from here"
         case actions.Rewind():

@@ -11,7 +11,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from holdfast.registry.errors import Fenced
-from holdfast.registry.history.actions import RunStatus
+from holdfast.registry.history.actions import SetStatus
 from holdfast.registry.journal.folder import RunFolder
 
 # Imported first, so that what it registers for the end of the program is called after `_finish`.
@@ -44,7 +44,7 @@ def _finish() -> None:
             one.finish(max(0.0, until - time.monotonic()))
 
 
-def set_status_behind(folder: RunFolder, takeover: int, slot: int, status: RunStatus) -> bool:
+def set_status_behind(folder: RunFolder, takeover: int, slot: int, said: SetStatus) -> bool:
     """Put the status at the end of a process behind the saves that wait, unless one is there.
 
     A save that is carried later makes the run `running` again, so a status in the registry would
@@ -54,9 +54,7 @@ def set_status_behind(folder: RunFolder, takeover: int, slot: int, status: RunSt
     if waiting and waiting[-1].status in (None, "running"):
         write, follows = secrets.token_hex(8), waiting[-1].write
         with suppress(Fenced):
-            folder.acknowledge(
-                folder.new_entry(takeover, slot, follows, write=write, status=status)
-            )
+            folder.acknowledge(folder.new_entry(takeover, slot, follows, write=write, said=said))
     return bool(waiting)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from holdfast.registry.errors import Conflict, InvalidInput, RegistryError
-from holdfast.registry.history.actions import Action, Place, SetStatus
+from holdfast.registry.history.actions import Action, Place
 from holdfast.registry.history.log_values import decode_plain, encode_plain
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.history.state_reader import PlacedState
@@ -258,7 +258,7 @@ class CarriedStatus(NewCommit):
 
     def __init__(self, entry: Entry, takeover: Takeover, scan: LogScan) -> None:
         self._arrival = Arrival(entry, takeover, scan)
-        self._status = entry.status
+        self._entry = entry
         self.signed = entry.signature
 
     def check(self, run: RunManifest) -> None:
@@ -271,8 +271,7 @@ class CarriedStatus(NewCommit):
         """Return the action; `None` if the entry is in the log."""
         if not self._arrival.is_due(run):
             return None
-        assert self._status is not None  # an entry without a save has a status
-        return [SetStatus(status=self._status)]
+        return [self._entry.action]
 
 
 class Arrival:

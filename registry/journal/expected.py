@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from holdfast.registry.errors import Conflict, IntegrityError, InvalidInput, ObjectNotFound
-from holdfast.registry.history.actions import Action, SetStatus
+from holdfast.registry.history.actions import Action
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import decode_plain
 from holdfast.registry.history.replay import Forgotten, RunManifest
@@ -120,8 +120,7 @@ def _add(
 ) -> None:
     run, fields = expected.run, entry.save
     if fields is None:
-        assert entry.status is not None  # an entry without a save has a status
-        expected.add(number, entry, None, [SetStatus(status=entry.status)])
+        expected.add(number, entry, None, [entry.action])
         return
     resumed = fields.resumes_commit
     if fields.resumes_write is not None:

@@ -28,7 +28,7 @@ from holdfast.registry.errors import (
     StoreFull,
     UnsupportedFormat,
 )
-from holdfast.registry.history.actions import RunStatus
+from holdfast.registry.history.actions import SetStatus
 from holdfast.registry.history.log import new_signature
 from holdfast.registry.journal.locks import FileLock
 from holdfast.registry.journal.records import (
@@ -196,7 +196,7 @@ class RunFolder:
         *,
         write: str,
         save: SaveFields | None = None,
-        status: RunStatus | None = None,
+        said: SetStatus | None = None,
     ) -> Entry:
         """Return an entry, signed now; its fields are those of `Entry`."""
         signed = new_signature()
@@ -208,7 +208,8 @@ class RunFolder:
             author=signed.author,
             time_ms=signed.time_ms,
             save=save,
-            status=status,
+            status=said and said.status,
+            reason=said and said.reason,
             follows=follows,
         )
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from holdfast.registry.history.actions import CommitKeys, Place, RunStatus
+from holdfast.registry.history.actions import CommitKeys, Place, RunStatus, SetStatus
 from holdfast.registry.history.log import Signature
 from holdfast.registry.values.records import Metrics, Name, PhaseName, Plain, Record, Step
 
@@ -108,6 +108,7 @@ class Entry(Record):
         status: The new status.
         follows: The `write` of the entry that its training continues from, if there is one; entries
             of version 1 have none.
+        reason: The exception that made it `failed`.
     """
 
     format: Literal["holdfast.journal/1", "holdfast.journal/2"] = FORMAT
@@ -120,6 +121,13 @@ class Entry(Record):
     save: SaveFields | None = None
     status: RunStatus | None = None
     follows: Id | None = None
+    reason: str | None = None
+
+    @property
+    def action(self) -> SetStatus:
+        """The action of an entry without a save."""
+        assert self.status is not None
+        return SetStatus(status=self.status, reason=self.reason)
 
     @property
     def signature(self) -> Signature:

@@ -174,14 +174,14 @@ class JournaledTrainer(Trainer):
         return number
 
     def _entry(
-        self, write: str, *, save: SaveFields | None = None, status: RunStatus | None = None
+        self, write: str, *, save: SaveFields | None = None, said: SetStatus | None = None
     ) -> Entry:
         slot = self._slot
         if isinstance(self._resumes, str):
             slot = min(slot, self._search_from)
         follows = self._follows and self._follows[1]
         return self.folder.new_entry(
-            self._takeover, slot, follows, write=write, save=save, status=status
+            self._takeover, slot, follows, write=write, save=save, said=said
         )
 
     @property
@@ -379,16 +379,16 @@ class JournaledTrainer(Trainer):
         """Set the status: in the journal, if this handle owns the run."""
         self.settle()
         if self._takeover:
-            self._append_status(status)
+            self._append_status(SetStatus(status=status))
         else:
             super().set_status(status)
 
-    def leave(self, status: RunStatus) -> None:
+    def leave(self, status: RunStatus, error: BaseException | None = None) -> None:
         """Set the status, unless another trainer owns the run; after a signal `interrupted`."""
         if self._takeover:
-            said: RunStatus = "interrupted" if self.is_stopped else status
+            said = self._said(status, error)
             with suppress(Fenced):
-                if self.run.status != said:
+                if self.run.status != said.status:
                     self._append_status(said)
             self._ended()
             return
@@ -396,15 +396,15 @@ class JournaledTrainer(Trainer):
             # Saves that wait must come first: a completed run would refuse them.
             try:
                 self._carrier.await_all(exit_wait_s())
-            except (TimeoutError, RegistryError) as error:
-                _LOGGER.warning("%s; the status was not set to %s", error, status)
+            except (TimeoutError, RegistryError) as late:
+                _LOGGER.warning("%s; the status was not set to %s", late, status)
                 return
-        super().leave(status)
+        super().leave(status, error)
 
-    def _append_status(self, status: RunStatus) -> None:
+    def _append_status(self, said: SetStatus) -> None:
         with self._lock:
-            entry = self._entry(secrets.token_hex(8), status=status)
-            self._append(entry, None, [SetStatus(status=status)])
+            entry = self._entry(secrets.token_hex(8), said=said)
+            self._append(entry, None, [said])
 
     # Waiting
 

@@ -20,6 +20,7 @@ def run_html(run: RunManifest) -> str:
     live = run.live()
     facts = {
         "status": run.status if run.dropped is None else f"dropped: {run.dropped}",
+        "failed": run.reason,
         "problem": "; ".join(run_remarks(run)),
         "phase": run.phase,
         "created": format_time(run.created_ms),

@@ -43,7 +43,8 @@ class Run(LoopingRun):
 
     As a context manager the handle that trains sets the run's status: `completed` at the end of
     the block, `interrupted` when it is left by a signal or `sys.exit`, `failed` by any other
-    exception. A handle that only reads, or that was fenced, leaves the status alone.
+    exception, whose type, message and last frames the log keeps. A handle that only reads, or that
+    was fenced, leaves the status alone.
     """
 
     def __init__(
@@ -68,8 +69,8 @@ class Run(LoopingRun):
         if kind is None:
             try:
                 self._trainer.settle()
-            except BaseException:
-                self._trainer.leave("failed")
+            except BaseException as failed:
+                self._trainer.leave("failed", failed)
                 raise
             self._trainer.leave("completed")
             return
@@ -78,9 +79,10 @@ class Run(LoopingRun):
             self._trainer.settle()
         except RegistryError as said:
             _LOGGER.error("%s: the running save failed: %s", self.id, said)
-        left: RunStatus = "failed" if issubclass(kind, Exception) else "interrupted"
+        is_failure = issubclass(kind, Exception)
+        left: RunStatus = "failed" if is_failure else "interrupted"
         try:
-            self._trainer.leave(left)
+            self._trainer.leave(left, error if is_failure else None)
         except RegistryError as said:
             _LOGGER.warning("%s: the status could not be set to %s: %s", self.id, left, said)
 

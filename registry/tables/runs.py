@@ -68,7 +68,7 @@ def _row(run: RunManifest) -> dict[str, object]:
     return {
         "run": run.run_id,
         "status": run.status if run.dropped is None else "dropped",
-        "error": run.dropped,
+        "error": run.dropped or run.reason,
         "phase": run.phase,
         "preset": run.spec.name or None,
         "parent": created and created.parent and parent_ref(created.parent),

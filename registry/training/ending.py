@@ -17,10 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from holdfast.registry.errors import NotFound, RegistryError, RolledBack
-from holdfast.registry.history.actions import Action, RunStatus, SetStatus
+from holdfast.registry.history.actions import Action, SetStatus
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.storage.store import Store
+from holdfast.registry.training.failure import failure_text
 from holdfast.registry.writing.committer import Committer
 
 #: Seconds for which the end of a process tries.
@@ -43,17 +44,17 @@ class Owned:
     run_id: str
     token: str
     pid: int
-    set_behind: Callable[[RunStatus], bool] | None
+    set_behind: Callable[[SetStatus], bool] | None
 
-    def end(self, store: Store, status: RunStatus) -> None:
+    def end(self, store: Store, said: SetStatus) -> None:
         """Set the status, if the run is still running and this token is its newest."""
 
         def actions(run: RunManifest) -> Sequence[Action] | None:
             is_ours = run.writer is not None and run.writer.token == self.token
             is_over = run.status != "running" or run.dropped is not None
-            return [SetStatus(status=status)] if is_ours and not is_over else None
+            return [said] if is_ours and not is_over else None
 
-        if self.set_behind is not None and self.set_behind(status):
+        if self.set_behind is not None and self.set_behind(said):
             return
         log = RunLog(store, self.run_id)
         log.open()
@@ -71,7 +72,7 @@ def owns(
     store: Store,
     run_id: str,
     token: str,
-    set_behind: Callable[[RunStatus], bool] | None = None,
+    set_behind: Callable[[SetStatus], bool] | None = None,
 ) -> None:
     """Note that a handle of this process has taken a run over; see `Owned`."""
     _stores[store.config.id] = store
@@ -99,7 +100,10 @@ def _end() -> None:
     forget_all()
     if not mine:
         return
-    status: RunStatus = "failed" if _has_failed() else "interrupted"
+    error = _uncaught()
+    status = SetStatus(status="interrupted")
+    if error is not None:
+        status = SetStatus(status="failed", reason=failure_text(error))
     ending = threading.Thread(target=_set_all, args=(mine, status), daemon=True)
     try:
         ending.start()
@@ -111,20 +115,20 @@ def _end() -> None:
         _LOGGER.warning("the store did not answer in time: the status of a run was not set")
 
 
-def _set_all(owned: Sequence[tuple[Store, Owned]], status: RunStatus) -> None:
+def _set_all(owned: Sequence[tuple[Store, Owned]], said: SetStatus) -> None:
     for store, one in owned:
         try:
-            one.end(store, status)
+            one.end(store, said)
         except (NotFound, RolledBack):
             _LOGGER.info("%s: the run is gone, so it has no status", one.run_id)
         except (RegistryError, OSError, RuntimeError) as error:
-            _LOGGER.warning("%s: the status was not set to %s: %s", one.run_id, status, error)
+            _LOGGER.warning("%s: the status was not set to %s: %s", one.run_id, said.status, error)
 
 
-def _has_failed() -> bool:
-    """Return whether an exception that nobody caught has ended the program."""
+def _uncaught() -> Exception | None:
+    """Return the exception that nobody caught and that has ended the program."""
     last = getattr(sys, "last_value", None)  # Python sets it where it prints the traceback
-    return isinstance(last, Exception) and not hasattr(sys, "ps1")
+    return last if isinstance(last, Exception) and not hasattr(sys, "ps1") else None
 
 
 def _end_worker() -> None:

@@ -30,6 +30,7 @@ from holdfast.registry.training import ending
 from holdfast.registry.training.background import Background, check_busy
 from holdfast.registry.training.backlog import Backlog
 from holdfast.registry.training.earlier_steps import EarlierSteps
+from holdfast.registry.training.failure import failure_text
 from holdfast.registry.training.pending import Busy, PendingSave, exit_wait_s
 from holdfast.registry.training.save_commit import SaveCommit
 from holdfast.registry.training.save_request import PreparedSave, SaveRequest, prepare_save
@@ -62,7 +63,7 @@ class Trainer:
         self._failed: list[SaveRequest] = []  # those since the last save that did not fail
         self._writer_token = WriterToken(committer.log.run_id)
         self._earlier = EarlierSteps()
-        self._told: set[str] = set()
+        self._unrated_told: set[str] = set()
         self._lock = RLock()
         self._handing_over = RLock()
         self._pid = os.getpid()
@@ -200,17 +201,23 @@ class Trainer:
         self.settle()
         self._committer.commit(lambda run: [SetStatus(status=status)])  # noqa: ARG005
 
-    def leave(self, status: RunStatus) -> None:
+    def leave(self, status: RunStatus, error: BaseException | None = None) -> None:
         """Set the status, unless another trainer owns the run; after a signal `interrupted`."""
-        said: RunStatus = "interrupted" if self.is_stopped else status
+        said = self._said(status, error)
 
         def actions(run: RunManifest) -> Sequence[Action] | None:
             is_fenced = run.writer is not None and self._writer_token.is_fenced(run)
-            is_said = run.dropped is not None or run.status == said
-            return None if is_fenced or is_said else [SetStatus(status=said)]
+            is_said = run.dropped is not None or run.status == said.status
+            return None if is_fenced or is_said else [said]
 
         self._committer.commit(Composed(actions, on_dropped=True), waits=False)
         self._ended()
+
+    def _said(self, status: RunStatus, error: BaseException | None) -> SetStatus:
+        """Return the status at the end of a training, which `error` has ended, if it is given."""
+        if self.is_stopped or error is None:
+            return SetStatus(status="interrupted" if self.is_stopped else status)
+        return SetStatus(status=status, reason=failure_text(error))
 
     def waiting_entry(self, checkpoint: Checkpoint, stream: str) -> Mapping[str, Any] | None:  # noqa: ARG002
         """Return the last entry of a stream at a checkpoint, if it is only in a journal."""
@@ -334,7 +341,7 @@ class Trainer:
                 request.step,
                 printable(", ".join(commit.nonfinite)),
             )
-        warn_of_unrated(self._log.run_id, commit.unrated, self._told)
+        warn_of_unrated(self._log.run_id, commit.unrated, self._unrated_told)
 
 
 class Claimed(NewCommit):

@@ -69,10 +69,16 @@ class CreateRun(Record):
 
 
 class SetStatus(Record):
-    """Set the status of the run."""
+    """Set the status of the run.
+
+    Attributes:
+        status: The status.
+        reason: The exception that made it `failed`, in lines: type and message, then frames.
+    """
 
     action: Literal["run.status"] = "run.status"
     status: RunStatus
+    reason: Annotated[str, Field(max_length=4096)] | None = None
 
 
 class WriterFields(Record):

@@ -37,7 +37,7 @@ def create(draft: Draft, action: CreateRun) -> None:
 
 def set_status(draft: Draft, action: SetStatus) -> None:
     """Set the status."""
-    draft.fields["status"] = action.status
+    draft.fields |= {"status": action.status, "reason": action.reason}
 
 
 def take_over(draft: Draft, action: TakeOver) -> None:

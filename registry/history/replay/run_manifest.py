@@ -52,6 +52,7 @@ class RunManifest(Record):
         created: The action that created the run; `None` before the first commit.
         created_ms: Time of that commit, by its author's clock.
         status: Its status.
+        reason: The exception that made it `failed`, if it is known.
         dropped: The reason why the run was dropped; `None` if it was not.
         writer: The trainer that may save.
         phase: The present phase of training; `None` before the first checkpoint.
@@ -79,6 +80,7 @@ class RunManifest(Record):
     created: Annotated[CreateRun, AtFirstUse()] | None = None
     created_ms: int = 0
     status: RunStatus = "running"
+    reason: str | None = None
     dropped: str | None = None
     writer: WriterRecord | None = None
     phase: PhaseName | None = None

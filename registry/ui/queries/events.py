@@ -111,7 +111,7 @@ def _of_run(action: Action, refs: Mapping[int, str], *, first: bool) -> Iterator
             to = "the beginning" if action.to is None else _of(refs, action.to)
             yield "trainer", "restore", to, "later checkpoints are superseded", action.to
         case actions.SetStatus():
-            yield "trainer", "status", action.status, "", None
+            yield "trainer", "status", action.status, (action.reason or "").partition("\n")[0], None
         case actions.DropRun():
             yield "trainer", "drop", "the run", action.reason, None
         case actions.EnterPhase():
