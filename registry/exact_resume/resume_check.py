@@ -252,6 +252,11 @@ def _causes(found: Diff, source: Checkpoint, noise: str | None) -> Iterator[str]
                 f"the {part} differ ({first}): not restored, restored too early (making a loader "
                 "or a model draws numbers), or used another number of times"
             )
+    parts = [one.name for one in found.components if one.kind != "same"]
+    yield (
+        f"a part of the state is not loaded back ({', '.join(parts)}): each part that is saved has "
+        "to be given to its object after `restore`, also the optimizer's"
+    )
     yield _ELSEWHERE
     if noise is not None:
         yield f"two straight trainings differ elsewhere ({noise}), which is left out here: {_SEED}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Literal
 
 from holdfast.backends.escape import quoted
@@ -13,10 +14,13 @@ from holdfast.registry.pytree import leaf_kinds
 from holdfast.registry.pytree.paths import Trail, component, segment
 from holdfast.registry.storage.manifest import Component
 from holdfast.registry.values import canonical
+from holdfast.registry.values.amounts import counted
 from holdfast.registry.values.canonical import Json
 
 ValueKind = Literal["changed", "added", "removed"]
 _LONGEST = 200
+#: A longer list of numbers is one value.
+_SHORT = 16
 SIGNS: dict[ValueKind, str] = {"changed": "~", "added": "+", "removed": "-"}
 
 
@@ -43,7 +47,12 @@ class ValueDiff:
 
     def __str__(self) -> str:
         detail = quoted(self.after if self.kind == "added" else self.before)
-        if self.kind == "changed":
+        if isinstance(self.before, list) and isinstance(self.after, list):
+            pairs = zip_longest(self.before, self.after)
+            differ = [at for at, (old, new) in enumerate(pairs) if repr(old) != repr(new)]
+            of = f"{counted(len(differ), 'number')} of {len(self.after)}"
+            detail = f"{of} differ, from {min(differ, default=0)} on"
+        elif self.kind == "changed":
             detail = f"{quoted(self.before)} -> {quoted(self.after)}"
         return f"{SIGNS[self.kind]} {self.name}: {detail}"
 
@@ -108,11 +117,17 @@ def _collect(path: Trail, node: Any, found: dict[str, Json]) -> None:
             _collect(path / "_metadata", metadata, found)
         case {"tu": [_, *_] as items}:
             _collect(path, items, found)
+        case [_, *_] if len(node) > _SHORT and all(map(_is_number, node)):
+            found[path] = node  # as one value: the state of a generator has 625 numbers
         case [_, *_]:
             for index, child in enumerate(node):
                 _collect(path / index, child, found)
         case _:
             found[str(path)] = node
+
+
+def _is_number(node: Any) -> bool:
+    return type(node) is int or (isinstance(node, dict) and node.keys() == {"f"})
 
 
 def _decode(node: Json) -> Any:

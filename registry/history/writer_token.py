@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections.abc import Iterator
 
-from holdfast.backends.escape import printable
+from holdfast.backends.escape import printable, quoted
 from holdfast.registry.errors import Conflict, Fenced
 from holdfast.registry.history.actions import Action, Rewind, SetStatus, TakeOver
 from holdfast.registry.history.log_values import format_time
@@ -25,8 +25,7 @@ class WriterToken:
         token: Random; the newest one of a run's log may save.
         resumed_at: Commit number of the checkpoint that training resumed from; `None` if the next
             save simply continues.
-        has_asked: Whether the handle looked for a state to resume from, or has warned that it did
-            not.
+        has_asked: Whether the handle looked for a state to resume from.
         resumes: How often training has resumed.
         prefix: With which its tokens begin: the id of a journal, or nothing.
     """
@@ -36,7 +35,7 @@ class WriterToken:
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self.resumed_at: int | None = None
-        self.has_asked = False
+        self.has_asked = self._has_warned = False
         self.resumes = 0
         self._keeps = -1
         self.reset()
@@ -134,10 +133,10 @@ class WriterToken:
         """Warn once if a handle that restored nothing is about to take a run from its trainer."""
         owner = run.writer
         is_taken = owner is not None and owner.token != self.token and run.status == "running"
-        if self.has_asked or self._taken or not is_taken:
+        if self.has_asked or self._has_warned or self._taken or not is_taken:
             return
         assert owner is not None
-        self.has_asked = True
+        self._has_warned = True
         _LOGGER.warning(
             "%s: another trainer owns this run (%s since %s), and this handle never called "
             "run.restore(): it takes the run over, and the other one's next save is refused",
@@ -178,13 +177,26 @@ class WriterToken:
             )
         check_not_completed(run)
         if takes_over and self._taken and self.is_fenced(run):
-            winner = run.writer
-            raise Fenced(
-                "another trainer has taken this run over",
-                where=self._run_id,
-                found=f"{winner.host} at {format_time(winner.time_ms)}" if winner else None,
-                hint="Stop this process; its earlier saves are kept.",
-            )
+            raise self._fenced(run, "Stop this process; its earlier saves are kept.")
+
+    def check_alone(self, run: RunManifest) -> None:
+        """Refuse a trainer that found nothing to restore, if another one has saved since.
+
+        Raises:
+            Fenced: Another trainer has taken the run over.
+        """
+        if self.has_asked and self.begins and run.writer is not None and self.is_fenced(run):
+            hint = "Two trainers of this run were started. Stop one of them; a process that starts "
+            raise self._fenced(run, f"{hint}anew continues from what was saved.")
+
+    def _fenced(self, run: RunManifest, hint: str) -> Fenced:
+        winner = run.writer
+        return Fenced(
+            "another trainer has taken this run over",
+            where=self._run_id,
+            found=f"{winner.host} at {format_time(winner.time_ms)}" if winner else None,
+            hint=hint,
+        )
 
     def base_order(self, run: RunManifest) -> Iterator[Digest]:
         """Yield the states against which a save may be stored: resumed from, newest, pinned.
@@ -222,8 +234,8 @@ def check_not_dropped(run: RunManifest) -> None:
     """
     if run.dropped is not None:
         raise Conflict(
-            "the run was dropped",
+            "the run was dropped, and its name cannot be used again",
             where=run.run_id,
-            found=run.dropped,
-            hint="Create another run.",
+            found=f"dropped for the reason {quoted(run.dropped)}",
+            hint="Create a run of another name.",
         )

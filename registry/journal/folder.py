@@ -208,8 +208,8 @@ class RunFolder:
             author=signed.author,
             time_ms=signed.time_ms,
             save=save,
-            status=said and said.status,
-            reason=said and said.reason,
+            status=None if said is None else said.status,
+            reason=None if said is None else said.reason,
             follows=follows,
         )
 

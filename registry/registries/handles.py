@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         forked,
     )
     from holdfast.registry.history.log import RunLog, list_runs
+    from holdfast.registry.history.writer_token import check_not_dropped
     from holdfast.registry.loading.checkpoint import Checkpoint
     from holdfast.registry.registries.refs import find_by_id, find_in_run, is_digest, refs_of
     from holdfast.registry.runs.run import Run
@@ -40,6 +41,7 @@ else:
             "Transfers": "storage.progress",
             "bar": "storage.progress",
             "begin": "history.creation",
+            "check_not_dropped": "history.writer_token",
             "check_same": "history.creation",
             "committer_of": "runs.view",
             "creation": "history.creation",
@@ -63,6 +65,7 @@ __all__ = [
     "Transfers",
     "bar",
     "begin",
+    "check_not_dropped",
     "check_same",
     "committer_of",
     "creation",

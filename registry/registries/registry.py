@@ -198,8 +198,9 @@ class Registry(MaintainedRegistry):
         Raises:
             InvalidInput: A group was given, and the registry has a journal.
             NotFound: There is no such run; near names are suggested.
-            Conflict: It was begun with other monitors, another preset, seed or input hash. Another
-                configuration is only warned of, unless the preset's `must_match` demands it.
+            Conflict: It was begun with other monitors, another preset, seed or input hash; or it
+                was dropped, and `create` is given. Another configuration is only warned of, unless
+                the preset's `must_match` demands it.
             IntegrityError: Its log is damaged.
         """
         name = os.environ.get("HOLDFAST_RUN") if run_id is None else run_id
@@ -217,6 +218,7 @@ class Registry(MaintainedRegistry):
         if log.run.commits == 0 and not handles.begin(log, handles.creation(options)):
             log.refresh()
         if create:
+            handles.check_not_dropped(log.run)
             log.make_durable()  # the caller may rely on the run
         handles.check_same(log.run, options)
         run = handles.Run(self._store, log, options.compared, self._journal, group)

@@ -160,6 +160,8 @@ class SaveCommit(NewCommit):
         digest = self._main.base.manifest.digest
         if known is not None:
             if known.manifest != digest:
+                if self._request.takes_over:
+                    self._writer_token.check_alone(run)
                 raise self._step_taken(known, digest)
             self._check_companions(known)
             self.outcome = known.n
@@ -220,6 +222,7 @@ class SaveCommit(NewCommit):
         newest = run.latest(self._save.phase)
         begins = self._request.takes_over and self._writer_token.begins
         if begins and newest is not None and self._request.step < newest.step:
+            self._writer_token.check_alone(run)
             raise Conflict(
                 "the run already has later steps, and this trainer restored nothing",
                 where=self._where,

@@ -97,6 +97,7 @@ class Chart:
         height_px: Its height.
         is_empty: Whether it has no value that can be drawn.
         key: Its symbols, each with its colour and its meaning, if the script draws no legend.
+        nonfinite: How many of its values are NaN or infinite, and so not drawn.
     """
 
     title: str
@@ -106,6 +107,7 @@ class Chart:
     height_px: int = 260
     is_empty: bool = False
     key: tuple[tuple[str, str, str], ...] = ()
+    nonfinite: int = 0
 
 
 def curves(
@@ -153,7 +155,8 @@ def curves(
         about=f"{title} by {counter}: {names}; {len(rows)} values",
         payload=payload,
         table=table(("curve", counter, "time", "value"), rows),
-        is_empty=not any(math.isfinite(point.value) for curve in found for point in curve.points),
+        is_empty=not any(math.isfinite(row[-1]) for row in rows),
+        nonfinite=sum(not math.isfinite(row[-1]) for row in rows),
     )
 
 

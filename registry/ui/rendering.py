@@ -47,6 +47,7 @@ def _environment() -> Environment:
         "ago": ago,
         "breakable": breakable,
         "count": counted,
+        "marked": marked,
         "number": number,
         "pretty": pretty,
         "share": amounts.share,
@@ -68,8 +69,18 @@ def _shown(value: Any) -> Any:
 
 
 def number(value: float) -> str:
-    """Return a number: whole ones with separators, others with at most six digits."""
-    return f"{value:,}" if isinstance(value, int) else amounts.number(value)
+    """Return a number: whole ones with separators, others with at most six digits.
+
+    NaN and infinity are marked.
+    """
+    if isinstance(value, int) or math.isfinite(value):
+        return f"{value:,}" if isinstance(value, int) else amounts.number(value)
+    return Markup('<span class="nonfinite">{}</span>').format(amounts.number(value))
+
+
+def marked(text: str) -> str:
+    """Return the text of a value; NaN and infinity are marked."""
+    return number(float(text)) if text in ("nan", "inf", "-inf") else text
 
 
 def counted(things: Any, noun: str, plural: str = "") -> str:

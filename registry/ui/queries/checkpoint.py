@@ -18,6 +18,7 @@ from holdfast.registry.history.step_names import parent_ref
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.files import FileInfo, is_tree
 from holdfast.registry.loading.stored import Stored, log_of
+from holdfast.registry.maintenance.last_verify import Damage
 from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.names.releases import Release
 from holdfast.registry.pytree import leaf_kinds
@@ -138,7 +139,12 @@ def state_view(source: Source, ref: str) -> StateView:
         kind=_kind(stored),
         id=stored.digest,
         record=record,
-        names=() if record is None else tuple(_names(run, record)),
+        names=()
+        if record is None
+        else (
+            *Damage.of(source.registry.store).marks(stored.run_id, record),
+            *_names(run, record),
+        ),
         metrics=stored.metrics if isinstance(stored, Checkpoint | Release) else {},
         made_from=None if record is not None else _made_from(source, stored),
         previous=None if record is None else _previous(source, stored, record),

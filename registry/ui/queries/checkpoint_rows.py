@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.history.retention import has_policies, plan_retention
 from holdfast.registry.history.step_names import step_ref
+from holdfast.registry.maintenance.last_verify import Damage
 from holdfast.registry.names.marks import checkpoint_marks
 from holdfast.registry.ui.queries.events import Event
 from holdfast.registry.ui.queries.runs import monitor_of
@@ -37,12 +38,12 @@ class CheckpointRow:
 
 
 def read_rows(
-    saved: Sequence[Saved], events: Iterable[Event], run: RunManifest | None
+    saved: Sequence[Saved], events: Iterable[Event], run: RunManifest | None, damage: Damage
 ) -> Iterable[CheckpointRow]:
     """Yield the checkpoints in log order; `run` is `None` if it cannot be read."""
     went = {one.checkpoint: one for one in events if one.lane == "retention"}
     stays = {} if run is None else _reasons(run)
-    marks = {} if run is None else _marks(run)
+    marks = {} if run is None else _marks(run, damage)
     monitor = None if run is None else monitor_of(run)
     for one in saved:
         last = went.get(one.n)
@@ -55,13 +56,16 @@ def read_rows(
             state=state,
             reason=reason,
             marks=tuple(mark for mark in marks.get(one.n, ()) if mark not in (state, "evicted")),
-            value=None if monitor is None else monitor.value(one.metrics),
+            value=None if monitor is None else monitor.measured(one.metrics),
         )
 
 
-def _marks(run: RunManifest) -> dict[int, list[str]]:
-    """Return the names that point at each checkpoint, and the releases that were made from it."""
+def _marks(run: RunManifest, damage: Damage) -> dict[int, list[str]]:
+    """Return the names that point at each checkpoint, its releases, and whether it is damaged."""
     found = checkpoint_marks(run)
+    for record in run.checkpoints:
+        if damage.marks(run.run_id, record):
+            found.setdefault(record.n, []).insert(0, "damaged")
     for pin in run.pins_of("release"):
         if pin.checkpoint is not None:
             found.setdefault(pin.checkpoint, []).append(pin.ref)

@@ -11,13 +11,14 @@ from holdfast.registry.history.log_values import decode_or_keep
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.history.step_names import parent_ref
 from holdfast.registry.loop.overhead import waited_share
+from holdfast.registry.maintenance.last_verify import Damage
 from holdfast.registry.runs.run import Run
 from holdfast.registry.ui.charts import Chart, Curve, Mark, Point, curves
 from holdfast.registry.ui.chronicle import Chronicle
 from holdfast.registry.ui.queries.checkpoint_rows import CheckpointRow, read_rows
 from holdfast.registry.ui.queries.events import Event, read_events
 from holdfast.registry.ui.queries.forks import MAX_AGE_S, Fork, read_forks
-from holdfast.registry.ui.queries.runs import RunRow, row_of
+from holdfast.registry.ui.queries.runs import RunRow, marked_row, row_of
 from holdfast.registry.ui.queries.streams import StreamShown, read_streams
 from holdfast.registry.ui.queries.timeline import timeline
 from holdfast.registry.ui.queries.trouble import Trouble, trouble_of
@@ -108,10 +109,11 @@ def show_run(
     troubles.extend(trouble_of(error) for error in chronicle.errors)
     saved = saved_of(manifest, chronicle.commits)
     events = tuple(read_events(chronicle.commits, forks))
-    rows = tuple(read_rows(saved, events, manifest))
+    damage = Damage.of(source.registry.store)
+    rows = tuple(read_rows(saved, events, manifest, damage))
     counts = Counter(name for one in saved for name in one.metrics)
     return RunShown(
-        row=None if manifest is None else row_of(manifest),
+        row=None if manifest is None else marked_row(row_of(manifest), damage),
         facts=() if manifest is None else tuple(_facts(manifest)),
         forks=forks,
         events=events[::-1],

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 
 from holdfast.registry.errors import NotFound, RegistryError
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loop.last_heard import last_heard
+from holdfast.registry.maintenance.last_verify import Damage
+from holdfast.registry.names.marks import run_remarks
 from holdfast.registry.runs.run import Run
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.ui.queries.trouble import Trouble, trouble_of
@@ -46,6 +48,8 @@ class RunRow:
         spark: Its values by checkpoint, oldest first.
         commits: Commits of its log as they are shown.
         parent: The run that it was forked from.
+        problems: In words: damage, a monitored metric that is not finite or never came.
+        reason: The exception that made it `failed`, if it is known.
         trouble: Why it cannot be read.
         is_pending: Whether it is still being read.
     """
@@ -65,6 +69,8 @@ class RunRow:
     spark: tuple[float, ...] = ()
     commits: int = 0
     parent: str | None = None
+    problems: tuple[str, ...] = ()
+    reason: str | None = None
     trouble: Trouble | None = None
     is_pending: bool = False
 
@@ -121,11 +127,11 @@ def list_runs(
     ages = _ages(source, wanted, reads_births=reads_births)
     wanted = _sorted(wanted, ages)
     chosen = wanted[:count]
-    opened = source.runs(chosen, within_s)
+    opened, damage = source.runs(chosen, within_s), Damage.of(source.registry.store)
     pending = set(opened.pending)
     return RunsPage(
         rows=tuple(
-            _row(name, opened.runs, opened.failed, is_pending=name in pending)
+            _row(name, opened.runs, opened.failed, damage, is_pending=name in pending)
             for name in chosen
             if not isinstance(opened.failed.get(name), NotFound)  # a stray folder is no run
         ),
@@ -171,14 +177,26 @@ def dated_by_name(name: str) -> int | None:
 
 
 def _row(
-    name: str, runs: Mapping[str, Run], failed: Mapping[str, RegistryError], *, is_pending: bool
+    name: str,
+    runs: Mapping[str, Run],
+    failed: Mapping[str, RegistryError],
+    damage: Damage,
+    *,
+    is_pending: bool,
 ) -> RunRow:
     if is_pending:
         return RunRow(name, is_pending=True)
     error = failed.get(name)
     if error is not None:
         return RunRow(name, status="damaged", trouble=trouble_of(error))
-    return row_of(runs[name].manifest)
+    return marked_row(row_of(runs[name].manifest), damage)
+
+
+def marked_row(row: RunRow, damage: Damage) -> RunRow:
+    """Return a row that says whether anything of the run is damaged."""
+    if not damage.in_run(row.name):
+        return row
+    return replace(row, problems=("damaged", *row.problems))
 
 
 def row_of(run: RunManifest) -> RunRow:
@@ -200,6 +218,8 @@ def row_of(run: RunManifest) -> RunRow:
         metric=None if monitor is None else monitor.label,
         best=_value(monitor, best),
         latest=_value(monitor, latest),
+        problems=tuple(run_remarks(run)),
+        reason=run.reason,
         # Values of different declared phases are not compared.
         spark=_spark(run.live(run.phase if run.spec.phases else None), monitor),
         commits=run.commits,
@@ -216,11 +236,11 @@ def monitor_of(run: RunManifest) -> Monitor | None:
 
 
 def _value(monitor: Monitor | None, record: CheckpointRecord | None) -> float | None:
-    return None if monitor is None or record is None else monitor.value(record.metrics)
+    return None if monitor is None or record is None else monitor.measured(record.metrics)
 
 
 def _spark(live: Sequence[CheckpointRecord], monitor: Monitor | None) -> tuple[float, ...]:
     if monitor is None:
         return ()
-    values = [value for one in live[-SPARK:] if (value := monitor.value(one.metrics)) is not None]
-    return tuple(values)
+    values = (monitor.measured(one.metrics) for one in live[-SPARK:])
+    return tuple(value for value in values if value is not None)

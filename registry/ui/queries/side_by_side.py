@@ -14,9 +14,10 @@ from holdfast.registry.history.log_values import json_ready
 from holdfast.registry.history.plain_values import config_by_path
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.history.step_names import parent_ref
+from holdfast.registry.maintenance.last_verify import Damage
 from holdfast.registry.ui.charts import Chart, curves
 from holdfast.registry.ui.chronicle import Chronicle
-from holdfast.registry.ui.queries.runs import RunRow, row_of
+from holdfast.registry.ui.queries.runs import RunRow, marked_row, row_of
 from holdfast.registry.ui.queries.trouble import Trouble, trouble_of
 from holdfast.registry.ui.queries.values import (
     MOST_CHARTS,
@@ -109,6 +110,7 @@ def compare_runs(
         )
     opened = source.runs(names)
     runs = [opened.runs[name].manifest for name in names if name in opened.runs]
+    damage = Damage.of(source.registry.store)
     troubles = [trouble_of(error) for error in opened.failed.values()]
     chronicles = _chronicles(source, [run.run_id for run in runs if run.evicted_count], within_s)
     saved: dict[str, tuple[Saved, ...]] = {}
@@ -125,7 +127,7 @@ def compare_runs(
         if count > 1
     }
     return SideBySide(
-        rows=tuple(row_of(run) for run in runs),
+        rows=tuple(marked_row(row_of(run), damage) for run in runs),
         charts=tuple(_charts(runs, saved, metric, curved)),
         metrics=len(curved),
         single=tuple(

@@ -179,8 +179,8 @@
     const cell = row.cells[index];
     if (!cell || cell.colSpan > 1) return null; // a row that could not be read
     const text = cell.dataset.value ?? cell.textContent.trim();
-    const number = Number(text);
-    return text === "" ? null : Number.isNaN(number) ? text.toLowerCase() : number;
+    const number = Number(text.replace(/inf$/, "Infinity"));
+    return text === "" || text === "nan" ? null : Number.isNaN(number) ? text.toLowerCase() : number;
   };
   function sort(table, name) {
     const down = name.startsWith("-");

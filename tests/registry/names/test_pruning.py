@@ -437,6 +437,8 @@ def test_what_happened_before_a_drop_can_still_be_told(reg):
     assert [commit.n for commit in reg.run("run").history()] == [0, 1, 2, 3]
     with pytest.raises(NotFound, match="run/main/step2: the run was dropped; found a mistake"):
         reg.fork("run/main/step2", "fork")
-    with pytest.raises(Conflict, match="run: the run was dropped; found a mistake"):
+    with pytest.raises(
+        Conflict, match="run: the run was dropped, .* found dropped for the reason 'a mistake'"
+    ):
         reg.fork(saved, "fork")
     assert reg.runs() == ["run"]
