@@ -10,7 +10,7 @@ import holdfast
 from tests.registry.cli.calling import RECORD, Call, CallJson
 
 RUN = {
-    *("last_heard", "waited_share", "failed_saves", "damaged"),
+    *("last_heard", "waited_share", "failed_saves", "damaged", "reason"),
     *("run", "status", "created", "seed", "config", "config_hash", "environment", "monitors"),
     *("checkpoints", "superseded", "latest", "best", "tags", "writer", "commits", "head"),
     *("evicted", "gates", "releases", "artifacts", "streams", "pool"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import OrderedDict
 from typing import Any
 
@@ -82,6 +83,16 @@ def test_one_content_moves_once(reg: Registry) -> None:
     zero = np.zeros(100)
     found = compare(reg, {"m": {"a": zero}}, {"m": {"b": zero, "c": zero}})
     assert kinds(found) == {"m/b": "moved", "m/c": "added"}
+
+
+def test_the_numbers_of_a_generator_are_one_value(reg: Registry) -> None:
+    saved = [
+        reg.create_run(f"r{seed}").save({"rng": random.Random(seed).getstate()}, step=1)
+        for seed in (1, 2)
+    ]
+    (found,) = reg.diff(*saved).values
+    assert (found.kind, found.path) == ("changed", "rng/1")
+    assert str(found) == "~ rng/1: 623 numbers of 625 differ, from 1 on"
 
 
 @pytest.mark.parametrize(

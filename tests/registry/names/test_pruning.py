@@ -438,7 +438,7 @@ def test_what_happened_before_a_drop_can_still_be_told(reg):
     with pytest.raises(NotFound, match="run/main/step2: the run was dropped; found a mistake"):
         reg.fork("run/main/step2", "fork")
     with pytest.raises(
-        Conflict, match="run: the run was dropped, .* found dropped for the reason 'a mistake'"
+        Conflict, match=r"run: the run was dropped, .* found dropped for the reason 'a mistake'"
     ):
         reg.fork(saved, "fork")
     assert reg.runs() == ["run"]

@@ -30,13 +30,13 @@ def test_a_trainer_that_never_asked_is_told_to(reg, backend, open_registry) -> N
     reg.create_run("run").save(state(0), step=1)
     other = open_registry(backend).run("run")
     for _ in range(2):  # the warning that it takes the run over is no asking
-        with pytest.raises(Conflict, match="call `run.restore") as refused:
+        with pytest.raises(Conflict, match=r"call `run.restore") as refused:
             other.save(state(1), step=1)
         assert not isinstance(refused.value, Fenced)
 
 
 def test_a_dropped_run_is_refused_where_it_is_opened_to_train(reg, backend, open_registry) -> None:
     reg.create_run("run").drop("bad")
-    with pytest.raises(Conflict, match="cannot be used again.*dropped for the reason 'bad'"):
+    with pytest.raises(Conflict, match=r"cannot be used again.*dropped for the reason 'bad'"):
         open_registry(backend).run("run", create=True)
     assert open_registry(backend).run("run").manifest.dropped == "bad"
