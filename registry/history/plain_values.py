@@ -118,7 +118,7 @@ def _collect(path: Trail, node: Any, found: dict[str, Json]) -> None:
         case {"tu": [_, *_] as items}:
             _collect(path, items, found)
         case [_, *_] if len(node) > _SHORT and all(map(_is_number, node)):
-            found[path] = node  # as one value: the state of a generator has 625 numbers
+            found[str(path)] = node  # as one value: the state of a generator has 625 numbers
         case [_, *_]:
             for index, child in enumerate(node):
                 _collect(path / index, child, found)
