@@ -73,18 +73,18 @@ def runs_end_with_their_test() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def git_is_asked_once() -> Iterator[None]:
-    """Ask git about this checkout once: thousands of runs begin in it, and each would ask twice."""
-    ask, checkout = environment._git, Path.cwd()
-    told: dict[tuple[str, ...], str] = {}
+    """Ask git about this checkout once: thousands of runs begin in it."""
+    ask, checkout = environment._git_commit, Path.cwd()
+    told: dict[str, str] = {}
 
-    def remembering(*arguments: str) -> str:
+    def remembering() -> str:
         if Path.cwd() != checkout:
-            return ask(*arguments)
-        question = (os.environ.get("PATH", ""), *arguments)
-        if question not in told:
-            told[question] = ask(*arguments)
-        return told[question]
+            return ask()
+        path = os.environ.get("PATH", "")
+        if path not in told:
+            told[path] = ask()
+        return told[path]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(environment, "_git", remembering)
+        patch.setattr(environment, "_git_commit", remembering)
         yield
