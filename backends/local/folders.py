@@ -59,6 +59,32 @@ def opened(root: str, folder: str) -> Iterator[int]:
         os.close(fd)
 
 
+def open_file(root: str, name: str) -> int:
+    """Open something below `root` for reading, and follow no link; return its descriptor.
+
+    The caller checks whether it is a file: an open of a pipe returns at once.
+
+    Args:
+        root: A folder, which may be a link itself.
+        name: A path relative to it, with `/` and without `..`.
+
+    Raises:
+        StoreUnsuitable: It is a link, or a link is on the path to it.
+        OSError: It cannot be opened, or the name leads out of the folder.
+    """
+    above, _, last = name.rpartition("/")
+    if {"", ".", ".."} & set(name.split("/")):
+        raise NotADirectoryError(errno.ENOTDIR, "not a name in the folder", name)
+    with opened(root, above) as folder:
+        try:
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+            return os.open(last, flags, dir_fd=folder)
+        except OSError as error:
+            if is_link(last, folder):
+                raise link_found(f"{root}/{name}") from error
+            raise
+
+
 def _open_below(above: int, name: str, path: str) -> int:
     try:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=above)

@@ -25,6 +25,7 @@ from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats import content, table
 from holdfast.registry.formats.content import Content, MemoryContent, StoredContent, with_torch
 from holdfast.registry.formats.size_limit import check_path, limited
+from holdfast.registry.formats.source import within
 from holdfast.registry.formats.state_file import (
     FileReport,
     FileState,
@@ -60,7 +61,8 @@ def detect(path: PathLike) -> str | None:
         InvalidInput: There is no such file.
         AccessDenied: The user may not read it.
     """
-    found = table.by_content(Path(path))
+    with within(Path(path)):
+        found = table.by_content(Path(path))
     return None if found is None else found.name
 
 
@@ -93,7 +95,7 @@ def read(
         IncompatibleState: It does not fit into memory, or a library that reads it is not installed.
     """
     path = Path(path)
-    with limited(max_bytes):
+    with limited(max_bytes), within(path):
         check_path(path)
         found = _format_of(path, format).module.read(path)
     if portable:
@@ -170,7 +172,7 @@ def inspect(
         UnsupportedValue: It could only be loaded by running code.
     """
     path = Path(path)
-    with limited(max_bytes):
+    with limited(max_bytes), within(path):
         check_path(path)
         return _known(path, format).module.inspect(path)
 
@@ -196,7 +198,7 @@ def validate(
     path = Path(path)
     if not path.exists():
         raise InvalidInput("no such file", where=path)
-    with limited(max_bytes):
+    with limited(max_bytes), within(path):
         found = _known(path, format)
         try:
             check_path(path)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final
 
 from holdfast.registry.errors import (
@@ -32,7 +33,7 @@ from holdfast.registry.formats.safetensors_index import (
     read_shards,
 )
 from holdfast.registry.formats.size_limit import check_room
-from holdfast.registry.formats.source import json_object, read_exactly, stable
+from holdfast.registry.formats.source import json_object, read_exactly, stable, walk
 from holdfast.registry.formats.state_file import (
     FileReport,
     FileState,
@@ -42,6 +43,7 @@ from holdfast.registry.formats.state_file import (
 )
 from holdfast.registry.formats.target import new_folder, put_file
 from holdfast.registry.values.parse_limits import check_bytes
+from holdfast.registry.values.path_names import check_path_name
 
 FORMAT: Final = "hf"
 #: The component of each file of tensors; an index stands for its shards.
@@ -149,20 +151,13 @@ def _files(path: Path) -> dict[str, Path]:
             expected="config.json or adapter_config.json, with safetensors",
             hint="Save the model with safe_serialization=True.",
         )
-    found: dict[str, Path] = {}
-    for folder, folders, names in os.walk(path):
-        folders.sort()
-        for name in folders:
-            if (Path(folder) / name).is_symlink():
-                raise InvalidInput("a folder is a symlink", where=Path(folder) / name)
-        for name in sorted(names):
-            file = Path(folder) / name
-            text = file.relative_to(path).as_posix()
-            if not _is_path(text):
-                raise InvalidInput("not the name of a file", where=repr(text)[:200])
-            found[text] = file
-            if len(found) > _MAX_FILES:
-                raise InvalidInput("too many files", where=path, expected=f"{_MAX_FILES}")
+    found = {}
+    for name, seen in walk(path):
+        check_path_name(name, path)
+        if not stat.S_ISDIR(seen.st_mode):
+            found[name] = path / name
+        if len(found) > _MAX_FILES:
+            raise InvalidInput("too many files", where=path, expected=f"{_MAX_FILES}")
     return found
 
 
@@ -175,20 +170,6 @@ def _total(files: Mapping[str, Path]) -> int:
         except OSError as error:
             raise InvalidInput("a file cannot be read", where=file, found=error) from error
     return total
-
-
-def _is_path(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    parts = PurePosixPath(text).parts
-    return (
-        bool(text)
-        and not {"\\", "\0"} & set(text)
-        and text == "/".join(parts)
-        and not {".", "..", "/"} & set(parts)
-    )
 
 
 _Part = tuple[dict[str, dict[str, Any]], int]
@@ -336,7 +317,8 @@ def _check_state(state: Mapping[str, Any], content: Content) -> None:
         if name not in _JSON:
             raise IncompatibleState("not a file of JSON that is known", where=f"json/{name}")
     for name, data in state.get("files", {}).items():
-        if not isinstance(name, str) or not _is_path(name) or name in taken:
-            raise IncompatibleState("not the path of another file", where=repr(name)[:200])
+        check_path_name(name, f"{content.where}: files")
+        if name in taken:
+            raise IncompatibleState("not the path of another file", where=f"files/{name}")
         if type(data) is not bytes:
             raise IncompatibleState("not the bytes of a file", where=f"files/{name}")

@@ -7,6 +7,7 @@ fill memory or disk, and a program can refuse what it does not expect.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.formats.source import walk
 
 #: The environment variable: a number of bytes, for every program and format.
 VARIABLE: Final = "HOLDFAST_MAX_FILE_BYTES"
@@ -116,11 +118,7 @@ def check_path(path: Path) -> None:
 def _size_of(path: Path) -> int:
     if not path.is_dir():
         return path.stat().st_size
-    return sum(
-        os.stat(os.path.join(folder, name), follow_symlinks=False).st_size  # noqa: PTH116, PTH118
-        for folder, _, names in os.walk(path)
-        for name in names
-    )
+    return sum(seen.st_size for _, seen in walk(path) if not stat.S_ISDIR(seen.st_mode))
 
 
 def available_bytes() -> int:

@@ -1,5 +1,8 @@
 """Read a file of the user: open it once, check that it is a file and that it does not change.
 
+Only what the user has named may be a link. Within the block of `within`, every other file is opened
+below the folder of that, and a link there is refused.
+
 A trainer may be writing the file that is being pushed. So its bytes are read into memory before
 anything is committed, and never mapped: a mapping would be read while the commit is made, and a
 file that gets shorter under a mapping kills the process.
@@ -11,13 +14,22 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, Final, NoReturn
 
+from holdfast.backends.errors import StoreUnsuitable
+from holdfast.backends.local import folders
 from holdfast.registry.errors import AccessDenied, InvalidInput, StorageError
 from holdfast.registry.values.parse_limits import check_json
+from holdfast.registry.values.path_names import check_path_name
+
+#: The most folders within each other.
+_DEEPEST: Final = 600
+#: What the user has named, and the folder out of which nothing leads.
+_named: ContextVar[tuple[Path, Path] | None] = ContextVar("named", default=None)
 
 #: The hint for a file that is not of the format that its name promises.
 KEEP = "To keep its bytes unread, push it under a name that ends otherwise, such as .bin."
@@ -40,6 +52,67 @@ def unsound(program: str, where: object, rule: str, expected: object, found: obj
 
 
 @contextmanager
+def within(named: Path) -> Iterator[None]:
+    """Open nothing but what is in one folder within a block, and follow no link there.
+
+    Args:
+        named: The path that the user gave, which may be a link: the folder, or a file in it. Within
+            a block for the same folder, or for one around it, that block's folder stays.
+    """
+    held, folder = _named.get(), named if named.is_dir() else named.parent
+    is_inside = held is not None and folder.is_relative_to(held[1])
+    token = _named.set(held if is_inside else (named, folder))
+    try:
+        yield
+    finally:
+        _named.reset(token)
+
+
+def beside(path: Path, name: object) -> Path:
+    """Return the path of another file that a file names: one in its folder, or below.
+
+    Raises:
+        InvalidInput: It is no such name.
+    """
+    return path.parent / check_path_name(name, path)
+
+
+def walk(
+    root: Path, enters: Callable[[str], bool] = lambda _: True
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield names and status of all that is below a folder; no link is followed.
+
+    Args:
+        root: The folder.
+        enters: Tells by the name of a folder whether to look into it.
+
+    Raises:
+        InvalidInput: Folders are nested too deeply, or one cannot be read.
+        AccessDenied: One may not be read.
+    """
+    waiting = [""]
+    while waiting:
+        above = waiting.pop()
+        try:
+            if above.count("/") > _DEEPEST:
+                raise OSError(f"more than {_DEEPEST} folders are within each other")
+            with folders.opened(str(root), above[:-1]) as fd, os.scandir(fd) as entries:
+                found = sorted((one.name, one.stat(follow_symlinks=False)) for one in entries)
+        except PermissionError as error:
+            raise AccessDenied("a folder may not be read", where=root / above) from error
+        except (OSError, StoreUnsuitable) as error:
+            raise InvalidInput(
+                "a folder cannot be read", where=str(root / above)[:1000], found=error
+            ) from error
+        inner = []
+        for name, seen in found:
+            yield above + name, seen
+            if stat.S_ISDIR(seen.st_mode) and enters(above + name):
+                inner.append(f"{above}{name}/")
+        waiting += reversed(inner)
+
+
+@contextmanager
 def stable(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file for reading; fail at the end of the block if it changed meanwhile.
 
@@ -51,8 +124,9 @@ def stable(path: Path) -> Iterator[BinaryIO]:
         before = _identity(os.fstat(file.fileno()))
         yield file
         try:
-            after = _identity(path.stat())
-        except OSError:
+            with _open(path) as again:
+                after = _identity(os.fstat(again.fileno()))
+        except (InvalidInput, AccessDenied):
             after = ()
         if not before == after == _identity(os.fstat(file.fileno())):
             raise InvalidInput(
@@ -64,13 +138,18 @@ def stable(path: Path) -> Iterator[BinaryIO]:
 
 def _open(path: Path) -> BinaryIO:
     try:
-        # Without O_NONBLOCK the open of a pipe would never return.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = _descriptor(path)
     except FileNotFoundError as error:
         raise InvalidInput("no such file", where=path) from error
     except PermissionError as error:
         raise AccessDenied(
             "the file may not be read", where=path, found=f"user id {os.geteuid()}"
+        ) from error
+    except StoreUnsuitable as error:
+        raise InvalidInput(
+            "a link in a folder is not followed",
+            where=path,
+            hint="Copy the folder with the files that its links name: `cp -rL DIR COPY`.",
         ) from error
     except (OSError, ValueError) as error:
         raise InvalidInput("the file cannot be opened", where=path, found=error) from error
@@ -85,6 +164,26 @@ def _open(path: Path) -> BinaryIO:
     except BaseException:
         os.close(fd)
         raise
+
+
+def _descriptor(path: Path) -> int:
+    named = _named.get()
+    if named is None or path == named[0]:
+        # Without O_NONBLOCK the open of a pipe would never return.
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    root, name = named[1], path.relative_to(named[1]).as_posix()
+    try:
+        return folders.open_file(str(root), name)
+    except StoreUnsuitable:
+        # `snapshots/REV/` of a hub's cache may lead to `blobs/` of its repository.
+        here, (above, _, _) = root.resolve(), name.rpartition("/")
+        cache = next(
+            (one.parent for one in (here / above).parents if one.name == "snapshots"), here
+        )
+        blob = os.path.relpath(here / above / path.readlink(), cache)
+        if cache == here or os.path.dirname(blob) != "blobs":  # noqa: PTH120
+            raise
+        return folders.open_file(str(cache), blob)
 
 
 def _check_empty(fd: int, path: Path) -> None:

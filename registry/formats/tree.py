@@ -16,7 +16,6 @@ import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,9 +24,9 @@ import numpy as np
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError
-from holdfast.registry.formats import andrea, safetensors
+from holdfast.registry.formats import andrea, safetensors, safetensors_index
 from holdfast.registry.formats.content import Content, MemoryContent, portable
-from holdfast.registry.formats.source import read_exactly, stable
+from holdfast.registry.formats.source import read_exactly, stable, walk
 from holdfast.registry.formats.state_file import (
     RAISED,
     Faults,
@@ -115,43 +114,30 @@ def _scan(root: Path, faults: Faults = RAISED) -> tuple[dict[str, Path], list[st
         InvalidInput: A name is not safe, or something is neither a file nor a folder.
     """
     files: dict[str, Path] = {}
-    empty: list[str] = []
-    for where, above, entries in _walk(root, ""):
-        if not entries and above:
-            empty.append(check_path_name(above.rstrip("/"), root))
-        for entry in entries:
-            with faults:
-                name = _checked(entry, where, above, root)
-                if entry.is_file():
-                    files[name] = Path(entry.path)
+    empty: dict[str, None] = {}
+    for name, seen in walk(root):
+        empty.pop(name.rpartition("/")[0], None)
+        with faults:
+            _check_entry(name, seen.st_mode, root)
+            if stat.S_ISDIR(seen.st_mode):
+                empty[name] = None
+            else:
+                files[name] = root / name
     if len(files) > _MOST:
         raise InvalidInput("too many files", where=root, expected=_MOST, found=len(files))
     check_path_names([*files, *empty], root)
-    return files, empty
+    return files, list(empty)
 
 
-def _checked(entry: os.DirEntry[str], where: Path, above: str, root: Path) -> str:
-    """Return the name of a file or folder."""
-    name = check_path_name(f"{above}{entry.name}", root)
-    if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+def _check_entry(name: str, mode: int, root: Path) -> None:
+    check_path_name(name, root)
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise InvalidInput(
             "neither a file nor a folder",
-            where=f"{where}/{entry.name}",
-            found="a symlink" if entry.is_symlink() else "something else",
+            where=root / name,
+            found="a symlink" if stat.S_ISLNK(mode) else "something else",
             hint="Remove it, or replace it by the file that it points to.",
         )
-    return name
-
-
-def _walk(folder: Path, above: str) -> Iterator[tuple[Path, str, list[os.DirEntry[str]]]]:
-    try:
-        entries = sorted(os.scandir(folder), key=lambda one: one.name)
-    except OSError as error:
-        raise InvalidInput("the folder cannot be read", where=folder, found=error) from error
-    yield folder, above, entries
-    for one in entries:
-        if one.is_dir(follow_symlinks=False):
-            yield from _walk(Path(one.path), f"{above}{one.name}/")
 
 
 def _bytes(path: Path) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], bool]:
@@ -166,8 +152,8 @@ def _rebuilt(path: Path, data: np.ndarray[Any, Any]) -> tuple[str, Any]:
     """Return format and state of a file that writing gives back byte for byte; else no state."""
     for name, module in _REBUILT.items():
         try:
-            if not module.detect(path):
-                continue
+            if not module.detect(path) or safetensors_index.looks_like_index(path):
+                continue  # an index is not written again as one
             found = module.read(path)
             with tempfile.TemporaryDirectory() as folder:
                 copy = Path(folder) / "file"

@@ -9,16 +9,15 @@ refused, because a folder may come from anywhere.
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from holdfast.registry import pytree
-from holdfast.registry.errors import IncompatibleState, InvalidInput, Malformed, StorageError
+from holdfast.registry.errors import IncompatibleState, InvalidInput, Malformed
 from holdfast.registry.formats.size_limit import available_bytes, check_size
-from holdfast.registry.formats.source import json_object, read_exactly, stable
+from holdfast.registry.formats.source import json_object, read_exactly, stable, walk
 from holdfast.registry.formats.state_file import (
     RAISED,
     Faults,
@@ -259,25 +258,14 @@ class _Folder:
 
 def _files(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield every file below a folder; refuse links and special files."""
-    waiting = [""]
-    while waiting:
-        above = waiting.pop()
-        try:
-            with os.scandir(folder / above) as entries:
-                found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
-        except OSError as error:
-            raise StorageError("the folder cannot be read", where=folder / above) from error
-        for last, seen in found:
-            name = f"{above}/{last}" if above else last
-            if stat.S_ISDIR(seen.st_mode):
-                waiting.append(name)
-            elif stat.S_ISREG(seen.st_mode):
-                yield name, (seen.st_size, seen.st_mtime_ns, seen.st_ino, seen.st_dev)
-            else:
-                kind = "a link" if stat.S_ISLNK(seen.st_mode) else "neither file nor folder"
-                raise InvalidInput(
-                    "a Zarr folder holds more than files", where=folder / name, found=kind
-                )
+    for name, seen in walk(folder):
+        if stat.S_ISREG(seen.st_mode):
+            yield name, (seen.st_size, seen.st_mtime_ns, seen.st_ino, seen.st_dev)
+        elif not stat.S_ISDIR(seen.st_mode):
+            kind = "a link" if stat.S_ISLNK(seen.st_mode) else "neither file nor folder"
+            raise InvalidInput(
+                "a Zarr folder holds more than files", where=folder / name, found=kind
+            )
 
 
 def _check_memory(arrays: Mapping[str, ArrayNode], path: Path) -> None:

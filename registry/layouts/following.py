@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
-from holdfast.registry.errors import InvalidInput
+from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.following import watching
 from holdfast.registry.following.watching import OVER, Patience
+from holdfast.registry.formats.source import within
 from holdfast.registry.layouts.importing import ImportedFile, Importer
 from holdfast.registry.layouts.scanning import check_folder, has_sidecar, identity
 from holdfast.registry.layouts.tree import Found, Layout
@@ -54,11 +55,11 @@ def follow_folder(
     if not quiet_s > 0:
         raise InvalidInput("not a time", where="quiet_s", expected="seconds, above 0")
     check_folder(root)
-    return _follow(importer, _Completeness(layout, root, quiet_s), patience)
+    return _follow(importer, root, _Completeness(layout, root, quiet_s), patience)
 
 
 def _follow(
-    importer: Importer, completeness: _Completeness, patience: Patience
+    importer: Importer, root: Path, completeness: _Completeness, patience: Patience
 ) -> Iterator[ImportedFile]:
     done: dict[str, tuple[int, ...]] = {}
     while True:
@@ -66,7 +67,8 @@ def _follow(
         newest = {one.phase: one.path for one in found if one.kind == "checkpoint"}
         is_news = False
         for one in found:
-            seen = completeness.of(one, is_newest=newest.get(one.phase) == one.path)
+            with within(root):
+                seen = completeness.of(one, is_newest=newest.get(one.phase) == one.path)
             if seen is None or done.get(one.path) == seen:
                 continue
             reports = importer.take(one)
@@ -112,7 +114,7 @@ class _Completeness:
             wholes = [
                 self._is_whole(path, one, waits) for path, one in zip(paths, seen, strict=True)
             ]
-        except OSError:
+        except (OSError, RegistryError):
             return None  # it was renamed or removed meanwhile
         return tuple(number for one in seen for number in one) if all(wholes) else None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from holdfast.registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from holdfast.registry.formats.source import stable
+from holdfast.registry.formats.source import stable, walk, within
 from holdfast.registry.history.actions import Action, EnterPhase
 from holdfast.registry.history.log_values import decode_plain
 from holdfast.registry.history.replay import RunManifest
@@ -34,6 +35,7 @@ from holdfast.registry.layouts.torch_files import metrics_of
 from holdfast.registry.layouts.tree import Found, Layout, Reading
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.names import pins
+from holdfast.registry.names.cards import MAX_BYTES, parse_card
 from holdfast.registry.names.releases import Releases
 from holdfast.registry.streams.stream import Stream
 from holdfast.registry.training.save_request import SaveRequest, prepare_save
@@ -113,11 +115,12 @@ class Importer:
 
     def find(self) -> tuple[Scan, list[Found]]:
         """Return the files that are there now, and those that mean something, in their order."""
-        scan = Scan(self._root)
-        found = list(self._layout.find(scan.files))
-        order = [one for one in found if one.kind != "gate"]
-        for gate in (one for one in found if one.kind == "gate"):
-            order.insert(self._place_of(gate, order), gate)
+        with within(self._root):
+            scan = Scan(self._root)
+            found = list(self._layout.find(scan.files))
+            order = [one for one in found if one.kind != "gate"]
+            for gate in (one for one in found if one.kind == "gate"):
+                order.insert(self._place_of(gate, order), gate)
         return scan, order
 
     def _place_of(self, gate: Found, order: list[Found]) -> int:
@@ -144,9 +147,10 @@ class Importer:
             "stream": self._stream,
         }
         try:
-            if found.kind == "checkpoint":
-                return self._checkpoint(found)
-            report = acts[found.kind](found)
+            with within(self._root):
+                if found.kind == "checkpoint":
+                    return self._checkpoint(found)
+                report = acts[found.kind](found)
         except (InvalidInput, Conflict, NotFound, UnsupportedFormat) as error:
             why = " ".join(str(error).split())
             return [ImportedFile(found.path, "refused", found.kind, why=why)]
@@ -299,7 +303,7 @@ class Importer:
             state: Any = formats.read(
                 self._root / found.path, format=found.format, portable=True
             ).state
-        card = self._root / found.beside if found.beside else state.get("model_card")
+            card = self._card(found.beside, state)
         if self._dry_run:
             planned = f"{self._run_id}/releases/{found.name}"
             return ImportedFile(
@@ -317,6 +321,16 @@ class Importer:
         )
         outcome: Outcome = "there already" if is_there else "imported"
         return ImportedFile(found.path, outcome, found.kind, made.ref, warnings=tuple(warnings))
+
+    def _card(self, path: str | None, state: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the card of a release; a text in a state is no path of one."""
+        if path is not None:
+            with stable(self._root / path) as file:
+                return parse_card(file.read(MAX_BYTES + 1), path)
+        card = state.get("model_card")
+        if not isinstance(card, Mapping | None):
+            raise InvalidInput("a card in a state is a dict", where="model_card", found=type(card))
+        return card
 
     def _latest_release(self, found: Found) -> ImportedFile:
         is_there = self._committer.log.refresh().release == found.name
@@ -398,8 +412,9 @@ class Importer:
 def folder_digest(folder: Path) -> str:
     """Return a digest of the names and the bytes of a folder's files, in hex."""
     hashed = hashlib.sha256()
-    for file in sorted(one for one in folder.rglob("*") if one.is_file()):
-        hashed.update(f"{file.relative_to(folder)}\n{digest(file)}\n".encode())
+    names = [name.split("/") for name, seen in walk(folder) if stat.S_ISREG(seen.st_mode)]
+    for name in map("/".join, sorted(names)):
+        hashed.update(f"{name}\n{digest(folder / name)}\n".encode())
     return hashed.hexdigest()
 
 

@@ -8,7 +8,6 @@ those that were noted are replaced or removed: everything else belongs to somebo
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -19,11 +18,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.registry.errors import Conflict, InvalidInput
+from holdfast.registry.formats.source import sha256_of, stable
 from holdfast.registry.values.path_names import check_path_name
 
 FOLDER: Final = ".holdfast-checkout"
 _FORMAT: Final = "holdfast.checkout/1"
-_READ_AT_ONCE: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +188,8 @@ def stamp(path: Path) -> tuple[int, ...]:
 
 def digest(path: Path) -> str:
     """Return the SHA-256 of a file, in hex."""
-    hashed = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(_READ_AT_ONCE):
-            hashed.update(piece)
-    return hashed.hexdigest()
+    with stable(path) as file:
+        return sha256_of(file).hex()
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Final
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.errors import AccessDenied, InvalidInput, StorageError
+from holdfast.registry.errors import InvalidInput, RegistryError
+from holdfast.registry.formats.source import stable, walk
 from holdfast.registry.formats.table import check_scope
 from holdfast.registry.layouts.made import FOLDER, digest, stamp
 from holdfast.registry.values.path_names import check_path_name, check_path_names
@@ -31,44 +33,33 @@ class Scan:
     def __init__(self, root: Path) -> None:
         self.files: dict[str, str | None] = {}
         self.refused: dict[str, str] = {}
-        self.folders: list[str] = []
+        self.folders: set[str] = set()
         check_folder(root)
-        self._enter(root, "")
+        for name, seen in walk(root, self.folders.__contains__):
+            if len(self.files) >= MOST:
+                raise InvalidInput("the folder has too many files", where=root, expected=MOST)
+            if name not in (FOLDER, ".git"):
+                self._add(root / name, name, seen.st_mode)
         check_path_names(self.files, root)
 
-    def _enter(self, folder: Path, above: str) -> None:
-        try:
-            found = sorted(os.scandir(folder), key=lambda one: one.name)
-        except PermissionError as error:
-            raise AccessDenied("a folder may not be read", where=folder) from error
-        except OSError as error:
-            raise StorageError("a folder cannot be read", where=folder, found=error) from error
-        for one in found:
-            if not above and one.name == FOLDER:
-                continue
-            if len(self.files) >= MOST:
-                raise InvalidInput("the folder has too many files", where=folder, expected=MOST)
-            self._add(one, f"{above}{one.name}")
-
-    def _add(self, entry: os.DirEntry[str], name: str) -> None:
+    def _add(self, path: Path, name: str, mode: int) -> None:
         try:
             check_path_name(name)
         except InvalidInput as error:
             self.refused[quoted(name)] = error.summary
             return
-        if entry.is_symlink():
-            self._link(entry, name)
-        elif entry.is_dir():
-            self.folders.append(name)
-            self._enter(Path(entry.path), f"{name}/")
-        elif entry.is_file():
+        if stat.S_ISLNK(mode):
+            self._link(path, name)
+        elif stat.S_ISDIR(mode):
+            self.folders.add(name)
+        elif stat.S_ISREG(mode):
             self.files[name] = None
         else:
             self.refused[name] = "it is neither a file nor a folder"
 
-    def _link(self, entry: os.DirEntry[str], name: str) -> None:
-        target = str(Path(entry.path).readlink())
-        beside = Path(entry.path).parent / target
+    def _link(self, path: Path, name: str) -> None:
+        target = str(path.readlink())
+        beside = path.parent / target
         if "/" in target or target in (os.curdir, os.pardir) or beside.is_symlink():
             self.refused[name] = "a symlink that leaves its folder, or that points to another one"
         elif not beside.exists():
@@ -98,9 +89,9 @@ def check_folder(root: Path) -> None:
 def has_sidecar(path: Path) -> bool:
     """Return whether a file has a sidecar that is complete."""
     try:
-        with path.with_name(path.name + SIDECAR).open("rb") as file:
+        with stable(path.with_name(path.name + SIDECAR)) as file:
             match = _LINE.fullmatch(file.read(4096).decode(errors="replace"))
-    except OSError:
+    except RegistryError:
         return False
     return match is not None and match[2] == path.name
 
@@ -114,7 +105,7 @@ def verified_digest(path: Path, *, wants_sidecar: bool) -> tuple[str, list[str]]
     found, sidecar = digest(path), path.with_name(path.name + SIDECAR)
     if sidecar.is_symlink() or not sidecar.is_file():
         return found, [f"it has no {SIDECAR} file"] if wants_sidecar else []
-    with sidecar.open("rb") as file:
+    with stable(sidecar) as file:
         text = file.read(4096).decode(errors="replace")
     match = _LINE.fullmatch(text)
     if match is None or match[2] != path.name:
@@ -139,5 +130,5 @@ def identity(path: Path) -> tuple[int, ...]:
     """Return what tells whether a file, or a file in a folder, has changed."""
     if not path.is_dir():
         return stamp(path)
-    inside = sorted(one for one in path.rglob("*") if one.is_file())
-    return tuple(number for one in inside for number in stamp(one))
+    inside = [seen for _, seen in walk(path) if stat.S_ISREG(seen.st_mode)]
+    return tuple(n for one in inside for n in (one.st_size, one.st_mtime_ns, one.st_ino))

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.registry import formats
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.formats.source import stable
 from holdfast.registry.layouts.tree import Found, Reading
 
 #: The end record of a zip archive without a comment, as torch writes it.
@@ -35,16 +37,21 @@ def metrics_of(state: Mapping[str, Any]) -> dict[str, float]:
     found = state.get("metrics")
     if not isinstance(found, dict):
         return {}
-    return {
-        name: float(value)
-        for name, value in found.items()
-        if isinstance(name, str) and type(value) in (int, float)
-    }
+    metrics = {}
+    for name, value in found.items():
+        if isinstance(name, str) and type(value) in (int, float):
+            try:
+                metrics[name] = float(value)
+            except OverflowError as error:
+                raise InvalidInput(
+                    "a metric is too large", where=name[:100], found=error
+                ) from error
+    return metrics
 
 
 def is_complete(path: Path) -> bool | None:
     """Return whether a file ends as an archive does; other files cannot tell."""
-    with path.open("rb") as file:
+    with stable(path) as file:
         if file.read(4) != b"PK\x03\x04":
             return None
         size = file.seek(0, 2)

@@ -46,7 +46,16 @@ def read_card(source: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, A
     if isinstance(source, Mapping):
         return _mapping(source, "card", 0)
     path = _path(source)
-    return _mapping(_parse(_text(path), str(path)), str(path), 0)
+    return parse_card(_bytes(path), str(path))
+
+
+def parse_card(data: bytes, where: str) -> dict[str, Any]:
+    """Return a card from the bytes of a file; see `read_card`."""
+    _check_size(len(data), where)
+    try:
+        return _mapping(_parse(data.decode(), where), where, 0)
+    except UnicodeDecodeError as error:
+        raise InvalidInput("a card is not UTF-8", where=where, found=error.reason) from error
 
 
 def write_card(card: Mapping[str, Any]) -> str:
@@ -187,18 +196,13 @@ def _path(source: object) -> Path:
     return Path(source)
 
 
-def _text(path: Path) -> str:
+def _bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: not a possible path
         found = getattr(error, "strerror", None) or error
         raise InvalidInput("cannot read the card", where=quoted(str(path)), found=found) from error
-    _check_size(len(data), str(path))
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidInput("a card is not UTF-8", where=path, found=error.reason) from error
 
 
 def _check_size(size_bytes: int, where: str) -> None:

@@ -18,6 +18,8 @@ _LONGEST_PART, _LONGEST = 255, 1024
 _RESERVED = {"con", "prn", "aux", "nul"} | {
     f"{device}{number}" for device in ("com", "lpt") for number in range(1, 10)
 }
+#: Folders whose settings start programs, and what one of them is called on old file systems.
+_RUNNING = {".git", ".hg", "git~1"}
 _FORBIDDEN = set('\\:*?"<>|')
 
 
@@ -85,6 +87,8 @@ def _part_fault(part: str) -> str | None:
         return "it has a character that some system refuses"
     if part.split(".")[0].rstrip().casefold() in _RESERVED:
         return "it is the name of a device on Windows"
+    if part.casefold() in _RUNNING:
+        return "git or another tool would run programs that it names"
     if part[-1] in ". ":
         return "it ends with a dot or a space"
     return None

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from holdfast.registry.errors import InvalidInput, NotFound, UnsupportedFormat
 from holdfast.registry.formats.content import Content, MemoryContent, StoredContent, with_torch
 from holdfast.registry.formats.size_limit import limited
-from holdfast.registry.formats.source import sha256_of, stable
+from holdfast.registry.formats.source import sha256_of, stable, within
 from holdfast.registry.formats.state_file import FileState, WrittenFile
 from holdfast.registry.formats.target import check_target, new_file
 from holdfast.registry.formats.thalia import container, delta, delta_writing, framing, writing
@@ -91,7 +91,7 @@ def load(
     """
     path = Path(path)
     wanted = None if regions is None else list(regions)
-    with limited(max_bytes), framing.opened(path) as body:
+    with limited(max_bytes), within(path), framing.opened(path) as body:
         if body.is_delta:
             found = delta.read(body, path)
         elif container.is_of_document(body) or wanted is None:
@@ -145,8 +145,8 @@ def save_delta(
     Args:
         path: The file.
         state: As for `save`.
-        base: The file that it builds upon: a full one or a delta. It is named relative to the
-            folder of `path` if it is in it, and must never change.
+        base: The file that it builds upon, in the folder of `path` or below: a full one or a delta.
+            It must never change.
         metadata: As for `save`.
         threshold: Elements that changed by no more than this keep the value of the base.
         compression: As for `save`.
@@ -168,14 +168,21 @@ def save_delta(
     plain = _plain(state, path)
     writing.check_components(plain)
     narrowed = _narrowed(plain, precision)
+    folder, real = path.parent.resolve(), base.resolve()
+    if not real.is_relative_to(folder):
+        raise InvalidInput(
+            "the base of a delta is a file in the folder of the delta, or below",
+            where=base,
+            expected=f"a file in {folder}",
+            hint="Copy the base beside the delta.",
+        )
     with stable(base) as file:  # the state and the digest are of one file, or nothing is written
         before: Any = load(base, widen=False, portable=True).state
         digest, base_step = sha256_of(file), _delta_step(base)
     changes = delta_writing.changes(plain, narrowed, before, threshold)
     step = writing.count(plain.get("training_steps"))
-    name = base.name if base.resolve().parent == path.resolve().parent else str(base)
     info = {
-        "base_checkpoint": name,
+        "base_checkpoint": real.relative_to(folder).as_posix(),
         "base_hash": digest.hex(),
         "base_step": base_step,
         "current_step": step,

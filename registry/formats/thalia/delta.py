@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats.pickles import Keys, Known, read_pickle
-from holdfast.registry.formats.source import json_object, sha256_of, stable
+from holdfast.registry.formats.source import beside, json_object, sha256_of, stable
 from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader
 from holdfast.registry.formats.thalia import container, framing
 from holdfast.registry.formats.thalia.framing import DELTA_MAGIC, Body
@@ -226,15 +226,15 @@ def _checked(changes: Any, budget: Budget) -> dict[str, Any]:
 def _base_path(delta: Delta, path: Path) -> Path:
     info = delta.metadata.get("delta_info")
     name = info.get("base_checkpoint") if isinstance(info, dict) else None
-    if not isinstance(name, str) or not name or "\0" in name:
+    if name is None:
         raise InvalidInput("the delta names no base", where=path)
-    return path.parent / name  # an absolute name stays absolute
+    return beside(path, name)
 
 
 @contextmanager
 def _compared_base(delta: Delta, path: Path) -> Iterator[None]:
     """Compare the base with its digest in the delta; fail at the end if it changed meanwhile."""
-    if not path.exists():
+    if not path.is_symlink() and not path.exists():
         raise InvalidInput(
             "the base of the delta is missing",
             where=path,
