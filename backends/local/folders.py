@@ -113,21 +113,21 @@ def links(root: str, prefix: str, *, delimiter: bool) -> Iterator[str]:
             yield path
             return
         path += "/"
-    yield from _links_in(root, folder + slash, start, delimiter)
-
-
-def _links_in(root: str, folder: str, start: str, delimiter: bool) -> Iterator[str]:
-    try:
-        with os.scandir(f"{root}/{folder}") as entries:
-            found = sorted(
-                (entry.name, entry.is_symlink(), entry.is_dir(follow_symlinks=False))
-                for entry in entries
-                if entry.name.startswith(start)
-            )
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for name, is_linked, is_folder in found:
-        if is_linked:
-            yield folder + name
-        elif is_folder and not delimiter:
-            yield from _links_in(root, f"{folder}{name}/", "", delimiter)
+    waiting = [folder + slash]
+    while waiting:
+        above = waiting.pop()
+        try:
+            with os.scandir(f"{root}/{above}") as entries:
+                found = sorted(
+                    (entry.name, entry.is_symlink(), entry.is_dir(follow_symlinks=False))
+                    for entry in entries
+                    if entry.name.startswith(start)
+                )
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+                raise
+            continue
+        yield from (above + name for name, is_linked, _ in found if is_linked)
+        if not delimiter:
+            waiting += [f"{above}{name}/" for name, _, is_folder in reversed(found) if is_folder]
+        start = ""

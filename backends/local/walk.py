@@ -8,6 +8,7 @@ The order is that of the UTF-8 bytes of the keys, so a folder sorts as its name 
 # ruff: noqa: PTH114, PTH116, PTH118, PTH120
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from holdfast.backends.errors import StoreUnsuitable
 TEMPORARY = ".tmp"
 #: The folder of probes. Listings skip links there, so that no deletion follows them.
 PROBES = ".probe"
+#: A folder was deleted during the listing; or nobody can read or write what is below it.
+_NO_KEYS = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +49,33 @@ class Walk:
         return self._below(base)
 
     def _below(self, base: str) -> Iterator[ObjectInfo]:
-        for key in self._names(base):
-            if not (key.startswith(self.prefix) or self.prefix.startswith(key)):
+        waiting = [iter(self._names(base))]  # no recursion: folders may be nested in any number
+        while waiting:
+            key = next(waiting[-1], None)
+            if key is None:
+                waiting.pop()
+            elif not (key.startswith(self.prefix) or self.prefix.startswith(key)):
                 continue
-            if not key.endswith("/"):
+            elif not key.endswith("/"):
                 yield from self._file(key)
-            elif not self._passed(key):
-                yield from self._folder(key)
+            elif self._passed(key):
+                continue
+            elif self.delimiter and len(key) > len(self.prefix):
+                if _order(key) > _order(self.start_after) and self._holds_object(key):
+                    yield ObjectInfo(key, 0, 0.0)
+            else:
+                waiting.append(iter(self._names(key)))
 
     def _file(self, key: str) -> Iterator[ObjectInfo]:
         if not key.startswith(self.prefix) or _order(key) <= _order(self.start_after):
             return
         try:
             found = os.stat(self.root + "/" + key)
-        except FileNotFoundError:
-            return  # deleted during the listing
+        except OSError as error:
+            if error.errno in _NO_KEYS:
+                return  # deleted during the listing
+            raise
         yield ObjectInfo(key, found.st_size, found.st_mtime)
-
-    def _folder(self, key: str) -> Iterator[ObjectInfo]:
-        if not (self.delimiter and len(key) > len(self.prefix) and key.startswith(self.prefix)):
-            yield from self._below(key)
-        elif _order(key) > _order(self.start_after) and self._holds_object(key):
-            yield ObjectInfo(key, 0, 0.0)
 
     def _passed(self, folder: str) -> bool:
         """Return whether every key below `folder` is at or before `start_after`."""
@@ -77,8 +85,13 @@ class Walk:
 
     def _holds_object(self, folder: str) -> bool:
         # Deletions leave empty folders, which a bucket would not list.
-        names = self._names(folder, ordered=False)
-        return any(not name.endswith("/") or self._holds_object(name) for name in names)
+        waiting = [folder]
+        while waiting:
+            names = self._names(waiting.pop(), ordered=False)
+            if not all(name.endswith("/") for name in names):
+                return True
+            waiting += names
+        return False
 
     def _names(self, folder: str, *, ordered: bool = True) -> list[str]:
         """Return the keys of files and folders directly below `folder`."""
@@ -89,8 +102,10 @@ class Walk:
                     for entry in entries
                     if not (_is_scratch(folder + entry.name) and entry.is_symlink())
                 ]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        except OSError as error:
+            if error.errno in _NO_KEYS:
+                return []
+            raise
         if not folder:
             names = [name for name in names if name not in (TEMPORARY, TEMPORARY + "/")]
         return sorted(names, key=_order) if ordered else names

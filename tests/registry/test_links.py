@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import holdfast
 from holdfast import Retention, sync
-from holdfast.registry.errors import StoreUnsuitable
+from holdfast.registry.errors import RegistryError, StoreUnsuitable
 from holdfast.registry.maintenance.gc import DAY_S, Collector
 from holdfast.registry.registries.registry import Registry
+from tests.support.commands import invoke
 from tests.support.states import save_small, small_state
 
 #: An unfinished file and a probe, as they are called, so that only the link keeps them.
@@ -248,3 +251,30 @@ def test_the_root_may_lie_behind_a_link(tmp_path: Path) -> None:
     with holdfast.open(tmp_path / "direct") as reg:
         reg.run("run").restore()
         assert reg.gc(grace_s=0).deleted.objects == 0
+
+
+@pytest.mark.parametrize("part", ["a", "long-name-of-a-folder"])
+def test_folders_nested_without_end_hide_no_run(
+    tmp_path: Path, part: str, request: pytest.FixtureRequest
+) -> None:
+    """A name of one letter is deeper than Python's stack, a long one longer than any path."""
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as reg:
+        for name in ("bad", "good"):
+            save_small(reg.create_run(name), 1)
+    request.addfinalizer(lambda: subprocess.run(["rm", "-rf", tmp_path / "reg"], check=True))
+    fd = os.open(tmp_path / "reg/runs/bad", os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir(part, dir_fd=fd)
+        inner = os.open(part, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.close(os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=fd))
+    os.close(fd)
+    with holdfast.open(tmp_path / "reg") as reg:
+        assert "good" in reg.runs()
+        reg.verify()
+        with suppress(RegistryError):  # it must know what every run needs
+            reg.gc(dry_run=True)
+    for command in ("run ls", "doctor", "verify", "gc --dry-run"):
+        done = invoke("--registry", tmp_path / "reg", *command.split())
+        assert "fault of holdfast" not in done.output

@@ -142,7 +142,7 @@ def test_a_snapshot_leads_to_the_blobs_of_its_own_repository_alone(tmp_path: Pat
     ):
         link.unlink()
         link.symlink_to(target)
-        with pytest.raises(InvalidInput, match="a link|cannot be read"):
+        with pytest.raises(InvalidInput, match=r"a link|cannot be read"):
             formats.read(snapshot, format="hf")
 
 

@@ -767,7 +767,7 @@ def test_a_folder_that_may_not_be_read(one: Path, monkeypatch: pytest.MonkeyPatc
     def refuse(path: object) -> None:
         raise PermissionError(path)
 
-    monkeypatch.setattr("holdfast.registry.formats.zarr_reading.os.scandir", refuse)
+    monkeypatch.setattr("holdfast.registry.formats.source.os.scandir", refuse)
     with pytest.raises(StorageError):
         formats.read(one)
 
