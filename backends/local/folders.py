@@ -113,21 +113,23 @@ def links(root: str, prefix: str, *, delimiter: bool) -> Iterator[str]:
             yield path
             return
         path += "/"
-    waiting = [folder + slash]
+    waiting = [(folder + slash, False)]
     while waiting:
-        above = waiting.pop()
+        here, is_linked = waiting.pop()
+        if is_linked:
+            yield here
+            continue
         try:
-            with os.scandir(f"{root}/{above}") as entries:
+            with os.scandir(f"{root}/{here}") as entries:
                 found = sorted(
-                    (entry.name, entry.is_symlink(), entry.is_dir(follow_symlinks=False))
+                    (entry.name, entry.is_symlink())
                     for entry in entries
                     if entry.name.startswith(start)
+                    and (entry.is_symlink() or (entry.is_dir() and not delimiter))
                 )
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
                 raise
             continue
-        yield from (above + name for name, is_linked, _ in found if is_linked)
-        if not delimiter:
-            waiting += [f"{above}{name}/" for name, _, is_folder in reversed(found) if is_folder]
+        waiting += [(here + name + "/" * (not linked), linked) for name, linked in reversed(found)]
         start = ""
