@@ -15,17 +15,20 @@ from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.cli.progress import Bar
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.formats.table import EXTENSIONS, MAIN_EXTENSIONS, NAMES
+from holdfast.registry.formats.table import EXTENSIONS, MAIN_EXTENSIONS, NAMES, TREE, named
+from holdfast.registry.formats.table import OPAQUE as OPAQUE_FORMAT
 from holdfast.registry.loading.stored import reader_of
 from holdfast.registry.registries.registry import Registry
 
+#: The exit status of a check of a file whose format nobody knows.
+_UNKNOWN = 9
 _TENSORS = (Column("tensor", "path"), Column("dtype", drop=1), Column("shape"))
-_FORMAT = option("--format", "NAME", f"Its format: {NAMES}. By default name or content tell it.")
+_FORMAT = option("--format", "NAME", f"Its format: {NAMES}. By default the content tells it.")
 #: The option of the commands that store a file.
 READ_AS = option(
     "--format",
     "NAME",
-    f"Its format: {NAMES}. By default the name tells it, and of a folder the content.",
+    f"Its format: {NAMES}. By default the content tells it; a folder is kept file by file.",
 )
 #: Printed if a file was stored unread.
 OPAQUE = "stored as an opaque file; nothing in it was read"
@@ -205,11 +208,20 @@ def validate(
 ) -> Answer:
     """Check a file, and list its problems.
 
-    No registry is needed. The exit status is 3 if there are problems.
+    No registry is needed. The exit status is 3 if there are problems, and 9 if the format of the
+    file is unknown, so that nothing could be checked.
     """
     problems = formats.validate(file, format=format_name, max_bytes=max_bytes)
+    if problems:
+        rows = {"ok": False, "problems": problems, "format": None}
+        return Answer(lambda: rows, lambda: problems, status=InvalidInput.exit_code)
+    report = formats.inspect(file, format=format_name, max_bytes=max_bytes)
+    found, count = named(report.format), len(report.tensors)
+    known = format_name is not None or found not in (OPAQUE_FORMAT, TREE)
+    parts = f"{count} {'file' if found == TREE else 'array'}{'s' * (count != 1)}"
+    text = f"ok: {found.name}, {parts}, {found.checked}"
     return Answer(
-        lambda: {"ok": not problems, "problems": problems},
-        lambda: problems or ["ok"],
-        status=InvalidInput.exit_code if problems else 0,
+        lambda: {"ok": known or None, "problems": [], "format": found.name if known else None},
+        lambda: [text if known else "unknown: no format knows it, so nothing was checked"],
+        status=0 if known else _UNKNOWN,
     )

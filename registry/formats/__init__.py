@@ -1,9 +1,10 @@
 """Read files of other programs as states, and write states as such files.
 
 `table` lists the formats; each is one module with the same five functions, imported when a file
-needs it: it may wrap a heavy library. The extension of a file's name decides how it is read and
-written; a file without a known one is opaque: its bytes, unread. A folder without one is a `tree`
-of files. `detect` tells the format by the content. The list is closed: no plugin is looked up.
+needs it: it may wrap a heavy library. The content of a file decides how it is read, and its name
+where several formats know the content or none does. What is left is opaque: its bytes, unread. A
+folder is read as a `tree` of files, which keeps every byte, and checked by its content. The name
+decides how a file is written. The list is closed: no plugin is looked up.
 
 `state_file` has the values that formats return, `content` the states that they write,
 `named_tensors` the part of a state that simple formats can hold; `source` reads a file that may
@@ -77,8 +78,8 @@ def read(
 
     Args:
         path: The file.
-        format: Its format, such as `torch` or `detect(path)`. By default its extension decides, and
-            a file without a known one is `opaque`, a folder a `tree` of files.
+        format: Its format, such as `torch` or `opaque`. By default its content decides; what no
+            format knows is of the format that its name promises, or `opaque`. A folder is a `tree`.
         portable: Whether tensors are returned as bytes, for which torch is not needed. Such a state
             can be saved and written; only a program that computes needs torch's tensors.
         max_bytes: The most bytes that the file or folder may have, or become if it is compressed.
@@ -162,7 +163,7 @@ def inspect(
 
     Args:
         path: The file or folder.
-        format: Its format; by default its extension decides, and without a known one its content.
+        format: Its format, as for `read`; by default the content of a folder tells it too.
         max_bytes: As for `read`.
 
     Raises:
@@ -187,7 +188,7 @@ def validate(
 
     Args:
         path: The file or folder.
-        format: Its format; by default its extension decides, and without a known one its content.
+        format: Its format, as for `inspect`.
         max_bytes: As for `read`; a file above it has one problem.
 
     Raises:
@@ -199,12 +200,15 @@ def validate(
     if not path.exists():
         raise InvalidInput("no such file", where=path)
     with limited(max_bytes), within(path):
-        found = _known(path, format)
+        found, named = _known(path, format), table.by_extension(path)
         try:
             check_path(path)
         except InvalidInput as error:
             return [problem(error)]
-        return found.module.validate(path)
+        faults = found.module.validate(path)
+        if format is None and named not in (None, found):
+            faults.append(f"{path}: its name is that of another format than {found.name}")
+        return faults
 
 
 def opaque_name(stored: Stored) -> str | None:
@@ -218,9 +222,7 @@ def _format_of(path: Path, name: str | None) -> Format:
 
 def _known(path: Path, name: str | None) -> Format:
     found = _format_of(path, name)
-    if found in (table.OPAQUE, table.TREE) and name is None:
-        return table.by_content(path) or found
-    return found
+    return (table.by_content(path) or found) if found == table.TREE and name is None else found
 
 
 def _target_format(path: Path, state: Content, name: str | None) -> Format:

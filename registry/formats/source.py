@@ -31,8 +31,8 @@ _DEEPEST: Final = 600
 #: What the user has named, and the folder out of which nothing leads.
 _named: ContextVar[tuple[Path, Path] | None] = ContextVar("named", default=None)
 
-#: The hint for a file that is not of the format that its name promises.
-KEEP = "To keep its bytes unread, push it under a name that ends otherwise, such as .bin."
+#: The hint for a file that cannot be read.
+KEEP = "To keep its bytes unread, read it as format 'opaque' (`--format opaque`)."
 
 
 def unsound(program: str, where: object, rule: str, expected: object, found: object) -> NoReturn:

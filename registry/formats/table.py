@@ -5,6 +5,7 @@ The module is imported when a file needs it, and offers the functions of `Format
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -51,12 +52,14 @@ class Format:
         extensions: Extensions, in lower case: a file with one of them is of this format.
         is_folder: Whether it is a folder and not a file.
         keeps_metadata: Whether `write` can keep metadata.
+        checked: What `validate` has found of a file without problems.
     """
 
     name: str
     extensions: tuple[str, ...] = ()
     is_folder: bool = False
     keeps_metadata: bool = False
+    checked: str = "every array was read"
 
     @property
     def module(self) -> FormatModule:
@@ -65,19 +68,26 @@ class Format:
 
 
 #: The format of every other file, and of every other folder.
-OPAQUE = Format("opaque")
-TREE = Format("tree", is_folder=True)
+OPAQUE = Format("opaque", checked="its bytes were read")
+TREE = Format("tree", is_folder=True, checked="every file was read, every name is safe")
+ANDREA = Format("andrea", checked="sizes fit")
+_STEP_FILE = re.compile(r"step_\d{6,}\.bin", re.ASCII)
 #: All formats. Content is compared with them in this order.
 FORMATS: tuple[Format, ...] = (
     Format("torch", (".pt", ".pth", ".ckpt")),
     Format("safetensors", (".safetensors", ".safetensors.index.json"), keeps_metadata=True),
     Format("zarr", (".zarr",), is_folder=True),
     Format("npz", (".npz",)),
-    Format("thalia", (".thalia", ".thalia.zst", ".thalia.lz4"), keeps_metadata=True),
+    Format(
+        "thalia",
+        (".thalia", ".thalia.zst", ".thalia.lz4"),
+        keeps_metadata=True,
+        checked="checksum and sizes fit",
+    ),
     Format("burn", (".mpk",), keeps_metadata=True),
-    Format("hf", is_folder=True),
+    Format("hf", is_folder=True, checked="every file was read"),
     Format("cobre", is_folder=True, keeps_metadata=True),
-    Format("andrea"),
+    ANDREA,
     TREE,
     OPAQUE,
 )
@@ -130,6 +140,8 @@ def _out_of_scope(where: object) -> UnsupportedFormat:
 def by_extension(path: Path) -> Format | None:
     """Return the format that the name of a file promises."""
     name = path.name.lower()
+    if _STEP_FILE.fullmatch(name):
+        return ANDREA
     return next((one for one in FORMATS if name.endswith(one.extensions or "/")), None)
 
 
@@ -141,13 +153,17 @@ def by_content(path: Path) -> Format | None:
 
 
 def of_file(path: Path) -> Format:
-    """Return the format that a file or folder is read as: by its extension, otherwise unread.
+    """Return the format that a file is read as: by its content, or what its name promises.
+
+    The name decides between formats that both know the content, and if none does. A folder without
+    an extension is kept file by file, so that every byte comes back.
 
     Raises:
         UnsupportedFormat: The extension is that of a format that is out of scope.
     """
     check_scope(path)
-    found, is_folder = by_extension(path), path.is_dir()
-    if found is not None and found.is_folder <= is_folder:
-        return found if found.is_folder == is_folder else TREE
-    return TREE if is_folder else OPAQUE
+    named, is_folder = by_extension(path), path.is_dir()
+    named = named if named is not None and named.is_folder == is_folder else None
+    if is_folder or not path.exists() or (named is not None and named.module.detect(path)):
+        return named or (TREE if is_folder else OPAQUE)
+    return by_content(path) or named or OPAQUE

@@ -30,8 +30,9 @@ _NEEDED: Final = ("cuts", "basis")
 
 
 def detect(path: Path) -> bool:
-    """Return whether a folder has the two folders of a policy, and its metadata."""
-    return (path / metadata.NAME).is_file() and all((path / name).is_dir() for name in _NEEDED)
+    """Return whether a folder has two of what a policy has: its two folders and its metadata."""
+    folders = sum((path / name).is_dir() for name in _NEEDED)
+    return folders + (path / metadata.NAME).is_file() >= 2
 
 
 def read(path: Path) -> FileState:

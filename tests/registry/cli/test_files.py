@@ -35,11 +35,47 @@ def test_a_file_is_described_by_its_content(file: Path, call: Call, call_json: C
 def test_problems_are_listed_and_end_with_a_status(
     file: Path, call: Call, call_json: CallJson, tmp_path: Path
 ) -> None:
-    assert call_json("validate", file) == {"ok": True, "problems": []}
-    assert call("validate", file).output == "ok\n"
+    sound = {"ok": True, "problems": [], "format": "torch"}
+    assert call_json("validate", file) == sound
+    assert call("validate", file).output == "ok: torch, 1 array, every array was read\n"
     np.savez(tmp_path / "x.npz", a=np.array([None]), b=np.ones(3), c=np.array(["x"]))
     done = call("validate", tmp_path / "x.npz", status=3)
     assert [line.split(": ")[1] for line in done.output.splitlines()] == ["a.npy", "c.npy"]
+
+
+def test_what_nobody_knows_is_not_called_ok(
+    call: Call, call_json: CallJson, tmp_path: Path
+) -> None:
+    (tmp_path / "x.h5").write_bytes(b"\x89HDF")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/notes.txt").write_text("x")
+    for name, kind in (("x.h5", "opaque"), ("files", "tree")):
+        assert call("validate", tmp_path / name, status=9).stdout.startswith("unknown: ")
+        found = call_json("validate", tmp_path / name, status=9)
+        assert found == {"ok": None, "problems": [], "format": None}
+        asked = call("validate", tmp_path / name, "--format", kind).stdout
+        assert asked.startswith(f"ok: {kind}, 1 ")
+
+
+def test_the_content_of_a_step_file_counts_and_its_name_must_fit(
+    call: Call, call_json: CallJson, tmp_path: Path
+) -> None:
+    step = tmp_path / "step_000102.bin"
+    part = np.arange(13, dtype=np.float32)
+    formats.write(step, {"step": 102, "weights": part, "m": part, "v": part}, format="andrea")
+    assert call("validate", step).stdout == "ok: andrea, 3 arrays, sizes fit\n"
+    pushed = call_json("push", step, "steps", "--create", "--step", 102)
+    assert pushed["format"] == "andrea"
+    call("pull", "steps", "--to", tmp_path / "step_000103.bin")
+    whole = step.read_bytes()
+    assert (tmp_path / "step_000103.bin").read_bytes() == whole
+    for data in (whole[:-1], b"something else"):
+        step.write_bytes(data)
+        assert "not a step file" in call("validate", step, status=3).stdout
+        assert "not a step file" in call("push", step, "steps", "--step", 1, status=3).stderr
+    call("push", step, "steps", "--step", 1, "--format", "opaque")
+    step.with_name("weights.dat").write_bytes(whole)
+    assert formats.read(step.with_name("weights.dat")).format == "andrea"
 
 
 def test_a_file_is_written_in_another_form(tmp_path: Path, call: Call, call_json: CallJson) -> None:
@@ -88,7 +124,7 @@ def test_a_size_limit_is_an_option_and_a_variable(
         assert "HOLDFAST_MAX_FILE_BYTES" in call(*command, status=3).stderr
         monkeypatch.delenv("HOLDFAST_MAX_FILE_BYTES")
     assert "size limit" in call("validate", file, "--max-bytes", 10, status=3).stdout
-    assert call("validate", file, "--max-bytes", 100_000).stdout == "ok\n"
+    assert call("validate", file, "--max-bytes", 100_000).stdout.startswith("ok: ")
 
 
 def test_the_help_names_every_format(call: Call) -> None:

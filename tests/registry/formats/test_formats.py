@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,13 @@ def test_the_content_tells_the_format_where_the_name_does_not(tmp_path: Path) ->
     torch.save({"model": TENSORS}, tmp_path / "model.bin")
     assert formats.detect(tmp_path / "model.bin") == "torch"
     assert formats.inspect(tmp_path / "model.bin").format == "torch"
-    assert formats.read(tmp_path / "model.bin").format == "opaque"
-    assert same(formats.read(tmp_path / "model.bin", format="torch").state["model"], TENSORS)
+    assert formats.read(tmp_path / "model.bin", format="opaque").format == "opaque"
+    assert same(formats.read(tmp_path / "model.bin").state["model"], TENSORS)
+    assert formats.validate(tmp_path / "model.bin") == []
+    shutil.copy(tmp_path / "model.bin", tmp_path / "model.safetensors")
+    assert same(formats.read(tmp_path / "model.safetensors").state["model"], TENSORS)
+    (problem,) = formats.validate(tmp_path / "model.safetensors")
+    assert "another format than torch" in problem
     (tmp_path / "x.h5").write_bytes(b"\x89HDF")
     assert formats.detect(tmp_path / "x.h5") is None
     assert formats.inspect(tmp_path / "x.h5").tensors["file/bytes"].shape == (4,)
