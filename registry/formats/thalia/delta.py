@@ -211,6 +211,9 @@ def _checked(changes: Any, budget: Budget) -> dict[str, Any]:
         ) from error
     if not isinstance(changes, dict):
         raise InvalidInput("the delta holds no dict", where=where, found=type(changes).__name__)
+    aside = changes.get("metadata_changes", {})
+    if not isinstance(aside, dict) or not set(aside) <= set(container.ASIDE):
+        raise InvalidInput("the delta changes what a brain has not", where=where, found=aside)
     for kind in ("regions", "pathways"):
         parts = changes.get(kind, {})
         if not isinstance(parts, dict) or not all(
@@ -271,6 +274,7 @@ def _apply(state: dict[str, Any], delta: Delta, path: Path) -> None:
                 )
             _apply_weights(part, change.get("weights"), f"{path}: {kind}/{name}")
             part |= {key: change.get(key) for key in states}
+    state |= delta.changes.get("metadata_changes", {})
     if "training_steps" in delta.changes:
         state["training_steps"] = delta.changes["training_steps"]
 

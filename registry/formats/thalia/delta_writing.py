@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.formats.thalia.container import ASIDE
 from holdfast.registry.formats.thalia.framing import DELTA_MAGIC
 from holdfast.registry.formats.thalia.precision import cast
 from holdfast.registry.formats.thalia.regions import dump
@@ -71,7 +72,13 @@ def changes(
             change = _change(part, slim, old[name], states, threshold, f"{kind}/{name}")
             if change is not None:
                 found[kind][name] = change
-    found["metadata_changes"] = {}
+    aside = found["metadata_changes"] = {}
+    for key in ASIDE[:-1]:
+        value, old = state.get(key), base.get(key)
+        if value is None and old:
+            raise _unfit(key, "it was removed")
+        if value is not None and not same(value, old):
+            aside[key] = value
     found["training_steps"] = state.get("training_steps", 0)
     return found
 
@@ -192,7 +199,9 @@ def same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
-    return type(one) is type(other) and (one == other or (one != one and other != other))
+    if isinstance(one, float) and isinstance(other, float):
+        return repr(one) == repr(other)  # NaN is itself, and -0.0 is not 0.0
+    return type(one) is type(other) and one == other
 
 
 # Bytes
