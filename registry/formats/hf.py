@@ -291,7 +291,10 @@ def write(
 
 def _dumped(name: str, value: Any) -> bytes:
     try:
-        return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+        if repr(json.loads(text)) != repr(value):
+            raise ValueError("JSON has lists for tuples, and no keys but strings")
+        return f"{text}\n".encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise IncompatibleState("a value is not JSON", where=f"json/{name}", found=error) from error
 

@@ -208,7 +208,11 @@ def _opaque_paths(content: Content) -> dict[str, str]:
     paths = pytree.leaf_paths(FILES, skeleton)
     match skeleton:
         case {"d": pairs}:
-            return {name: paths[node["n"]] for name, node in pairs if "n" in node}
+            return {
+                name: paths[node["n"]]
+                for name, node in pairs
+                if isinstance(node, dict) and "n" in node
+            }
     return {}
 
 

@@ -50,7 +50,7 @@ def files_in(tree: Any, where: str) -> dict[str, FileInfo]:
             if not right:
                 raise ValueError(name)
             found[check_path_name(name)] = info
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise Malformed("not the description of a folder", where=where, found=error) from error
     return found
 

@@ -108,6 +108,9 @@ def dump(metadata: Any, where: str) -> bytes:
     ordered = {key: metadata[key] for key in _ORDER if key in metadata}
     ordered |= {key: value for key, value in metadata.items() if key not in ordered}
     try:
-        return json.dumps(ordered, indent=2, ensure_ascii=False, allow_nan=False).encode()
+        text = json.dumps(ordered, indent=2, ensure_ascii=False, allow_nan=False)
+        if repr(json.loads(text)) != repr(ordered):
+            raise ValueError("JSON has lists for tuples, and no keys but strings")
+        return text.encode()
     except (TypeError, ValueError) as error:
         raise IncompatibleState("a value is not JSON", where=where, found=error) from error

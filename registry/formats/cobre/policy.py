@@ -247,6 +247,8 @@ def _encode(content: Content, more: Mapping[str, Any] | None) -> dict[str, bytes
 def _numpy(value: Any) -> Any:
     """Return a value whose tensors are arrays."""
     if isinstance(value, pytree.TensorBytes):
+        if value.dtype == "bfloat16" or value.dtype.startswith("float8"):
+            raise IncompatibleState("a policy has no such element type", found=value.dtype)
         return np.frombuffer(value.data, value.dtype).reshape(value.shape)
     if isinstance(value, dict):
         return {key: _numpy(item) for key, item in value.items()}

@@ -56,6 +56,14 @@ class Problem:
     text: str
 
 
+#: What a stage has besides its numbers.
+_VECTORS: Final = {
+    "cuts": ("cuts", "active_cut_indices"),
+    "basis": ("column_status", "row_status"),
+    "states": ("data",),
+}
+
+
 def read_stage(folder: str, data: bytes, where: str, *, domination: bool) -> dict[str, Any]:
     """Read the table of a file.
 
@@ -209,6 +217,9 @@ def write_stage(folder: str, stage: Any, where: str) -> bytes:
         shape = fields["count"], fields["state_dimension"]
         data = _array(stage, "data", "<f8", where, shape=shape)
         vectors = {3: builder.CreateNumpyVector(data.reshape(-1))}
+    unknown = sorted(map(str, set(stage) - {*fields, *_VECTORS[folder]}))
+    if unknown:
+        raise IncompatibleState("a stage has no such field", where=where, found=", ".join(unknown))
     builder.StartObject(max((*numbers, *vectors)) + 1)
     for field, offset in vectors.items():
         builder.PrependUOffsetTRelativeSlot(field, offset, 0)

@@ -193,7 +193,7 @@ def save_delta(
     )
     data = delta_writing.encode(
         changes,
-        {**merged, "delta_info": info},
+        {**writing.kept(merged), "delta_info": info},
         base_digest=digest,
         base_step=base_step,
         step=step,

@@ -129,7 +129,7 @@ class RegionWriter:
             return value
         if isinstance(value, dict):
             return self._dict(value, path)
-        if isinstance(value, list | tuple):
+        if isinstance(value, list):
             return [self.plain(item, path / index) for index, item in enumerate(value)]
         if isinstance(value, pytree.TensorBytes):
             return self._tensor(value.dtype, value.shape, value.data, path)
@@ -145,13 +145,14 @@ class RegionWriter:
     def _dict(self, value: dict[Any, Any], path: Trail) -> dict[str, Any]:
         if value.get("_type") == _TENSOR and "_offset" in value:
             raise IncompatibleState("a dict looks like a reference to a tensor", where=path)
-        found = {str(key): self.plain(item, path / key) for key, item in value.items()}
-        if len(found) != len(value):
-            raise IncompatibleState(
-                "two keys of a dict are equal as strings, and a .thalia file has no others",
-                where=path,
-            )
-        return found
+        for key in value:
+            if not isinstance(key, str):
+                raise IncompatibleState(
+                    "a key of a dict is no string, and a .thalia file has no others",
+                    where=path,
+                    found=repr(key)[:100],
+                )
+        return {key: self.plain(item, path / key) for key, item in value.items()}
 
     def _tensor(
         self, dtype: str, shape: tuple[int, ...], data: memoryview, path: Trail

@@ -244,8 +244,16 @@ def _ordered(metadata: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str,
     for key in _ORDER[:-1]:
         found[key] = metadata.get(key, _DEFAULTS[key])
     found[_ORDER[-1]] = _statistics(state)
-    writer = RegionWriter(_refuse, 0)
-    return {str(key): writer.plain(value, Trail(f"metadata/{key}")) for key, value in found.items()}
+    return kept(found)
+
+
+def kept(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata as a file keeps it.
+
+    Raises:
+        IncompatibleState: It holds a tensor, or something else that is not JSON.
+    """
+    return dict(RegionWriter(_refuse, 0).plain(dict(metadata), Trail("metadata")))
 
 
 def _refuse(data: Any) -> None:

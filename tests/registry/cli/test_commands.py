@@ -353,12 +353,13 @@ def test_a_bucket(s3_url: Callable[[], str], call: Call, torch_file: Path, tmp_p
     assert "no such bucket" not in call("ls", "-r", url).output
 
 
-def test_the_format_is_named_where_the_name_does_not_tell_it(
+def test_the_content_tells_the_format_unless_it_is_named(
     call: Call, torch_file: Path, tmp_path: Path, call_json: Callable[..., Any]
 ) -> None:
     weights = torch_file.rename(tmp_path / "pytorch_model.bin")
-    assert call_json("push", weights, "demo", "--step", 40)["format"] == "opaque"
-    pushed = call_json("push", weights, "demo", "--step", 41, "--format", "torch")
+    unread = call_json("push", weights, "demo", "--step", 40, "--format", "opaque")
+    assert unread["format"] == "opaque"
+    pushed = call_json("push", weights, "demo", "--step", 41)
     assert pushed["format"] == "torch"
     added = call_json("artifact", "add", "demo", "weights", weights, "--format", "torch")
     assert added["id"] == pushed["id"]

@@ -196,7 +196,8 @@ def test_the_choice_of_dense_and_sparse(tmp_path: Path) -> None:
         ({"regions": {"a" * 32: {}}}, "does not fit into the index"),
         ({"pathways": {"a" * 24: {}}}, "does not fit into the index"),
         ({"regions": {"a": {"x": b"bytes"}}}, "no form for this value"),
-        ({"regions": {"a": {"1": 0, 1: 0}}}, "equal as strings"),
+        ({"regions": {"a": {1: 0}}}, "no string"),
+        ({"regions": {"a": {"x": (1, 2)}}}, "no form for this value"),
         ({"metadata": {"x": np.zeros(2)}}, "no tensors"),
     ],
 )
