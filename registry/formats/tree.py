@@ -16,6 +16,8 @@ import hashlib
 import os
 import stat
 import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +39,7 @@ from holdfast.registry.formats.state_file import (
     problems,
 )
 from holdfast.registry.formats.target import new_folder, put_file
-from holdfast.registry.loading.files import TREE, FileInfo, files_in
+from holdfast.registry.loading.files import TREE, FileInfo, files_in, is_tree
 from holdfast.registry.values.parse_limits import check_bytes
 from holdfast.registry.values.path_names import check_path_name, check_path_names
 
@@ -177,13 +179,17 @@ def write(path: Path, content: Content, *, metadata: None, force: bool) -> Writt
         IncompatibleState: The state is no folder of files, or a file cannot be rebuilt.
         InvalidInput: `path` exists, or a name is not safe.
     """
-    if TREE not in content.parts:
+    if not is_tree(dict(content.skeletons)):
         raise IncompatibleState("the state is no folder of files", where=content.where)
     described: Any = pytree.unflatten_component(content.parts[TREE].skeleton, ())
     files = files_in(described, content.where)
     folders = [check_path_name(one, content.where) for one in described.get("folders", ())]
     check_path_names([*files, *folders], content.where)
-    opaque = _opaque_paths(content)
+    if described != {**described, "files": {name: asdict(files[name]) for name in files}} or (
+        set(described) - {"files", "folders"}
+    ):
+        raise IncompatibleState("more than the description of a folder", where=content.where)
+    opaque = _opaque_paths(content, files)
     with new_folder(path, content.size_bytes) as root:
         for name in folders:
             (root / name).mkdir(parents=True)
@@ -200,20 +206,19 @@ def write(path: Path, content: Content, *, metadata: None, force: bool) -> Writt
     return WrittenFile(path, FORMAT, sum(info.size_bytes for info in files.values()))
 
 
-def _opaque_paths(content: Content) -> dict[str, str]:
+def _opaque_paths(content: Content, files: Mapping[str, FileInfo]) -> dict[str, str]:
     """Return the path of the bytes of each opaque file, by its name."""
-    if FILES not in content.parts:
-        return {}
-    skeleton: Any = content.parts[FILES].skeleton
-    paths = pytree.leaf_paths(FILES, skeleton)
-    match skeleton:
-        case {"d": pairs}:
-            return {
-                name: paths[node["n"]]
-                for name, node in pairs
-                if isinstance(node, dict) and "n" in node
-            }
-    return {}
+    part = content.parts.get(FILES)
+    skeleton: Any = {"d": []} if part is None else part.skeleton
+    paths = {} if part is None else pytree.leaf_paths(FILES, part.skeleton)
+    found = {}
+    for name, node in (
+        skeleton["d"] if isinstance(skeleton, dict) and "d" in skeleton else [("", 0)]
+    ):
+        if name not in files or not isinstance(node, dict) or "n" not in node:
+            raise _differs(content, str(name))
+        found[name] = paths[node["n"]]
+    return found
 
 
 def _write_states(root: Path, files: dict[str, FileInfo], content: Content) -> None:
