@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.backends.errors import StoreUnsuitable
+from holdfast.backends.local import folders
 from holdfast.registry.errors import Conflict, InvalidInput
 from holdfast.registry.formats.source import sha256_of, stable
 from holdfast.registry.values.path_names import check_path_name
@@ -71,7 +73,8 @@ class Made:
             raise InvalidInput("not the notes of a checkout", where=folder, hint="Remove it.")
         folder.mkdir(exist_ok=True)
         sync_folder(self._root)
-        with (folder / "lock").open("ab") as lock:
+        name, flags = folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(name, "ab", opener=lambda path, _: os.open(path, flags, 0o666)) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -117,6 +120,10 @@ class Made:
     def _found(self, path: str) -> str | None:
         """Return the digest of a file, or the target of a link."""
         made, here = self.files[path], self._root / path
+        try:
+            folders.refuse_links(str(self._root), str(Path(path).parent))
+        except StoreUnsuitable:
+            return None  # what is beyond a link is somebody else's
         if here.is_symlink():
             return str(here.readlink()) if made.target else None
         if made.target or not here.is_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from holdfast import Run
-from holdfast.registry.errors import Conflict, InvalidInput
+from holdfast.registry.errors import Conflict, InvalidInput, RegistryError
 from holdfast.registry.following import watching
 from holdfast.registry.layouts import keep_checked_out, made
 from holdfast.registry.registries.registry import Registry
@@ -135,6 +136,30 @@ def test_folder_of_another_run_is_refused(reg: Registry, andrea: Run, tmp_path: 
     other = reg.create_run("other", preset="andrea")
     with pytest.raises(Conflict, match="checkout of something else"):
         other.checkout(tmp_path)
+
+
+def test_nothing_is_removed_or_made_through_a_link(reg: Registry, tmp_path: Path) -> None:
+    run, out = hydra_run(reg), tmp_path / "tree"
+    run.checkout(out)
+    moved = tmp_path / "elsewhere"
+    (out / "phase1").rename(moved)
+    (out / "phase1").symlink_to(moved)
+    before = sorted(one.name for one in moved.rglob("*"))
+    other = tmp_path / "lock"
+    (out / ".holdfast-checkout/lock").unlink()
+    (out / ".holdfast-checkout/lock").symlink_to(other)
+    with suppress(RegistryError):
+        run.checkout(out)
+    assert not other.exists()
+    (out / ".holdfast-checkout/lock").unlink()
+    for checkpoint in run.checkpoints():
+        with suppress(RegistryError):
+            run.evict(checkpoint, "old")
+    gone = [one.record.phase for one in run.evicted()]
+    assert "1" in gone
+    with suppress(RegistryError):
+        run.checkout(out)
+    assert sorted(one.name for one in moved.rglob("*")) == before
 
 
 def test_file_and_folder_that_is_a_link_are_refused(reg: Registry, tmp_path: Path) -> None:
