@@ -184,7 +184,6 @@ def test_everything_that_was_given_comes_back_or_is_refused(name: str, tmp_path:
             kept += 1
             if not is_in(parts_of(state), parts_of(found)):
                 lost.append(f"{'/'.join(map(str, place))}: {kind}")
-    print("LOST", name, lost)
     assert lost == []
     assert kept or name in ("safetensors", "npz", "cobre", "andrea", "tree", "opaque")
 
