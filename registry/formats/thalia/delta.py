@@ -213,7 +213,7 @@ def _checked(changes: Any, budget: Budget) -> dict[str, Any]:
         raise InvalidInput("the delta holds no dict", where=where, found=type(changes).__name__)
     aside = changes.get("metadata_changes", {})
     if not isinstance(aside, dict) or not set(aside) <= set(container.ASIDE):
-        raise InvalidInput("the delta changes what a brain has not", where=where, found=aside)
+        raise InvalidInput("the delta changes more than metadata of a brain", where=where)
     for kind in ("regions", "pathways"):
         parts = changes.get(kind, {})
         if not isinstance(parts, dict) or not all(
