@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,6 +22,7 @@ from holdfast.registry.exact_resume import rng
 from holdfast.registry.history.log_values import check_step
 from holdfast.registry.history.plain_values import plain_values
 from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.pytree import leaf_paths
 from holdfast.registry.registries.factory import init, open  # noqa: A004
 from holdfast.registry.registries.registry import Registry
 from holdfast.registry.values.digest import Digest
@@ -236,7 +238,9 @@ def _causes(found: Diff, source: Checkpoint, noise: str | None) -> Iterator[str]
         source: The checkpoint that was resumed from.
         noise: The first path that differs between two straight trainings.
     """
-    paths = [*source.tensors(), *plain_values(source.manifest.components)]
+    parts = source.manifest.components
+    leaves = (leaf_paths(name, part.skeleton).values() for name, part in parts.items())
+    paths = [*chain.from_iterable(leaves), *plain_values(parts)]
     differing = list(_differing(found))
     if noise in differing:
         yield (

@@ -8,6 +8,7 @@ imports a library only if the state has a generator of it.
 from __future__ import annotations
 
 import importlib
+import json
 import random
 import sys
 from collections.abc import Callable, Mapping
@@ -19,8 +20,13 @@ from holdfast.registry.errors import IncompatibleState, InvalidInput
 
 __all__ = ["capture", "restore"]
 
-_FORMAT = "holdfast.rng/1"
+_FORMAT = "holdfast.rng/2"
+_MARK = json.dumps(_FORMAT)
+#: The format before, which is nested and has arrays of NumPy.
+_NESTED = "holdfast.rng/1"
 _PARTS = {"format", "python", "numpy", "torch", "generators"}
+#: Where a part of the nested format stands: a part of torch's is bytes, any other is JSON.
+_CPU, _CUDA, _OF_TORCH, _GIVEN = "torch.cpu", "torch.cuda.", "torch.generators.", "generators."
 _Setter = Callable[[], object]
 _Set = Callable[[Any], object]
 
@@ -37,7 +43,8 @@ def capture(generators: Mapping[str, object] | None = None) -> dict[str, Any]:
             `random.Random` or `torch.Generator`.
 
     Returns:
-        A dict of plain values, NumPy arrays and torch tensors (uint8, on the CPU).
+        A flat dict of torch tensors (uint8, on the CPU), which a `.pt` or `.safetensors` file can
+        hold; in a process that has not imported torch, of plain values.
 
     Raises:
         InvalidInput: A value of `generators` is none of these.
@@ -47,12 +54,12 @@ def capture(generators: Mapping[str, object] | None = None) -> dict[str, Any]:
         state["numpy"] = numpy.random.get_state(legacy=False)
     if (torch := sys.modules.get("torch")) is not None:
         devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        state["torch"] = {"cpu": torch.get_rng_state(), "cuda": devices}
-    if generators:
-        state["generators"] = {
-            name: _state_of(name, generator) for name, generator in generators.items()
-        }
-    return state
+        state[_CPU] = torch.get_rng_state()
+        state |= {f"{_CUDA}{number}": one for number, one in enumerate(devices)}
+    for name, generator in (generators or {}).items():
+        own = _state_of(name, generator)
+        state[(_OF_TORCH if _kind(own) == "torch.Generator" else _GIVEN) + name] = own
+    return {name: _packed(one) for name, one in state.items()}
 
 
 def restore(state: Mapping[str, Any], generators: Mapping[str, object] | None = None) -> None:
@@ -67,7 +74,9 @@ def restore(state: Mapping[str, Any], generators: Mapping[str, object] | None = 
             machine, of other names than `generators`, or of other kinds; or a library that it
             needs is not installed.
     """
-    if not isinstance(state, Mapping) or state.get("format") != _FORMAT or state.keys() - _PARTS:
+    state = _nested(state)
+    is_known = isinstance(state, Mapping) and str(state.get("format")) == _NESTED
+    if not is_known or state.keys() - _PARTS:
         raise IncompatibleState(
             "not a state of random number generators",
             expected="what holdfast.rng.capture() returned",
@@ -85,6 +94,67 @@ def restore(state: Mapping[str, Any], generators: Mapping[str, object] | None = 
         setter()
 
 
+def _packed(value: Any) -> Any:
+    """Return a state of a generator as a tensor: torch's own, or JSON; without torch as it is."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return value.cpu()
+    text = json.dumps(value, default=_as_json)
+    if torch is None:
+        return json.loads(text) if isinstance(value, dict) else value
+    return torch.frombuffer(bytearray(text, "ascii"), dtype=torch.uint8)
+
+
+def _as_json(value: Any) -> Any:
+    """Return a number or an array of NumPy's as JSON has it."""
+    return {"dtype": str(value.dtype), "values": value.tolist()} if value.shape else value.item()
+
+
+def _nested(state: Any) -> Any:
+    """Return a state in the nested format; one of no known format as it is.
+
+    Raises:
+        IncompatibleState: A part cannot be read.
+    """
+    if not isinstance(state, Mapping) or _text(state.get("format")) != _MARK:
+        return state
+    nested: dict[str, Any] = {"format": _NESTED, "generators": {}}
+    for key, value in state.items():
+        name = str(key)
+        if name == _CPU:
+            nested.setdefault("torch", {"cuda": []})["cpu"] = value
+        elif name.startswith(_CUDA):
+            nested.setdefault("torch", {"cuda": []})["cuda"].append(value)
+        elif name.startswith(_OF_TORCH):
+            nested["generators"][name.removeprefix(_OF_TORCH)] = value
+        elif name != "format":
+            into = nested["generators"] if name.startswith(_GIVEN) else nested
+            into[name.removeprefix(_GIVEN)] = _from_json(name, value)
+    return nested
+
+
+def _from_json(name: str, value: Any) -> Any:
+    def found(parts: dict[str, Any]) -> Any:
+        if parts.keys() != {"dtype", "values"}:
+            return parts
+        return _library("numpy").array(parts["values"], dtype=parts["dtype"])
+
+    try:
+        read = json.loads(_text(value), object_hook=found)
+    except (ValueError, TypeError, RecursionError, OverflowError) as error:
+        raise _malformed(name, error) from error
+    if not isinstance(read, list):
+        return read
+    return tuple(tuple(one) if isinstance(one, list) else one for one in read)  # Python's own
+
+
+def _text(value: Any) -> str:
+    """Return a part of a flat state as JSON."""
+    if type(value).__module__.partition(".")[0] != "torch":
+        return json.dumps(value, default=repr)
+    return bytes(value.cpu().byte().flatten().tolist()).decode("latin-1")
+
+
 def _torch_setters(state: Any) -> list[_Setter]:
     torch = _library("torch")
     cpu, cuda = _parts_of_torch(state)
@@ -97,8 +167,8 @@ def _torch_setters(state: Any) -> list[_Setter]:
             where="torch/cuda",
             expected=f"{len(cuda)} devices",
             found=f"{found}",
-            hint="An exact resume needs as many devices. To go on without it, empty "
-            "state['torch']['cuda'] and seed them yourself.",
+            hint="An exact resume needs as many devices. To go on without it, take the keys "
+            f"'{_CUDA}N' out of the state, and seed them yourself.",
         )
     for index, one in enumerate(cuda):
         trial = torch.Generator(f"cuda:{index}").set_state

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from holdfast import Registry, Run
+from holdfast import Registry, Run, rng
 from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
 from tests.support.sameness import assert_same
 from tests.systems import andrea as acts
@@ -52,7 +52,7 @@ def test_interrupted_training_ends_like_one_that_was_not(story: Story, trained: 
         assert_same(found[name], getattr(expected, name))
     assert found["step"] == STEPS
     drawn = np.random.default_rng(0)
-    drawn.bit_generator.state = found["rng"]["generators"]["data"]
+    rng.restore(found["rng"], {"data": drawn})
     assert drawn.random() == expected.data.random()
     (*_, last) = trained.run(RUN).stream("state").read()
     assert last["arms"] == expected.bandit.arms

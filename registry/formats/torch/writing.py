@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -36,10 +38,10 @@ def write(path: Path, content: Content, *, metadata: None, force: bool) -> Writt
             # The archive's writer wraps errors of the system.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from error
-            raise _unfit(content, path, error) from error
+            raise _unfit(content, path, state, error) from error
         file.flush()
         size = file.tell()
-        _check_loads(content, path, file)
+        _check_loads(content, path, state, file)
     return WrittenFile(path, "torch", size)
 
 
@@ -59,23 +61,42 @@ def without_versions(state: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _check_loads(content: Content, path: Path, file: BinaryIO) -> None:
+def _check_loads(content: Content, path: Path, state: dict[str, Any], file: BinaryIO) -> None:
     torch = torch_of(path)
     file.seek(0)
     try:
         torch.load(file, map_location="meta", weights_only=True)
     except Exception as error:  # with any error the file is useless
-        raise _unfit(content, path, error) from error
+        raise _unfit(content, path, state, error) from error
 
 
-def _unfit(content: Content, path: Path, error: Exception) -> IncompatibleState:
+def _unfit(
+    content: Content, path: Path, state: dict[str, Any], error: Exception
+) -> IncompatibleState:
     found = _GLOBAL.search(str(error))
     culprit = (found[1] or found[2]) if found else str(error).split("\n")[0]
+    where, kind = next(_unloadable(state), ("", culprit))
     return IncompatibleState(
         "a torch file of this state could only be loaded by running code",
-        where=content.where,
+        where=f"{content.where}: {where}" if where else content.where,
         expected=f"tensors and plain values for {path.name}",
-        found=culprit,
-        hint="Choose components with `--only`, or load the checkpoint in Python: "
-        "holdfast.open(URL).checkpoint(REF).load().",
+        found="an array of NumPy" if kind == "numpy.ndarray" else kind,
+        hint="Write a .zarr, or one component of arrays as .npz; choose components with `--only`; "
+        "or load the checkpoint in Python: holdfast.open(URL).checkpoint(REF).load().",
     )
+
+
+def _unloadable(state: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield path and type of the values that a torch file cannot hold."""
+    torch = torch_of("torch")
+    for name, value in state.items():
+        for path, leaf in traversal.walk(name, value):
+            if isinstance(leaf, torch.Tensor | int | float | str | bytes | None):
+                continue
+            file = io.BytesIO()
+            try:
+                torch.save(leaf, file)
+                file.seek(0)
+                torch.load(file, weights_only=True)
+            except Exception:  # whatever it is, torch cannot load it
+                yield path, f"{type(leaf).__module__}.{type(leaf).__qualname__}"

@@ -95,7 +95,7 @@ def test_a_part_that_is_saved_and_not_restored_is_named(monkeypatch: pytest.Monk
     # `verify_resume` itself uses another name for the function.
     found = holdfast.verify_resume(training(), steps=6)
     assert not found.ok
-    assert "random number generators differ (rng/torch/cpu): not restored" in found.causes[0]
+    assert "random number generators differ (rng/torch.cpu): not restored" in found.causes[0]
 
 
 def test_a_training_without_seeds_is_not_blamed_on_the_resume() -> None:
@@ -122,8 +122,8 @@ def test_an_unseeded_generator_does_not_hide_what_the_resume_forgets() -> None:
     assert (found.ok, found.is_deterministic, found.first) == (False, False, "w")
     assert found.difference is not None
     assert not [one.path for one in found.difference.values if "rng/python" in one.path]
-    assert "random number generators differ (rng/torch/cpu): not restored" in found.causes[0]
-    assert "two straight trainings differ elsewhere (rng/numpy" in found.causes[-1]
+    assert "random number generators differ (rng/torch.cpu): not restored" in found.causes[0]
+    assert "two straight trainings differ elsewhere (rng/python" in found.causes[-1]
 
 
 def test_generators_that_live_on_in_this_process_do_not_hide_that_none_were_saved() -> None:
@@ -164,8 +164,7 @@ def test_the_generators_of_the_caller_are_as_they_were() -> None:
     before = holdfast.rng.capture()
     holdfast.verify_resume(training(), steps=2)
     after = holdfast.rng.capture()
-    assert before["python"] == after["python"]
-    assert torch.equal(before["torch"]["cpu"], after["torch"]["cpu"])
+    assert all(torch.equal(one, after[name]) for name, one in before.items())
 
 
 def saves(*steps: int, names: tuple[str, ...] = ("run",)) -> Train:

@@ -130,7 +130,7 @@ def test_the_generators_of_real_cuda_devices_come_back() -> None:
     for index in range(torch.cuda.device_count()):
         torch.rand(5, device=f"cuda:{index}")
     state = rng.capture()
-    assert len(state["torch"]["cuda"]) == torch.cuda.device_count()
+    assert f"torch.cuda.{torch.cuda.device_count() - 1}" in state
     wanted = [torch.randn(7, device=f"cuda:{n}").tolist() for n in range(torch.cuda.device_count())]
     rng.restore(state)
     assert wanted == [
@@ -138,15 +138,57 @@ def test_the_generators_of_real_cuda_devices_come_back() -> None:
     ]
 
 
+def nested(**generators: Any) -> dict[str, Any]:
+    """Return what `capture` returned before its states were flat."""
+    return {
+        "format": "holdfast.rng/1",
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": {"cpu": torch.get_rng_state(), "cuda": []},
+        "generators": generators,
+    }
+
+
+def test_a_state_of_the_nested_format_is_restored(tmp_path: Path) -> None:
+    own = given()
+    draws(own)
+    states = own["data"].bit_generator.state, own["old"].get_state(legacy=False)
+    old = nested(data=states[0], old=states[1], own=own["own"].getstate())
+    old["generators"]["loader"] = own["loader"].get_state()
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as reg:
+        state = reg.create_run("run").save({"rng": old}, step=1).load()["rng"]
+    wanted = draws(own)
+    rng.restore(state, own)
+    assert draws(own) == wanted
+
+
+def test_files_of_torch_and_of_safetensors_hold_every_generator(tmp_path: Path) -> None:
+    own = given() | {"bits": np.random.Generator(np.random.MT19937(3))}
+    draws(own)
+    state = {"rng": rng.capture(own)}
+    wanted = [draws(own), own["bits"].random()]
+    holdfast.formats.write(tmp_path / "a.pt", state)
+    holdfast.formats.write(tmp_path / "a.safetensors", state)
+    files = [torch.load(tmp_path / "a.pt", weights_only=True)["rng"]]
+    files.append(holdfast.formats.read(tmp_path / "a.safetensors").state["model"])
+    for read in files:
+        rng.restore(read, own)
+        assert [draws(own), own["bits"].random()] == wanted
+
+
 def broken(**parts: Any) -> dict[str, Any]:
-    return {**rng.capture(), **parts}
+    return {**nested(), **parts}
 
 
 @pytest.mark.parametrize(
     ("state", "where"),
     [
         (3, "not a state"),
-        ({"format": "holdfast.rng/2"}, "holdfast.rng/2"),
+        ({"format": "holdfast.rng/3"}, "holdfast.rng/3"),
+        ({**rng.capture(), "more": rng.capture()["python"]}, "not a state"),
+        ({**rng.capture(), "python": torch.zeros(4)}, "python"),
+        ({**rng.capture(), "numpy": {"key": [1]}}, "numpy"),
+        ({**rng.capture(), "torch.cpu": torch.zeros(4, dtype=torch.uint8)}, "torch/cpu"),
         (broken(more=1), "not a state"),
         (broken(python=(3, (1, 2), None)), "python"),
         (broken(numpy={"bit_generator": "PCG64"}), "numpy"),
@@ -162,8 +204,7 @@ def test_a_state_of_another_kind_is_refused_and_nothing_changes(state: Any, wher
     with pytest.raises(IncompatibleState, match=where):
         rng.restore(state)
     after = rng.capture()
-    assert before["python"] == after["python"]
-    assert torch.equal(before["torch"]["cpu"], after["torch"]["cpu"])
+    assert all(torch.equal(one, after[name]) for name, one in before.items())
 
 
 def test_generators_must_be_those_that_were_captured() -> None:
@@ -176,7 +217,7 @@ def test_generators_must_be_those_that_were_captured() -> None:
     with pytest.raises(InvalidInput, match=r"generators\['data'\].*dict"):
         rng.capture({"data": {}})
     # A state that fails a later check changes no generator of the caller's.
-    broken = {**state, "generators": {"a": other.bit_generator.state, "b": {"bit_generator": "x"}}}
+    broken = nested(a=other.bit_generator.state, b={"bit_generator": "x"})
     before = one.bit_generator.state
     with pytest.raises(IncompatibleState):
         rng.restore(broken, {"a": one, "b": other})

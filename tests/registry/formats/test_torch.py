@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -84,6 +85,12 @@ def test_equal_states_give_equal_files(run: Run, tmp_path: Path) -> None:
     for name in ("a.pt", "other_name.pth"):
         formats.write(tmp_path / name, saved)
     assert (tmp_path / "a.pt").read_bytes() == (tmp_path / "other_name.pth").read_bytes()
+
+
+def test_a_value_that_no_torch_file_can_hold_is_named_with_its_path(tmp_path: Path) -> None:
+    state = {"model": {"w": torch.zeros(2)}, "data": {"order": [1, np.arange(3)]}}
+    with pytest.raises(IncompatibleState, match=r"data/order/1: .*an array of NumPy.*\.zarr"):
+        formats.write(tmp_path / "a.pt", state)
 
 
 def test_a_file_that_only_code_could_load_is_not_written(run: Run, tmp_path: Path) -> None:
