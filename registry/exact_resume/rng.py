@@ -94,6 +94,13 @@ def restore(state: Mapping[str, Any], generators: Mapping[str, object] | None = 
         setter()
 
 
+def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two states are equal; a saved one may have come back in another form."""
+    return one.keys() == other.keys() and all(
+        _text(one[name]) == _text(other[name]) for name in one
+    )
+
+
 def _packed(value: Any) -> Any:
     """Return a state of a generator as a tensor: torch's own, or JSON; without torch as it is."""
     torch = sys.modules.get("torch")
