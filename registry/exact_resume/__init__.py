@@ -2,6 +2,7 @@
 
 - `rng`: the random number generators of a process, as a part of a state. Users import it as
   `holdfast.rng`.
+- `batches`: a loader with its position and the generators, for a loop that resumes exactly.
 - `resume_check`: compares a training that goes straight with one that resumes.
 
 Specified in docs/spec.md, section 37.

@@ -35,8 +35,7 @@ class Batches:
 
     def __init__(self, loader: Any, generators: Mapping[str, object] | None = None) -> None:
         self._loader, self._base = loader, getattr(loader, "base_dataloader", loader)
-        found = {id(own): own for _, one in _parts(loader) if (own := _generator(one)) is not None}
-        own = {f"loader.{n}": one for n, one in enumerate(found.values())}
+        own = own_generators(loader)
         self._has_own, self._generators = bool(own), {**own, **(generators or {})}
         self._loaded: Mapping[str, Any] | None = None
         self._taken, self._within, self._warned = 0, False, False
@@ -63,10 +62,9 @@ class Batches:
         state: dict[str, Any] = {"rng": drawn, "epoch": self._epoch()}
         if hasattr(self._loader, "state_dict"):
             state["loader"] = self._loader.state_dict()
-            if self._within and (name := unsaved_order(self._loader)):
-                self._warn(f"the order of its {name} is drawn, and is in no state")
-        elif self._within and (self._has_own or self._taken != _length(self._loader)):
-            self._warn("it has no state_dict(), and this save is within an epoch")
+        is_last = self._taken == _length(self._loader) and not self._has_own
+        if self._within and ("loader" in state or not is_last):
+            self._warn(lost_within_an_epoch(self._loader))
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -116,20 +114,29 @@ class Batches:
         if epoch is not None and (counter := _counter(self._loader)) is not None:
             counter.set_epoch(epoch)
 
-    def _warn(self, why: str) -> None:
-        if not self._warned:
+    def _warn(self, why: str | None) -> None:
+        if why is not None and not self._warned:
             self._warned = True
             name = type(self._loader).__name__
             _LOGGER.warning("%s: a resume is not bit for bit: %s", name, why)
 
 
-def unsaved_order(loader: Any) -> str | None:
-    """Return the name of a sampler whose order is drawn and is not in the state of its loader."""
+def own_generators(loader: Any) -> dict[str, Any]:
+    """Return the generators of torch's that a loader and its samplers own, by name."""
+    found = {id(own): own for _, one in _parts(loader) if (own := _generator(one)) is not None}
+    return {f"loader.{n}": one for n, one in enumerate(found.values())}
+
+
+def lost_within_an_epoch(loader: Any) -> str | None:
+    """Return what the state of a loader does not give back within an epoch; `None` if nothing."""
+    if not hasattr(loader, "state_dict"):
+        return "it has no state_dict(), and this save is within an epoch"
     for holder, one in _parts(loader):
         is_saved = _library(one) == _library(holder) == "torchdata"  # its batch sampler saves it
         is_seeded = hasattr(one, "set_epoch") or hasattr(one, "state_dict")
         if one is not loader and hasattr(one, "generator") and not is_saved and not is_seeded:
-            return f"{_library(one)} {type(one).__name__}"
+            name = type(one if holder is loader or _library(holder) == "torch" else holder).__name__
+            return f"the order of its {name} is drawn, and is in no state"
     return None
 
 

@@ -1,4 +1,4 @@
-"""The README: its two commands exist, its six lines resume, and each promise names its test."""
+"""The README: its two commands exist, its seven lines resume, and each promise names its test."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_it_is_read_in_five_minutes_and_leads_to_every_guide() -> None:
         assert f"({page.relative_to(ROOT)})" in _TEXT
 
 
-def test_its_six_lines_train_and_continue(newcomer: Path) -> None:
+def test_its_seven_lines_train_and_continue(newcomer: Path) -> None:
     names = readers_own()
     with holdfast.init("checkpoints") as reg:
         program = next(block for block in blocks(README) if block.language == "python")
-        assert program.text.count("  # +") == 6
+        assert program.text.count("  # +") == 7
         run_python(README, program, names)
         first = reg.checkpoint("digits/latest")
         assert (first.step, len(reg.run("digits").checkpoints())) == (300, 3)

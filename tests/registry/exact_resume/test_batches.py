@@ -1,4 +1,4 @@
-"""A loader in a loop: the batches and the weights after a resume are those of an unbroken training."""
+"""A loop over a loader: after a resume, batches and weights are those of an unbroken training."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ WITHIN, LAST, AFTER = (1, 5, 8, 13), (6, 12), (-6, -12)
 
 
 def train(name: str, state: Any = None) -> tuple[torch.Tensor, list[float], dict[int, Any]]:
-    """Train to the end; return weights, batches and the state of each step (and epoch, negative)."""
+    """Train on; return weights, batches, and the states by step (negative: after an epoch)."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
@@ -184,8 +184,8 @@ def left_as_found() -> Iterator[None]:
         ("accelerate, workers", (1, 8, 6, -6), None),
         ("own", (*WITHIN, 5), "drew random numbers, and it begins there"),
         ("accelerate, draws", (*LAST, *AFTER), "drew random numbers, and it begins there"),
-        ("accelerate, not seedable", (*LAST, *AFTER), "order of its torch RandomSampler"),
-        ("stateful, torch's sampler", (*LAST, *AFTER), "order of its torch RandomSampler"),
+        ("accelerate, not seedable", (*LAST, *AFTER), "order of its RandomSampler"),
+        ("stateful, torch's sampler", (*LAST, *AFTER), "order of its RandomSampler"),
         ("plain", (*LAST, *AFTER), "within an epoch"),
         ("plain, draws", (*LAST, *AFTER), "within an epoch"),
         ("plain, generator", AFTER, "within an epoch"),

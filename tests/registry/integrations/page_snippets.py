@@ -26,10 +26,7 @@ def execute(page: str, folder: str, strike: int | None = None) -> None:
     for kind in ("CACHE", "CONFIG", "DATA"):  # not the home of whoever runs the tests
         os.environ[f"WANDB_{kind}_DIR"] = str(Path(folder) / "wandb-own")
     names = _readers_own(page, strike)
-    for mark, text in blocks(page).items():
-        if mark == "accelerate":
-            names |= _readers_own("torch.md", None)
-            names["loader"] = torch.utils.data.DataLoader(names["data"], batch_size=8)
+    for text in blocks(page).values():
         exec(compile(text, page, "exec"), names)
 
 
@@ -58,7 +55,9 @@ def _readers_own(page: str, strike: int | None) -> dict[str, Any]:
         optimizer.step()
 
     data = torch.randn(56, 4)
-    return {"model": model, "optimizer": optimizer, "train_step": train_step, "data": data}
+    loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
+    own = {"model": model, "optimizer": optimizer, "train_step": train_step}
+    return {**own, "data": data, "loader": loader}
 
 
 def log_without_a_run() -> None:
