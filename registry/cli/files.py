@@ -17,6 +17,7 @@ from holdfast.registry.cli.progress import Bar
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats.table import EXTENSIONS, MAIN_EXTENSIONS, NAMES, TREE, named
 from holdfast.registry.formats.table import OPAQUE as OPAQUE_FORMAT
+from holdfast.registry.layouts import hub_folder
 from holdfast.registry.loading.stored import reader_of
 from holdfast.registry.registries.registry import Registry
 
@@ -128,7 +129,12 @@ def pull(
             for tensor in part.tensors
         )
     )
-    written = formats.write(to, stored, format=format_name, only=only or None, force=force)
+    if format_name == "hf" and not only and hub_folder.is_model(stored):
+        hub_folder.export(stored, to)
+        size = sum(file.stat().st_size for file in to.iterdir())
+        written = formats.WrittenFile(to, format_name, size)
+    else:
+        written = formats.write(to, stored, format=format_name, only=only or None, force=force)
     lossy = describe.lossy_text(describe.lossy_json(stored))
     return Answer(
         lambda: {

@@ -135,8 +135,7 @@ def lost_within_an_epoch(loader: Any) -> str | None:
         is_saved = _library(one) == _library(holder) == "torchdata"  # its batch sampler saves it
         is_seeded = hasattr(one, "set_epoch") or hasattr(one, "state_dict")
         if one is not loader and hasattr(one, "generator") and not is_saved and not is_seeded:
-            name = type(one if holder is loader or _library(holder) == "torch" else holder).__name__
-            return f"the order of its {name} is drawn, and is in no state"
+            return f"the order of its {type(one).__name__} is drawn, and is in no state"
     return None
 
 

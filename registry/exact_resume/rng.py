@@ -94,6 +94,11 @@ def restore(state: Mapping[str, Any], generators: Mapping[str, object] | None = 
         setter()
 
 
+def has(state: Mapping[str, Any], name: str) -> bool:
+    """Return whether a state has a generator of torch's under this name."""
+    return _OF_TORCH + name in state
+
+
 def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether two states are equal; a saved one may have come back in another form."""
     return one.keys() == other.keys() and all(

@@ -9,11 +9,13 @@ trainer.fit(model, data, ckpt_path=saver.resume())
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
+from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
@@ -22,12 +24,25 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
+from holdfast.registry.exact_resume.batches import lost_within_an_epoch, own_generators
 from holdfast.registry.integrations import lightning_shards
-from holdfast.registry.integrations.lightning_io import HoldfastIO, components, from_components
+from holdfast.registry.integrations.lightning_io import (
+    SCHEME,
+    HoldfastIO,
+    components,
+    from_components,
+)
 from holdfast.registry.integrations.saving import OnSave, Saver, capture_ranks, restore_rank
 from holdfast.registry.loop.checkpointer import Checkpointer
 from holdfast.registry.runs.run import Run
+from holdfast.registry.spec.signals import Signals
 
+_LOGGER = logging.getLogger("holdfast")
+_OWN_SAMPLER = (
+    "Lightning puts its DistributedSamplerWrapper around a sampler that is not torch's. Give the "
+    "loader `sampler=torch.utils.data.DistributedSampler(data)`, and the trainer "
+    "`use_distributed_sampler=False`"
+)
 #: The component with the random generators.
 _RNG = "rng"
 
@@ -39,11 +54,13 @@ class HoldfastCheckpoint(Checkpoint):
     components, and the random generators of every rank (`rng`). The metrics are the trainer's
     `callback_metrics`. Which checkpoints are kept and which one is best is up to the run
     (`Retention`, `Monitor`). With a `StatefulDataLoader` a resume within an epoch is bit-exact;
-    with another loader save at the ends of epochs.
+    with another loader save at the ends of epochs. The logger `holdfast` warns of a save within an
+    epoch that cannot be continued exactly.
 
-    After SIGTERM the last completed step is saved. A checkpointer (`with run.checkpointer() as it`)
-    adds its own cadence and reacts to all signals, on every rank. Then what is due here is saved in
-    the foreground, and `background` has no effect: give the checkpointer the cadence.
+    After SIGTERM the last completed step is saved, and the exit status is 143, or the preset's. A
+    checkpointer (`with run.checkpointer() as it`) adds its own cadence and reacts to all signals,
+    on every rank. Then what is due here is saved in the foreground, and `background` has no effect:
+    give the checkpointer the cadence.
 
     Args:
         run: The run. Every rank opens it; rank 0 saves, or with a `group` every rank its part.
@@ -84,7 +101,7 @@ class HoldfastCheckpoint(Checkpoint):
         self._every_epochs = every_n_epochs or (None if every_n_train_steps else 1)
         self._has_checkpointer = checkpointer is not None
         self._on_sigterm: Any = None
-        self._is_due = False
+        self._is_due = self._has_warned = False
         self._epoch_ended = False
         self._loaded: Mapping[str, Any] | None = None
         self._loader_states: list[Any] = []
@@ -98,6 +115,14 @@ class HoldfastCheckpoint(Checkpoint):
             RestoreFailed: Every checkpoint is damaged.
         """
         return self.io.resume()
+
+    @property
+    def best_model_path(self) -> str:
+        """The path for `ckpt_path="best"`: the run's best checkpoint, or its newest without one."""
+        run = self._run.refresh()
+        is_rated = bool(run.manifest.monitors) and run.best() is not None
+        name = "best" if is_rated else "latest"
+        return "" if run.latest() is None else f"{SCHEME}{run.id}/{name}"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let the trainer load `holdfast://` paths."""
@@ -130,7 +155,10 @@ class HoldfastCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Add the random generators of every rank."""
-        checkpoint[_RNG] = {"ranks": capture_ranks(), "epoch_ended": self._epoch_ended}
+        ranks = capture_ranks(_generators(trainer))
+        checkpoint[_RNG] = {"ranks": ranks, "epoch_ended": self._epoch_ended}
+        if not self._epoch_ended:
+            self._warn_within_an_epoch(trainer)
         if self._epoch_ended:  # Lightning counts batches, so it never asks for one too many
             for state in _loader_states(checkpoint):
                 state["_iterator_finished"] = True
@@ -147,7 +175,8 @@ class HoldfastCheckpoint(Checkpoint):
 
         Lightning has made the iterator over the data by now, and that draws the seeds of sampler
         and workers. Training that was not interrupted makes one after each epoch; so after an epoch
-        it is made again, behind the restored generators. Within an epoch it is not.
+        it is made again, behind the restored generators. Within an epoch it is only made again if a
+        sampler goes by the number of the epoch, which it did not know yet.
         """
         self._saver.begin()
         if self._has_checkpointer:
@@ -157,11 +186,14 @@ class HoldfastCheckpoint(Checkpoint):
         if loaded is None:
             return
         fetcher, loader = trainer.fit_loop._data_fetcher, trainer.fit_loop._combined_loader
-        again = loaded["epoch_ended"] and fetcher is not None and loader is not None
+        again = loaded["epoch_ended"] or any(_goes_by_epochs(one) for one in _loaders(trainer))
+        again = again and fetcher is not None and loader is not None
         if again:
+            for one in loader.flattened:  # Lightning does it later, but the order is drawn here
+                _set_sampler_epoch(one, trainer.fit_loop.epoch_progress.current.processed)
             loader._load_state_dicts(self._loader_states)  # Lightning does within an epoch only
-            loader._state_dicts()  # makes the finished iterators, which set the samplers
-        restore_rank(loaded["ranks"])
+            loader._state_dicts()  # makes the iterators, which set the samplers
+        restore_rank(loaded["ranks"], _generators(trainer))
         if again:
             iter(fetcher)
         self._loader_states = []
@@ -200,7 +232,9 @@ class HoldfastCheckpoint(Checkpoint):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Save the last completed step after SIGTERM."""
+        """Save the last completed step after SIGTERM; the process does not end with status 0."""
+        if isinstance(exception, SIGTERMException):
+            exception.code = (self._run.spec.signals or Signals()).exit_code
         if isinstance(exception, SIGTERMException) and trainer.world_size == 1:
             self._is_due = True
             self._end_step(trainer)
@@ -218,10 +252,42 @@ class HoldfastCheckpoint(Checkpoint):
         )
         trainer.should_stop |= self._saver.stopped
 
+    def _warn_within_an_epoch(self, trainer: Trainer) -> None:
+        for loader in _loaders(trainer):
+            why = lost_within_an_epoch(loader)
+            if why is not None and not self._has_warned:
+                self._has_warned = True
+                name, advice = type(loader).__name__, "Save at the ends of epochs"
+                _LOGGER.warning(
+                    "%s: a resume within an epoch is not bit for bit: %s. %s",
+                    name,
+                    why,
+                    _OWN_SAMPLER if trainer.world_size > 1 else advice,
+                )
+
     def _dump(self, trainer: Trainer) -> dict[str, Any]:
         sharded = lightning_shards.own_parts(trainer.strategy) if self._shards else nullcontext()
         with sharded:
             return components(trainer._checkpoint_connector.dump_checkpoint(weights_only=False))
+
+
+def _loaders(trainer: Trainer) -> list[Any]:
+    loader = trainer.fit_loop._combined_loader
+    return [] if loader is None else loader.flattened
+
+
+def _generators(trainer: Trainer) -> dict[str, Any]:
+    """Return the generators of loaders whose own state does not have them."""
+    loaders = [one for one in _loaders(trainer) if lost_within_an_epoch(one) is not None]
+    return {
+        f"{n}.{name}": own
+        for n, one in enumerate(loaders)
+        for name, own in own_generators(one).items()
+    }
+
+
+def _goes_by_epochs(loader: Any) -> bool:
+    return hasattr(getattr(loader, "sampler", None), "set_epoch") and hasattr(loader, "state_dict")
 
 
 def _loader_states(checkpoint: Mapping[str, Any]) -> list[Any]:

@@ -10,14 +10,13 @@ from typing import Any
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound, UnsupportedValue
+from holdfast.registry.formats.torch.writing import LIGHTNING_NAMES as _NAMES
 from holdfast.registry.integrations.saving import OnSave, Saver, checkpoint_of
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.runs.run import Run
 from holdfast.registry.training.restoring import Restored
 
 SCHEME = "holdfast://"
-#: Lightning's name of a part -> ours, which every tool of Holdfast knows.
-_NAMES = {"state_dict": "model", "optimizer_states": "optimizer", "lr_schedulers": "scheduler"}
 #: The key of a checkpoint's meta that holds the path of Lightning's.
 _PATH = "lightning_path"
 

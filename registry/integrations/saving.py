@@ -185,9 +185,13 @@ def checkpoint_of(run: Run, ref: str) -> Checkpoint:
     return found
 
 
-def capture_ranks() -> list[dict[str, Any]]:
-    """Return the random number generators of every rank; every rank must call this."""
-    own = rng.capture()
+def capture_ranks(generators: Mapping[str, object] | None = None) -> list[dict[str, Any]]:
+    """Return the random number generators of every rank; every rank must call this.
+
+    Args:
+        generators: More of this rank's, by name.
+    """
+    own = rng.capture(generators)
     if not torch.distributed.is_initialized():
         return [own]
     everyone: list[Any] = [None] * torch.distributed.get_world_size()
@@ -195,7 +199,9 @@ def capture_ranks() -> list[dict[str, Any]]:
     return everyone
 
 
-def restore_rank(states: list[dict[str, Any]]) -> None:
+def restore_rank(
+    states: list[dict[str, Any]], generators: Mapping[str, object] | None = None
+) -> None:
     """Set the generators of this rank, if as many ranks train as did when they were captured."""
     shared = torch.distributed.is_initialized()
     ranks = torch.distributed.get_world_size() if shared else 1
@@ -207,4 +213,6 @@ def restore_rank(states: list[dict[str, Any]]) -> None:
             ranks,
         )
         return
-    rng.restore(states[torch.distributed.get_rank() if shared else 0])
+    state = states[torch.distributed.get_rank() if shared else 0]
+    known = {name: one for name, one in (generators or {}).items() if rng.has(state, name)}
+    rng.restore(state, known)  # of an older version a state has none of a loader's

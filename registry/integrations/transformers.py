@@ -21,7 +21,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import SaveStrategy
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.integrations import hub_folder
+from holdfast.registry.integrations.hub_parts import model_parts
 from holdfast.registry.integrations.saving import (
     OnSave,
     Saver,
@@ -30,6 +30,7 @@ from holdfast.registry.integrations.saving import (
     restore_rank,
 )
 from holdfast.registry.integrations.sharded import check_group, load_around, prepare_moments
+from holdfast.registry.layouts import hub_folder
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loop.checkpointer import Checkpointer
 from holdfast.registry.runs.run import Run
@@ -184,7 +185,7 @@ class HoldfastCallback(TrainerCallback):
         del self._trainer._load_from_checkpoint
         model, optimizer = given["model"], given["optimizer"]
         prepare_moments(model, optimizer.optimizer)
-        parts = hub_folder.model_parts(model)
+        parts = model_parts(model)
         weights = {name: parts[name] for name in hub_folder.WEIGHTS if name in parts}
         target = {**weights, "optimizer": optimizer.state_dict()}
         return load_around(self._run, found, target, trains=True)
@@ -250,7 +251,7 @@ class HoldfastCallback(TrainerCallback):
         flos = self._trainer.state.total_flos
         now = dataclasses.replace(state, stateful_callbacks=exported, total_flos=flos)
         parts = {
-            **hub_folder.model_parts(given["model"]),
+            **model_parts(given["model"]),
             "optimizer": given["optimizer"].state_dict(),
             "scheduler": given["lr_scheduler"].state_dict(),
             "rng": capture_ranks(),

@@ -79,8 +79,13 @@ class Release(Stored):
     @property
     def source(self) -> str | None:
         """Ref of its checkpoint."""
+        checkpoint = self.source_checkpoint()
+        return None if checkpoint is None else checkpoint.ref
+
+    def source_checkpoint(self) -> Checkpoint | None:
+        """Return its checkpoint, which may be evicted; `None` if the log does not know it."""
         record = self._source()
-        return None if record is None else Checkpoint(self._store, self._log, record).ref
+        return None if record is None else Checkpoint(self._store, self._log, record)
 
     @property
     def card(self) -> dict[str, Any]:

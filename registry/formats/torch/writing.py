@@ -16,6 +16,13 @@ from holdfast.registry.formats.target import new_file
 from holdfast.registry.formats.torch.library import torch_of
 from holdfast.registry.pytree import traversal
 
+#: Lightning's name of a part, which a `.ckpt` has -> ours, which every tool of Holdfast knows.
+LIGHTNING_NAMES: Final = {
+    "state_dict": "model",
+    "optimizer_states": "optimizer",
+    "lr_schedulers": "scheduler",
+}
+LIGHTNING_VERSION: Final = "pytorch-lightning_version"
 _GLOBAL: Final = re.compile(
     r"GLOBAL ([\w.]+)|(?:unrecognized function|but got) (?:<\w+ ')?([\w.]+)"
 )
@@ -30,6 +37,9 @@ def write(path: Path, content: Content, *, metadata: None, force: bool) -> Writt
     """
     torch = torch_of(path)
     state = without_versions(content.load())
+    if path.suffix == ".ckpt" and LIGHTNING_VERSION in state:
+        names = {ours: theirs for theirs, ours in LIGHTNING_NAMES.items()}
+        state = {names.get(name, name): value for name, value in state.items()}
     with new_file(path, content.size_bytes, force=force) as file:
         try:
             # To a file object, not a path: a path's name would end up in the bytes.

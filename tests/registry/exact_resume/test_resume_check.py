@@ -142,6 +142,20 @@ def test_generators_that_live_on_in_this_process_do_not_hide_that_none_were_save
     assert found.causes[0].startswith("the state has no random number generators")
 
 
+@pytest.mark.parametrize(("name", "ok"), [("eval_runtime", True), ("loss", False)])
+def test_times_that_a_clock_measured_do_not_count(name: str, ok: bool) -> None:
+    clock = iter(range(9))
+
+    def train(reg: Registry, stop: int) -> None:
+        run = reg.run("one", create=True)
+        run.restore()
+        run.save({"w": stop, "trainer": {"log_history": [{name: next(clock)}]}}, step=stop)
+
+    found = holdfast.verify_resume(train, steps=4)
+    assert found.ok is ok
+    assert found.straight != found.resumed
+
+
 def test_what_is_kept_outside_of_the_state_is_named() -> None:
     def train(reg: Registry, stop: int) -> None:
         run = reg.run("one", create=True)

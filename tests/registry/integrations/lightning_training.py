@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import holdfast
@@ -114,6 +115,69 @@ def fit_ddp(url: str, name: str, strike: int | None) -> None:
         run = reg.run(name, create=True)
         saver = HoldfastCheckpoint(run, every_n_epochs=1)
         _fit_ranks(saver, Net(strike))
+
+
+def fit_ddp_with(
+    url: str, name: str, strike: int | None, kind: str, every: int, log: str | None = None
+) -> None:
+    """Train as one of two ranks, with a loader that has a position; four batches an epoch.
+
+    Args:
+        url: The registry.
+        name: The run.
+        strike: The step at which the process is killed.
+        kind: `own` for a distributed sampler of the loader's own, else Lightning puts one in.
+        every: Number of steps between two saves, or 0 to save after epochs.
+        log: File for what is warned of.
+    """
+    rank = int(os.environ["RANK"])
+    pl.seed_everything(1 + rank)
+    if log is not None:
+        logging.getLogger("holdfast").addHandler(logging.FileHandler(f"{log}.{rank}"))
+    data = TensorDataset(torch.randn(32, 4, generator=torch.Generator().manual_seed(0)))
+    own: dict[str, Any] = {"sampler": DistributedSampler(data, 2, rank, seed=3)}
+    options = own if kind == "own" else {"shuffle": True}
+    if kind == "generator":
+        loader: Any = DataLoader(data, 4, generator=torch.Generator().manual_seed(5), **options)
+    else:
+        loader = StatefulDataLoader(data, 4, **options)
+    with holdfast.open(url) as reg:
+        run = reg.run(name, create=True)
+        saver = HoldfastCheckpoint(run, every_n_train_steps=every or None)
+        training = trainer(saver, strategy="ddp", devices=2, use_distributed_sampler=kind != "own")
+        training.fit(Net(strike), loader, ckpt_path=saver.resume())
+
+
+def fit_with_a_generator(url: str, name: str, strike: int | None) -> None:
+    """Train with a plain loader that has a generator of its own; save after epochs."""
+    pl.seed_everything(1)
+    own = torch.Generator().manual_seed(5)
+    data = TensorDataset(torch.randn(SAMPLES, 4))
+    with holdfast.open(url) as reg:
+        saver = HoldfastCheckpoint(reg.run(name, create=True))
+        loader = DataLoader(data, BATCH, shuffle=True, generator=own)
+        trainer(saver).fit(Net(strike), loader, ckpt_path=saver.resume())
+
+
+def ways_out(url: str, name: str, pulled: str) -> None:
+    """Lightning's own loaders read a pulled checkpoint, and find the best one of the callback."""
+    with holdfast.open(url) as reg:
+        best = reg.checkpoint(f"{name}/best")
+        wanted = best.load(only="model")["model"]
+
+        def check(net: Net) -> None:
+            assert all(torch.equal(one, wanted[key]) for key, one in net.state_dict().items())
+
+        check(Net.load_from_checkpoint(pulled))
+        loader = data(DataLoader)[0]
+        for callbacks, path in (([], pulled), ([HoldfastCheckpoint(reg.run(name))], "best")):
+            net = Net()
+            trainer(*callbacks).validate(net, loader, ckpt_path=path, verbose=False)
+            check(net)
+        trainer(enable_checkpointing=False).fit(net := Net(), loader, ckpt_path=pulled)
+        assert net.trainer.global_step == SAMPLES // BATCH * EPOCHS
+        empty = HoldfastCheckpoint(reg.run("empty", create=True))
+        assert empty.best_model_path == ""
 
 
 def fit_ddp_with_checkpointer(url: str, name: str, strike: int | None) -> None:

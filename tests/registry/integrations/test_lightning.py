@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def test_a_killed_training_continues_bit_for_bit(
 
 
 def test_sigterm_saves_the_last_completed_step(reg: holdfast.Registry, children: Children) -> None:
-    children.run("lightning_training.fit_until_sigterm", reg.url, "run")
+    assert children.run("lightning_training.fit_until_sigterm", reg.url, "run") == 143
     run = reg.run("run")
     assert [ck.step for ck in run.checkpoints()] == [4, 7]
     assert run.status == "interrupted"
@@ -67,6 +68,51 @@ def test_two_ranks_continue_bit_for_bit(reg: holdfast.Registry, ranks: Ranks) ->
     assert not [name for name in state["model"] if name.startswith("module.")]
     first, second = (one["torch.cpu"] for one in state["rng"]["ranks"])
     assert not first.equal(second)
+
+
+@pytest.mark.parametrize(
+    ("kind", "every", "saved"),
+    [("own", 3, [3, 6, 9]), ("wrapped", 0, [4, 8]), ("generator", 0, [4, 8])],
+)
+def test_two_ranks_with_dropout_continue_bit_for_bit_with_a_sampler(
+    reg: holdfast.Registry, ranks: Ranks, kind: str, every: int, saved: list[int]
+) -> None:
+    fit = "lightning_training.fit_ddp_with"
+    assert ranks.run(2, fit, "straight", None, kind, every) == [0, 0]
+    assert ranks.run(2, fit, "killed", 10, kind, every) == [KILLED, KILLED]
+    assert list(components(reg, "killed")) == saved
+    assert ranks.run(2, fit, "killed", None, kind, every) == [0, 0]
+    assert components(reg, "killed") == components(reg, "straight")
+
+
+def test_a_save_within_an_epoch_that_cannot_be_continued_is_warned_of(
+    reg: holdfast.Registry, ranks: Ranks, tmp_path: Path
+) -> None:
+    args = ("run", None, "wrapped", 3, tmp_path / "log")
+    assert ranks.run(2, "lightning_training.fit_ddp_with", *args) == [0, 0]
+    (line,) = (tmp_path / "log.0").read_text().splitlines()
+    assert re.search(r"order of its RandomSampler.*use_distributed_sampler=False", line)
+
+
+def test_a_loader_with_a_generator_of_its_own_continues_bit_for_bit(
+    reg: holdfast.Registry, children: Children
+) -> None:
+    fit = "lightning_training.fit_with_a_generator"
+    assert children.run(fit, reg.url, "straight", None) == 0
+    assert children.run(fit, reg.url, "killed", 10) == KILLED
+    assert children.run(fit, reg.url, "killed", None) == 0
+    assert components(reg, "killed") == components(reg, "straight")
+
+
+def test_lightnings_own_loaders_read_a_pulled_checkpoint(
+    reg: holdfast.Registry, children: Children, tmp_path: Path
+) -> None:
+    reg.create_run("run", monitor=holdfast.Monitor(metric="val", mode="min")).close()
+    cadence = {"every_n_epochs": 1}
+    assert children.run("lightning_training.fit", reg.url, "run", True, None, cadence) == 0
+    pulled = tmp_path / "best.ckpt"
+    holdfast.formats.write(pulled, reg.checkpoint("run/best"))
+    assert children.run("lightning_training.ways_out", reg.url, "run", pulled) == 0
 
 
 def test_a_signal_to_one_rank_makes_both_leave_after_the_same_step(

@@ -21,8 +21,9 @@ from transformers import (
 )
 
 import holdfast
-from holdfast.errors import Conflict, InvalidInput, UnsupportedValue
+from holdfast.errors import Conflict, IncompatibleState, InvalidInput, UnsupportedValue
 from holdfast.transformers import HoldfastCallback, export
+from tests.support.commands import invoke
 
 #: Six steps an epoch.
 SAMPLES, EPOCHS = 48, 2
@@ -164,6 +165,23 @@ def write_and_read(url: str, ref: str, adapter_ref: str, folder: str) -> None:
         assert str(saved.digest) in card
         with pytest.raises(InvalidInput, match="a new or empty folder"):
             export(saved, made)
+        releases = reg.run(saved.run_id).releases
+        releases.publish("1.0.0", saved, only="model", card={"license": "mit", "tags": ["a"]})
+        released = f"{saved.run_id}/releases/1.0.0"
+        made = export(reg.stored(released), Path(folder) / "released", card={"tags": ["b"]})
+        card = (made / "README.md").read_text()
+        assert card.startswith("---\nlibrary_name: transformers\nlicense: mit\ntags:\n- b\n---\n")
+        assert "| version | 1.0.0 |" in card
+        for name in (released, ref):
+            pulled = Path(folder) / f"pulled-{name == ref}"
+            done = invoke("pull", name, "--to", str(pulled), "--format", "hf", "--registry", url)
+            assert done.exit_code == 0, done.output
+            found = AutoModelForCausalLM.from_pretrained(pulled).state_dict()
+            assert all(torch.equal(value, found[name]) for name, value in wanted.items())
+        assert "license: mit" in (Path(folder) / "pulled-False" / "README.md").read_text()
+        bare = reg.create_run("bare").save({"model": {"w": torch.zeros(2)}}, step=1)
+        with pytest.raises(IncompatibleState, match="'configs'"):
+            export(bare, Path(folder) / "bare")
         adapted = reg.checkpoint(adapter_ref)
         assert set(adapted.components) & {"model", "adapter"} == {"adapter"}
         made = export(adapted, Path(folder) / "adapter")

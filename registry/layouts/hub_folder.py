@@ -1,0 +1,104 @@
+"""A folder as the Hugging Face Hub has it: weights as safetensors, configurations, a model card.
+
+It is written from a checkpoint of `holdfast.transformers`, or from a release of one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.registry import formats
+from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.names.cards import write_card
+from holdfast.registry.names.releases import Release
+
+#: Component with weights -> the name of its file.
+WEIGHTS = {"model": "model.safetensors", "adapter": "adapter_model.safetensors"}
+#: The component with the configurations, by the names of their files.
+CONFIGS = "configs"
+#: The component with the metadata of the file with the weights.
+METADATA = "metadata"
+
+
+def export(stored: Stored, folder: str | Path, *, card: Mapping[str, Any] | None = None) -> Path:
+    """Write a checkpoint of `HoldfastCallback` as a folder for `from_pretrained` and for the Hub.
+
+    It holds `model.safetensors` (or a PEFT adapter's `adapter_model.safetensors`), the
+    configurations, and a `README.md` that names run, ref, id and metrics. Every byte is verified.
+
+    Args:
+        stored: The checkpoint, or a release of one. The configurations of a release that has the
+            weights alone are its checkpoint's.
+        folder: A new or empty folder.
+        card: More fields of the card's front matter: `license`, `datasets`, `tags`, ... A release
+            has a card of its own; these fields count before it.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InvalidInput: The folder is not empty, or the card cannot be written.
+        IncompatibleState: The checkpoint holds no weights or no configuration.
+        IntegrityError: It is damaged.
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InvalidInput("the path exists", where=folder, expected="a new or empty folder")
+    text = _card(stored, card or {})
+    write_model(stored, folder)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+    return folder
+
+
+def is_model(stored: Stored) -> bool:
+    """Return whether a stored state has, with its checkpoint, what `export` writes."""
+    return _configured(stored) is not None and any(name in stored.components for name in WEIGHTS)
+
+
+def write_model(stored: Stored, folder: Path) -> None:
+    """Write weights and configurations; replace files of the same names."""
+    parts, configured = stored.components, _configured(stored)
+    weights, *others = [name for name in WEIGHTS if name in parts] or [""]
+    if not weights or others or configured is None:
+        raise IncompatibleState(
+            "no model of transformers: weights or configuration are missing",
+            where=stored.ref,
+            expected=f"the components {CONFIGS} and one of {', '.join(WEIGHTS)}",
+            found=", ".join(parts),
+            hint="Publish a release with both: only=['model', 'configs', 'metadata'].",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    only = [weights, *({METADATA} & parts.keys())]
+    about = None if METADATA in parts else {"format": "pt"}
+    formats.write(folder / WEIGHTS[weights], stored, about, only=only, force=True)
+    for name, config in configured.load(only=CONFIGS)[CONFIGS].items():
+        if Path(name).name != name or not name.endswith(".json"):
+            raise IncompatibleState("not the name of a configuration", where=stored.ref, found=name)
+        (folder / name).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _configured(stored: Stored) -> Stored | None:
+    """Return the state with the configurations: a release of the weights alone has them beside."""
+    if CONFIGS in stored.components:
+        return stored
+    source = stored.source_checkpoint() if isinstance(stored, Release) else None
+    return source if source is not None and CONFIGS in source.components else None
+
+
+def _card(stored: Stored, card: Mapping[str, Any]) -> str:
+    """Return a model card; the metrics are those that are known now."""
+    library = "peft" if "adapter" in stored.components else "transformers"
+    own = stored.card if isinstance(stored, Release) else {}
+    front = write_card({"library_name": library, **own, **card})
+    rows: dict[str, object] = {"checkpoint": stored.ref, "id": str(stored.digest)}
+    if isinstance(stored, Checkpoint):
+        rows |= {"step": stored.step, **stored.metrics}
+    elif isinstance(stored, Release):
+        rows |= {"version": stored.version, "trained as": stored.source, **stored.metrics}
+    table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
+    return f"---\n{front}---\n\n# {stored.run_id}\n\n| | |\n|---|---|\n{table}"
