@@ -60,6 +60,40 @@ def _readers_own(page: str, strike: int | None) -> dict[str, Any]:
     return {**own, "data": data, "loader": loader}
 
 
+def two_ranks_with_accelerate(url: str, name: str, strike: int | None) -> None:
+    """Train as one of two ranks, as docs/integrations/accelerate.md says; each has its dropout."""
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    import holdfast
+    from holdfast.distributed import PerRank, TorchGroup
+
+    own = _readers_own("accelerate.md", None)
+    stateful = DataLoaderConfiguration(use_stateful_dataloader=True, use_seedable_sampler=True)
+    accelerator = Accelerator(dataloader_config=stateful, cpu=True)
+    prepared = accelerator.prepare(own["model"], own["optimizer"], own["loader"])
+    model, optimizer, batches = *prepared[:2], holdfast.rng.Batches(prepared[2])
+    torch.manual_seed(2 + accelerator.process_index)
+    with holdfast.open(url) as reg:
+        run, step = reg.run(name, create=True, group=TorchGroup()), 0
+        if restored := run.restore():
+            accelerator.unwrap_model(model).load_state_dict(restored.state["model"])
+            optimizer.load_state_dict(restored.state["optimizer"])
+            batches.load_state_dict(restored.state["batches"][accelerator.process_index])
+            step = restored.checkpoint.step
+        while step < 9:
+            for batch in batches:
+                if step == strike:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                accelerator.backward((model(batch) ** 2).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+                step += 1
+                if step % 3 == 0:
+                    state = {"model": accelerator.unwrap_model(model), "optimizer": optimizer}
+                    run.save({**state, "batches": PerRank(batches)}, step=step)
+        run.close()
+
+
 def log_without_a_run() -> None:
     """A typed error, not W&B's own."""
     import pytest

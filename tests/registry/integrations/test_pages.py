@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from tests.registry.integrations.children import KILLED, Children, needs
+from tests.registry.integrations.children import KILLED, Children, Ranks, needs
 
 torch = pytest.importorskip("torch")
 
@@ -72,6 +72,19 @@ class TestRuns:
         assert children.run(_EXECUTE, page, folder) == 0
         assert latest(folder, run).step == latest(other, run).step
         assert latest(folder, run).digest == latest(other, run).digest
+
+    def test_two_ranks_with_accelerate_are_killed_and_continue_bit_for_bit(
+        self, children: Children, reg: holdfast.Registry
+    ) -> None:
+        ranks, fit = Ranks(reg.url, children), "page_snippets.two_ranks_with_accelerate"
+        assert ranks.run(2, fit, "straight", None) == [0, 0]
+        for strike in (4, 6):  # within the first epoch of four batches, and the second
+            assert ranks.run(2, fit, "killed", strike) == [KILLED, KILLED]
+        assert ranks.run(2, fit, "killed", None) == [0, 0]
+        found, wanted = (reg.checkpoint(f"{run}/latest") for run in ("killed", "straight"))
+        assert found.digest == wanted.digest
+        drawn = [found.load(only="batches")["batches"][n]["rng"]["torch.cpu"] for n in (0, 1)]
+        assert not torch.equal(*drawn)
 
     @pytest.mark.parametrize(
         ("page", "run"), [("lightning.md", "lit"), ("transformers.md", "tuned")]
