@@ -37,22 +37,22 @@ def test_all_python_of_a_page_can_be_parsed(page: Path) -> None:
 def test_resuming(reg: holdfast.Registry) -> None:
     restoring, stale, verifying = _fragments("resume.md")
     page = _DOCS / "resume.md"
+    augment, loader = random.Random(3), _Loader()
     names: dict[str, Any] = {
         **readers_own(),
         "holdfast": holdfast,
         "scheduler": {"last": 7},
-        "augment": random.Random(3),
-        "loader": _Loader(),
+        "batches": holdfast.rng.Batches(loader, {"augment": augment}),
         "run": reg.create_run("digits"),
     }
     run_python(page, restoring, names)
     assert names["restored"] is None
     names["run"].save({**names["state"], "bandit": {"arms": {"wiki": 1, "web": 2}}}, step=1)
     names["run"].stream("state").append([{"step": 1, "arms": {"books": 1}}])
-    drawn = names["augment"].random()
-    names["loader"].position = 9
+    drawn = augment.random()
+    loader.position = 9
     run_python(page, restoring, names | {"run": reg.run("digits")})
-    assert (names["augment"].random(), names["loader"].position) == (drawn, 4)
+    assert (augment.random(), loader.position) == (drawn, 4)
     run_python(page, stale, names)
     assert [str(one) for one in names["restored"].stale] != []
     run_python(page, verifying, {"holdfast": holdfast, "train": _train})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 from pathlib import Path
@@ -45,6 +46,39 @@ def test_its_seven_lines_train_and_continue(newcomer: Path) -> None:
         assert reg.checkpoint("digits/latest").digest == first.digest
         after = names["model"].state_dict()
         assert all((before[name] == after[name]).all() for name in before)
+
+
+def test_its_seven_lines_continue_a_model_with_dropout_bit_for_bit(newcomer: Path) -> None:
+    torch = pytest.importorskip("torch")
+    program = next(block for block in blocks(README) if block.language == "python")
+
+    def train(folder: str, stop: int | None) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.2))
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def train_step(step: int) -> float:
+            if step == stop:
+                raise InterruptedError
+            optimizer.zero_grad()
+            loss = (model(torch.ones(4, 8)) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            return float(loss.item())
+
+        text = program.text.replace('"checkpoints"', f'"{folder}"')
+        exec(text, {"model": model, "optimizer": optimizer, "train_step": train_step})
+
+    found = []
+    for folder, stops in (("straight", [None]), ("stopped", [150, None])):
+        holdfast.init(folder).close()
+        for seed, stop in enumerate(stops, 1):
+            torch.manual_seed(seed)
+            with contextlib.suppress(InterruptedError):
+                train(folder, stop)
+        with holdfast.open(folder) as reg:
+            found.append(reg.checkpoint("digits/latest"))
+    assert [one.step for one in found] == [300, 300]
+    assert found[0].digest == found[1].digest
 
 
 @pytest.mark.parametrize("number", range(1, 9))
