@@ -70,7 +70,7 @@ def write_model(stored: Stored, folder: Path) -> None:
             where=stored.ref,
             expected=f"the components {CONFIGS} and one of {', '.join(WEIGHTS)}",
             found=", ".join(parts),
-            hint="Publish a release with both: only=['model', 'configs', 'metadata'].",
+            hint="Publish a release of the weights, `configs` and `metadata`.",
         )
     folder.mkdir(parents=True, exist_ok=True)
     only = [weights, *({METADATA} & parts.keys())]

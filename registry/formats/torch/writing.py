@@ -91,8 +91,8 @@ def _unfit(
         where=f"{content.where}: {where}" if where else content.where,
         expected=f"tensors and plain values for {path.name}",
         found="an array of NumPy" if kind == "numpy.ndarray" else kind,
-        hint="Write a .zarr, or one component of arrays as .npz; choose components with `--only`; "
-        "or load the checkpoint in Python: holdfast.open(URL).checkpoint(REF).load().",
+        hint="Write a .zarr, or one component of arrays as .npz, choose components with `--only`"
+        ", or load the checkpoint in Python: holdfast.open(URL).checkpoint(REF).load().",
     )
 
 
