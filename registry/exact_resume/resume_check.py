@@ -268,9 +268,9 @@ def _causes(found: Diff, source: Checkpoint, noise: str | None) -> Iterator[str]
                 f"the {part} differ ({first}): not restored, restored too early (making a loader "
                 "or a model draws numbers), or used another number of times"
             )
-    parts = [one.name for one in found.components if one.kind != "same"]
+    unlike = [one.name for one in found.components if one.kind != "same"]
     yield (
-        f"a part of the state is not loaded back ({', '.join(parts)}): each part that is saved has "
+        f"a part of the state is not loaded back ({', '.join(unlike)}): each part that is saved has "
         "to be given to its object after `restore`, also the optimizer's"
     )
     yield _ELSEWHERE
