@@ -270,8 +270,8 @@ def _causes(found: Diff, source: Checkpoint, noise: str | None) -> Iterator[str]
             )
     unlike = [one.name for one in found.components if one.kind != "same"]
     yield (
-        f"a part of the state is not loaded back ({', '.join(unlike)}): each part that is saved has "
-        "to be given to its object after `restore`, also the optimizer's"
+        f"a part of the state is not loaded back ({', '.join(unlike)}): each part that is saved "
+        "has to be given to its object after `restore`, also the optimizer's"
     )
     yield _ELSEWHERE
     if noise is not None:
