@@ -11,10 +11,10 @@ from functools import cached_property
 
 import numpy as np
 
-from holdfast.registry.collective.boxes import Boxes
-from holdfast.registry.collective.structure import Ints, Structure
 from holdfast.registry.pytree import ArrayLeaf, FlatState, flatten
 from holdfast.registry.pytree.leaves import NamedLeaf
+from holdfast.registry.saving.collective.boxes import Boxes
+from holdfast.registry.saving.collective.structure import Ints, Structure
 from holdfast.registry.values.dtypes import item_size
 
 #: A parameter: its name, its shape, and the axis that tensor parallelism cuts, if it does.

@@ -28,7 +28,7 @@ from rich.table import Table
 from workloads import blank, flatten, hydra, size_bytes
 
 import holdfast
-from holdfast.registry.storage.chunk_cache import ChunkCache
+from holdfast.registry.store.chunk_cache import ChunkCache
 
 YARDSTICK = "hash and write"
 #: Options of `registry.init`, and whether the trainer keeps a cache of chunks.

@@ -55,8 +55,8 @@ def collect_holdfast(folder: Path) -> dict[str, Any]:
     """Collect, and return what it took."""
     from holdfast.backends.local.backend import LocalBackend
     from holdfast.backends.wrappers import Metered
-    from holdfast.registry.maintenance.gc import Collector
-    from holdfast.registry.registries.factory import open_on
+    from holdfast.registry.face.factory import open_on
+    from holdfast.registry.upkeep.gc import Collector
 
     calls: list[Any] = []
     seconds: dict[str, float] = {}

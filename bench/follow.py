@@ -46,8 +46,8 @@ from safetensors.torch import save_file
 import holdfast
 from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.wrappers import Metered
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.storage.chunk_cache import ChunkCache
+from holdfast.registry.face.factory import open_on
+from holdfast.registry.store.chunk_cache import ChunkCache
 
 TENSORS = 64
 #: Spread of the weights, and the updates that change about 1 % and 10 % of them.

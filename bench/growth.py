@@ -32,9 +32,9 @@ from rich.table import Table
 
 from holdfast import Checkpoint, Monitor, Retention, init
 from holdfast.backends.memory import MemoryBackend
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.storage.store import create_config
+from holdfast.registry.face.factory import open_on
+from holdfast.registry.face.registry import Registry
+from holdfast.registry.store.store import create_config
 
 BATCH = 64
 ACTS = ("save", "report", "tag")

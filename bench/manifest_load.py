@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 from architectures import ARCHITECTURES, mixture
 
+from holdfast.registry.objects.chunking import CHUNK_BYTES, grid
+from holdfast.registry.objects.keys import ObjectKey
+from holdfast.registry.objects.manifest import Component, Manifest
+from holdfast.registry.objects.placement import PackRef, Placement
 from holdfast.registry.pytree import ArrayLeaf
-from holdfast.registry.storage import reading
-from holdfast.registry.storage.chunking import CHUNK_BYTES, grid
-from holdfast.registry.storage.keys import ObjectKey
-from holdfast.registry.storage.manifest import Component, Manifest
-from holdfast.registry.storage.placement import PackRef, Placement
+from holdfast.registry.store import reading
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.placing import ChunkLocation, build_placement
 from holdfast.registry.writing.saving import chunked_entry

@@ -96,7 +96,7 @@ def _load_fresh(at_rest: Path, ref: str) -> None:
 def _child(options: argparse.Namespace) -> None:
     """Measure one loader in this process and print its figures."""
     if options.loader in (FRESH, HOLDFAST):
-        import holdfast.registry.storage.codecs.blosc  # noqa: F401 - what imports take is not the load's
+        import holdfast.registry.objects.codecs.blosc  # noqa: F401 - what imports take is not the load's
     if options.loader == FRESH:
 
         def load() -> None:

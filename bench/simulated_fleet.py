@@ -18,22 +18,21 @@ from architectures import Architecture
 from holdfast.backends.base import Body, ObjectInfo
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered
-from holdfast.registry.collective.agreement import RankPart
-from holdfast.registry.collective.chunk_table import ROW, ChunkTable
-from holdfast.registry.collective.part import PartReport
-from holdfast.registry.collective.plan import Plan
-from holdfast.registry.collective.planning import make_plan
-from holdfast.registry.collective.shards import Layout
-from holdfast.registry.collective.storing import Storing, known_digests
-from holdfast.registry.collective.structure import Ints
-from holdfast.registry.collective.wire import split
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.state_reader import PlacedState
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.storage.codecs import RAW
-from holdfast.registry.storage.pack import PACK_BYTES
-from holdfast.registry.storage.placement import PackRef
-from holdfast.registry.storage.store import create_config
+from holdfast.registry.objects.codecs import RAW
+from holdfast.registry.objects.pack import PACK_BYTES
+from holdfast.registry.objects.placement import PackRef
+from holdfast.registry.saving.collective.agreement import RankPart
+from holdfast.registry.saving.collective.chunk_table import ROW, ChunkTable
+from holdfast.registry.saving.collective.leading import Storing, known_digests
+from holdfast.registry.saving.collective.part import PartReport
+from holdfast.registry.saving.collective.plan import Plan, make_plan
+from holdfast.registry.saving.collective.shards import Layout
+from holdfast.registry.saving.collective.structure import Ints
+from holdfast.registry.saving.collective.talk import split
+from holdfast.registry.store.store import create_config
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.committer import Committer
@@ -214,7 +213,7 @@ def _sizes(plan: Plan) -> Ints:
 
 
 def _groups(sizes: Ints, components: Ints) -> Iterator[slice]:
-    """Yield the chunks of each pack, as `holdfast.registry.collective.part` groups them."""
+    """Yield the chunks of each pack, as `holdfast.registry.saving.collective.part` groups them."""
     begin = total = 0
     of = components.tolist()
     for at, size in enumerate(sizes.tolist()):

@@ -79,9 +79,8 @@ def _measure(at: Path, tool: str, threads: int) -> dict[str, float]:
     os.cpu_count = lambda: threads  # what the tools ask
     import holdfast
     from holdfast.registry.comparing import elements  # noqa: F401 - counted as imports
-    from holdfast.registry.comparing.diff import diff
-    from holdfast.registry.comparing.stats import stats
-    from holdfast.registry.merging import averaging  # noqa: F401 - counted as imports
+    from holdfast.registry.comparing.state_diff import diff
+    from holdfast.registry.comparing.tensor_stats import stats
 
     with holdfast.open(at) as opened:
         run = opened.run("run")

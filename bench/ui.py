@@ -43,13 +43,13 @@ from transports import SERVERS, way
 from holdfast import Monitor, Registry
 from holdfast.backends import Backend, open_backend
 from holdfast.backends.memory import MemoryBackend
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.snapshots import stale_snapshots
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.objects.keys import RUNS
 from holdfast.registry.spec import Phase, Pool, RunSpec
-from holdfast.registry.storage.address import Address
-from holdfast.registry.storage.keys import RUNS
-from holdfast.registry.storage.store import create_config
-from holdfast.registry.storage.threads import results
+from holdfast.registry.store.address import Address
+from holdfast.registry.store.store import create_config
+from holdfast.registry.store.threads import results
 from holdfast.registry.ui import Server, Source
 
 LEAGUE = RunSpec(

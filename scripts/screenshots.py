@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from holdfast.registry.storage.address import Address
+from holdfast.registry.store.address import Address
 from holdfast.registry.ui import Server, Source
+from holdfast.registry.ui.pages import VIEWS
 from holdfast.registry.ui.server import link
-from holdfast.registry.ui.views import VIEWS
 
 ROOT = Path(__file__).parents[1]
 #: Width and colour scheme.

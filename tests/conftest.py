@@ -67,7 +67,7 @@ def nothing_is_remembered(
 def runs_end_with_their_test() -> Iterator[None]:
     """Leave no run to the end of the process, where its store is gone."""
     yield
-    if ending := sys.modules.get("holdfast.registry.training.ending"):
+    if ending := sys.modules.get("holdfast.registry.saving.ending"):
         ending.forget_all()
 
 

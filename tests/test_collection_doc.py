@@ -17,7 +17,8 @@ import pytest
 from holdfast.registry.history import log, snapshots
 from holdfast.registry.history.actions import Action
 from holdfast.registry.history.epochs import Epochs
-from holdfast.registry.maintenance import gc, gc_plan, live
+from holdfast.registry.upkeep import gc, live
+from holdfast.registry.upkeep import gc as gc_plan
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing import committer, object_writer
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.face.factory import open_on
 from tests.support.pages import ROOT, run_page
 from tests.support.states import small_state
 from tests.support.stores import new_backend

@@ -16,7 +16,7 @@ import holdfast
 import holdfast.backends
 
 HEAVY = {
-    *("torch", "boto3", "botocore", "s3fs", "fsspec", "obstore", "safetensors", "zarr"),
+    *("torch", "boto3", "botocore", "s3fs", "fsspec", "obstore", "safetensors", "loading.zarr"),
     *("ml_dtypes", "sklearn", "moto", "typer", "rich", "pyarrow", "plotly", "IPython"),
 }
 
@@ -83,14 +83,21 @@ def rooms_of(modules: set[str]) -> set[str]:
 def test_import_loads_nothing_heavy() -> None:
     loaded = loaded_by("import holdfast; holdfast.open")
     assert {name.partition(".")[0] for name in loaded} & {*HEAVY, "numpy"} == set()
-    late = {"formats", "loading", "merging", "pool", "training", "writing"}
+    late = {"formats", "loading", "deriving.merging", "curation.pool", "training", "writing"}
     assert rooms_of(loaded) & {*LATE, *late} == set()
-    assert not loaded & {"holdfast.registry.runs.run", "holdfast.registry.runs.view"}
+    assert not loaded & {"holdfast.registry.face.run", "holdfast.registry.face.view"}
     assert rooms_of(loaded_by("import holdfast")) <= {"values"}
 
 
 #: Rooms that only some calls of a registry or a run need.
-LATE = {"comparing", "following", "formats", "maintenance", "merging", "transitions"}
+LATE = {
+    "comparing",
+    "loading.following",
+    "formats",
+    "upkeep",
+    "deriving.merging",
+    "deriving.transitions",
+}
 
 
 def test_reading_a_run_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
@@ -102,11 +109,11 @@ def test_reading_a_run_loads_nothing_that_it_does_not_need(tmp_path: Path) -> No
     )
     assert {name.partition(".")[0] for name in loaded} & HEAVY == set()
     assert rooms_of(loaded) & LATE == set()
-    assert "holdfast.registry.pool.league" not in loaded
-    assert "holdfast.registry.names.releases" not in loaded
+    assert "holdfast.registry.curation.pool.league" not in loaded
+    assert "holdfast.registry.curation.releases" not in loaded
 
 
-@pytest.mark.parametrize("name", ["runs.rooms", "registries.handles"])
+@pytest.mark.parametrize("name", ["face.rooms", "face.handles"])
 def test_what_is_imported_late_is_what_type_checkers_see(name: str) -> None:
     late = importlib.import_module(f"holdfast.registry.{name}")
     tree = ast.parse(Path(late.__file__ or "").read_text())

@@ -18,12 +18,11 @@ import holdfast
 from holdfast import formats
 from holdfast.distributed import Group
 from holdfast.formats import andrea, thalia
-from holdfast.registry.names.releases import Release
-from holdfast.registry.pool.entries import PoolEntry
-from holdfast.registry.pool.selection import Matchup
-from holdfast.registry.registries import handles
-from holdfast.registry.runs import rooms
-from holdfast.registry.runs.view import RunView
+from holdfast.registry.curation.pool.entries import PoolEntry
+from holdfast.registry.curation.pool.selection import Matchup
+from holdfast.registry.curation.releases import Release
+from holdfast.registry.face import handles, rooms
+from holdfast.registry.face.view import RunView
 
 OURS = "holdfast"
 #: Calls that take any number of like things.
@@ -251,29 +250,29 @@ def passed_on(
 @pytest.mark.parametrize("name", ["save", "save_async", "push"])
 def test_every_option_of_a_save_is_passed_on(monkeypatch, reg, name: str) -> None:
     call = getattr(reg.create_run("run"), name)
-    given, found = passed_on(monkeypatch, call, "holdfast.registry.runs.run.SaveRequest", {})
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.face.run.SaveRequest", {})
     given.pop("busy", None)
     assert found == {**given, "takes_over": name != "push", "every_rank": False}
 
 
 def test_every_option_of_a_merge_is_passed_on(monkeypatch, reg) -> None:
     call, own = reg.create_run("run").merge, {"average", "weights", "pick", "meta"}
-    given, found = passed_on(monkeypatch, call, "holdfast.registry.runs.run.SaveRequest", [])
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.face.run.SaveRequest", [])
     assert found == {name: given[name] for name in given.keys() - own} | {"takes_over": False}
-    monkeypatch.setattr("holdfast.registry.runs.run.SaveRequest", lambda step, **_: step)
-    given, found = passed_on(monkeypatch, call, "holdfast.registry.runs.rooms.merge", [])
+    monkeypatch.setattr("holdfast.registry.face.run.SaveRequest", lambda step, **_: step)
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.face.rooms.merge", [])
     assert {name: found[name] for name in own} == {name: given[name] for name in own}
 
 
 def test_every_option_of_a_transition_is_passed_on(monkeypatch, reg) -> None:
     call = reg.create_run("run").transition
-    given, found = passed_on(monkeypatch, call, "holdfast.registry.runs.rooms.TransitionOptions", 2)
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.face.rooms.TransitionOptions", 2)
     assert found == given
 
 
 def test_every_option_of_a_checkpointer_is_passed_on(monkeypatch, reg) -> None:
     call = reg.create_run("run").checkpointer
-    given, found = passed_on(monkeypatch, call, "holdfast.registry.runs.rooms.LoopOptions")
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.face.rooms.LoopOptions")
     of_saves = found.pop("save")
     assert {**found, **of_saves} == {**given, "group": None}
     assert set(of_saves) == set(SAVE) - {"state", "step", *PER_STEP}
@@ -285,6 +284,6 @@ def test_every_option_of_a_new_run_is_passed_on(monkeypatch, reg, name: str) -> 
     values = (source, "new") if name == "fork" else ("source",)
     call = getattr(reg, name)
     given, found = passed_on(
-        monkeypatch, call, "holdfast.registry.registries.handles.RunOptions", *values
+        monkeypatch, call, "holdfast.registry.face.handles.RunOptions", *values
     )
     assert found == {name: given[name] for name in given.keys() - {"create", "group"}}

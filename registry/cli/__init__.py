@@ -2,11 +2,11 @@
 
 - `app`: every command by name; the module of a command is imported when the command is called.
 - `command`, `options`, `opening`: the parts of a command that all commands share.
-- `columns`, `tables`: the columns of a list as data; which are shown, in which order, and CSV.
-- `output`, `terminal`, `progress`, `trends`, `describe`: text, bars, sparklines and JSON.
-- `standard_streams`, `signals`: the process itself, prepared before slow imports begin.
-- `failures`, `wording`: the one place where errors become messages and exit statuses, and where
-  calls that the messages name become options and commands.
+- `columns`: the columns of a list as data; which are shown, in which order, and CSV.
+- `output`, `listing`, `describe`: text, bars, sparklines and JSON. `terminal`: the process itself,
+  prepared before slow imports begin.
+- `failures`: the one place where errors become messages and exit statuses, and where calls that the
+  messages name become options and commands.
 
 Each other module has the commands of one noun, such as `runs` or `releases`. A command decides
 nothing: it calls the public methods of the library. Nothing imports this room. docs/cli.md
@@ -18,8 +18,8 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from holdfast.registry.cli import standard_streams
-from holdfast.registry.cli.signals import INTERRUPTED, Terminated, end_on_signals
+from holdfast.registry.cli import terminal
+from holdfast.registry.cli.terminal import INTERRUPTED, Terminated, end_on_signals
 
 __all__ = ["main"]
 
@@ -31,7 +31,7 @@ def main() -> None:
     """
     try:
         end_on_signals()
-        standard_streams.prepare()
+        terminal.prepare()
         from holdfast.registry.cli.app import app
 
         app(prog_name="holdfast")
@@ -40,9 +40,9 @@ def main() -> None:
     except Terminated as error:
         _end(f"ended by signal {error.number}", 128 + error.number)
     except OSError as error:  # of `--help`, which no command prints
-        if not standard_streams.is_unwritten(error):
+        if not terminal.is_unwritten(error):
             raise
-        standard_streams.give_up_output()
+        terminal.give_up_output()
         _end(f"error: the output could not be written; found {error}", 7)
 
 

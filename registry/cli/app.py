@@ -129,12 +129,7 @@ _GROUPS = {
 
 
 class _Later(TyperCommand):
-    """A command whose code is imported when it is called.
-
-    Args:
-        name: Its name.
-        entry: Its line in the tables above.
-    """
+    """A command whose code is imported when it is called."""
 
     def __init__(self, name: str, entry: str) -> None:
         where, _, about = entry.partition(": ")

@@ -20,15 +20,13 @@ from holdfast.registry.cli.executing import Command, status_text
 from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Part
-from holdfast.registry.comparing.bisecting import Bisected, steps_left
-from holdfast.registry.comparing.bisecting import bisect as search
-from holdfast.registry.comparing.diff import TensorDiff, diff
+from holdfast.registry.comparing import Bisected, TensorDiff, diff, steps_left
+from holdfast.registry.comparing import bisect as search
 from holdfast.registry.errors import InvalidInput, MissingObject, NotFound, RegistryError
-from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.run import Run
-from holdfast.registry.storage.address import Address
-from holdfast.registry.values.suggest import near
+from holdfast.registry.face import Registry, Run
+from holdfast.registry.loading import Checkpoint
+from holdfast.registry.store import Address
+from holdfast.registry.values import near
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -113,11 +111,7 @@ def _test(
     nonfinite: bool,
     json: bool,
 ) -> Callable[[Checkpoint], _Answer]:
-    """Return the test that tells good from bad.
-
-    Raises:
-        BadParameter: No test is given, or more than one.
-    """
+    """Return the test that tells good from bad."""
     if bool(command) + (metric is not None) + nonfinite != 1:
         raise typer.BadParameter("give one of -- CMD..., --metric and --nonfinite")
     if metric is not None:
@@ -183,11 +177,7 @@ def _unwatched(run: Run) -> InvalidInput:
 
 
 def _line(run: Run, good: Checkpoint, bad: Checkpoint) -> list[Checkpoint]:
-    """Return the checkpoints of the current line from the good one to the bad one.
-
-    Raises:
-        InvalidInput: One of them is not on it, or the bad one does not come after the good one.
-    """
+    """Return the checkpoints of the current line from the good one to the bad one."""
     line = run.checkpoints()
     for name, one in (("--good", good), ("--bad", bad)):
         if one not in line:

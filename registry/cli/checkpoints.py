@@ -11,20 +11,16 @@ from holdfast.registry.cli import describe, options, output
 from holdfast.registry.cli.columns import Column, Table, metrics, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.failures import mark
-from holdfast.registry.cli.listing import Listing
+from holdfast.registry.cli.listing import Listing, sparkline, there
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag
 from holdfast.registry.cli.output import Note, Part
-from holdfast.registry.cli.trends import sparkline, there
+from holdfast.registry.curation import checkpoint_marks
+from holdfast.registry.deriving.merging import MERGE
 from holdfast.registry.errors import RegistryError
-from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.loading.stored import Stored
-from holdfast.registry.maintenance.last_verify import Damage
-from holdfast.registry.merging.merge import MERGE
-from holdfast.registry.names.marks import checkpoint_marks
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.run import Run
-from holdfast.registry.runs.view import committer_of
+from holdfast.registry.face import Registry, Run, committer_of
+from holdfast.registry.loading import Checkpoint, Stored
+from holdfast.registry.upkeep import Damage
 
 _LS = (
     Column("phase", none="-"),

@@ -11,12 +11,10 @@ from typing import Any
 
 import typer
 
-from holdfast.registry.cli import failures, options, output, progress
-from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli import failures, options, output
+from holdfast.registry.cli.columns import Column, Table, View
 from holdfast.registry.cli.opening import address_of
-from holdfast.registry.cli.output import Note, Part
-from holdfast.registry.cli.progress import Bar
-from holdfast.registry.cli.tables import View
+from holdfast.registry.cli.output import Bar, Note, Part
 from holdfast.registry.errors import RegistryError
 
 #: Opens the registry at an address; `dry_run` says whether the command must not write.
@@ -27,23 +25,16 @@ _GIVEN = ("opened", "address", "advance", "json")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of a command, in two forms; only the form that is printed is made.
+    """The answer of a command, in two forms; only the form that is printed is made."""
 
-    Attributes:
-        document: Returns the value that `--json` prints.
-        text: Returns the lines and tables that are printed without it.
-        notes: Lines for stderr, printed first in both forms.
-        status: The exit status.
-        damaged: The errors of runs that could not be read, by name, known once a form is made.
-        is_live: Whether it is printed while it is made: each part of the text, or each value of the
-            document as a line of JSON.
-    """
-
-    document: Callable[[], object]
-    text: Callable[[], Iterable[Part]]
-    notes: Sequence[str] = ()
-    status: int = 0
+    document: Callable[[], object]  # returns the value that `--json` prints
+    text: Callable[[], Iterable[Part]]  # returns the lines and tables that are printed without it
+    notes: Sequence[str] = ()  # lines for stderr, printed first in both forms
+    status: int = 0  # the exit status
+    #: The errors of runs that could not be read, by name, known once a form is made.
     damaged: Mapping[str, RegistryError] = field(default_factory=dict)
+    #: Whether it is printed while it is made: each part of the text, or each value of the document
+    #: as a line of JSON.
     is_live: bool = False
 
 
@@ -61,16 +52,7 @@ def listed(
     more: Callable[[Any], Mapping[str, Any]] = lambda thing: {},  # noqa: ARG005
     first: Sequence[str] = (),
 ) -> Answer:
-    """Return a list as an answer: a JSON value for each thing, and a row of it in a table.
-
-    Args:
-        columns: The columns of the table.
-        things: The things to list.
-        to_json: Returns the JSON value of a thing.
-        none: The note for an empty list.
-        more: Returns fields of a row that its JSON value does not have, or has in another form.
-        first: Metrics whose columns come first.
-    """
+    """Return a list as an answer: a JSON value for each thing, and a row of it in a table."""
     return Answer(
         lambda: [to_json(thing) for thing in things],
         lambda: [
@@ -93,12 +75,6 @@ def command(
     registry that `--registry` and `--storage-option` name, `address` is where that is, `advance`
     moves the bar, and `json` says whether a program reads the output. The command has `--json` if
     the function returns an `Answer`.
-
-    Args:
-        opens: Opens the registry, for a function that has `opened`.
-        bar: Label of a bar on a terminal, which the function or the registry moves.
-        table: Whether the answer has a table, for `--columns`, `--sort` and `--csv`.
-        url: Whether an argument may name the registry, in place of `--registry`.
     """
 
     def decorate(ask: Callable[..., Answer | str]) -> Callable[..., None]:
@@ -112,7 +88,7 @@ def command(
                 place = (url and given["url"]) or given["registry"]
                 given["address"] = address_of(place, given["storage_option"])
             with ExitStack() as stack:
-                given["advance"] = advance = stack.enter_context(progress.bar(bar))
+                given["advance"] = advance = stack.enter_context(output.bar(bar))
                 if opens:
                     given["opened"] = stack.enter_context(_opened(opens, given, advance))
                 found = ask(**{name: given[name] for name in asked})

@@ -10,10 +10,14 @@ from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.formats import thalia
-from holdfast.registry.formats.size_limit import limited
-from holdfast.registry.formats.state_file import WrittenFile
-from holdfast.registry.formats.table import MAIN_EXTENSIONS, by_extension, named
+from holdfast.registry.formats import (
+    MAIN_EXTENSIONS,
+    WrittenFile,
+    by_extension,
+    limited,
+    named,
+    thalia,
+)
 
 
 @command()

@@ -6,18 +6,14 @@ from datetime import datetime
 from typing import Any
 
 from holdfast.registry.cli import output
+from holdfast.registry.curation import checkpoint_marks
+from holdfast.registry.face import Run, committer_of
+from holdfast.registry.history import decode_or_keep, is_dated, moment, phase_value, step_ref
 from holdfast.registry.history.actions import AddCheckpoint
-from holdfast.registry.history.log_values import decode_or_keep, is_dated, moment
 from holdfast.registry.history.replay import CheckpointRecord, Pin
-from holdfast.registry.history.step_names import phase_value, step_ref
-from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo
-from holdfast.registry.loading.stored import Stored
-from holdfast.registry.maintenance.last_verify import Damage
-from holdfast.registry.names.marks import checkpoint_marks
-from holdfast.registry.runs.run import Run
-from holdfast.registry.runs.view import committer_of
-from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.loading import Checkpoint, Stored, TensorInfo
+from holdfast.registry.upkeep import Damage
+from holdfast.registry.values import ITEM_SIZES, Digest
 
 
 def picked(thing: object, names: str) -> dict[str, Any]:

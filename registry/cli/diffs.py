@@ -12,16 +12,12 @@ from holdfast.registry.cli.describe import picked, tensor_json
 from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import argument, flag
 from holdfast.registry.cli.output import Part
-from holdfast.registry.comparing.branches import Branches, StepPair
-from holdfast.registry.comparing.diff import KINDS, Diff, TensorDiff
-from holdfast.registry.comparing.diff import diff as compare
-from holdfast.registry.comparing.distances import Distance
-from holdfast.registry.history.log_values import json_ready
-from holdfast.registry.history.plain_values import ValueDiff
+from holdfast.registry.comparing import KINDS, Branches, Diff, Distance, StepPair, TensorDiff
+from holdfast.registry.comparing import diff as compare
+from holdfast.registry.face import Registry
+from holdfast.registry.history import ValueDiff, json_ready, parent_ref, phase_value, step_ref
 from holdfast.registry.history.replay import CheckpointRecord
-from holdfast.registry.history.step_names import parent_ref, phase_value, step_ref
-from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.loading import Checkpoint, TensorInfo
 
 _DIFF = (
     Column("component", "name"),

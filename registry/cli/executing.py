@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.storage.address import Address
-from holdfast.registry.values.suggest import near
+from holdfast.registry.loading import Checkpoint
+from holdfast.registry.store import Address
+from holdfast.registry.values import near
 
 # Seconds that a command has to end after SIGTERM, before it is killed.
 _GRACE_S = 10
@@ -24,16 +24,7 @@ _NAMES = ("ref", "id", "run", "step", "phase")
 
 
 class Command:
-    """A command in which {ref}, {id}, {run}, {step} and {phase} stand for a checkpoint.
-
-    Args:
-        words: The command and its arguments.
-        where: How it was given, for messages.
-        as_shell: How a user gives a shell instead.
-
-    Raises:
-        InvalidInput: It names something else in braces, or there is no such command.
-    """
+    """A command in which {ref}, {id}, {run}, {step} and {phase} stand for a checkpoint."""
 
     def __init__(self, words: Sequence[str], *, where: str, as_shell: str) -> None:
         self._words = words
@@ -45,16 +36,7 @@ class Command:
             raise self._not_startable(words[0], "no such command")
 
     def run(self, checkpoint: Checkpoint, address: Address, *, stdout: int | None = None) -> int:
-        """Run it for a checkpoint to its end; if this process ends first, so does the command.
-
-        Args:
-            checkpoint: The checkpoint that the placeholders stand for.
-            address: Where its registry is.
-            stdout: File descriptor that it prints to in place of this process's.
-
-        Returns:
-            Its exit status, or the negative number of the signal that ended it.
-        """
+        """Run it for a checkpoint to its end; if this process ends first, so does the command."""
         values = _values(checkpoint)
         arguments = [_filled(word, values) for word in self._words]
         named = {f"HOLDFAST_{name.upper()}": value for name, value in values.items()}
@@ -74,15 +56,7 @@ class Command:
 
 
 def run_to_end(arguments: Sequence[str], environment: Mapping[str, str], stdout: int | None) -> int:
-    """Run a program to its end; if this process ends first, so does the program.
-
-    Returns:
-        Its exit status, or the negative number of the signal that ended it.
-
-    Raises:
-        OSError: It cannot be started.
-        ValueError: An argument has a null character.
-    """
+    """Run a program to its end; if this process ends first, so does the program."""
     sys.stdout.flush()  # our lines come before those of the program
     # A process group of its own, so that the children of the program end with it.
     child = subprocess.Popen(

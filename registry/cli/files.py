@@ -12,14 +12,13 @@ from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import moves, reads
 from holdfast.registry.cli.options import argument, flag, option
-from holdfast.registry.cli.output import Note, Part
-from holdfast.registry.cli.progress import Bar
+from holdfast.registry.cli.output import Bar, Note, Part
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.formats.table import EXTENSIONS, MAIN_EXTENSIONS, NAMES, TREE, named
-from holdfast.registry.formats.table import OPAQUE as OPAQUE_FORMAT
+from holdfast.registry.face import Registry
+from holdfast.registry.formats import EXTENSIONS, MAIN_EXTENSIONS, NAMES, TREE, named
+from holdfast.registry.formats import OPAQUE_FORMAT as OPAQUE_FORMAT
 from holdfast.registry.layouts import hub_folder
-from holdfast.registry.loading.stored import reader_of
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.loading import reader_of
 
 #: The exit status of a check of a file whose format nobody knows.
 _UNKNOWN = 9

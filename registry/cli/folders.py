@@ -16,6 +16,7 @@ from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
+from holdfast.registry.face import Registry, Run, committer_of, init
 from holdfast.registry.layouts import (
     NAMES,
     CheckoutReport,
@@ -24,10 +25,6 @@ from holdfast.registry.layouts import (
     import_spec,
     keep_checked_out,
 )
-from holdfast.registry.registries.factory import init
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.run import Run
-from holdfast.registry.runs.view import committer_of
 
 _LAYOUT = option("--layout", "NAME", f"The layout: {NAMES}. By default that of the run's preset.")
 

@@ -3,23 +3,78 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from holdfast.registry.cli import describe, lineage, options, output
+from holdfast.registry.cli import describe, options, output
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import flag, option
 from holdfast.registry.errors import IntegrityError, NotFound, UnsupportedFormat
-from holdfast.registry.history.action_texts import in_words, refs_of
-from holdfast.registry.history.actions import Commit, line_digest
-from holdfast.registry.history.log import RunLog
-from holdfast.registry.history.log_values import decode_or_keep
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.run import Run
+from holdfast.registry.face import Registry, Run
+from holdfast.registry.history import (
+    RunLog,
+    decode_or_keep,
+    in_words,
+    parent_ref,
+    phase_value,
+    refs_of,
+)
+from holdfast.registry.history.actions import Commit, Parent, line_digest
+
+# The descent of runs: parents, forks and phases.
+
+
+def forks_among(runs: Iterable[Run]) -> dict[str, list[str]]:
+    """Return the names of the forks of each of these runs that has some."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        parent = parent_of(run)
+        if parent is not None:
+            found.setdefault(parent.run, []).append(run.id)
+    return found
+
+
+def parent_of(run: Run) -> Parent | None:
+    """Return the parent of a run that was forked."""
+    created = run.manifest.created
+    return None if created is None else created.parent
+
+
+def lineage_json(run: Run, forks: list[str]) -> dict[str, Any]:
+    """Return the parent, forks and phases of a run, and why it was dropped."""
+    manifest, parent = run.manifest, parent_of(run)
+    return {
+        "preset": run.spec.name or None,
+        "phase": run.phase,
+        "phases": [
+            {
+                "phase": phase_value(record.to_phase),
+                "from": phase_value(record.from_phase),
+                "pivot": record.name,
+                "source": record.source,
+                "commit": record.n,
+                "superseded": record.superseded,
+            }
+            for record in manifest.phases
+        ],
+        "parent": None if parent is None else _parent_json(parent),
+        "forks": forks,
+        "dropped": manifest.dropped,
+    }
+
+
+def _parent_json(parent: Parent) -> dict[str, Any]:
+    return {
+        "run": parent.run,
+        "commit": parent.commit,
+        "ref": parent_ref(parent),
+        "id": parent.checkpoint,
+    }
+
 
 _LOG = (
     *numbers("n"),
@@ -34,19 +89,12 @@ _ENCODED = ("config", "meta")
 
 @dataclass(frozen=True, slots=True)
 class _Chapter:
-    """The part of a run's history that belongs to a line of descent.
+    """The part of a run's history that belongs to a line of descent."""
 
-    Attributes:
-        run: Its name.
-        commits: Its commits, newest first.
-        refs: Names of its checkpoints within the run, by commit number.
-        heading: The line above it in a graph.
-    """
-
-    run: str
-    commits: Sequence[Commit]
-    refs: Mapping[int, str]
-    heading: str = ""
+    run: str  # its name
+    commits: Sequence[Commit]  # its commits, newest first
+    refs: Mapping[int, str]  # names of its checkpoints within the run, by commit number
+    heading: str = ""  # the line above it in a graph
 
 
 @command(reads, table=True)
@@ -72,7 +120,7 @@ def _descent(opened: Registry, run: Run) -> Iterator[_Chapter]:
     commits = list(run.history())
     yield _Chapter(run.id, commits[::-1], refs_of(commits))
     seen = {run.id}
-    while (parent := lineage.parent_of(run)) is not None:
+    while (parent := parent_of(run)) is not None:
         at = f"forked from {parent.run} at commit {parent.commit}"
         try:
             run = opened.run(parent.run)

@@ -12,16 +12,18 @@ from holdfast.registry.cli.describe import iso
 from holdfast.registry.cli.opening import writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
-from holdfast.registry.history.log import RunLog
-from holdfast.registry.journal import pushing
-from holdfast.registry.journal.carrier import Carrier
-from holdfast.registry.journal.folder import RunFolder, run_folders
-from holdfast.registry.journal.pushing import Listed
-from holdfast.registry.journal.records import Note
-from holdfast.registry.journal.settings import FOLDER_VARIABLE, Journal
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.run import Run
-from holdfast.registry.runs.view import committer_of
+from holdfast.registry.face import Registry, Run, committer_of
+from holdfast.registry.history import RunLog
+from holdfast.registry.saving.journal import (
+    FOLDER_VARIABLE,
+    Carrier,
+    Journal,
+    Listed,
+    Note,
+    RunFolder,
+    pushing,
+    run_folders,
+)
 
 _JOURNAL = option("--journal", "DIR", "Folder of the journal.", envvar=FOLDER_VARIABLE)
 

@@ -10,7 +10,7 @@ from holdfast.registry.cli import describe, options
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.opening import moves
 from holdfast.registry.cli.options import argument, option
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.face import Registry
 
 
 @command(moves, bar="merging")

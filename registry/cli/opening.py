@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 
 import typer
 
 from holdfast.backends.wrappers import Watched
-from holdfast.registry.cli.options import STORAGE_OPTION
-from holdfast.registry.cli.progress import Bar
-from holdfast.registry.registries.factory import open, open_on  # noqa: A004
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.storage.address import Address
-from holdfast.registry.storage.heads import open_heads
-from holdfast.registry.storage.option_texts import VARIABLE, from_pairs
+from holdfast.registry.cli.options import STORAGE_OPTION, option
+from holdfast.registry.cli.output import Bar
+from holdfast.registry.errors import InvalidInput, WorkersFailed
+from holdfast.registry.face import (
+    Registry,
+    open,  # noqa: A004
+    open_on,
+)
+from holdfast.registry.objects import VARIABLE, from_pairs
+from holdfast.registry.store import Address
+from holdfast.registry.store.heads import open_heads
 
 
 def address_of(url: str | None, given: Sequence[str] | None, *, side: str = "") -> Address:
-    """Return the address of a registry.
-
-    Args:
-        url: Its URL, if the command line or the environment has one.
-        given: Storage options from the command line; they count more than the environment.
-        side: What distinguishes the registry from others of the command, in the names of the
-            option and the variable.
-
-    Raises:
-        BadParameter: There is no URL.
-    """
+    """Return the address of a registry."""
     if url is None:
         raise typer.BadParameter("no URL: give one here, by -r or in HOLDFAST_REGISTRY")
     prefix = f"--{side}-" if side else "--"
@@ -59,3 +54,46 @@ def moves(address: Address, bar: Bar, *, dry_run: bool) -> Iterator[Registry]:  
     heads = open_heads(address.location(store))
     with open_on(Watched(store, bar), heads=heads) as registry:
         yield registry
+
+
+# The workers of a Dask cluster, for commands that read or write much.
+
+
+DASK = option(
+    "--dask", "ADDRESS", "Let the workers of a Dask cluster do it, such as tcp://HOST:8786."
+)
+
+_ANSWERS_WITHIN_S = 10
+
+
+@contextmanager
+def workers_at(address: str | None) -> Iterator[Executor | None]:
+    """Connect to a Dask scheduler while the block runs; without an address there is no executor."""
+    if address is None:
+        yield None
+        return
+    try:
+        from distributed import Client
+        from distributed.comm import get_address_host_port
+    except ModuleNotFoundError as error:
+        if error.name != "distributed":
+            raise
+        raise InvalidInput(
+            "Dask is not installed",
+            where="--dask",
+            hint="Install the extra: pip install 'holdfast[dask]'.",
+        ) from error
+    hint = "`dask scheduler` prints the address to give here."
+    try:
+        get_address_host_port(address)  # a client of a wrong address would wait for it at its end
+        client = Client(address, set_as_default=False, timeout=_ANSWERS_WITHIN_S)
+    except ValueError as error:
+        raise InvalidInput(
+            "not an address", where="--dask", expected="tcp://HOST:PORT", found=address, hint=hint
+        ) from error
+    except OSError as error:
+        raise WorkersFailed(
+            "no scheduler of Dask answers", where=f"--dask {address}", found=error, hint=hint
+        ) from error
+    with client:
+        yield client.get_executor()

@@ -95,18 +95,7 @@ def retention(
     days: int | None,
     rules: Iterable[str] = (),
 ) -> Retention | None:
-    """Return the policy that options give; None without any.
-
-    Args:
-        last: That of `LAST`.
-        best: That of `BEST`.
-        every: That of `EVERY`.
-        days: That of `DAYS`.
-        rules: The same as texts, such as `last=3`, which `run create --keep` takes.
-
-    Raises:
-        BadParameter: A text is not a rule.
-    """
+    """Return the policy that options give; None without any."""
     given: dict[str, Any] = {"last": last, "best": best, "every": every, "days": days}
     for name, value in pairs(rules).items():
         if name not in given or not value.isdecimal() or int(value) < 1:
@@ -124,11 +113,7 @@ _UNIT_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def seconds(text: str) -> float:
-    """Read a time such as `90`, `30m`, `12h` or `7d`.
-
-    Raises:
-        BadParameter: It is none.
-    """
+    """Read a time such as `90`, `30m`, `12h` or `7d`."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a duration such as 0, 30m, 12h or 7d")
@@ -136,23 +121,14 @@ def seconds(text: str) -> float:
 
 
 def path(text: str) -> Path:
-    """Read the path of a file or folder.
-
-    Raises:
-        BadParameter: It is empty, as that of an unset variable; `Path` would take the folder that
-            the command runs in.
-    """
+    """Read the path of a file or folder."""
     if not text:
         raise typer.BadParameter("the path is empty; '.' is the current folder")
     return Path(text)
 
 
 def pairs(texts: Iterable[str]) -> dict[str, str]:
-    """Read `name=value` texts.
-
-    Raises:
-        BadParameter: One has no name, or a name is given twice.
-    """
+    """Read `name=value` texts."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -165,11 +141,7 @@ def pairs(texts: Iterable[str]) -> dict[str, str]:
 
 
 def numbers(texts: Iterable[str]) -> dict[str, float]:
-    """Read `name=number` texts; nan and inf are numbers here.
-
-    Raises:
-        BadParameter: A value is not a number.
-    """
+    """Read `name=number` texts; nan and inf are numbers here."""
     found = {}
     for name, value in pairs(texts).items():
         try:
@@ -183,11 +155,7 @@ _SHARE = re.compile(r"\s*(\d{0,3}(?:\.\d+)?)\s*(%?)\s*")
 
 
 def share(text: str) -> float:
-    """Read a share such as `25%` or `0.25`.
-
-    Raises:
-        BadParameter: It is none, or not above 0 and up to 1.
-    """
+    """Read a share such as `25%` or `0.25`."""
     match = _SHARE.fullmatch(text)
     found = float(match[1]) / (100 if match[2] else 1) if match and match[1] else 0.0
     if not 0 < found <= 1:

@@ -9,25 +9,25 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 
 import typer
 from rich.cells import cell_len
 
 from holdfast.backends.escape import printable
-from holdfast.registry.cli import tables
+from holdfast.registry.cli import columns
 from holdfast.registry.cli.columns import Table
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.history.log_values import format_time, json_ready
-from holdfast.registry.values.amounts import age as age
-from holdfast.registry.values.amounts import counted as counted
-from holdfast.registry.values.amounts import duration as duration
-from holdfast.registry.values.amounts import metrics as metrics
-from holdfast.registry.values.amounts import number as number
-from holdfast.registry.values.amounts import share as share
-from holdfast.registry.values.amounts import size as size
+from holdfast.registry.history import format_time, json_ready
+from holdfast.registry.values import age as age
+from holdfast.registry.values import counted as counted
+from holdfast.registry.values import duration as duration
+from holdfast.registry.values import metrics as metrics
+from holdfast.registry.values import number as number
+from holdfast.registry.values import share as share
+from holdfast.registry.values import size as size
 
 
 class Note(str):
@@ -85,11 +85,7 @@ def note(text: str) -> None:
 
 
 def confirm_name(name: str, verb: str, what: str) -> None:
-    """Let a person type the name of a run that an act cannot bring back.
-
-    Raises:
-        InvalidInput: Another name was typed.
-    """
+    """Let a person type the name of a run that an act cannot bring back."""
     if not sys.stdin.isatty():
         raise typer.BadParameter(f"there is no terminal to ask on: give --yes to {verb} the run")
     note(what)
@@ -113,7 +109,7 @@ def table(shown: Table, *, as_csv: bool = False) -> None:
     if shown.none and not shown.rows:
         note(shown.none)
     if as_csv:
-        tables.print_csv(shown)
+        columns.print_csv(shown)
     elif shown.none and not shown.rows:
         return
     elif is_terminal():
@@ -121,7 +117,7 @@ def table(shown: Table, *, as_csv: bool = False) -> None:
 
         terminal.print_table(shown)
     else:
-        for text in tables.plain(shown):
+        for text in columns.plain(shown):
             print(text)
 
 
@@ -134,7 +130,7 @@ def fields(values: Mapping[str, object]) -> None:
     }
     width = max(map(cell_len, shown), default=0)
     for name, value in shown.items():
-        hanging(f"{tables.pad(name, width)}  ", value)
+        hanging(f"{columns.pad(name, width)}  ", value)
 
 
 def hanging(head: str, text: str) -> None:
@@ -164,3 +160,39 @@ def time(time_ms: int) -> str:
 def date(time_ms: int) -> str:
     """Return a time of the log, and how long ago that was."""
     return f"{time(time_ms)} ({age(time_ms)})"
+
+
+# Progress of a command: a bar on stderr if that is a terminal, otherwise nothing.
+
+
+class Bar:
+    """A bar, called with the number of bytes so far."""
+
+    def __init__(self, show: Callable[[int, int | None], object] | None = None) -> None:
+        self._show = show
+        self._done = self._total = 0
+
+    def __call__(self, done: int) -> None:
+        """Show the bytes so far."""
+        self._done = done
+        if self._show is not None:
+            # Manifests and gaps between chunks are read too, so there may be more than expected.
+            self._show(done, max(done, self._total) if self._total else None)
+
+    def expect(self, more: Callable[[], int]) -> None:
+        """Show a total: the bytes so far and those that `more` returns."""
+        if self._show is not None:
+            expected = more()  # moves the bar
+            self._total = self._done + expected
+
+
+@contextmanager
+def bar(label: str) -> Iterator[Bar]:
+    """Show a bar while the block runs."""
+    if not label or not sys.stderr.isatty():
+        yield Bar()
+        return
+    from holdfast.registry.store import terminal_bar
+
+    with terminal_bar(label) as show:
+        yield Bar(show)

@@ -12,8 +12,7 @@ from holdfast.registry.cli.command import Answer, answer_of, command, listed
 from holdfast.registry.cli.files import OPAQUE, READ_AS
 from holdfast.registry.cli.opening import moves, reads, writes
 from holdfast.registry.cli.options import argument
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.run import Run
+from holdfast.registry.face import Registry, Run
 
 _GATES = (
     Column("gate", "name"),

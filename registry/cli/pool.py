@@ -13,8 +13,8 @@ from holdfast.registry.cli.command import Answer, answer_of, command, listed
 from holdfast.registry.cli.describe import iso, picked
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag, former_flag, option
-from holdfast.registry.pool.entries import PoolEntry
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.curation.pool import PoolEntry
+from holdfast.registry.face import Registry
 
 _LS = (
     Column("version", text="v{:04d}".format),

@@ -12,10 +12,9 @@ from holdfast.registry.cli.command import Answer, command, listed
 from holdfast.registry.cli.options import argument
 from holdfast.registry.cli.output import Note
 from holdfast.registry.errors import NotFound
-from holdfast.registry.spec import Retention, RunSpec
-from holdfast.registry.spec.doubts import doubts
+from holdfast.registry.spec import Retention, RunSpec, doubts
 from holdfast.registry.spec.presets import load_preset, preset_names
-from holdfast.registry.values.suggest import near
+from holdfast.registry.values import near
 
 _PRESETS = (
     Column("preset", "name"),

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from holdfast.backends import parse
 from holdfast.registry.cli import output
-from holdfast.registry.cli.cluster import DASK, workers_at
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
-from holdfast.registry.cli.opening import address_of
+from holdfast.registry.cli.opening import DASK, address_of, workers_at
 from holdfast.registry.cli.options import argument, flag, option
-from holdfast.registry.cli.output import Note, Part
-from holdfast.registry.cli.progress import Bar
-from holdfast.registry.registries.factory import init as make_registry
-from holdfast.registry.registries.sync import sync as sync_registries
-from holdfast.registry.storage.address import Address
-from holdfast.registry.storage.connecting import trust as trust_registry
+from holdfast.registry.cli.output import Bar, Note, Part
+from holdfast.registry.face import init as make_registry
+from holdfast.registry.face import sync as sync_registries
+from holdfast.registry.store import Address
+from holdfast.registry.store import trust as trust_registry
 
 _SYNCED = (
     Column("run"),

@@ -11,9 +11,8 @@ from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, option
 from holdfast.registry.cli.output import Part
-from holdfast.registry.names.cards import write_card
-from holdfast.registry.names.releases import Release
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.curation import Release, write_card
+from holdfast.registry.face import Registry
 
 _LS = (
     Column("version"),

@@ -15,7 +15,7 @@ from holdfast.registry.cli.executing import run_to_end, status_text
 from holdfast.registry.cli.options import argument, option
 from holdfast.registry.cli.output import Part
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.exact_resume.resume_check import ResumeReport, verify_segments
+from holdfast.registry.face import ResumeReport, verify_segments
 
 _RUN = "verify-resume"
 _SHOWN = 10

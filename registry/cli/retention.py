@@ -11,10 +11,9 @@ from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.opening import writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Part
-from holdfast.registry.history.retention import RetentionPlan, Verdict
-from holdfast.registry.names.marks import checkpoint_marks
-from holdfast.registry.registries.refs import find_evicted
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.curation import checkpoint_marks
+from holdfast.registry.face import Registry, find_evicted
+from holdfast.registry.history import RetentionPlan, Verdict
 
 _PLAN = (
     Column("phase"),

@@ -12,28 +12,22 @@ from typing import Any
 
 import typer
 
-from holdfast.registry.cli import describe, lineage, options, output
+from holdfast.registry.cli import describe, history, options, output
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import iso, ref, source
 from holdfast.registry.cli.failures import mark
-from holdfast.registry.cli.listing import Listing
+from holdfast.registry.cli.listing import Listing, sparkline
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag, option
-from holdfast.registry.cli.trends import sparkline
+from holdfast.registry.curation import run_remarks
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.history.births import forks_of
-from holdfast.registry.history.log_values import decode_or_keep, decode_plain
-from holdfast.registry.loop.last_heard import LastHeard, last_heard
-from holdfast.registry.loop.overhead import failed_saves, waited_share
-from holdfast.registry.maintenance.last_verify import Damage
-from holdfast.registry.names.marks import run_remarks
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.run import Run
-from holdfast.registry.runs.view import committer_of
-from holdfast.registry.spec import Retention
-from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.face import Registry, Run, committer_of
+from holdfast.registry.history import decode_or_keep, decode_plain, forks_of
+from holdfast.registry.saving.loop import LastHeard, failed_saves, last_heard, waited_share
+from holdfast.registry.spec import Monitor, Retention
 from holdfast.registry.spec.presets import load_preset
+from holdfast.registry.upkeep import Damage
 
 _LS = (
     Column("run"),
@@ -86,7 +80,7 @@ def ls(opened: Registry) -> Answer:
     """List the runs by name."""
     listing = Listing(opened)
     runs = listing.runs()
-    forks, damage = lineage.forks_among(runs), Damage.of(opened.store)
+    forks, damage = history.forks_among(runs), Damage.of(opened.store)
 
     def rows(more: Callable[[Run], dict[str, Any]]) -> list[dict[str, Any]]:
         described = listing.described(
@@ -151,7 +145,7 @@ def run_json(run: Run, forks: list[str], damage: Damage | None = None) -> dict[s
         "run": run.id,
         "status": manifest.status,
         "reason": manifest.reason,
-        **lineage.lineage_json(run, forks),
+        **history.lineage_json(run, forks),
         "created": iso(manifest.created_ms),
         "last_heard": _heard_json(run),
         "damaged": [f"{run.id}/{ref}" for ref in damage.in_run(run.id)],
@@ -274,11 +268,7 @@ def _options(seed: str | None, config: Path | None, preset: str | None) -> dict[
 
 
 def _check_best(retention: Retention, preset: str | None, monitor: list[str] | None) -> None:
-    """Refuse to keep the best if nothing says which they are.
-
-    Raises:
-        InvalidInput: There is no monitor, neither given nor of the preset.
-    """
+    """Refuse to keep the best if nothing says which they are."""
     spec = load_preset(preset) if preset else None
     if retention.best and not monitor and not (spec and (spec.monitors or spec.phases)):
         raise InvalidInput(

@@ -9,22 +9,18 @@ from typing import Any
 from holdfast.backends.escape import shown
 from holdfast.registry.cli import options, output
 from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.listing import sparkline, there
 from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import flag
 from holdfast.registry.cli.output import Part
 from holdfast.registry.cli.runs import heard_of, run_json
-from holdfast.registry.cli.trends import sparkline, there
-from holdfast.registry.following.watching import Patience
-from holdfast.registry.history.action_texts import in_words, refs_of
-from holdfast.registry.history.births import forks_of
-from holdfast.registry.history.log import RunLog
-from holdfast.registry.layouts.following import follow_run
-from holdfast.registry.loop.last_heard import LastHeard
-from holdfast.registry.names.marks import run_remarks
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.run import Run
-from holdfast.registry.runs.view import committer_of
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.curation import run_remarks
+from holdfast.registry.face import Registry, Run, committer_of
+from holdfast.registry.history import RunLog, forks_of, in_words, refs_of
+from holdfast.registry.layouts import follow_run
+from holdfast.registry.loading.following import Patience
+from holdfast.registry.saving.loop import LastHeard
+from holdfast.registry.values import Digest
 
 #: Parts of a run that are shown below a heading of their own.
 _APART = ("config", "environment", "tags")

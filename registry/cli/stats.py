@@ -6,17 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast.registry.cli import options, output
-from holdfast.registry.cli.cluster import DASK, workers_at
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked
-from holdfast.registry.cli.opening import reads
+from holdfast.registry.cli.opening import DASK, reads, workers_at
 from holdfast.registry.cli.options import argument
 from holdfast.registry.cli.output import Part, Sentence
-from holdfast.registry.comparing.stats import StateStats, TensorStats
-from holdfast.registry.comparing.stats import stats as sum_up
-from holdfast.registry.loading.stored import Stored
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.comparing import StateStats, TensorStats
+from holdfast.registry.comparing import stats as sum_up
+from holdfast.registry.face import Registry
+from holdfast.registry.loading import Stored
 
 _STATS = (
     Column("tensor", "path"),

@@ -15,10 +15,10 @@ from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, option
 from holdfast.registry.errors import InvalidInput
+from holdfast.registry.face import Registry
+from holdfast.registry.history import json_ready
 from holdfast.registry.history.actions import Lifetime
-from holdfast.registry.history.log_values import json_ready
 from holdfast.registry.history.replay import StreamRecord
-from holdfast.registry.registries.registry import Registry
 
 _LS = (
     Column("stream", "name"),

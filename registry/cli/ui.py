@@ -14,8 +14,8 @@ from holdfast.registry.cli import output
 from holdfast.registry.cli.command import command
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.formats.target import check_target, new_file
-from holdfast.registry.storage.address import Address
+from holdfast.registry.formats import check_target, new_file
+from holdfast.registry.store import Address
 
 
 @command(url=True)
@@ -88,11 +88,7 @@ def page(
 
 @contextmanager
 def _installed() -> Iterator[None]:
-    """Say which extra to install if a library of the pages is missing.
-
-    Raises:
-        InvalidInput: One is.
-    """
+    """Say which extra to install if a library of the pages is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

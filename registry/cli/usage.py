@@ -6,18 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from holdfast.registry.cli import output
-from holdfast.registry.cli.cluster import DASK, workers_at
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.failures import mark
-from holdfast.registry.cli.opening import reads
+from holdfast.registry.cli.opening import DASK, reads, workers_at
 from holdfast.registry.cli.options import argument
 from holdfast.registry.cli.output import Part
 from holdfast.registry.errors import NotFound, RegistryError
-from holdfast.registry.maintenance.usage import RunUsage, Usage, measure
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.values.suggest import near
+from holdfast.registry.face import Registry
+from holdfast.registry.upkeep import RunUsage, Usage, measure
+from holdfast.registry.values import near
 
 _SIZES = (
     *numbers("own=own_bytes", text=output.size, none="-", drop=1),

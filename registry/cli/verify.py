@@ -6,19 +6,22 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from holdfast.backends.limits import VARIABLE as MAX_RECORD
+from holdfast.backends.local.mounts import ALLOW
+from holdfast.backends.patience import LEAST_RATE, TIMEOUT
 from holdfast.registry.cli import options, output
-from holdfast.registry.cli.cluster import DASK, workers_at
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked
-from holdfast.registry.cli.opening import address_of, opened_at, reads, writes
+from holdfast.registry.cli.failures import in_commands
+from holdfast.registry.cli.opening import DASK, address_of, opened_at, reads, workers_at, writes
 from holdfast.registry.cli.options import flag, option
-from holdfast.registry.cli.output import Part
-from holdfast.registry.cli.progress import Bar
-from holdfast.registry.cli.wording import in_commands
-from holdfast.registry.errors import IntegrityError
-from holdfast.registry.maintenance.findings import Finding, VerifyReport
-from holdfast.registry.maintenance.repair import Left, RepairReport
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.cli.output import Bar, Part
+from holdfast.registry.errors import IntegrityError, StoreUnsuitable
+from holdfast.registry.face import Registry
+from holdfast.registry.saving import EXIT_WAIT
+from holdfast.registry.store import BYTES_VARIABLE, FOLDER_VARIABLE, Address
+from holdfast.registry.store.heads import MEMORY
+from holdfast.registry.upkeep import Check, Finding, Left, RepairReport, VerifyReport, checks
 
 
 @command(reads, bar="verifying")
@@ -174,4 +177,33 @@ def _repaired(report: RepairReport) -> Iterator[Part]:
         f"{verdict}: {len(report.mended):,} {would}mended, {written} {would}written"
         if report.mended or report.left
         else "ok: nothing to mend"
+    )
+
+
+# `doctor`: check whether a registry can be used, here and now.
+
+
+_VARIABLES = (
+    *("HOLDFAST_RUN", FOLDER_VARIABLE, BYTES_VARIABLE, MAX_RECORD, ALLOW, EXIT_WAIT, MEMORY),
+    *(TIMEOUT, LEAST_RATE),
+    *("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION"),
+)
+
+
+@command()
+def doctor(*, address: Address, json: bool) -> Answer:
+    """Check whether a registry can be used.
+
+    Prints one line for each check. The exit status is 8 if one fails.
+    """
+    found: list[Check] = []
+    for check in checks(address, _VARIABLES):
+        found.append(check)
+        if not json:
+            output.hanging(f"{check.status:4}  {check.name:12}  ", in_commands(check.message))
+    ok = all(check.status != "fail" for check in found)
+    return Answer(
+        lambda: {"ok": ok, "checks": [asdict(check) for check in found]},
+        lambda: (),
+        status=0 if ok else StoreUnsuitable.exit_code,
     )

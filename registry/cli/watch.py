@@ -14,14 +14,13 @@ from holdfast.registry.cli.opening import writes
 from holdfast.registry.cli.options import flag, option
 from holdfast.registry.cli.output import Note
 from holdfast.registry.errors import NotFound, RegistryError
-from holdfast.registry.following.watching import Watch
-from holdfast.registry.history.log_values import check_phase
+from holdfast.registry.face import Registry, Run
+from holdfast.registry.history import check_phase
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.run import Run
-from holdfast.registry.storage.address import Address
-from holdfast.registry.values.suggest import near
+from holdfast.registry.loading import Checkpoint
+from holdfast.registry.loading.following import Watch
+from holdfast.registry.store import Address
+from holdfast.registry.values import near
 
 
 @as_command(writes)
@@ -70,9 +69,6 @@ def _check_phase(run: Run, phase: str, *, follow: bool) -> None:
     """Say that a run without declared phases has no checkpoint of this one: it may be mistyped.
 
     A follower may wait for a phase that comes later, so for it this is a note.
-
-    Raises:
-        NotFound: The command does not wait.
     """
     known = run.manifest.phases_saved
     if phase in known or run.spec.phases:
@@ -119,11 +115,7 @@ def _split(command: str) -> Command:
 def _attend(
     coming: Watch, checkpoint: Checkpoint, command: Command, address: Address, attempts: int
 ) -> None:
-    """Run the command for a checkpoint until it succeeds.
-
-    Raises:
-        RegistryError: It does not; the checkpoint is then not acknowledged.
-    """
+    """Run the command for a checkpoint until it succeeds."""
     for attempt in range(1, attempts + 1):
         if attempt > 1:
             coming.renew()

@@ -21,33 +21,22 @@ Verdict = Literal["good", "bad", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[_T]):
-    """One test.
+    """One test."""
 
-    Attributes:
-        one: The tested checkpoint.
-        verdict: The result.
-    """
-
-    one: _T
-    verdict: Verdict
+    one: _T  # the tested checkpoint
+    verdict: Verdict  # the result
 
 
 @dataclass(frozen=True, slots=True)
 class Bisected(Generic[_T]):
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-        good: The last one known to be good.
-        bad: The first one known to be bad.
-        undecided: Those between the two that could not be decided, in order; any of them may be the
-            first bad one. Empty where `bad` is certainly the first bad one.
-        steps: The tests, in the order in which they were made.
-    """
-
-    good: _T
-    bad: _T
+    good: _T  # the last one known to be good
+    bad: _T  # the first one known to be bad
+    #: Those between the two that could not be decided, in order; any of them may be the first bad
+    #: one. Empty where `bad` is certainly the first bad one.
     undecided: tuple[_T, ...]
-    steps: tuple[Step[_T], ...]
+    steps: tuple[Step[_T], ...]  # the tests, in the order in which they were made
 
     @property
     def first_bad(self) -> _T | None:
@@ -60,13 +49,6 @@ def bisect(checkpoints: Sequence[_T], is_bad: Callable[[_T], bool | None]) -> Bi
 
     The first is taken to be good and the last to be bad; neither is tested, and none is tested
     twice.
-
-    Args:
-        checkpoints: The list in order, at least two.
-        is_bad: Tests one; returns `None` where it cannot decide.
-
-    Raises:
-        InvalidInput: There are fewer than two.
     """
     if len(checkpoints) < 2:
         raise InvalidInput("a search needs a good checkpoint and a bad one", found=len(checkpoints))

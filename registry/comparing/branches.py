@@ -5,30 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from holdfast.registry.comparing.diff import Diff, diff
+from holdfast.registry.comparing.state_diff import Diff, diff
+from holdfast.registry.history import RunLog, ValueDiff, compare_configs
 from holdfast.registry.history.actions import Parent
-from holdfast.registry.history.log import RunLog
-from holdfast.registry.history.plain_values import ValueDiff, compare_configs
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.storage.store import Store
+from holdfast.registry.loading import Checkpoint
+from holdfast.registry.store import Store
 
 
 @dataclass(frozen=True, slots=True)
 class StepPair:
-    """A step that both runs, or one of them, have a checkpoint of.
+    """A step that both runs, or one of them, have a checkpoint of."""
 
-    Attributes:
-        phase: Its phase.
-        step: The step.
-        first: The checkpoint of the first run; `None` where it has none.
-        second: That of the second run.
-    """
-
-    phase: str
-    step: int
-    first: CheckpointRecord | None
-    second: CheckpointRecord | None
+    phase: str  # its phase
+    step: int  # the step
+    first: CheckpointRecord | None  # the checkpoint of the first run; `None` where it has none
+    second: CheckpointRecord | None  # that of the second run
 
     @property
     def is_same(self) -> bool | None:
@@ -65,11 +57,7 @@ class Branches:
 
 
 def compare_runs(store: Store, first: RunLog, second: RunLog) -> Branches:
-    """Compare two runs; reads manifests, and no tensors.
-
-    Raises:
-        IntegrityError: A log, or a manifest of the first difference, is damaged or gone.
-    """
+    """Compare two runs; reads manifests, and no tensors."""
     one, two = first.run, second.run
     fork = _fork(store, one, two)
     steps = tuple(_steps(one, two, 0 if fork is None else fork.step))

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TypeVar
 
-from holdfast.registry.storage.lazy import Source
-from holdfast.registry.storage.threads import Threads, results
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.store import Source, Threads, results
+from holdfast.registry.values import Digest
 
 #: Raw chunks that one thread reads together.
 _BATCH_BYTES = 8 * 2**20
@@ -29,17 +28,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Chunks that are reduced together, one of each source.
+    """Chunks that are reduced together, one of each source."""
 
-    Attributes:
-        digests: The chunks, in the order of the sources.
-        dtype: The type of their elements.
-        nbytes: Length of each.
-    """
-
-    digests: tuple[Digest, ...]
-    dtype: str
-    nbytes: int
+    digests: tuple[Digest, ...]  # the chunks, in the order of the sources
+    dtype: str  # the type of their elements
+    nbytes: int  # length of each
 
 
 def reduce_pieces(
@@ -49,18 +42,7 @@ def reduce_pieces(
     *,
     budget_bytes: int = BUDGET_BYTES,
 ) -> dict[Piece, _T]:
-    """Read chunks and return the result of each piece; equal pieces are read once.
-
-    Args:
-        sources: The states that hold the chunks.
-        pieces: The pieces to read.
-        reduce: Computes the result of a piece from the raw bytes of its chunks, which it may use
-            only until it returns; called in several threads.
-        budget_bytes: Memory that reading may take; one thread takes its share in any case.
-
-    Raises:
-        IntegrityError: A chunk is damaged or gone.
-    """
+    """Read chunks and return the result of each piece; equal pieces are read once."""
     batches = list(batches_of(pieces))
     if not batches:
         return {}
@@ -93,17 +75,7 @@ def reduce_batch(
     reduce: Callable[[Piece, Sequence[memoryview]], _T],
     buffer: memoryview,
 ) -> list[_T]:
-    """Read the chunks of a batch together, and return the result of each piece.
-
-    Args:
-        sources: The states that hold the chunks.
-        batch: The pieces.
-        reduce: As for `reduce_pieces`.
-        buffer: Memory of at least `held_bytes` of the batch.
-
-    Raises:
-        IntegrityError: A chunk is damaged or gone.
-    """
+    """Read the chunks of a batch together, and return the result of each piece."""
     views = _read(sources, batch, buffer)
     return [
         reduce(piece, [views[at, one] for at, one in enumerate(piece.digests)]) for piece in batch

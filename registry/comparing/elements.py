@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.registry.values.dtypes import FLOATING, item_size
+from holdfast.registry.values import FLOATING, item_size
 
 #: Elements in a block.
 _BLOCK = 2**16
@@ -39,29 +39,19 @@ _Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The statistics of some elements of one type.
+    """The statistics of some elements of one type."""
 
-    Attributes:
-        count: Number of elements.
-        nans: Number of NaN elements; complex ones count if either part is NaN.
-        infs: Number of infinite elements that are not NaN.
-        zeros: Number of zeros of either sign.
-        low: The least finite element; `None` where there is none, and for complex types.
-        high: The greatest finite element, likewise.
-        total: Exact sum of the sums of blocks of finite elements; of the real parts if complex.
-        imaginary: The same sum of the imaginary parts.
-        norm: Root of the sum of the squared moduli of finite elements.
-    """
-
-    count: int = 0
-    nans: int = 0
-    infs: int = 0
-    zeros: int = 0
+    count: int = 0  # number of elements
+    nans: int = 0  # number of NaN elements; complex ones count if either part is NaN
+    infs: int = 0  # number of infinite elements that are not NaN
+    zeros: int = 0  # number of zeros of either sign
+    #: The least finite element; `None` where there is none, and for complex types.
     low: int | float | None = None
-    high: int | float | None = None
+    high: int | float | None = None  # the greatest finite element, likewise
+    #: Exact sum of the sums of blocks of finite elements; of the real parts if complex.
     total: Fraction = Fraction(0)
-    imaginary: Fraction = Fraction(0)
-    norm: float = 0.0
+    imaginary: Fraction = Fraction(0)  # the same sum of the imaginary parts
+    norm: float = 0.0  # root of the sum of the squared moduli of finite elements
 
     @property
     def finite(self) -> int:
@@ -71,21 +61,14 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The differences between elements before and after.
+    """The differences between elements before and after."""
 
-    Attributes:
-        changed: Number of elements whose bits differ.
-        nonfinite: Changed elements that are NaN or infinite before or after; left out of the rest.
-        largest: The greatest modulus of a difference.
-        norm: Root of the sum of the squared moduli of the differences.
-        norm_before: The same of the elements before.
-    """
-
-    changed: int = 0
+    changed: int = 0  # number of elements whose bits differ
+    #: Changed elements that are NaN or infinite before or after; left out of the rest.
     nonfinite: int = 0
-    largest: int | float = 0
-    norm: float = 0.0
-    norm_before: float = 0.0
+    largest: int | float = 0  # the greatest modulus of a difference
+    norm: float = 0.0  # root of the sum of the squared moduli of the differences
+    norm_before: float = 0.0  # the same of the elements before
 
 
 def summarise(data: memoryview, dtype: str) -> Summary:
@@ -115,12 +98,7 @@ def join(parts: Iterable[Summary]) -> Summary:
 def histogram(
     parts: Sequence[memoryview], dtype: str, bins: int
 ) -> tuple[Summary, tuple[float, ...], tuple[int, ...]]:
-    """Count the finite elements in bins of equal width; of complex ones both parts.
-
-    Returns:
-        The statistics of the elements, the `bins + 1` edges of the bins, and the counts. Without a
-        finite element there are no bins.
-    """
+    """Count the finite elements in bins of equal width; of complex ones both parts."""
     found = join(summarise(part, dtype) for part in parts)
     real = PARTS.get(dtype, dtype)
     within = found if real == dtype else join(summarise(part, real) for part in parts)

@@ -8,70 +8,40 @@ from dataclasses import dataclass
 
 from holdfast.registry.comparing.chunkwise import Piece, reduce_pieces
 from holdfast.registry.errors import InvalidInput, NotFound
-from holdfast.registry.loading.fit import tensors_by_path
-from holdfast.registry.loading.stored import Stored, reader_of
-from holdfast.registry.storage.chunking import CHUNK_BYTES
-from holdfast.registry.storage.tensor_entry import TensorEntry
-from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.suggest import near
+from holdfast.registry.loading import Stored, reader_of, tensors_by_path
+from holdfast.registry.objects import CHUNK_BYTES, TensorEntry
+from holdfast.registry.values import Digest, near
 
 BINS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How the elements of a tensor are distributed.
+    """How the elements of a tensor are distributed."""
 
-    Attributes:
-        path: Component and keys joined with `/`.
-        dtype: Name of its element type.
-        nbytes: Size of the tensor in bytes.
-        read_bytes: Bytes of it that were read; fewer than `nbytes` if the budget was smaller.
-        count: Number of its elements.
-        read: Number of elements that were read; everything below is about these.
-        low: The least finite element; `None` where there is none, and for complex types.
-        high: The greatest finite element, likewise.
-        nan: Number of NaN elements.
-        inf: Number of infinite elements.
-        zeros: Number of zeros.
-        norm: L2 norm of the finite elements.
-        edges: Edges of the bins, ascending, one more than there are bins; of complex elements for
-            both parts together. Empty if no element is finite.
-        counts: Number of finite elements in each bin.
-    """
-
-    path: str
-    dtype: str
-    nbytes: int
-    read_bytes: int
-    count: int
-    read: int
+    path: str  # component and keys joined with `/`
+    dtype: str  # name of its element type
+    nbytes: int  # size of the tensor in bytes
+    read_bytes: int  # bytes of it that were read; fewer than `nbytes` if the budget was smaller
+    count: int  # number of its elements
+    read: int  # number of elements that were read; everything below is about these
+    #: The least finite element; `None` where there is none, and for complex types.
     low: int | float | None
-    high: int | float | None
-    nan: int
-    inf: int
-    zeros: int
-    norm: float
+    high: int | float | None  # the greatest finite element, likewise
+    nan: int  # number of NaN elements
+    inf: int  # number of infinite elements
+    zeros: int  # number of zeros
+    norm: float  # L2 norm of the finite elements
+    #: Edges of the bins, ascending, one more than there are bins; of complex elements for both
+    #: parts together. Empty if no element is finite.
     edges: tuple[float, ...]
-    counts: tuple[int, ...]
+    counts: tuple[int, ...]  # number of finite elements in each bin
 
 
 def histogram(
     stored: Stored, path: str, *, budget_bytes: int = 32 * 2**20, bins: int = BINS
 ) -> Histogram:
-    """Read a tensor, or chunks evenly spread over it, and count its elements by value.
-
-    Args:
-        stored: The state.
-        path: Path of the tensor.
-        budget_bytes: The most bytes of its chunks to read; at least one chunk, 4 MiB.
-        bins: Number of bins.
-
-    Raises:
-        NotFound: The state has no such tensor.
-        InvalidInput: The budget is below one chunk.
-        IntegrityError: A chunk is damaged or gone.
-    """
+    """Read a tensor, or chunks evenly spread over it, and count its elements by value."""
     from holdfast.registry.comparing import elements
 
     if budget_bytes < CHUNK_BYTES:

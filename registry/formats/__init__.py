@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats import content, table
@@ -36,19 +36,66 @@ from holdfast.registry.formats.state_file import (
 )
 from holdfast.registry.formats.table import Format
 from holdfast.registry.formats.target import check_target
-from holdfast.registry.loading.files import is_tree
-from holdfast.registry.loading.stored import Stored
+from holdfast.registry.loading import Stored, is_tree
+from holdfast.registry.values.first_use import at_first_use
+
+if TYPE_CHECKING:
+    from holdfast.registry.formats.andrea import read_table as read_table
+    from holdfast.registry.formats.content import OPAQUE as OPAQUE
+    from holdfast.registry.formats.content import portable as portable
+    from holdfast.registry.formats.safetensors_header import NAMES as SAFETENSORS_NAMES
+    from holdfast.registry.formats.safetensors_header import encode_header as encode_header
+    from holdfast.registry.formats.source import sha256_of as sha256_of
+    from holdfast.registry.formats.source import stable as stable
+    from holdfast.registry.formats.source import walk as walk
+    from holdfast.registry.formats.table import EXTENSIONS as EXTENSIONS
+    from holdfast.registry.formats.table import MAIN_EXTENSIONS as MAIN_EXTENSIONS
+    from holdfast.registry.formats.table import NAMES as NAMES
+    from holdfast.registry.formats.table import OPAQUE as OPAQUE_FORMAT
+    from holdfast.registry.formats.table import TREE as TREE
+    from holdfast.registry.formats.table import by_extension as by_extension
+    from holdfast.registry.formats.table import check_scope as check_scope
+    from holdfast.registry.formats.table import named as named
+    from holdfast.registry.formats.target import fail as fail
+    from holdfast.registry.formats.target import new_file as new_file
+    from holdfast.registry.formats.target import put_file as put_file
+else:
+    __getattr__ = at_first_use(__name__)
+
 
 __all__ = [
+    "EXTENSIONS",
+    "MAIN_EXTENSIONS",
+    "NAMES",
+    "OPAQUE",
+    "OPAQUE_FORMAT",
+    "SAFETENSORS_NAMES",
+    "TREE",
     "FileReport",
     "FileState",
+    "StoredContent",
     "TensorHeader",
     "WrittenFile",
+    "by_extension",
+    "check_scope",
+    "check_target",
     "detect",
+    "encode_header",
+    "fail",
     "inspect",
+    "limited",
+    "named",
+    "new_file",
     "opaque_name",
+    "portable",
+    "put_file",
     "read",
+    "read_table",
+    "sha256_of",
+    "stable",
     "validate",
+    "walk",
+    "within",
     "write",
 ]
 

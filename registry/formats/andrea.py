@@ -30,7 +30,7 @@ from holdfast.registry.formats.state_file import (
 )
 from holdfast.registry.formats.target import new_file
 from holdfast.registry.pytree import FlatComponent
-from holdfast.registry.pytree.tensor_bytes import allocate
+from holdfast.registry.pytree import allocate_bytes as allocate
 
 FORMAT: Final = "andrea"
 #: The three arrays, in the order of the file.
@@ -58,16 +58,7 @@ def detect(path: Path) -> bool:
 
 
 def read(path: Path, table: Table | None = None) -> FileState:
-    """Read a file.
-
-    Args:
-        path: The file.
-        table: Names and shapes of the parameters. With it each of the three parts is a dict of
-            tensors; without it, a flat tensor.
-
-    Raises:
-        InvalidInput: Its size does not fit its header, or the table does not fit it.
-    """
+    """Read a file."""
     with stable(path) as file:
         step, count, size = _head(file, path)
         if table is not None:
@@ -146,11 +137,7 @@ def _pairs(found: Any, path: Path) -> list[tuple[Any, Any]]:
 
 
 def inspect(path: Path) -> FileReport:
-    """Read the header of a file.
-
-    Raises:
-        InvalidInput: Its size does not fit its header.
-    """
+    """Read the header of a file."""
     with stable(path) as file:
         step, count, size = _head(file, path)
     tensors = {name: TensorHeader("float32", (count,)) for name in sorted(PARTS)}
@@ -224,12 +211,7 @@ def write(
     metadata: Mapping[str, Any] | None,  # noqa: ARG001 - the format keeps none
     force: bool,
 ) -> WrittenFile:
-    """Write a state with `step`, `weights`, `m` and `v`; equal states give equal files.
-
-    Raises:
-        IncompatibleState: The state has other components, or others than float32 tensors in them,
-            or the three differ in names or shapes.
-    """
+    """Write a state with `step`, `weights`, `m` and `v`; equal states give equal files."""
     flat = content.flat(content.parts)
     kept: dict[str, Any] = dict(content.skeletons)
     if sorted(kept) != sorted((*PARTS, "step")):

@@ -7,20 +7,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.values.parse_limits import Budget
+from holdfast.registry.values import Budget
 
 #: Bytes of memory for a byte of the directory: an entry takes 46 bytes there, and an object here.
 _DIRECTORY_BYTES = 24
 
 
 def entries_of(file: BinaryIO, path: Path) -> list[zipfile.ZipInfo]:
-    """Return the entries of an archive.
-
-    Raises:
-        InvalidInput: The list of its entries would take too much memory.
-        zipfile.BadZipFile: It is no archive, or a damaged one; also `OSError`, `ValueError` and
-            `NotImplementedError`.
-    """
+    """Return the entries of an archive."""
     with zipfile.ZipFile(_Listed(file, path)) as archive:
         return archive.infolist()
 

@@ -14,20 +14,17 @@ from functools import cached_property
 from typing import Any
 
 from holdfast.registry import pytree
-from holdfast.registry.loading.fit import check_components
-from holdfast.registry.loading.stored import (
+from holdfast.registry.loading import (
     Stored,
+    check_components,
     commit_keys,
     file_keys,
     load_portable,
     reader_of,
 )
-from holdfast.registry.pytree import ArrayLeaf, FlatState, TensorBytes
-from holdfast.registry.pytree.tensor_bytes import as_torch
-from holdfast.registry.storage.manifest import Component
-from holdfast.registry.storage.tensor_entry import TensorEntry
-from holdfast.registry.values.canonical import Json
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.objects import Component, TensorEntry
+from holdfast.registry.pytree import ArrayLeaf, FlatState, TensorBytes, as_torch
+from holdfast.registry.values import Digest, Json
 
 #: The component of an opaque file: its name, and its bytes as an array.
 OPAQUE = "file"
@@ -42,24 +39,16 @@ class Part:
 
 
 class Content(ABC):
-    """A state, or some of its components.
+    """A state, or some of its components."""
 
-    Attributes:
-        where: Its ref, or a name for messages.
-        digest: Its id; `None` in memory, where nobody has computed it.
-        kind: `dict` or `odict`.
-        parts: The wanted components by name.
-        skeletons: Name and skeleton of each component; of a whole state also the keys that its
-            commit keeps, at their positions.
-        size_bytes: Bytes of all its tensors.
-    """
-
-    where: str
-    digest: Digest | None
-    kind: str
-    parts: Mapping[str, Part]
+    where: str  # its ref, or a name for messages
+    digest: Digest | None  # its id; `None` in memory, where nobody has computed it
+    kind: str  # `dict` or `odict`
+    parts: Mapping[str, Part]  # the wanted components by name
+    #: Name and skeleton of each component; of a whole state also the keys that its commit keeps, at
+    #: their positions.
     skeletons: list[list[Any]]
-    size_bytes: int
+    size_bytes: int  # bytes of all its tensors
 
     @cached_property
     def tensors(self) -> dict[str, TensorEntry]:
@@ -80,12 +69,7 @@ class Content(ABC):
 
     @abstractmethod
     def read_chunks(self, path: str, wanted: Mapping[int, memoryview]) -> None:
-        """Fill memory with chunks of a tensor.
-
-        Args:
-            path: The path of the tensor.
-            wanted: Numbers of chunks of its grid, each with writable memory of the chunk's length.
-        """
+        """Fill memory with chunks of a tensor."""
 
     def read_tensor(self, path: str, into: memoryview) -> None:
         """Fill memory with a tensor."""
@@ -97,15 +81,7 @@ class Content(ABC):
 
 
 class StoredContent(Content):
-    """A state that a registry stores; every byte of it is verified.
-
-    Args:
-        stored: The state.
-        only: The wanted components; all of them without it.
-
-    Raises:
-        NotFound: There is no such component.
-    """
+    """A state that a registry stores; every byte of it is verified."""
 
     def __init__(self, stored: Stored, only: Sequence[str] | None) -> None:
         manifest, kept = stored.manifest, commit_keys(stored)
@@ -154,17 +130,7 @@ class StoredContent(Content):
 
 
 class MemoryContent(Content):
-    """A state in memory.
-
-    Args:
-        state: A state as for `Run.save`.
-        only: The wanted components; all of them without it.
-        where: A name for messages.
-
-    Raises:
-        UnsupportedValue: A value in it cannot be stored; the message names its path.
-        NotFound: There is no such component.
-    """
+    """A state in memory."""
 
     def __init__(self, state: object, only: Sequence[str] | None, where: str) -> None:
         flat = state if isinstance(state, FlatState) else pytree.flatten(state)
@@ -206,11 +172,7 @@ class MemoryContent(Content):
 
 
 def copied(state: FlatState) -> Any:
-    """Return a state that has copies of the leaves, with tensors of torch.
-
-    Raises:
-        IncompatibleState: There is a tensor, and torch cannot be imported.
-    """
+    """Return a state that has copies of the leaves, with tensors of torch."""
     return _rebuilt(state, shares=False)
 
 
@@ -237,10 +199,6 @@ def portable(content: Content, names: Iterable[str] | None = None) -> dict[str, 
     """Return a state with tensors as `pytree.TensorBytes`, and arrays as arrays of NumPy.
 
     Tensors of a component without sparse ones share their memory with the content.
-
-    Args:
-        content: The content.
-        names: Components; all of them without it, and the keys that the commit keeps.
     """
     flat = content.flat(content.parts if names is None else names)
     parts = []
@@ -266,9 +224,6 @@ def with_torch(state: Any) -> Any:
     """Return a state that was just read, with tensors of torch; one without tensors as it is.
 
     The tensors have the memory that was read, where that is possible.
-
-    Raises:
-        IncompatibleState: There is a tensor, and torch cannot be imported.
     """
     flat = state if isinstance(state, FlatState) else pytree.flatten(state)
     leaves = [leaf for part in flat.components for leaf in part.leaves]

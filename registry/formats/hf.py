@@ -26,7 +26,7 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.formats import safetensors, torch
 from holdfast.registry.formats.content import Content, MemoryContent, portable
-from holdfast.registry.formats.safetensors_file import header_of, read_file
+from holdfast.registry.formats.safetensors_header import header_of, read_file
 from holdfast.registry.formats.safetensors_index import (
     headers,
     read_index,
@@ -42,8 +42,7 @@ from holdfast.registry.formats.state_file import (
     problem,
 )
 from holdfast.registry.formats.target import new_folder, put_file
-from holdfast.registry.values.parse_limits import check_bytes
-from holdfast.registry.values.path_names import check_path_name
+from holdfast.registry.values import check_bytes, check_path_name
 
 FORMAT: Final = "hf"
 #: The component of each file of tensors; an index stands for its shards.
@@ -72,12 +71,7 @@ def detect(path: Path) -> bool:
 
 
 def read(path: Path) -> FileState:
-    """Read a folder as a state.
-
-    Raises:
-        InvalidInput: There is no configuration or no tensors, or a file breaks its format.
-        IncompatibleState: It does not fit into memory.
-    """
+    """Read a folder as a state."""
     files = _files(path)
     check_room(_total(files), path)
     state: dict[str, Any] = {name: {} for name in _COMPONENTS}
@@ -90,11 +84,7 @@ def read(path: Path) -> FileState:
 
 
 def inspect(path: Path) -> FileReport:
-    """Read the headers of the tensors of a folder, and its configuration.
-
-    Raises:
-        InvalidInput: There is no configuration or no tensors, or a file breaks its format.
-    """
+    """Read the headers of the tensors of a folder, and its configuration."""
     files = _files(path)
     total = _total(files)
     tensors: dict[str, TensorHeader] = {}
@@ -139,11 +129,7 @@ def _problems_of(name: str, file: Path) -> list[str]:
 
 
 def _files(path: Path) -> dict[str, Path]:
-    """Return the files of a folder by their path in it, with `/`.
-
-    Raises:
-        InvalidInput: It is no such folder, or holds too much or something that is no file.
-    """
+    """Return the files of a folder by their path in it, with `/`."""
     if not detect(path):
         raise InvalidInput(
             "not a checkpoint folder of Hugging Face",
@@ -262,13 +248,7 @@ def write(
     metadata: Mapping[str, Any] | None,  # noqa: ARG001 - the table says that it keeps none
     force: bool,  # noqa: ARG001 - a folder is never replaced
 ) -> WrittenFile:
-    """Write a state as a folder, which appears whole or not at all.
-
-    Raises:
-        IncompatibleState: The state is no such folder; the message names the path.
-        InvalidInput: `path` exists already.
-        StoreFull: The disk is full.
-    """
+    """Write a state as a folder, which appears whole or not at all."""
     state = portable(content)
     _check_state(state, content)
     about = state.get("metadata", {})

@@ -13,28 +13,18 @@ from holdfast.registry.pytree import ArrayLeaf, FlatComponent
 
 @dataclass(frozen=True, slots=True)
 class NamedTensors:
-    """What a format can hold.
+    """What a format can hold."""
 
-    Attributes:
-        format: Its name, for messages.
-        file: The name of the file, for messages.
-        dtypes: Element types that it has.
-        tags: The tags of `holdfast.registry.pytree` that it has: tensors, arrays, times.
-        aside: The name of a component of plain values that it keeps beside the tensors.
-    """
-
-    format: str
-    file: str
-    dtypes: Container[str]
+    format: str  # its name, for messages
+    file: str  # the name of the file, for messages
+    dtypes: Container[str]  # element types that it has
+    #: The tags of `holdfast.registry.pytree` that it has: tensors, arrays, times.
     tags: frozenset[str] = frozenset({"t", "n"})
+    #: The name of a component of plain values that it keeps beside the tensors.
     aside: str | None = None
 
     def of(self, content: Content) -> tuple[dict[str, ArrayLeaf], FlatComponent | None]:
-        """Return the tensors by name, and the component that is kept beside them.
-
-        Raises:
-            IncompatibleState: The parts are not only tensors by name; the message names the path.
-        """
+        """Return the tensors by name, and the component that is kept beside them."""
         wanted = self._choose(content)
         leaves: dict[str, ArrayLeaf] = {}
         aside = None

@@ -39,7 +39,7 @@ from holdfast.registry.formats.state_file import (
 )
 from holdfast.registry.formats.target import new_file
 from holdfast.registry.pytree import ArrayLeaf
-from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.values import ITEM_SIZES
 
 #: The component that holds the arrays.
 COMPONENT = "arrays"
@@ -70,21 +70,13 @@ _HEADERS: dict[tuple[int, int], Callable[..., Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Array:
-    """An array as its header describes it.
+    """An array as its header describes it."""
 
-    Attributes:
-        entry: Its entry in the archive.
-        start: Where its data begins within the entry.
-        dtype: Its type, in the byte order of the file.
-        shape: Lengths of the axes.
-        is_fortran: Whether the first axis is the fastest.
-    """
-
-    entry: zipfile.ZipInfo
-    start: int
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    is_fortran: bool
+    entry: zipfile.ZipInfo  # its entry in the archive
+    start: int  # where its data begins within the entry
+    dtype: np.dtype[Any]  # its type, in the byte order of the file
+    shape: tuple[int, ...]  # lengths of the axes
+    is_fortran: bool  # whether the first axis is the fastest
 
     @property
     def name(self) -> str:
@@ -108,13 +100,7 @@ def detect(path: Path) -> bool:
 
 
 def read(path: Path) -> FileState:
-    """Read a file.
-
-    Raises:
-        UnsupportedValue: An array holds objects, text or fields; nothing of it was loaded.
-        InvalidInput: It is no archive of NumPy, or breaks a rule of the format.
-        IncompatibleState: It does not fit into memory.
-    """
+    """Read a file."""
     with stable(path) as file:
         archive, size = _opened(file, path)
         arrays = [_checked(archive, entry, path) for entry in archive.infolist()]
@@ -137,11 +123,7 @@ def validate(path: Path) -> list[str]:
 
 
 def inspect(path: Path) -> FileReport:
-    """Read the headers of the arrays.
-
-    Raises:
-        InvalidInput: It is no archive of NumPy, or breaks a rule of the format.
-    """
+    """Read the headers of the arrays."""
     with stable(path) as file:
         archive, size = _opened(file, path)
         arrays = [_header(archive, entry, path) for entry in archive.infolist()]
@@ -150,13 +132,7 @@ def inspect(path: Path) -> FileReport:
 
 
 def _opened(file: BinaryIO, path: Path, faults: Faults = RAISED) -> tuple[zipfile.ZipFile, int]:
-    """Open an archive whose entries keep the rules; return it and the size of the file.
-
-    Args:
-        file: The file.
-        path: Its path.
-        faults: Takes the errors of entries; by default the first one is raised.
-    """
+    """Open an archive whose entries keep the rules; return it and the size of the file."""
     size = os.fstat(file.fileno()).st_size
     try:
         entries = entries_of(file, path)
@@ -256,11 +232,7 @@ def _fill(file: IO[bytes], into: memoryview) -> None:
 
 
 def write(path: Path, content: Content, *, metadata: None, force: bool) -> WrittenFile:  # noqa: ARG001
-    """Write one component of a state, uncompressed; equal components give equal files.
-
-    Raises:
-        IncompatibleState: The wanted parts are not only arrays by name; the message names the path.
-    """
+    """Write one component of a state, uncompressed; equal components give equal files."""
     fitting = NamedTensors("NumPy", path.name, _DTYPES, tags=frozenset({"t", "n", "nt"}))
     leaves, _ = fitting.of(content)
     for name in leaves:

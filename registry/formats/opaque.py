@@ -58,11 +58,7 @@ def inspect(path: Path) -> FileReport:
 
 
 def write(path: Path, content: Content, *, metadata: None, force: bool) -> WrittenFile:  # noqa: ARG001
-    """Write the bytes to a path of any name.
-
-    Raises:
-        IncompatibleState: The state is no opaque file.
-    """
+    """Write the bytes to a path of any name."""
     if opaque_name(content.parts) is None:
         raise IncompatibleState(
             "the state is no opaque file",

@@ -19,8 +19,14 @@ from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats.content import Content
 from holdfast.registry.formats.named_tensors import NamedTensors
-from holdfast.registry.formats.safetensors_file import file_problems, header_of, read_file
-from holdfast.registry.formats.safetensors_header import NAMES, encode_header, looks_like_header
+from holdfast.registry.formats.safetensors_header import (
+    NAMES,
+    encode_header,
+    file_problems,
+    header_of,
+    looks_like_header,
+    read_file,
+)
 from holdfast.registry.formats.safetensors_index import (
     SUFFIX,
     headers,
@@ -54,12 +60,7 @@ def detect(path: Path) -> bool:
 
 
 def read(path: Path) -> FileState:
-    """Read a file, or all shards of an index as one component.
-
-    Raises:
-        InvalidInput: It breaks a rule of the format; the message names the rule.
-        IncompatibleState: It does not fit into memory.
-    """
+    """Read a file, or all shards of an index as one component."""
     if _is_index(path):
         tensors, metadata, size = read_shards(path)
     else:
@@ -79,11 +80,7 @@ def validate(path: Path) -> list[str]:
 
 
 def inspect(path: Path) -> FileReport:
-    """Read the header of a file, or of each shard of an index.
-
-    Raises:
-        InvalidInput: It breaks a rule of the format; the message names the rule.
-    """
+    """Read the header of a file, or of each shard of an index."""
     if _is_index(path):
         shards, size = headers(path)
         found = list(shards.values())
@@ -107,13 +104,7 @@ def _is_index(path: Path) -> bool:
 def write(
     path: Path, content: Content, *, metadata: Mapping[str, Any] | None, force: bool
 ) -> WrittenFile:
-    """Write one component of a state; equal components give equal files.
-
-    Raises:
-        IncompatibleState: The wanted parts are not only tensors by name; the message names the
-            path.
-        InvalidInput: The state has other metadata than `metadata`.
-    """
+    """Write one component of a state; equal components give equal files."""
     if path.name.endswith(SUFFIX):
         raise IncompatibleState(
             "an index of shards is not written",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from holdfast.registry.errors import InvalidInput
-from holdfast.registry.formats.source import KEEP, read_exactly, unsound
-from holdfast.registry.formats.state_file import RAISED, Faults
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.formats.size_limit import check_room
+from holdfast.registry.formats.source import KEEP, read_exactly, stable, unsound
+from holdfast.registry.formats.state_file import RAISED, Faults, problem
 from holdfast.registry.pytree import ArrayLeaf
-from holdfast.registry.values.dtypes import ITEM_SIZES
-from holdfast.registry.values.parse_limits import check_json
+from holdfast.registry.values import ITEM_SIZES, check_json
 
 #: The library's own bound on the header, in bytes.
 MAX_HEADER_BYTES = 100_000_000
@@ -48,25 +50,16 @@ _broken = partial(unsound, "safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A header that keeps every rule.
+    """A header that keeps every rule."""
 
-    Attributes:
-        metadata: The file's own metadata, if there is any.
-        tensors: Name, element type and shape of each tensor, in the order of their bytes, which
-            follow one another from the header's end to the file's.
-    """
-
-    metadata: dict[str, str] | None
+    metadata: dict[str, str] | None  # the file's own metadata, if there is any
+    #: Name, element type and shape of each tensor, in the order of their bytes, which follow one
+    #: another from the header's end to the file's.
     tensors: Sequence[tuple[str, str, tuple[int, ...]]]
 
 
 def read_header(file: BinaryIO, size: int, path: Path) -> Header:
-    """Check the header of a file of `size` bytes, and return it; the file is then at its data.
-
-    Raises:
-        InvalidInput: It breaks a rule of the format, which the message names, or would take too
-            much memory.
-    """
+    """Check the header of a file of `size` bytes, and return it; the file is then at its data."""
     header = _checked(file, size, path, RAISED)
     assert header is not None  # mypy does not see it
     return header
@@ -204,3 +197,42 @@ def encode_header(
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text, [leaf for _, leaf in order]
+
+
+# One file of safetensors: its header, and its tensors by name.
+
+
+def header_of(path: Path) -> tuple[Header, int]:
+    """Return the header of a file, and the size of the file."""
+    with stable(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        return read_header(file, size, path), size
+
+
+def file_problems(path: Path) -> list[str]:
+    """Return every rule of the format that a file breaks, each a line of text."""
+    try:
+        with stable(path) as file:
+            return header_faults(file, os.fstat(file.fileno()).st_size, path)
+    except InvalidInput as error:
+        return [problem(error)]
+
+
+def read_file(path: Path) -> tuple[dict[str, object], Header, int]:
+    """Read a file: return its tensors, its header and its size."""
+    with stable(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        header = read_header(file, size, path)
+        check_room(size, path)
+        tensors: dict[str, object] = {}
+        for name, dtype, shape in header.tensors:
+            try:
+                tensors[name], data = pytree.allocate(dtype, shape, "tensor")
+            except InvalidInput:
+                raise
+            except (MemoryError, ValueError) as error:
+                raise IncompatibleState(
+                    "a tensor does not fit into memory", where=f"{path}: {name}", found=error
+                ) from error
+            read_exactly(file, data, path)
+    return tensors, header, size

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.registry.errors import InvalidInput, RegistryError
-from holdfast.registry.formats.safetensors_file import file_problems, header_of, read_file
-from holdfast.registry.formats.safetensors_header import Header
+from holdfast.registry.formats.safetensors_header import Header, file_problems, header_of, read_file
 from holdfast.registry.formats.size_limit import check_room
 from holdfast.registry.formats.source import stable, unsound
 from holdfast.registry.formats.state_file import problem
-from holdfast.registry.values.parse_limits import check_json
+from holdfast.registry.values import check_json
 
 SUFFIX: Final = ".safetensors.index.json"
 #: The key of the names must be this near the begin for a file to be taken for an index.
@@ -32,15 +31,10 @@ _broken = partial(unsound, "safetensors index")
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index that keeps the rules.
+    """An index that keeps the rules."""
 
-    Attributes:
-        shards: Names of tensors by shard, sorted.
-        size_bytes: Size of the index itself.
-    """
-
-    shards: Mapping[Path, frozenset[str]]
-    size_bytes: int
+    shards: Mapping[Path, frozenset[str]]  # names of tensors by shard, sorted
+    size_bytes: int  # size of the index itself
 
 
 def looks_like_index(path: Path) -> bool:
@@ -51,11 +45,7 @@ def looks_like_index(path: Path) -> bool:
 
 
 def read_index(path: Path) -> Index:
-    """Read an index.
-
-    Raises:
-        InvalidInput: It is not JSON, or names a shard that is not a file name.
-    """
+    """Read an index."""
     with stable(path) as file:
         data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
@@ -92,11 +82,7 @@ def _is_file_name(text: str) -> bool:
 
 
 def headers(path: Path) -> tuple[dict[Path, Header], int]:
-    """Return the checked headers of the shards of an index, and the size of all files.
-
-    Raises:
-        InvalidInput: The index or a shard breaks a rule, or they do not fit each other.
-    """
+    """Return the checked headers of the shards of an index, and the size of all files."""
     index = read_index(path)
     found, total = {}, index.size_bytes
     for shard, names in index.shards.items():
@@ -108,12 +94,7 @@ def headers(path: Path) -> tuple[dict[Path, Header], int]:
 
 
 def read_shards(path: Path) -> tuple[dict[str, object], dict[str, str] | None, int]:
-    """Read all tensors of an index: return them by name, the shards' metadata, and the size.
-
-    Raises:
-        InvalidInput: The index or a shard breaks a rule, or they do not fit each other.
-        IncompatibleState: They do not fit into memory.
-    """
+    """Read all tensors of an index: return them by name, the shards' metadata, and the size."""
     shards, total = headers(path)
     check_room(total, path)
     tensors: dict[str, object] = {}

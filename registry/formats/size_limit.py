@@ -24,11 +24,7 @@ _given: ContextVar[int | None] = ContextVar("max_bytes", default=None)
 
 @contextmanager
 def limited(max_bytes: int | None) -> Iterator[None]:
-    """Let the limit of a caller hold within a block; `None` leaves that of the environment.
-
-    Raises:
-        InvalidInput: It is not a number of bytes.
-    """
+    """Let the limit of a caller hold within a block; `None` leaves that of the environment."""
     if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
         raise InvalidInput(
             "not a size limit", expected="a number of bytes from 1", found=repr(max_bytes)
@@ -41,11 +37,7 @@ def limited(max_bytes: int | None) -> Iterator[None]:
 
 
 def max_bytes() -> int | None:
-    """Return the limit, in bytes; `None` if nobody has set one.
-
-    Raises:
-        InvalidInput: The environment does not say a number.
-    """
+    """Return the limit, in bytes; `None` if nobody has set one."""
     given = _given.get()
     text = os.environ.get(VARIABLE, "")
     if given is not None or not text:
@@ -58,16 +50,7 @@ def max_bytes() -> int | None:
 
 
 def check_size(size: int, path: Path, *, default: int | None = None) -> None:
-    """Check a number of bytes against the limit, before they are read or made.
-
-    Args:
-        size: The bytes of a file or folder, or those that decompressing makes of it.
-        path: The file.
-        default: The limit of the format, where nobody has set one.
-
-    Raises:
-        InvalidInput: They are more.
-    """
+    """Check a number of bytes against the limit, before they are read or made."""
     most = max_bytes()
     most = default if most is None else most
     if most is not None and size > most:
@@ -81,17 +64,7 @@ def check_size(size: int, path: Path, *, default: int | None = None) -> None:
 
 
 def check_room(size: int, path: Path | str, *, copies: int = 1) -> None:
-    """Check that what a file becomes is within the limit and fits into memory.
-
-    Args:
-        size: Its bytes.
-        path: The file.
-        copies: How often they are in memory at once.
-
-    Raises:
-        InvalidInput: It is above the limit.
-        IncompatibleState: It does not fit.
-    """
+    """Check that what a file becomes is within the limit and fits into memory."""
     check_size(size, Path(path))
     available = available_bytes()
     size *= copies
@@ -105,11 +78,7 @@ def check_room(size: int, path: Path | str, *, copies: int = 1) -> None:
 
 
 def check_path(path: Path) -> None:
-    """Check the size of a file or folder, if there is a limit.
-
-    Raises:
-        InvalidInput: It is above the limit.
-    """
+    """Check the size of a file or folder, if there is a limit."""
     if max_bytes() is None or not path.exists():
         return
     check_size(_size_of(path), path)

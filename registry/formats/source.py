@@ -23,8 +23,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 from holdfast.backends.errors import StoreUnsuitable
 from holdfast.backends.local import folders
 from holdfast.registry.errors import AccessDenied, InvalidInput, StorageError
-from holdfast.registry.values.parse_limits import check_json
-from holdfast.registry.values.path_names import check_path_name
+from holdfast.registry.values import check_json, check_path_name
 
 #: The most folders within each other.
 _DEEPEST: Final = 600
@@ -36,11 +35,7 @@ KEEP = "To keep its bytes unread, read it as format 'opaque' (`--format opaque`)
 
 
 def unsound(program: str, where: object, rule: str, expected: object, found: object) -> NoReturn:
-    """Refuse a file of a program, and name the rule of its format that it breaks.
-
-    Raises:
-        InvalidInput: Always.
-    """
+    """Refuse a file of a program, and name the rule of its format that it breaks."""
     text = None if found is None else str(found)
     raise InvalidInput(
         f"not a sound {program} file: {rule}",
@@ -53,12 +48,7 @@ def unsound(program: str, where: object, rule: str, expected: object, found: obj
 
 @contextmanager
 def within(named: Path) -> Iterator[None]:
-    """Open nothing but what is in one folder within a block, and follow no link there.
-
-    Args:
-        named: The path that the user gave, which may be a link: the folder, or a file in it. Within
-            a block for the same folder, or for one around it, that block's folder stays.
-    """
+    """Open nothing but what is in one folder within a block, and follow no link there."""
     held, folder = _named.get(), named if named.is_dir() else named.parent
     is_inside = held is not None and folder.is_relative_to(held[1])
     token = _named.set(held if is_inside else (named, folder))
@@ -69,27 +59,14 @@ def within(named: Path) -> Iterator[None]:
 
 
 def beside(path: Path, name: object) -> Path:
-    """Return the path of another file that a file names: one in its folder, or below.
-
-    Raises:
-        InvalidInput: It is no such name.
-    """
+    """Return the path of another file that a file names: one in its folder, or below."""
     return path.parent / check_path_name(name, path)
 
 
 def walk(
     root: Path, enters: Callable[[str], bool] = lambda _: True
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield names and status of all that is below a folder; no link is followed.
-
-    Args:
-        root: The folder.
-        enters: Tells by the name of a folder whether to look into it.
-
-    Raises:
-        InvalidInput: Folders are nested too deeply, or one cannot be read.
-        AccessDenied: One may not be read.
-    """
+    """Yield names and status of all that is below a folder; no link is followed."""
     waiting = [""]
     while waiting:
         above = waiting.pop()
@@ -114,12 +91,7 @@ def walk(
 
 @contextmanager
 def stable(path: Path) -> Iterator[BinaryIO]:
-    """Open a regular file for reading; fail at the end of the block if it changed meanwhile.
-
-    Raises:
-        InvalidInput: There is no such file, it is not a regular file, or it changed meanwhile.
-        AccessDenied: The user may not read it.
-    """
+    """Open a regular file for reading; fail at the end of the block if it changed meanwhile."""
     with _open(path) as file:
         before = _identity(os.fstat(file.fileno()))
         yield file
@@ -205,11 +177,7 @@ def _identity(found: os.stat_result) -> tuple[int, ...]:
 
 
 def read_exactly(file: BinaryIO, into: memoryview, path: Path) -> None:
-    """Fill memory from the current position of the file.
-
-    Raises:
-        InvalidInput: The file is too short.
-    """
+    """Fill memory from the current position of the file."""
     done = 0
     while done < len(into):
         try:
@@ -232,11 +200,7 @@ def sha256_of(file: BinaryIO) -> bytes:
 
 
 def json_value(data: bytes, where: object) -> Any:
-    """Return the JSON that a part of a file holds.
-
-    Raises:
-        InvalidInput: It is no JSON, or would take too much memory.
-    """
+    """Return the JSON that a part of a file holds."""
     check_json(data, where=where, kind=InvalidInput)
     try:
         return json.loads(data)

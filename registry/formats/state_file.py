@@ -85,9 +85,6 @@ class Faults:
     """The faults of a file as lines of text: the first ones, and how many more there are.
 
     A `with` block notes the `InvalidInput` that it raises, and the program goes on behind it.
-
-    Args:
-        raises: Whether nothing is noted, so that the first error is raised.
     """
 
     def __init__(self, *, raises: bool = False) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 from holdfast.registry.errors import InvalidInput, UnsupportedFormat
 from holdfast.registry.formats.content import Content
 from holdfast.registry.formats.state_file import FileReport, FileState, WrittenFile
-from holdfast.registry.values.suggest import near
+from holdfast.registry.values import near
 
 
 class FormatModule(Protocol):
@@ -45,21 +45,14 @@ class FormatModule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        name: Its name, and that of its module.
-        extensions: Extensions, in lower case: a file with one of them is of this format.
-        is_folder: Whether it is a folder and not a file.
-        keeps_metadata: Whether `write` can keep metadata.
-        checked: What `validate` has found of a file without problems.
-    """
-
-    name: str
+    name: str  # its name, and that of its module
+    #: Extensions, in lower case: a file with one of them is of this format.
     extensions: tuple[str, ...] = ()
-    is_folder: bool = False
-    keeps_metadata: bool = False
-    checked: str = "every array was read"
+    is_folder: bool = False  # whether it is a folder and not a file
+    keeps_metadata: bool = False  # whether `write` can keep metadata
+    checked: str = "every array was read"  # what `validate` has found of a file without problems
 
     @property
     def module(self) -> FormatModule:
@@ -99,12 +92,7 @@ MAIN_EXTENSIONS = ", ".join(one.extensions[0] for one in FORMATS if one.extensio
 
 
 def named(name: str) -> Format:
-    """Return the format of a name.
-
-    Raises:
-        InvalidInput: There is no such format.
-        UnsupportedFormat: It is out of scope.
-    """
+    """Return the format of a name."""
     if name.lower() == "onnx":
         raise _out_of_scope(name)
     for one in FORMATS:
@@ -116,11 +104,7 @@ def named(name: str) -> Format:
 
 
 def check_scope(path: Path) -> None:
-    """Refuse a file of a format that holds no states, by its extension.
-
-    Raises:
-        UnsupportedFormat: It is ONNX.
-    """
+    """Refuse a file of a format that holds no states, by its extension."""
     if path.suffix.lower() == ".onnx":
         raise _out_of_scope(path)
 
@@ -157,9 +141,6 @@ def of_file(path: Path) -> Format:
 
     The name decides between formats that both know the content, and if none does. A folder without
     an extension is kept file by file, so that every byte comes back.
-
-    Raises:
-        UnsupportedFormat: The extension is that of a format that is out of scope.
     """
     check_scope(path)
     named, is_folder = by_extension(path), path.is_dir()

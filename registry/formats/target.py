@@ -32,11 +32,7 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
 
 
 def check_target(path: Path, *, force: bool = False) -> None:
-    """Check that a path can be written, before anything is fetched for it.
-
-    Raises:
-        InvalidInput: The path exists, or its folder does not.
-    """
+    """Check that a path can be written, before anything is fetched for it."""
     folder = _open_folder(path)
     try:
         _check_free(folder, path, force=force)
@@ -46,18 +42,7 @@ def check_target(path: Path, *, force: bool = False) -> None:
 
 @contextmanager
 def new_file(path: Path, size_bytes: int, *, force: bool = False) -> Iterator[BinaryIO]:
-    """Yield a file to write to; it appears at `path` only when the block ends without an error.
-
-    Args:
-        path: The file; its folder must exist.
-        size_bytes: About how much will be written, for the message of a full disk.
-        force: Whether to replace an existing file.
-
-    Raises:
-        InvalidInput: The path exists, or its folder does not.
-        StoreFull: The disk is full.
-        AccessDenied: The folder may not be written to.
-    """
+    """Yield a file to write to; it appears at `path` only when the block ends without an error."""
     folder = _open_folder(path)
     temporary = f".{path.name[:100]}.{secrets.token_hex(6)}.part"
     try:
@@ -88,17 +73,7 @@ def new_file(path: Path, size_bytes: int, *, force: bool = False) -> Iterator[Bi
 
 @contextmanager
 def new_folder(path: Path, size_bytes: int) -> Iterator[Path]:
-    """Yield a folder to fill; it appears at `path` only when the block ends without an error.
-
-    Args:
-        path: The folder.
-        size_bytes: About how much will be written, for the message of a full disk.
-
-    Raises:
-        InvalidInput: The path exists.
-        StoreFull: The disk is full.
-        AccessDenied: The folder around it may not be written to.
-    """
+    """Yield a folder to fill; it appears at `path` only when the block ends without an error."""
     if path.exists():
         raise _exists(path)
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.part")

@@ -39,9 +39,8 @@ from holdfast.registry.formats.state_file import (
     problems,
 )
 from holdfast.registry.formats.target import new_folder, put_file
-from holdfast.registry.loading.files import TREE, FileInfo, files_in, is_tree
-from holdfast.registry.values.parse_limits import check_bytes
-from holdfast.registry.values.path_names import check_path_name, check_path_names
+from holdfast.registry.loading import TREE, FileInfo, files_in, is_tree
+from holdfast.registry.values import check_bytes, check_path_name, check_path_names
 
 FORMAT: Final = "tree"
 FILES: Final = "files"
@@ -57,13 +56,7 @@ def detect(path: Path) -> bool:  # noqa: ARG001
 
 
 def read(path: Path) -> FileState:
-    """Read a folder.
-
-    Raises:
-        InvalidInput: A name in it is not safe, it has something that is no file, or a file changed
-            meanwhile.
-        IncompatibleState: It does not fit into memory.
-    """
+    """Read a folder."""
     files, folders = _scan(path)
     described, opaque, states, total = {}, {}, {}, 0
     check_bytes(sum(one.stat().st_size for one in files.values()), "reading it", where=path,
@@ -106,15 +99,7 @@ def validate(path: Path) -> list[str]:
 
 
 def _scan(root: Path, faults: Faults = RAISED) -> tuple[dict[str, Path], list[str]]:
-    """Return the files of a folder, and its empty folders, by name.
-
-    Args:
-        root: The folder.
-        faults: Takes the errors of single names; by default the first one is raised.
-
-    Raises:
-        InvalidInput: A name is not safe, or something is neither a file nor a folder.
-    """
+    """Return the files of a folder, and its empty folders, by name."""
     files: dict[str, Path] = {}
     empty: dict[str, None] = {}
     for name, seen in walk(root):
@@ -173,12 +158,7 @@ def _rebuilt(path: Path, data: np.ndarray[Any, Any]) -> tuple[str, Any]:
 
 
 def write(path: Path, content: Content, *, metadata: None, force: bool) -> WrittenFile:  # noqa: ARG001
-    """Write the folder; every file has the bytes that were pushed, or nothing is written.
-
-    Raises:
-        IncompatibleState: The state is no folder of files, or a file cannot be rebuilt.
-        InvalidInput: `path` exists, or a name is not safe.
-    """
+    """Write the folder; every file has the bytes that were pushed, or nothing is written."""
     if not is_tree(dict(content.skeletons)):
         raise IncompatibleState("the state is no folder of files", where=content.where)
     described: Any = pytree.unflatten_component(content.parts[TREE].skeleton, ())

@@ -3,7 +3,7 @@
 - `log`: `RunLog` opens a run, reads its slots and appends one. `slots` has the files,
   `tail` checks that the log is still the one that was read, `snapshots` shortens the reading.
 - `actions`: all that a commit can say; `replay`: `RunManifest`, the run after all its commits.
-- `creation`: the first commit; `retention`, `tiers`: which checkpoints are kept, and why.
+- `creating`: the first commit; `retention`: which checkpoints are kept, and why.
 - `action_texts`: actions in words; `step_names`: the names of phases and steps.
 - `writer_token`: which handle may save. `epochs`: the log of sweeps that all runs share.
 - `state_reader`: where a stored state is (`PlacedState`), and reading it from there.
@@ -12,3 +12,78 @@ The fields of actions and the rules of replay are on every store: they change on
 version. `Slots.put` is the only place where a commit is made. `writing`, `loading` and everything
 above are built on this room. Specified in docs/spec.md, sections 8 to 10, 12 and 22.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.registry.values.first_use import at_first_use
+
+if TYPE_CHECKING:
+    from holdfast.registry.history.action_texts import in_words as in_words
+    from holdfast.registry.history.action_texts import refs_of as refs_of
+    from holdfast.registry.history.creating import Birth as Birth
+    from holdfast.registry.history.creating import RunOptions as RunOptions
+    from holdfast.registry.history.creating import begin as begin
+    from holdfast.registry.history.creating import birth_of as birth_of
+    from holdfast.registry.history.creating import check_same as check_same
+    from holdfast.registry.history.creating import creation as creation
+    from holdfast.registry.history.creating import default_ids as default_ids
+    from holdfast.registry.history.creating import forked as forked
+    from holdfast.registry.history.creating import forks_of as forks_of
+    from holdfast.registry.history.creating import read_birth as read_birth
+    from holdfast.registry.history.epochs import DAY_S as DAY_S
+    from holdfast.registry.history.epochs import EpochHeader as EpochHeader
+    from holdfast.registry.history.epochs import Epochs as Epochs
+    from holdfast.registry.history.epochs import encode_forget as encode_forget
+    from holdfast.registry.history.epochs import encode_sweep as encode_sweep
+    from holdfast.registry.history.log import RunLog as RunLog
+    from holdfast.registry.history.log import Signature as Signature
+    from holdfast.registry.history.log import commit_line as commit_line
+    from holdfast.registry.history.log import list_runs as list_runs
+    from holdfast.registry.history.log import new_signature as new_signature
+    from holdfast.registry.history.log_values import MAX_STEP as MAX_STEP
+    from holdfast.registry.history.log_values import check_metrics as check_metrics
+    from holdfast.registry.history.log_values import check_name as check_name
+    from holdfast.registry.history.log_values import check_phase as check_phase
+    from holdfast.registry.history.log_values import check_step as check_step
+    from holdfast.registry.history.log_values import decode_or_keep as decode_or_keep
+    from holdfast.registry.history.log_values import decode_plain as decode_plain
+    from holdfast.registry.history.log_values import encode_plain as encode_plain
+    from holdfast.registry.history.log_values import format_time as format_time
+    from holdfast.registry.history.log_values import is_dated as is_dated
+    from holdfast.registry.history.log_values import join_plain as join_plain
+    from holdfast.registry.history.log_values import json_ready as json_ready
+    from holdfast.registry.history.log_values import moment as moment
+    from holdfast.registry.history.plain import ValueDiff as ValueDiff
+    from holdfast.registry.history.plain import compare_configs as compare_configs
+    from holdfast.registry.history.plain import compare_values as compare_values
+    from holdfast.registry.history.plain import config_by_path as config_by_path
+    from holdfast.registry.history.plain import plain_values as plain_values
+    from holdfast.registry.history.races import Races as Races
+    from holdfast.registry.history.retention import RetentionPlan as RetentionPlan
+    from holdfast.registry.history.retention import Verdict as Verdict
+    from holdfast.registry.history.retention import choose_tier as choose_tier
+    from holdfast.registry.history.retention import has_policies as has_policies
+    from holdfast.registry.history.retention import plan_retention as plan_retention
+    from holdfast.registry.history.retention import protections as protections
+    from holdfast.registry.history.retention import tier_after_report as tier_after_report
+    from holdfast.registry.history.retention import warn_of_unrated as warn_of_unrated
+    from holdfast.registry.history.slots import Slots as Slots
+    from holdfast.registry.history.snapshots import COMPLETE_VERSIONS as COMPLETE_VERSIONS
+    from holdfast.registry.history.snapshots import REPLAY_VERSION as REPLAY_VERSION
+    from holdfast.registry.history.snapshots import stale_snapshots as stale_snapshots
+    from holdfast.registry.history.state_reader import PlacedState as PlacedState
+    from holdfast.registry.history.state_reader import StateReader as StateReader
+    from holdfast.registry.history.state_reader import describe_eviction as describe_eviction
+    from holdfast.registry.history.step_names import kept_ref as kept_ref
+    from holdfast.registry.history.step_names import parent_ref as parent_ref
+    from holdfast.registry.history.step_names import phase_segment as phase_segment
+    from holdfast.registry.history.step_names import phase_value as phase_value
+    from holdfast.registry.history.step_names import step_ref as step_ref
+    from holdfast.registry.history.tail import Look as Look
+    from holdfast.registry.history.writer_token import WriterToken as WriterToken
+    from holdfast.registry.history.writer_token import check_not_completed as check_not_completed
+    from holdfast.registry.history.writer_token import check_not_dropped as check_not_dropped
+else:
+    __getattr__ = at_first_use(__name__)

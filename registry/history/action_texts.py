@@ -8,7 +8,7 @@ from holdfast.registry.history import actions
 from holdfast.registry.history.actions import Action, Commit
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.step_names import parent_ref, step_ref
-from holdfast.registry.values.amounts import counted, metrics
+from holdfast.registry.values import counted, metrics
 
 
 def refs_of(commits: Iterable[Commit]) -> dict[int, str]:
@@ -18,13 +18,7 @@ def refs_of(commits: Iterable[Commit]) -> dict[int, str]:
 
 
 def in_words(action: Action, refs: Mapping[int, str], n: int) -> str:
-    """Return an action in words.
-
-    Args:
-        action: The action.
-        refs: Names of the run's checkpoints, by commit number.
-        n: Number of its commit.
-    """
+    """Return an action in words."""
     match action:
         case actions.CreateRun():
             return _begun(action)

@@ -4,7 +4,7 @@ An entry is a file of lines: a header (epoch, kind, least writer version from th
 that were forgotten), then, for a sweep, one line for each leading byte, with the condemned keys
 that begin with it. Entries are
 put-if-absent, dense from 1, never deleted. Writers (`holdfast.registry.writing.object_writer`) read
-them, collectors (`holdfast.registry.maintenance.gc`) add to them.
+them, collectors (`holdfast.registry.upkeep.gc`) add to them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,16 @@ from pydantic import Field
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import Conflict, Malformed, ObjectNotFound
-from holdfast.registry.storage.framing import join_lines, split_lines
-from holdfast.registry.storage.keys import EPOCHS, ObjectKey, epoch_key, parse_number
-from holdfast.registry.storage.store import Store, check_writer_version, gaps
-from holdfast.registry.values.records import Record
+from holdfast.registry.objects import (
+    EPOCHS,
+    ObjectKey,
+    epoch_key,
+    join_lines,
+    parse_number,
+    split_lines,
+)
+from holdfast.registry.store import Store, check_writer_version, gaps
+from holdfast.registry.values import Record
 
 #: The grace of a sweep where none is given.
 DAY_S = 86_400.0
@@ -29,20 +35,16 @@ _FORGETS = 2
 
 
 class EpochHeader(Record):
-    """First line of an entry.
-
-    Attributes:
-        epoch: Its number.
-        entry: A `sweep` condemns keys; an `upgrade` only raises the least writer version; a
-            `forget` adds runs to `forgotten`.
-        min_writer: Least writer version from this epoch on; it never decreases.
-        forgotten: Every run that was forgotten up to this epoch, with the slot that ends its log.
-    """
+    """First line of an entry."""
 
     format: Literal["holdfast.epoch/1"] = "holdfast.epoch/1"
-    epoch: Annotated[int, Field(ge=1)]
+    epoch: Annotated[int, Field(ge=1)]  # its number
+    #: A `sweep` condemns keys; an `upgrade` only raises the least writer version; a `forget` adds
+    #: runs to `forgotten`.
     entry: Literal["sweep", "upgrade", "forget"]
+    #: Least writer version from this epoch on; it never decreases.
     min_writer: Annotated[int, Field(ge=1)] = 1
+    #: Every run that was forgotten up to this epoch, with the slot that ends its log.
     forgotten: dict[str, Annotated[int, Field(ge=0)]] | None = None
 
 
@@ -60,13 +62,7 @@ class CondemnedShard(Record):
 def encode_sweep(
     epoch: int, condemned: Iterable[ObjectKey], before: EpochHeader | None = None
 ) -> bytes:
-    """Return the entry of a sweep.
-
-    Args:
-        epoch: Its number.
-        condemned: The keys that it condemns.
-        before: The header of the epoch before it, if there is one.
-    """
+    """Return the entry of a sweep."""
     shards: dict[str, list[str]] = {}
     for key in sorted(condemned):
         shards.setdefault(key.digest[:1].hex(), []).append(str(key))
@@ -96,11 +92,7 @@ def encode_forget(epoch: int, forgotten: Mapping[str, int], before: EpochHeader 
 
 
 class CondemnedKeys:
-    """The keys that one sweep condemned, kept as encoded lines to save memory.
-
-    Args:
-        shards: The lines, by leading byte.
-    """
+    """The keys that one sweep condemned, kept as encoded lines to save memory."""
 
     def __init__(self, shards: Mapping[str, bytes]) -> None:
         self._shards = shards
@@ -129,12 +121,7 @@ class Epochs:
         return shared
 
     def observe(self) -> int:
-        """Return the highest dense epoch; 0 before the first.
-
-        Raises:
-            UnsupportedFormat: The registry demands a newer writer.
-            IntegrityError: The newest entry is damaged, or an entry that was seen is missing.
-        """
+        """Return the highest dense epoch; 0 before the first."""
         backend, heads = self._store.backend, self._store.heads
         seen = heads.epoch if heads is not None else 0  # another thread may add one meanwhile
         listed = [parse_number(info.key) for info in backend.list(EPOCHS)]
@@ -158,21 +145,13 @@ class Epochs:
             self._durable = epoch
 
     def require(self, epoch: int) -> None:
-        """Check that this writer may write after an epoch.
-
-        Raises:
-            UnsupportedFormat: The epoch demands a newer writer.
-        """
+        """Check that this writer may write after an epoch."""
         header = self.header(epoch)
         if header is not None:
             check_writer_version(header.min_writer, where=epoch_key(epoch))
 
     def check_not_forgotten(self, run_id: str, epoch: int) -> None:
-        """Refuse to write to a run that was forgotten, even if its log is another one by now.
-
-        Raises:
-            Conflict: It was forgotten.
-        """
+        """Refuse to write to a run that was forgotten, even if its log is another one by now."""
         header = self.header(epoch)
         if header is not None and run_id in (header.forgotten or ()):
             what = f"the run was forgotten by {epoch_key(epoch)}, and its objects may be deleted"
@@ -183,11 +162,7 @@ class Epochs:
         return self.entry(epoch)[0] if epoch else None
 
     def entry(self, epoch: int) -> tuple[EpochHeader, CondemnedKeys]:
-        """Return an entry's header and, of a sweep, the keys that it condemns.
-
-        Raises:
-            IntegrityError: It is absent or damaged.
-        """
+        """Return an entry's header and, of a sweep, the keys that it condemns."""
         if epoch not in self._entries:
             self._entries[epoch] = self._read(epoch)
         return self._entries[epoch]

@@ -25,10 +25,9 @@ from holdfast.registry.history.replay import Forgotten, RunManifest, Slot, advan
 from holdfast.registry.history.slots import AHEAD, Slots
 from holdfast.registry.history.snapshots import Snapshots
 from holdfast.registry.history.tail import Look, SeenHead, Tail, check_newest
-from holdfast.registry.storage.keys import RUNS, epoch_key, is_run_id, slot_key, snapshot_key
-from holdfast.registry.storage.store import Store
-from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.process import ProcessLock, host_name
+from holdfast.registry.objects import RUNS, epoch_key, is_run_id, slot_key, snapshot_key
+from holdfast.registry.store import Store
+from holdfast.registry.values import Digest, ProcessLock, host_name
 
 #: The least number of slots between snapshots.
 SNAPSHOT_EVERY = 8
@@ -39,11 +38,6 @@ Compose = Callable[[RunManifest], Sequence[Line | bytes] | None]
 
 class RunLog:
     """The log of one run and its replay.
-
-    Args:
-        store: The registry's objects.
-        run_id: The run.
-        snapshot_slot: Slot of the newest snapshot, if the caller has listed them.
 
     Attributes:
         run_id: The run.
@@ -71,13 +65,6 @@ class RunLog:
 
         First the list of snapshots; then the newest one and the names of the slots after it; then
         those slots, and the slot that proves the seen head.
-
-        Args:
-            check_head: Refuse a log that does not continue from the seen head.
-
-        Raises:
-            IntegrityError: A slot is damaged, missing or not legal.
-            RolledBack: The log is shorter than when it was seen, or another log.
         """
         with self._lock.here():
             self._complete, self._durable = RunManifest.empty(self.run_id), 0
@@ -93,24 +80,11 @@ class RunLog:
             return self.run
 
     def check_head(self, proofs: Iterable[Slot] = ()) -> None:
-        """Check the log against the seen head, and remember its new head.
-
-        Args:
-            proofs: Earlier slots than those that were read; the seen head is looked for in them
-                first.
-
-        Raises:
-            RolledBack: The log is shorter than it was, or another log.
-        """
+        """Check the log against the seen head, and remember its new head."""
         self.seen.check(self.run, self._tail, proofs)
 
     def refresh(self) -> RunManifest:
-        """Read to the head; one request when nothing is new.
-
-        Raises:
-            RolledBack: The new slots do not follow those that this handle has read.
-            IntegrityError: A slot is damaged, missing or not legal.
-        """
+        """Read to the head; one request when nothing is new."""
         with self._lock.here():
             following = self._slots.get(self.run.next_slot)
             if following is not None:
@@ -127,19 +101,12 @@ class RunLog:
         """Fold in slots that the caller has read; no snapshot is used.
 
         A complete run stays complete.
-
-        Raises:
-            Malformed: They do not continue the log legally.
         """
         with self._lock.here():
             return self._fold(lambda: slots)
 
     def read_to(self, stop: int) -> RunManifest:
-        """Replay the listed slots before `stop`; only a few are in memory at a time.
-
-        Raises:
-            Malformed: They do not continue the log legally, or one of them is absent.
-        """
+        """Replay the listed slots before `stop`; only a few are in memory at a time."""
         with self._lock.here():
             numbers = range(self.run.next_slot, stop)
             if len(numbers) <= AHEAD:
@@ -151,10 +118,6 @@ class RunLog:
         """Return the complete run at the slot of `run`, evicted checkpoints included.
 
         The first call reads the log from its first slot; a later one reads only further slots.
-
-        Raises:
-            RolledBack: The log does not lead to what was read.
-            IntegrityError: A slot is damaged, missing or not legal.
         """
         with self._lock.here():
             if self.run.gone is None:
@@ -215,11 +178,7 @@ class RunLog:
             return advance(self.history(), [slot]).compact(), True
 
     def _fold(self, read: Callable[[], Iterable[Slot]]) -> RunManifest:
-        """Fold in further slots; into the complete run if a rule needs evicted records.
-
-        Args:
-            read: Returns the slots; called again for the complete run.
-        """
+        """Fold in further slots; into the complete run if a rule needs evicted records."""
         tail = replace(self._tail)
         try:
             self.run = advance(self.run, self._noted(tail, read()))
@@ -268,25 +227,7 @@ class RunLog:
         caches: bool = True,
         look: Look | None = None,
     ) -> RunManifest:
-        """Put the next slot; after a lost race read to the head, compose again and try again.
-
-        Args:
-            compose: Returns the lines for a run, or raises if the run does not allow them. It is
-                called again after each lost race, with the run that the winner has made.
-            patience_s: Seconds for which races may be lost.
-            caches: Whether a snapshot may be written as well.
-            look: A check that was started earlier; it is used if nothing was read since.
-
-        Returns:
-            The run at the slot that was put, or at the head if there was nothing to write. Both are
-            durable.
-
-        Raises:
-            Conflict: All races were lost, for as long as it has patience.
-            RolledBack: The log is not the one that this handle has read; nothing was committed.
-            StoreUnavailable: The store did not say whether the slot was put.
-            StoreUnsuitable: A file of the run is a symbolic link.
-        """
+        """Put the next slot; after a lost race read to the head, compose again and try again."""
         with self._lock.here():
             self.prepare_writing()
             if look is None or look.next_slot != self.run.next_slot:
@@ -340,11 +281,7 @@ class RunLog:
             )
 
     def prepare_writing(self) -> None:
-        """Prepare the first write, once: refuse symbolic links, also in the run's own folder.
-
-        Raises:
-            StoreUnsuitable: There is a link; nothing was written.
-        """
+        """Prepare the first write, once: refuse symbolic links, also in the run's own folder."""
         if not self._may_write:
             self._store.prepare_writing()
             refuse_links(self._store.backend, f"{RUNS}{self.run_id}/")
@@ -359,11 +296,7 @@ class RunLog:
         yield from self._slots.fetch(self._slots.numbers(start))
 
     def fetch(self, numbers: Sequence[int]) -> Iterator[Slot]:
-        """Yield slots that were listed, fetched in parallel, up to a damaged one.
-
-        Raises:
-            Malformed: One of them is absent.
-        """
+        """Yield slots that were listed, fetched in parallel, up to a damaged one."""
         yield from self._slots.fetch(numbers)
 
     def _open_from(self, slot: int, *, check_head: bool) -> bool:
@@ -401,17 +334,11 @@ class RunLog:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Who writes a commit, and when.
+    """Who writes a commit, and when."""
 
-    Attributes:
-        write: Random id of the write.
-        author: `user@host`.
-        time_ms: Milliseconds since the epoch by the author's clock.
-    """
-
-    write: str
-    author: str
-    time_ms: int
+    write: str  # random id of the write
+    author: str  # `user@host`
+    time_ms: int  # milliseconds since the epoch by the author's clock
 
 
 def new_signature() -> Signature:

@@ -12,9 +12,7 @@ from typing import Any
 from holdfast.backends.escape import MAX_DECIMAL_BITS, hexadecimal, quoted, shown
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
-from holdfast.registry.values import canonical
-from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.parse_limits import check_json
+from holdfast.registry.values import Digest, canonical, check_json
 
 MAX_STEP = 2**53
 #: Levels of JSON in a value of the log; many JSON readers allow 200.
@@ -30,12 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def encode_plain(value: object, what: str) -> canonical.Json:
-    """Return a plain value as the log stores it; every type and bit is preserved.
-
-    Raises:
-        UnsupportedValue: It holds a tensor, an array, or a value that cannot be stored, or reading
-            it would take too much memory.
-    """
+    """Return a plain value as the log stores it; every type and bit is preserved."""
     (component,) = pytree.flatten({what: value}).components
     if component.leaves:
         raise UnsupportedValue(
@@ -47,11 +40,7 @@ def encode_plain(value: object, what: str) -> canonical.Json:
 
 
 def join_plain(encoded: Mapping[str, canonical.Json], what: str) -> canonical.Json:
-    """Return the encoding of a dict, given its encoded values.
-
-    Raises:
-        UnsupportedValue: It nests too deeply.
-    """
+    """Return the encoding of a dict, given its encoded values."""
     return _shallow({"d": [[name, value] for name, value in encoded.items()]}, what)
 
 
@@ -93,11 +82,7 @@ def plain_digest(skeleton: canonical.Json) -> Digest:
 
 
 def check_metrics(metrics: Mapping[str, object] | None) -> dict[str, float]:
-    """Return metrics as floats; numbers of any library are accepted, NaN included.
-
-    Raises:
-        InvalidInput: A name is not a string, or a value not a number.
-    """
+    """Return metrics as floats; numbers of any library are accepted, NaN included."""
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
@@ -113,11 +98,7 @@ def check_metrics(metrics: Mapping[str, object] | None) -> dict[str, float]:
 
 
 def check_step(step: object) -> int:
-    """Return a step as an int.
-
-    Raises:
-        InvalidInput: It is not a whole number from 0 to 2^53.
-    """
+    """Return a step as an int."""
     try:
         # A boolean has an index too, in Python, NumPy and torch.
         if isinstance(step, bool) or str(getattr(step, "dtype", "")).endswith("bool"):
@@ -133,11 +114,7 @@ def check_step(step: object) -> int:
 
 
 def check_name(name: object, what: str) -> str:
-    """Return a name that may be part of a ref.
-
-    Raises:
-        InvalidInput: It is not 1 to 64 of `[A-Za-z0-9._-]`, beginning with a letter or digit.
-    """
+    """Return a name that may be part of a ref."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidInput(
             f"not a legal name for {what}",
@@ -148,11 +125,7 @@ def check_name(name: object, what: str) -> str:
 
 
 def check_phase(phase: object) -> str:
-    """Return a phase as the log stores it; a number becomes its digits.
-
-    Raises:
-        InvalidInput: It is neither a name nor a whole number from 0.
-    """
+    """Return a phase as the log stores it; a number becomes its digits."""
     if isinstance(phase, int) and not isinstance(phase, bool) and phase >= 0:
         phase = str(check_step(phase))
     name = check_name(phase, "a phase")

@@ -19,9 +19,6 @@ class Races:
     long as there seem to be more writers, and shrinks with the time left: who has waited for long
     tries most often. So nobody is left behind while others win again and again.
 
-    Args:
-        patience_s: Seconds after which the commit gives up.
-
     Attributes:
         lost: How many races it has lost.
     """

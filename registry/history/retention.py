@@ -9,6 +9,7 @@ here.
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,8 @@ from heapq import nsmallest
 
 from holdfast.registry.history.actions import Action, Evict, Eviction
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.spec import Retention, RunSpec
-from holdfast.registry.values import markup
-from holdfast.registry.values.amounts import size
+from holdfast.registry.spec import Phase, Retention, RunSpec, Tier
+from holdfast.registry.values import markup, size
 
 _LOGGER = logging.getLogger("holdfast")
 _DAY_MS = 24 * 60 * 60 * 1000
@@ -122,13 +122,7 @@ def _rows(what: str, verdicts: Sequence[Verdict]) -> markup.Rows:
 
 
 def warn_of_unrated(run_id: str, unrated: Mapping[str, str], told: set[str]) -> None:
-    """Warn of evictions that were decided without a best, once for each phase.
-
-    Args:
-        run_id: The run.
-        unrated: As in a plan.
-        told: The phases that were told before; those that are told now are added.
-    """
+    """Warn of evictions that were decided without a best, once for each phase."""
     for phase in unrated.keys() - told:
         told.add(phase)
         text = (
@@ -143,25 +137,12 @@ def warn_of_unrated(run_id: str, unrated: Mapping[str, str], told: set[str]) -> 
 def plan_retention(
     run: RunManifest, now_ms: int, override: Retention | None = None
 ) -> RetentionPlan:
-    """Plan which checkpoints of a run are evicted.
-
-    Args:
-        run: The run.
-        now_ms: Milliseconds since the epoch, for `for_days` and for the claims of followers.
-        override: A policy that replaces those of the run; recovered checkpoints are then treated
-            like all others.
-    """
+    """Plan which checkpoints of a run are evicted."""
     return RetentionPlan(_Group(run, now_ms, override, *group) for group in _groups(run, override))
 
 
 def protections(run: RunManifest, record: CheckpointRecord, now_ms: int) -> list[str]:
-    """Return why no policy evicts a checkpoint; nothing if a policy may.
-
-    Args:
-        run: The run.
-        record: A checkpoint of it that is not evicted.
-        now_ms: Milliseconds since the epoch, for the claims of followers.
-    """
+    """Return why no policy evicts a checkpoint; nothing if a policy may."""
     everything = Retention(all=True)
     group = _Group(run, now_ms, everything, record.phase, record.tier, everything)
     return group.protected.get(record.n, [])
@@ -374,3 +355,53 @@ class _Group:
         group = f"tier {self.tier}" if self.tier else f"phase {self.phase}"
         superseded = "superseded; " if record.superseded else ""
         return f"{superseded}not among {', '.join(filter(None, wanted))} of {group}; no pin"
+
+
+# Choose the tier of a checkpoint within its phase: pure functions of the run and the save.
+
+
+def choose_tier(
+    run: RunManifest, phase: Phase, metrics: Mapping[str, float], counters: Mapping[str, int]
+) -> str | None:
+    """Return the tier of a new checkpoint: the first whose rule it meets, or the last one."""
+    for tier in phase.tiers:
+        counter = tier.counter or phase.counter
+        due = tier.every is not None and counters[counter] % tier.every == 0
+        if due or _improves(run, phase, tier, metrics):
+            return tier.name
+    return phase.tiers[-1].name if phase.tiers else None
+
+
+def tier_after_report(run: RunManifest, n: int, metrics: Mapping[str, float]) -> str | None:
+    """Return the higher tier that late metrics give a checkpoint; `None` if its tier stays."""
+    record = run.by_n.get(n)
+    if record is None or record.tier is None or not record.is_live:
+        return None
+    phase = run.spec.phase(record.phase)
+    merged = {**record.metrics, **metrics}
+    for tier in phase.tiers:
+        if tier.name == record.tier:
+            return None
+        if _improves(run, phase, tier, merged, except_n=n):
+            return tier.name
+    return None
+
+
+def _improves(
+    run: RunManifest,
+    phase: Phase,
+    tier: Tier,
+    metrics: Mapping[str, float],
+    except_n: int | None = None,
+) -> bool:
+    for monitor in phase.monitors:
+        rank = monitor.rank(metrics)
+        if monitor.label not in tier.improves or math.isnan(rank):
+            continue
+        best = run.best(monitor, phase.name)
+        if best is not None and best.n == except_n:
+            others = [one for one in run.ranked(monitor, phase.name) if one.n != except_n]
+            best = others[0] if others else None
+        if best is None or rank < best.rank(monitor):
+            return True
+    return False

@@ -13,8 +13,8 @@ from functools import partial
 from holdfast.backends import ObjectNotFound, StoreUnavailable
 from holdfast.registry.errors import Malformed
 from holdfast.registry.history.replay import Slot
-from holdfast.registry.storage.keys import log_prefix, parse_number, slot_key
-from holdfast.registry.storage.store import Store, gaps
+from holdfast.registry.objects import log_prefix, parse_number, slot_key
+from holdfast.registry.store import Store, gaps
 
 #: Slots that are fetched at once.
 AHEAD = 512
@@ -27,12 +27,7 @@ _LONGEST_PAUSE_S = 1.0
 
 
 class Slots:
-    """The slots of one run.
-
-    Args:
-        store: The registry's objects.
-        run_id: The run.
-    """
+    """The slots of one run."""
 
     def __init__(self, store: Store, run_id: str) -> None:
         self._store = store
@@ -48,11 +43,7 @@ class Slots:
         return Slot.decode(number, data, where=key)
 
     def numbers(self, start: int = 0) -> range:
-        """Return the numbers of the slots from `start` to the head: one listing.
-
-        Raises:
-            Malformed: A slot between them is absent.
-        """
+        """Return the numbers of the slots from `start` to the head: one listing."""
         backend = self._store.backend
         after = slot_key(self._run_id, start - 1) if start else ""
         infos = backend.list(log_prefix(self._run_id), start_after=after)
@@ -70,11 +61,7 @@ class Slots:
         return range(start, listed[-1] + 1 if listed else start)
 
     def fetch(self, numbers: Sequence[int]) -> Iterator[Slot]:
-        """Yield listed slots, fetched in parallel, up to a damaged one.
-
-        Raises:
-            Malformed: A slot is absent.
-        """
+        """Yield listed slots, fetched in parallel, up to a damaged one."""
         for start in range(0, len(numbers), AHEAD):
             batch = numbers[start : start + AHEAD]
             for number, slot in zip(
@@ -103,9 +90,6 @@ class Slots:
         """Put a slot unless one of its number exists; return whether the existing one is ours.
 
         After a lost answer the slot is read, to learn whether it is ours.
-
-        Raises:
-            StoreUnavailable: The store did not say whether the slot was put.
         """
         key = slot_key(self._run_id, slot.number)
         until = time.monotonic() + _UNKNOWN_S

@@ -15,12 +15,15 @@ from holdfast.backends.limits import max_record_bytes
 from holdfast.registry.errors import IntegrityError, ObjectNotFound, RegistryError
 from holdfast.registry.history.actions import SetStatus, line_digest
 from holdfast.registry.history.replay import RunManifest, Slot
-from holdfast.registry.storage.framing import join_lines, split_lines
-from holdfast.registry.storage.keys import snapshot_key, snapshot_prefix, snapshot_slot
-from holdfast.registry.storage.store import Store
-from holdfast.registry.values import canonical
-from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.records import Record
+from holdfast.registry.objects import (
+    join_lines,
+    snapshot_key,
+    snapshot_prefix,
+    snapshot_slot,
+    split_lines,
+)
+from holdfast.registry.store import Store
+from holdfast.registry.values import Digest, Record, canonical
 
 #: The least number of slots between snapshots at the end of a training.
 _EVERY_AT_END = 4
@@ -43,11 +46,6 @@ _LISTS = ("checkpoints", "places", "pins", "pool")
 
 class Snapshots:
     """The snapshots of one run.
-
-    Args:
-        store: The registry's objects.
-        run_id: The run.
-        newest: Slot of the newest one, if the caller has listed them.
 
     Attributes:
         newest: Slot of the newest known one; -1 without one.
@@ -104,11 +102,6 @@ class Snapshots:
         Each has all kept checkpoints, so it is not due before it is small beside the slots and
         tensors that were written meanwhile. Most runs that people look at have ended, so those may
         have larger ones.
-
-        Args:
-            run: The run after the slot.
-            slot: The slot that was put.
-            every: The least number of slots between snapshots, but for the end of a training.
         """
         grown = slot.number - self.newest
         ends = _ends_training(slot)
@@ -173,9 +166,6 @@ def stale_snapshots(listed: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
     """Return the snapshots of a run that newer ones have replaced.
 
     A collection deletes them, after it has read the whole log; see docs/spec.md, section 13.
-
-    Args:
-        listed: All of them, in the order of their keys: newest first.
     """
     return listed[_SNAPSHOTS_KEPT:]
 

@@ -16,10 +16,10 @@ from holdfast.registry.history.actions import Evict, Place
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord
-from holdfast.registry.storage.manifest import Manifest
-from holdfast.registry.storage.placement import NO_BASE, ChunkIndex, Placement
-from holdfast.registry.storage.reading import (
+from holdfast.registry.objects import NO_BASE, ChunkIndex, Manifest, Placement, TensorEntry
+from holdfast.registry.store import (
     StateIndex,
+    Store,
     Target,
     check_lists,
     index_chunks,
@@ -27,38 +27,23 @@ from holdfast.registry.storage.reading import (
     read_lists,
     read_tensors,
 )
-from holdfast.registry.storage.store import Store
-from holdfast.registry.storage.tensor_entry import TensorEntry
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.values import Digest
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedState:
-    """A stored state that was read: another state can be stored against it and share its chunks.
+    """A stored state that was read: another state can be stored against it and share its chunks."""
 
-    Attributes:
-        place: The place of its manifest and placement.
-        manifest: Its manifest.
-        placement: Its placement.
-        lists: The bytes of its stored digest lists.
-    """
-
-    place: Place
-    manifest: Manifest
-    placement: Placement
-    lists: Mapping[Digest, bytes]
+    place: Place  # the place of its manifest and placement
+    manifest: Manifest  # its manifest
+    placement: Placement  # its placement
+    lists: Mapping[Digest, bytes]  # the bytes of its stored digest lists
 
 
 class StateReader:
     """Reads one stored state.
-
-    Args:
-        store: The registry's objects.
-        log: The log of a run that has, or had, the state.
-        digest: The state's id.
-        ref: Its name, for messages.
 
     Attributes:
         store: The registry's objects.
@@ -83,11 +68,7 @@ class StateReader:
 
     @property
     def place(self) -> Place:
-        """The place of its manifest and placement in this registry.
-
-        Raises:
-            MissingObject: The log gives none.
-        """
+        """The place of its manifest and placement in this registry."""
         found = self._log.place_of(self.digest)
         if found is None:
             raise MissingObject(
@@ -108,11 +89,7 @@ class StateReader:
         return self._relocated(self._placement)
 
     def base(self) -> PlacedState:
-        """Read manifest, placement and digest lists, so that later states can share chunks.
-
-        Raises:
-            IntegrityError: Its manifest or placement is damaged or missing.
-        """
+        """Read manifest, placement and digest lists, so that later states can share chunks."""
 
         def read(place: Place) -> PlacedState:
             # All by one place: a save may rely only on objects of a current place (W2a).
@@ -125,24 +102,13 @@ class StateReader:
         return self._relocated(read)
 
     def read(self, manifest: Manifest, targets: list[Target]) -> None:
-        """Fill memory with tensors, every byte verified.
-
-        Raises:
-            IntegrityError: A chunk is damaged or missing.
-        """
+        """Fill memory with tensors, every byte verified."""
         self._relocated(
             lambda place: read_tensors(self.store, manifest, self._placement(place), targets)
         )
 
     def read_chunks(self, wanted: Mapping[Digest, memoryview]) -> None:
-        """Fill memory with chunks, every byte verified.
-
-        Args:
-            wanted: Chunks, each with a writable flat byte view of its raw length.
-
-        Raises:
-            IntegrityError: A chunk is damaged or missing.
-        """
+        """Fill memory with chunks, every byte verified."""
         self._relocated(
             lambda place: read_chunks(
                 self.store, self._placement(place), self._holding(place, wanted), wanted

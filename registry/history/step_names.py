@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from holdfast.registry.history.actions import Parent
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.values import Digest
 
 
 class _AtStep(Protocol):

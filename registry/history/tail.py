@@ -12,23 +12,18 @@ from dataclasses import dataclass
 
 from holdfast.registry.errors import NotFound, ObjectNotFound, RolledBack
 from holdfast.registry.history.replay import RunManifest, Slot, link_after
-from holdfast.registry.storage.keys import CONFIG, slot_key
-from holdfast.registry.storage.store import Store, read_config
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.objects import CONFIG, slot_key
+from holdfast.registry.store import Store, read_config
+from holdfast.registry.values import Digest
 
 
 @dataclass(slots=True)
 class Tail:
-    """The newest slots that were read.
+    """The newest slots that were read."""
 
-    Attributes:
-        newest: Digest of the newest one.
-        committed: The newest one that holds a commit.
-        link: Digest of the last commit of the seen head, once a slot has given it.
-    """
-
-    newest: Digest | None = None
-    committed: int | None = None
+    newest: Digest | None = None  # digest of the newest one
+    committed: int | None = None  # the newest one that holds a commit
+    #: Digest of the last commit of the seen head, once a slot has given it.
     link: Digest | None = None
 
     def take(self, slot: Slot, seen_commits: int) -> None:
@@ -64,16 +59,7 @@ class SeenHead:
         return range(0) if self.head is None else self.head.skipped(snapshot)
 
     def check(self, run: RunManifest, tail: Tail, proofs: Iterable[Slot]) -> None:
-        """Check that the log continues from the head, and remember its new head.
-
-        Args:
-            run: The replay of the log.
-            tail: Its newest slots.
-            proofs: Earlier slots than the tail; the head is looked for in them first.
-
-        Raises:
-            RolledBack: The log is shorter than it was, or another log.
-        """
+        """Check that the log continues from the head, and remember its new head."""
         if self._heads is not None and self.head is not None:
             link = link_after(proofs, self.commits) or tail.link
             if link is None and run.commits == self.commits:
@@ -90,29 +76,14 @@ class SeenHead:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A running check of the newest slot that was read.
+    """A running check of the newest slot that was read."""
 
-    Attributes:
-        next_slot: The slot after that one.
-        outcome: Its result: an error unless the slot is unchanged.
-    """
-
-    next_slot: int
-    outcome: Future[None]
+    next_slot: int  # the slot after that one
+    outcome: Future[None]  # its result: an error unless the slot is unchanged
 
 
 def check_newest(store: Store, run_id: str, number: int, newest: Digest | None) -> None:
-    """Check that the newest slot that was read is still there unchanged.
-
-    Args:
-        store: The registry's objects.
-        run_id: The run.
-        number: Number of the slot.
-        newest: Its digest; `None` if nothing was read: then the registry itself is checked.
-
-    Raises:
-        RolledBack: The slot is missing or different.
-    """
+    """Check that the newest slot that was read is still there unchanged."""
     if newest is None:
         _check_registry(store)
         return

@@ -12,8 +12,7 @@ from holdfast.registry.errors import Conflict, Fenced
 from holdfast.registry.history.actions import Action, Rewind, SetStatus, TakeOver
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, RunManifest
-from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.process import host_name
+from holdfast.registry.values import Digest, host_name
 
 _LOGGER = logging.getLogger("holdfast")
 
@@ -48,11 +47,7 @@ class WriterToken:
         self._lent: int | None = None
 
     def lend(self, run: RunManifest) -> WriterToken:
-        """Return the token for another process that saves for this handle.
-
-        Args:
-            run: The run as this handle has read it.
-        """
+        """Return the token for another process that saves for this handle."""
         lent = copy.copy(self)
         lent._lent = None
         if self._lent is None:
@@ -70,11 +65,6 @@ class WriterToken:
         """Continue from a checkpoint: the next save supersedes all later checkpoints.
 
         That save takes the run over, even if this handle was fenced meanwhile.
-
-        Args:
-            n: Commit number of the checkpoint.
-            run: The run as it was read.
-            keeps: Commit number of a pivot after the checkpoint, which is not superseded.
         """
         self.resumed_at, self._attempted, self._lent = n, None, None
         self.resumes += 1
@@ -161,12 +151,7 @@ class WriterToken:
         return not self._taken and self.resumed_at is None
 
     def check_allowed(self, run: RunManifest, *, takes_over: bool) -> None:
-        """Refuse a save into a run that is over, or that another trainer has taken over.
-
-        Raises:
-            Conflict: The run is completed or dropped, or it is a fork without its first checkpoint.
-            Fenced: Another trainer has taken it over.
-        """
+        """Refuse a save into a run that is over, or that another trainer has taken over."""
         check_not_dropped(run)
         is_fork = run.created is not None and run.created.parent is not None
         if is_fork and not run.has_checkpoints:
@@ -180,11 +165,7 @@ class WriterToken:
             raise self._fenced(run, "Stop this process; its earlier saves are kept.")
 
     def check_alone(self, run: RunManifest) -> None:
-        """Refuse a trainer that found nothing to restore, if another one has saved since.
-
-        Raises:
-            Fenced: Another trainer has taken the run over.
-        """
+        """Refuse a trainer that found nothing to restore, if another one has saved since."""
         if self.has_asked and self.begins and run.writer is not None and self.is_fenced(run):
             hint = "Two trainers of this run were started. Stop one of them; a process that starts "
             raise self._fenced(run, f"{hint}anew continues from what was saved.")
@@ -213,11 +194,7 @@ class WriterToken:
 
 
 def check_not_completed(run: RunManifest) -> None:
-    """Refuse to train a run that is completed.
-
-    Raises:
-        Conflict: It is.
-    """
+    """Refuse to train a run that is completed."""
     if run.status == "completed":
         raise Conflict(
             "the run is completed",
@@ -227,11 +204,7 @@ def check_not_completed(run: RunManifest) -> None:
 
 
 def check_not_dropped(run: RunManifest) -> None:
-    """Refuse to add to the history of a run that was dropped.
-
-    Raises:
-        Conflict: The run was dropped.
-    """
+    """Refuse to add to the history of a run that was dropped."""
     if run.dropped is not None:
         raise Conflict(
             "the run was dropped, and its name cannot be used again",

@@ -17,25 +17,36 @@ import os
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.following.watching import Patience
-from holdfast.registry.formats.andrea import read_table
+from holdfast.registry.formats import read_table
 from holdfast.registry.layouts.checkout import CheckoutReport, check_out
 from holdfast.registry.layouts.following import follow_folder, follow_run
 from holdfast.registry.layouts.importing import ImportedFile, Importer
 from holdfast.registry.layouts.scanning import check_folder
 from holdfast.registry.layouts.table import LAYOUTS, NAMES, import_spec, layout_named
-from holdfast.registry.writing.committer import Committer
+from holdfast.registry.loading.following import Patience
+from holdfast.registry.values.first_use import at_first_use
+from holdfast.registry.writing import Committer
+
+if TYPE_CHECKING:
+    from holdfast.registry.layouts.hub_folder import CONFIGS as CONFIGS
+    from holdfast.registry.layouts.hub_folder import METADATA as METADATA
+else:
+    __getattr__ = at_first_use(__name__)
+
 
 __all__ = [
+    "CONFIGS",
     "LAYOUTS",
+    "METADATA",
     "NAMES",
     "CheckoutReport",
     "ImportedFile",
     "check_folder",
     "check_out_as",
+    "follow_run",
     "import_from",
     "import_spec",
     "keep_checked_out",
@@ -63,14 +74,6 @@ def keep_checked_out(
     """Check a run out whenever its log has grown; yield what each checkout has done.
 
     It ends when the run is completed, failed or dropped.
-
-    Args:
-        committer: The committer of the run; nothing is committed.
-        root: The folder.
-        layout: As for `Run.checkout`.
-        poll_s: Seconds between looks at the log; twice as long after each that finds nothing new.
-        longest_poll_s: The longest time between two looks.
-        timeout_s: End after this many seconds without a change. Default: never.
     """
     name = _name_of(committer, layout)
     patience = Patience(poll_s, longest_poll_s, timeout_s)

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.registry.curation import Release
 from holdfast.registry.layouts import torch_files
 from holdfast.registry.layouts.contents import RunContents, imported_as
 from holdfast.registry.layouts.patterns import fields_of, written
 from holdfast.registry.layouts.tree import Entry, Found, Link, Reading, StateFile, TextFile
-from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.names.releases import Release
+from holdfast.registry.loading import Checkpoint
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.presets import load_preset
 
@@ -216,9 +216,5 @@ def _order(version: str) -> list[int | str]:
 
 
 def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:  # noqa: ARG001
-    """Read the file of a checkpoint.
-
-    Raises:
-        InvalidInput: It is none of `torch.save`, or has no dict.
-    """
+    """Read the file of a checkpoint."""
     return torch_files.reading(found, path, "epoch")

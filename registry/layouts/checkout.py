@@ -17,12 +17,12 @@ from typing import Final
 
 from holdfast.registry import formats
 from holdfast.registry.errors import InvalidInput, RegistryError
-from holdfast.registry.formats.target import fail, put_file
+from holdfast.registry.formats import fail, put_file
 from holdfast.registry.layouts.contents import RunContents
 from holdfast.registry.layouts.made import Made, MadeFile, digest, stamp, sync_folder
 from holdfast.registry.layouts.tree import Entry, Layout, Link, StateFile, TextFile
-from holdfast.registry.values.path_names import check_path_names
-from holdfast.registry.writing.committer import Committer
+from holdfast.registry.values import check_path_names
+from holdfast.registry.writing import Committer
 
 #: ioctl of Linux: make a file share the blocks of another one, copied when either is written to.
 _FICLONE: Final = 0x40049409
@@ -47,15 +47,7 @@ class CheckoutReport:
 
 
 def check_out(committer: Committer, root: Path, layout: Layout, name: str) -> CheckoutReport:
-    """Bring a folder up to date with a run.
-
-    Raises:
-        InvalidInput: `root` is no folder, or the run has names that cannot be files.
-        IncompatibleState: A state does not fit the format of the layout.
-        Conflict: The folder is a checkout of something else, or another checkout is running.
-        IntegrityError: An object of the registry is damaged.
-        StoreFull: The disk is full.
-    """
+    """Bring a folder up to date with a run."""
     if root.exists() and not root.is_dir():
         raise InvalidInput("not a folder", where=root, hint="Choose the path of a folder.")
     entries = list(layout.entries(RunContents(committer)))
@@ -226,11 +218,7 @@ class _Checkout:
         return is_folder or not os.path.lexists(here) or self._made.is_ours(path)
 
     def _folder_of(self, path: str) -> Path:
-        """Return the folder of a file; it is made, and no part of it may be a link.
-
-        Raises:
-            InvalidInput: A part of it is a link or a file.
-        """
+        """Return the folder of a file; it is made, and no part of it may be a link."""
         here = self._root
         for part in Path(path).parts[:-1]:
             here = here / part

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.formats import StoredContent, portable
 from holdfast.registry.formats.cobre import policy
-from holdfast.registry.formats.content import StoredContent, portable
 from holdfast.registry.layouts.contents import RunContents, imported_as
 from holdfast.registry.layouts.patterns import fields_of, written
 from holdfast.registry.layouts.tree import Entry, Found, Link, Reading, StateFile
-from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading import Checkpoint
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.presets import load_preset
 
@@ -78,11 +78,7 @@ def find(files: Mapping[str, str | None]) -> Iterable[Found]:
 
 
 def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:  # noqa: ARG001
-    """Read a policy; the keys that the preset requires are made from its metadata.
-
-    Raises:
-        InvalidInput: It is not complete, or a file is damaged.
-    """
+    """Read a policy; the keys that the preset requires are made from its metadata."""
     read: Any = policy.read(path).state
     state, about = dict(read), read["metadata"]
     step = about["completed_iterations"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from holdfast.registry.curation import Release, Releases
+from holdfast.registry.curation.pool import PoolEntry
+from holdfast.registry.curation.streams import Stream
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.loading.stored import Stored
-from holdfast.registry.names.releases import Release, Releases
-from holdfast.registry.pool.entries import PoolEntry
-from holdfast.registry.spec.monitors import Monitor
-from holdfast.registry.streams.stream import Stream
-from holdfast.registry.writing.committer import Committer
+from holdfast.registry.loading import Checkpoint, Stored
+from holdfast.registry.spec import Monitor
+from holdfast.registry.writing import Committer
 
 #: The key of a checkpoint's meta that says from which file an import has taken it.
 IMPORT = "import"
@@ -19,9 +18,6 @@ IMPORT = "import"
 
 class RunContents:
     """A run at one moment: everything that a folder can show of it.
-
-    Args:
-        committer: The committer of the run; nothing is committed.
 
     Attributes:
         run: The run manifest of that moment.

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from holdfast.registry.errors import InvalidInput, RegistryError
-from holdfast.registry.following import watching
-from holdfast.registry.following.watching import OVER, Patience
-from holdfast.registry.formats.source import within
+from holdfast.registry.formats import within
 from holdfast.registry.layouts.importing import ImportedFile, Importer
 from holdfast.registry.layouts.scanning import check_folder, has_sidecar, identity
 from holdfast.registry.layouts.tree import Found, Layout
-from holdfast.registry.writing.committer import Committer
+from holdfast.registry.loading.following import OVER, Patience, watching
+from holdfast.registry.writing import Committer
 
 _T = TypeVar("_T")
 #: The kinds of files that have sidecars in a layout that has them.
@@ -46,11 +45,7 @@ def follow_folder(
     longest_poll_s: float,
     timeout_s: float | None,
 ) -> Iterator[ImportedFile]:
-    """Return an iterator over the files of a folder as they are taken in; see `Run.watch_folder`.
-
-    Raises:
-        InvalidInput: A time is not legal, or it is no folder.
-    """
+    """Iterate over the files of a folder as they are imported; see `Run.watch_folder`."""
     patience = Patience(poll_s, longest_poll_s, timeout_s)
     if not quiet_s > 0:
         raise InvalidInput("not a time", where="quiet_s", expected="seconds, above 0")
@@ -95,12 +90,7 @@ class _Completeness:
         self._since: dict[str, tuple[tuple[int, ...], float]] = {}
 
     def of(self, found: Found, *, is_newest: bool) -> tuple[int, ...] | None:
-        """Return what tells the present content of a complete file; `None` of another one.
-
-        Args:
-            found: The file.
-            is_newest: Whether it is the newest checkpoint of its phase.
-        """
+        """Return what tells the present content of a complete file; `None` of another one."""
         states = [found.path, *found.companions.values()]
         paths = [*states, *([] if found.beside is None else [found.beside])]
         waits = is_newest and self._layout.COMPANIONS

@@ -42,11 +42,7 @@ def find(files: Mapping[str, str | None]) -> Iterable[Found]:
 
 
 def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:  # noqa: ARG001
-    """Read a folder.
-
-    Raises:
-        InvalidInput: It has no configuration or no tensors, or a file breaks its format.
-    """
+    """Read a folder."""
     return Reading(formats.read(path, format=NAME, portable=True).state, found.step or 0)
 
 

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.registry import formats
+from holdfast.registry.curation import Release, write_card
 from holdfast.registry.errors import IncompatibleState, InvalidInput
-from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.loading.stored import Stored
-from holdfast.registry.names.cards import write_card
-from holdfast.registry.names.releases import Release
+from holdfast.registry.loading import Checkpoint, Stored
 
 #: Component with weights -> the name of its file.
 WEIGHTS = {"model": "model.safetensors", "adapter": "adapter_model.safetensors"}

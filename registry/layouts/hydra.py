@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.registry import formats
-from holdfast.registry.history.log_values import format_time
+from holdfast.registry.curation.pool import PoolEntry
+from holdfast.registry.history import format_time
 from holdfast.registry.layouts import torch_files
 from holdfast.registry.layouts.contents import RunContents, imported_as
 from holdfast.registry.layouts.patterns import fields_of, written
 from holdfast.registry.layouts.tree import Entry, Found, Link, Reading, StateFile, TextFile
-from holdfast.registry.loading.stored import Stored
-from holdfast.registry.pool.entries import PoolEntry
+from holdfast.registry.loading import Stored
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.presets import load_preset
 
@@ -158,11 +158,7 @@ def _other(path: str, names: Mapping[str, str], files: Mapping[str, str | None])
 
 
 def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:  # noqa: ARG001
-    """Read the file of a checkpoint or a gate; the content of a gate says its phase and step.
-
-    Raises:
-        InvalidInput: It is none of `torch.save`, or has no dict.
-    """
+    """Read the file of a checkpoint or a gate; the content of a gate says its phase and step."""
     read = torch_files.reading(found, path, "global_step")
     phase = read.state.get("phase")
     held = str(phase) if type(phase) in (int, str) else None

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from holdfast.registry import formats
+from holdfast.registry.curation import MAX_BYTES, Releases, parse_card, pins
+from holdfast.registry.curation.streams import Stream
 from holdfast.registry.errors import (
     Conflict,
     InvalidInput,
@@ -23,25 +25,19 @@ from holdfast.registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from holdfast.registry.formats.source import stable, walk, within
+from holdfast.registry.formats import stable, walk, within
+from holdfast.registry.history import decode_plain, phase_segment
 from holdfast.registry.history.actions import Action, EnterPhase
-from holdfast.registry.history.log_values import decode_plain
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.history.step_names import phase_segment
 from holdfast.registry.layouts.contents import IMPORT, RunContents
 from holdfast.registry.layouts.made import digest
 from holdfast.registry.layouts.scanning import SIDECAR, Scan, identity, verified_digest
 from holdfast.registry.layouts.torch_files import metrics_of
 from holdfast.registry.layouts.tree import Found, Layout, Reading
-from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.names import pins
-from holdfast.registry.names.cards import MAX_BYTES, parse_card
-from holdfast.registry.names.releases import Releases
-from holdfast.registry.streams.stream import Stream
-from holdfast.registry.training.save_request import SaveRequest, prepare_save
-from holdfast.registry.training.trainer import Trainer
-from holdfast.registry.values.parse_limits import check_json, max_record_bytes
-from holdfast.registry.writing.committer import Committer
+from holdfast.registry.loading import Checkpoint
+from holdfast.registry.saving import SaveRequest, Trainer, prepare_save
+from holdfast.registry.values import check_json, max_record_bytes
+from holdfast.registry.writing import Committer
 
 Outcome = Literal["imported", "there already", "refused", "passed over"]
 _LATE: Final = (
@@ -75,16 +71,7 @@ class ImportedFile:
 
 
 class Importer:
-    """An import of a folder into a run.
-
-    Args:
-        committer: The committer of the run.
-        root: The folder.
-        layout: The layout of the folder.
-        name: The name of the layout.
-        options: What only one layout needs: `table`, the parameters of a step file.
-        dry_run: Whether to read and check everything and to commit nothing.
-    """
+    """An import of a folder into a run."""
 
     def __init__(
         self,
@@ -103,12 +90,7 @@ class Importer:
         self._step = 0
 
     def once(self) -> list[ImportedFile]:
-        """Take in everything that is there now.
-
-        Raises:
-            InvalidInput: It is no folder, or two of its names would be one file on some systems.
-            StorageError: The registry or the folder failed; what was reported stays.
-        """
+        """Take in everything that is there now."""
         scan, found = self.find()
         done = [report for one in found for report in self.take(one)]
         return [*done, *unknown(scan, found)]

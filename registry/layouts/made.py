@@ -20,8 +20,8 @@ from typing import Any, Final
 from holdfast.backends.errors import StoreUnsuitable
 from holdfast.backends.local import folders
 from holdfast.registry.errors import Conflict, InvalidInput
-from holdfast.registry.formats.source import sha256_of, stable
-from holdfast.registry.values.path_names import check_path_name
+from holdfast.registry.formats import sha256_of, stable
+from holdfast.registry.values import check_path_name
 
 FOLDER: Final = ".holdfast-checkout"
 _FORMAT: Final = "holdfast.checkout/1"
@@ -29,31 +29,19 @@ _FORMAT: Final = "holdfast.checkout/1"
 
 @dataclass(frozen=True, slots=True)
 class MadeFile:
-    """A file or a link that a checkout has made.
+    """A file or a link that a checkout has made."""
 
-    Attributes:
-        key: What it was made from.
-        sha256: The digest of its bytes in hex; empty for a link.
-        target: The target of a link; empty for a file.
-        stamp: Size, time and number of the file as it was noted: equal ones need not be hashed.
-        before: The digest or the target of what it replaces: a crash may leave that in place.
-    """
-
-    key: str
-    sha256: str = ""
-    target: str = ""
+    key: str  # what it was made from
+    sha256: str = ""  # the digest of its bytes in hex; empty for a link
+    target: str = ""  # the target of a link; empty for a file
+    #: Size, time and number of the file as it was noted: equal ones need not be hashed.
     stamp: tuple[int, ...] = ()
+    #: The digest or the target of what it replaces: a crash may leave that in place.
     before: str = ""
 
 
 class Made:
-    """What checkouts have made in a folder.
-
-    Args:
-        root: The folder.
-        run: The run that is checked out.
-        layout: The name of the layout.
-    """
+    """What checkouts have made in a folder."""
 
     def __init__(self, root: Path, run: str, layout: str) -> None:
         self._root, self._path = root, root / FOLDER / "made.jsonl"
@@ -62,12 +50,7 @@ class Made:
 
     @contextmanager
     def locked(self) -> Iterator[Path]:
-        """Yield an empty folder for unfinished files, while no other checkout uses the folder.
-
-        Raises:
-            Conflict: Another checkout runs there, or the folder is a checkout of something else.
-            InvalidInput: The notes are damaged.
-        """
+        """Yield an empty folder for unfinished files, while no other checkout uses the folder."""
         folder = self._path.parent
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             raise InvalidInput("not the notes of a checkout", where=folder, hint="Remove it.")

@@ -14,19 +14,14 @@ from string import Formatter
 from typing import Any
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput
-from holdfast.registry.values.path_names import check_path_name
+from holdfast.registry.values import check_path_name
 
 _SPEC = re.compile(r"(0\d{1,2}d|\.\d{1,2}f|)", re.ASCII)
 _READS = {"d": r"\d{1,18}", "f": r"-?\d{1,300}(?:\.\d{1,20})?", "": r"[^/]{1,255}"}
 
 
 def written(pattern: str, fields: Mapping[str, Any]) -> str:
-    """Return the name that a pattern gives to fields; unknown fields are ignored.
-
-    Raises:
-        IncompatibleState: A field is missing, or has a value that the pattern cannot write.
-        InvalidInput: The result is no safe name, or the pattern is none.
-    """
+    """Return the name that a pattern gives to fields; unknown fields are ignored."""
     made = []
     for literal, name, spec in _parts(pattern):
         made.append(literal)

@@ -10,10 +10,9 @@ from typing import Final
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput, RegistryError
-from holdfast.registry.formats.source import stable, walk
-from holdfast.registry.formats.table import check_scope
+from holdfast.registry.formats import check_scope, stable, walk
 from holdfast.registry.layouts.made import FOLDER, digest, stamp
-from holdfast.registry.values.path_names import check_path_name, check_path_names
+from holdfast.registry.values import check_path_name, check_path_names
 
 #: The most files of a folder.
 MOST: Final = 1_000_000
@@ -69,12 +68,7 @@ class Scan:
 
 
 def check_folder(root: Path) -> None:
-    """Check that something is a folder that can be taken in.
-
-    Raises:
-        InvalidInput: It is not.
-        UnsupportedFormat: It is a file of a format that is out of scope, such as ONNX.
-    """
+    """Check that something is a folder that can be taken in."""
     if root.is_dir():
         return
     check_scope(root)
@@ -97,11 +91,7 @@ def has_sidecar(path: Path) -> bool:
 
 
 def verified_digest(path: Path, *, wants_sidecar: bool) -> tuple[str, list[str]]:
-    """Return the SHA-256 of a file in hex, compared with its sidecar, and warnings.
-
-    Raises:
-        InvalidInput: The sidecar is malformed, or the file has another digest.
-    """
+    """Return the SHA-256 of a file in hex, compared with its sidecar, and warnings."""
     found, sidecar = digest(path), path.with_name(path.name + SIDECAR)
     if sidecar.is_symlink() or not sidecar.is_file():
         return found, [f"it has no {SIDECAR} file"] if wants_sidecar else []

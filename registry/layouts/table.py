@@ -8,18 +8,14 @@ from typing import Final, cast
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.layouts.tree import Layout
 from holdfast.registry.spec import Retention, RunSpec
-from holdfast.registry.values.suggest import near
+from holdfast.registry.values import near
 
 LAYOUTS: Final = ("hydra", "adr004", "andrea", "thalia", "cobre", "hf")
 NAMES: Final = ", ".join(LAYOUTS)
 
 
 def layout_named(name: str) -> Layout:
-    """Return a layout.
-
-    Raises:
-        InvalidInput: There is none of this name.
-    """
+    """Return a layout."""
     if name not in LAYOUTS:
         raise InvalidInput("no such layout", where=name, expected=NAMES, hint=near(name, LAYOUTS))
     return cast("Layout", import_module(f"{__package__}.{name}"))
@@ -30,9 +26,6 @@ def import_spec(name: str) -> RunSpec:
 
     A folder may hold more checkpoints than its system would keep; an import must not lose them. The
     pool does not grow by itself either: the folder says what is in it.
-
-    Raises:
-        InvalidInput: There is no layout of this name.
     """
     spec = layout_named(name).spec()
     keeps = Retention(all=True)

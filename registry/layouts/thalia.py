@@ -17,7 +17,7 @@ from holdfast.registry.formats.thalia import framing
 from holdfast.registry.layouts.contents import RunContents, imported_as
 from holdfast.registry.layouts.patterns import fields_of, written
 from holdfast.registry.layouts.tree import Entry, Found, Link, Reading, StateFile, TextFile
-from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading import Checkpoint
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.presets import load_preset, preset_names
 
@@ -82,11 +82,7 @@ def find(files: Mapping[str, str | None]) -> Iterable[Found]:
 
 
 def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:  # noqa: ARG001
-    """Read a brain; a delta with the whole chain of its bases.
-
-    Raises:
-        InvalidInput: It breaks a rule of the format.
-    """
+    """Read a brain; a delta with the whole chain of its bases."""
     state: Any = formats.read(path, format=NAME, portable=True).state
     return Reading(state, found.step)
 

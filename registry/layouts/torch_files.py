@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.registry import formats
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.formats.source import stable
+from holdfast.registry.formats import stable
 from holdfast.registry.layouts.tree import Found, Reading
 
 #: The end record of a zip archive without a comment, as torch writes it.
@@ -16,13 +16,7 @@ _END, _END_BYTES = b"PK\x05\x06", 22
 
 
 def reading(found: Found, path: Path, counter: str) -> Reading:
-    """Read the file of a checkpoint.
-
-    Args:
-        found: The file.
-        path: Its path.
-        counter: The key of the state that holds the step; the name of the file counts more.
-    """
+    """Read the file of a checkpoint."""
     state: Any = formats.read(path, format="torch", portable=True).state
     held = state.get(counter)
     step = held if found.step is None and type(held) is int else found.step or 0

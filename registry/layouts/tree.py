@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from holdfast.registry.layouts.contents import RunContents
-from holdfast.registry.loading.stored import Stored
+from holdfast.registry.loading import Stored
 from holdfast.registry.spec import RunSpec
 
 # Out of a run
@@ -16,25 +16,15 @@ from holdfast.registry.spec import RunSpec
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """A file, or a folder of one format, that holds a state.
+    """A file, or a folder of one format, that holds a state."""
 
-    Attributes:
-        path: Its name, relative to the folder.
-        source: The stored state.
-        format: The name of its format.
-        key: Equal for equal content: a file with this key need not be written again.
-        only: The components; all without it.
-        state: Returns the state to write instead of `source`.
-        sidecar: Whether a `.sha256` file goes with it.
-    """
-
-    path: str
-    source: Stored
-    format: str
-    key: str
-    only: tuple[str, ...] | None = None
-    state: Callable[[], object] | None = None
-    sidecar: bool = False
+    path: str  # its name, relative to the folder
+    source: Stored  # the stored state
+    format: str  # the name of its format
+    key: str  # equal for equal content: a file with this key need not be written again
+    only: tuple[str, ...] | None = None  # the components; all without it
+    state: Callable[[], object] | None = None  # returns the state to write instead of `source`
+    sidecar: bool = False  # whether a `.sha256` file goes with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,48 +52,31 @@ Kind = Literal["checkpoint", "gate", "artifact", "release", "latest release", "s
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file of a folder that means something.
+    """A file of a folder that means something."""
 
-    Attributes:
-        path: Its name, relative to the folder.
-        kind: What it becomes.
-        name: Name of a gate, artifact or stream, or version of a release.
-        phase: Phase of a checkpoint.
-        step: Step of a checkpoint by the file's name; `None` if the name does not say it.
-        tier: Retention class of a checkpoint.
-        format: The name of its format; for streams `json` or `jsonl`.
-        companions: Files that belong to a checkpoint, by the name of the companion.
-        beside: Another file that belongs to it: the model card, metadata.
-        noted: What the meta of the checkpoint keeps about it, besides name and digest.
-    """
-
-    path: str
-    kind: Kind
-    format: str
-    name: str = ""
-    phase: str | None = None
+    path: str  # its name, relative to the folder
+    kind: Kind  # what it becomes
+    format: str  # the name of its format; for streams `json` or `jsonl`
+    name: str = ""  # name of a gate, artifact or stream, or version of a release
+    phase: str | None = None  # phase of a checkpoint
+    #: Step of a checkpoint by the file's name; `None` if the name does not say it.
     step: int | None = None
-    tier: str | None = None
+    tier: str | None = None  # retention class of a checkpoint
+    #: Files that belong to a checkpoint, by the name of the companion.
     companions: Mapping[str, str] = field(default_factory=dict)
-    beside: str | None = None
+    beside: str | None = None  # another file that belongs to it: the model card, metadata
+    #: What the meta of the checkpoint keeps about it, besides name and digest.
     noted: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A state of a file as it is to be saved.
+    """A state of a file as it is to be saved."""
 
-    Attributes:
-        state: The state.
-        step: Its step; `None` if nothing says it: it follows those that the run has.
-        warnings: What is odd about it.
-        phase: Its phase, if only its content says it.
-    """
-
-    state: Any
-    step: int | None
-    warnings: tuple[str, ...] = ()
-    phase: str | None = None
+    state: Any  # the state
+    step: int | None  # its step; `None` if nothing says it: it follows those that the run has
+    warnings: tuple[str, ...] = ()  # what is odd about it
+    phase: str | None = None  # its phase, if only its content says it
 
 
 class Layout(Protocol):
@@ -121,11 +94,7 @@ class Layout(Protocol):
         """Yield the files of a run, links after the files to which they point."""
 
     def find(self, files: Mapping[str, str | None]) -> Iterable[Found]:
-        """Yield what files mean, in the order in which they are to be saved.
-
-        Args:
-            files: The names of all files, with the target of a symlink.
-        """
+        """Yield what files mean, in the order in which they are to be saved."""
 
     def reading(self, found: Found, path: Path, options: Mapping[str, Any]) -> Reading:
         """Read the file of a checkpoint."""

@@ -12,3 +12,41 @@ Nothing here writes to a store, except that `Checkpoint.report` commits metrics.
 from `holdfast.registry.history.state_reader`, verified. Specified in docs/spec.md, sections 14
 and 33.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.registry.values.first_use import at_first_use
+
+if TYPE_CHECKING:
+    from holdfast.registry.loading.allocating import LoadPrecision as LoadPrecision
+    from holdfast.registry.loading.allocating import allocate as allocate
+    from holdfast.registry.loading.checkpoint import Checkpoint as Checkpoint
+    from holdfast.registry.loading.checkpoint import TensorInfo as TensorInfo
+    from holdfast.registry.loading.destinations import Destination as Destination
+    from holdfast.registry.loading.files import TREE as TREE
+    from holdfast.registry.loading.files import FileInfo as FileInfo
+    from holdfast.registry.loading.files import files_in as files_in
+    from holdfast.registry.loading.files import is_tree as is_tree
+    from holdfast.registry.loading.fit import LoadReport as LoadReport
+    from holdfast.registry.loading.fit import arrays_in as arrays_in
+    from holdfast.registry.loading.fit import check_component as check_component
+    from holdfast.registry.loading.fit import check_components as check_components
+    from holdfast.registry.loading.fit import check_fit as check_fit
+    from holdfast.registry.loading.fit import filled_once as filled_once
+    from holdfast.registry.loading.fit import settle as settle
+    from holdfast.registry.loading.fit import tensors_by_path as tensors_by_path
+    from holdfast.registry.loading.fit import widened_paths as widened_paths
+    from holdfast.registry.loading.selecting import select as select
+    from holdfast.registry.loading.stored import Stored as Stored
+    from holdfast.registry.loading.stored import commit_keys as commit_keys
+    from holdfast.registry.loading.stored import file_keys as file_keys
+    from holdfast.registry.loading.stored import kept_by_commit as kept_by_commit
+    from holdfast.registry.loading.stored import load_portable as load_portable
+    from holdfast.registry.loading.stored import load_to_train as load_to_train
+    from holdfast.registry.loading.stored import log_of as log_of
+    from holdfast.registry.loading.stored import reader_of as reader_of
+    from holdfast.registry.loading.stored import rebuild as rebuild
+else:
+    __getattr__ = at_first_use(__name__)

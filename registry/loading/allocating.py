@@ -13,10 +13,9 @@ from typing import Literal, get_args
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, Malformed, RegistryError
-from holdfast.registry.precision.policy import stored_view
-from holdfast.registry.storage.manifest import Component
-from holdfast.registry.storage.reading import Target
-from holdfast.registry.storage.tensor_entry import TensorEntry
+from holdfast.registry.objects import Component, TensorEntry
+from holdfast.registry.spec.precision import stored_view
+from holdfast.registry.store import Target
 
 #: The element types of a loaded state: those on the store, or the original ones.
 LoadPrecision = Literal["stored", "original"]
@@ -28,16 +27,12 @@ _AXES_EVERYWHERE = 32
 
 @dataclass(slots=True)
 class Allocated:
-    """Fresh memory for components.
+    """Fresh memory for components."""
 
-    Attributes:
-        arrays: Their arrays by component.
-        targets: Each tensor with the memory to read it into.
-        widenings: The arrays to widen afterwards, for `widen_all`.
-    """
-
-    arrays: dict[str, list[object]] = field(default_factory=dict)
+    arrays: dict[str, list[object]] = field(default_factory=dict)  # their arrays by component
+    #: Each tensor with the memory to read it into.
     targets: list[Target] = field(default_factory=list)
+    #: The arrays to widen afterwards, for `widen_all`.
     widenings: list[tuple[memoryview, str, str]] = field(default_factory=list)
 
     def add(self, name: str, tensor: TensorEntry, kind: str, precision: LoadPrecision) -> None:
@@ -61,19 +56,7 @@ class Allocated:
 def allocate(
     ref: str, parts: Mapping[str, Component], precision: LoadPrecision, *, portable: bool = False
 ) -> Allocated:
-    """Return fresh arrays for components, and the tensors to read into them.
-
-    Args:
-        ref: The state.
-        parts: The components.
-        precision: The element types of the arrays.
-        portable: Whether tensors are `pytree.TensorBytes`, for which torch is not needed.
-
-    Raises:
-        Malformed: No library makes an array of such a shape.
-        IncompatibleState: They do not fit into memory, or the installed library lacks an element
-            type, or allows fewer axes.
-    """
+    """Return fresh arrays for components, and the tensors to read into them."""
     kinds_of = pytree.portable_kinds if portable else pytree.leaf_kinds
     made = Allocated()
     for name, part in parts.items():
@@ -111,11 +94,7 @@ def _refusal(where: str, part: Component, tensor: TensorEntry, error: Exception)
 
 
 def check_load_precision(precision: object) -> None:
-    """Refuse a value that is no `LoadPrecision`.
-
-    Raises:
-        InvalidInput: It is none.
-    """
+    """Refuse a value that is no `LoadPrecision`."""
     known = get_args(LoadPrecision)
     if precision not in known:
         raise InvalidInput(

@@ -1,6 +1,6 @@
 """A checkpoint: a stored state with its record in a run.
 
-`holdfast.registry.training.trainer` saves checkpoints.
+`holdfast.registry.saving.trainer` saves checkpoints.
 """
 
 from __future__ import annotations
@@ -10,23 +10,26 @@ from datetime import datetime
 from typing import Any, Literal
 
 from holdfast.registry.errors import NotFound
+from holdfast.registry.history import (
+    RunLog,
+    check_metrics,
+    decode_plain,
+    describe_eviction,
+    format_time,
+    moment,
+    phase_value,
+    step_ref,
+    tier_after_report,
+)
 from holdfast.registry.history.actions import CommitKeys, ReportMetrics
-from holdfast.registry.history.log import RunLog
-from holdfast.registry.history.log_values import check_metrics, decode_plain, format_time, moment
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.history.state_reader import describe_eviction
-from holdfast.registry.history.step_names import phase_value, step_ref
-from holdfast.registry.history.tiers import tier_after_report
 from holdfast.registry.loading.allocating import LoadPrecision
 from holdfast.registry.loading.fit import LoadReport
 from holdfast.registry.loading.stored import Stored, TensorInfo
-from holdfast.registry.spec.migrations import MIGRATIONS
-from holdfast.registry.spec.requirements import check_dtypes, check_keys, manifest_dtypes
-from holdfast.registry.storage.store import Store
-from holdfast.registry.values import markup
-from holdfast.registry.values.amounts import size
-from holdfast.registry.values.suggest import near
-from holdfast.registry.writing.committer import Committer
+from holdfast.registry.spec import MIGRATIONS, check_dtypes, check_keys, manifest_dtypes
+from holdfast.registry.store import Store
+from holdfast.registry.values import markup, near, size
+from holdfast.registry.writing import Committer
 
 __all__ = ["Checkpoint", "LoadReport", "TensorInfo"]
 

@@ -12,8 +12,8 @@ from typing import Any
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput
-from holdfast.registry.precision.policy import stored_view
-from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.spec.precision import stored_view
+from holdfast.registry.values import ITEM_SIZES
 
 #: The most steps of NumPy's test whether two tensors share an element.
 _MAX_WORK: Any = 10**6
@@ -21,29 +21,17 @@ _MAX_WORK: Any = 10**6
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The memory of a tensor or array; equal for equal views.
+    """The memory of a tensor or array; equal for equal views."""
 
-    Attributes:
-        device: The device.
-        address: Address of the first element.
-        dtype: The element type.
-        axes: Length and stride in bytes of each axis; the stride of an axis of length 1 is 0.
-    """
-
-    device: str
-    address: int
-    dtype: str
+    device: str  # the device
+    address: int  # address of the first element
+    dtype: str  # the element type
+    #: Length and stride in bytes of each axis; the stride of an axis of length 1 is 0.
     axes: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, target: Any, dtype: str, shape: tuple[int, ...]) -> Extent:
-        """Return the memory of a tensor or array.
-
-        Args:
-            target: The tensor or array.
-            dtype: Its element type.
-            shape: Its axis lengths.
-        """
+        """Return the memory of a tensor or array."""
         # torch tensors know `detach`, NumPy arrays do not.
         if hasattr(target, "detach"):
             device, address = str(target.device), target.data_ptr()
@@ -103,16 +91,7 @@ class _Foreign:
 
 
 def check_writable(where: str, target: Any, extent: Extent) -> None:
-    """Refuse a target that cannot be written to, before anything is read.
-
-    Args:
-        where: The target's name in the message.
-        target: The tensor or array.
-        extent: Its memory.
-
-    Raises:
-        IncompatibleState: It is read-only, or elements of it share memory with each other.
-    """
+    """Refuse a target that cannot be written to, before anything is read."""
     flags = getattr(target, "flags", None)
     is_read_only = flags is not None and not flags.writeable
     if is_read_only or not (extent.is_empty or extent.is_apart_in_itself):
@@ -128,9 +107,6 @@ def overlaps(extents: Mapping[str, Extent]) -> Iterator[tuple[str, str]]:
     """Yield pairs of tensors that share memory, equal views included.
 
     If several are equal views, each is paired with the first of them.
-
-    Args:
-        extents: Their memory, by path.
     """
     first: dict[Extent, str] = {}
     for path, extent in extents.items():
@@ -153,12 +129,6 @@ def overlaps(extents: Mapping[str, Extent]) -> Iterator[tuple[str, str]]:
 
 class Destination:
     """The bytes of one existing tensor or array.
-
-    Args:
-        target: The tensor or array.
-        stored_dtype: A narrower element type that is read and then widened in place; by default the
-            target's own.
-        is_aside: Whether the target does not change until `settle`.
 
     Attributes:
         view: Flat writable bytes to read into.
@@ -197,11 +167,7 @@ class Destination:
 
 
 def check_device(device: object) -> None:
-    """Refuse a device to which tensors cannot be moved, before they are read.
-
-    Raises:
-        InvalidInput: There is no such device on this machine.
-    """
+    """Refuse a device to which tensors cannot be moved, before they are read."""
     if str(device) == "cpu":
         return
     probe: Any = pytree.allocate("uint8", (0,), "torch")[0]

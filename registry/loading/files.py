@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from holdfast.registry.errors import Malformed
-from holdfast.registry.values.path_names import check_path_name
+from holdfast.registry.values import check_path_name
 
 #: The component that describes a folder of files; `registry/formats/tree.py` has the others.
 TREE: Final = "tree"
@@ -32,11 +32,7 @@ class FileInfo:
 
 
 def files_in(tree: Any, where: str) -> dict[str, FileInfo]:
-    """Return the files that a component `tree` describes, by name.
-
-    Raises:
-        Malformed: It is no such description.
-    """
+    """Return the files that a component `tree` describes, by name."""
     found: dict[str, FileInfo] = {}
     try:
         for name, one in tree["files"].items():

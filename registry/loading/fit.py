@@ -11,11 +11,9 @@ from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
 from holdfast.registry.loading.destinations import Destination, Extent, check_writable, overlaps
-from holdfast.registry.precision.policy import widen_all
-from holdfast.registry.storage.manifest import Component
-from holdfast.registry.storage.tensor_entry import TensorEntry
-from holdfast.registry.values.canonical import Json
-from holdfast.registry.values.suggest import near
+from holdfast.registry.objects import Component, TensorEntry
+from holdfast.registry.spec.precision import widen_all
+from holdfast.registry.values import Json, near
 
 _NAMED_AT_MOST = 8
 #: The prefix that `torch.compile` puts before the names of a module's tensors.
@@ -74,17 +72,7 @@ def leaves_by_path(target: object) -> dict[str, pytree.ArrayLeaf]:
 def filled_once(
     ref: str, sources: Mapping[str, TensorEntry], leaves: Mapping[str, pytree.ArrayLeaf]
 ) -> list[str]:
-    """Return the paths of a target that are filled; of equal views only the first.
-
-    Args:
-        ref: The state.
-        sources: Its tensors.
-        leaves: The tensors of the target; those that the state does not have are skipped.
-
-    Raises:
-        IncompatibleState: A tensor cannot be written to; or two share memory, and they are not
-            equal views or differ in the state.
-    """
+    """Return the paths of a target that are filled; of equal views only the first."""
     extents = {}
     for path in sources:
         if path in leaves:
@@ -138,16 +126,7 @@ def settle(into: Mapping[str, Destination], pool: Executor) -> None:
 
 
 def check_components(where: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Check that a state has some components.
-
-    Args:
-        where: The state, for the message.
-        names: The wanted components.
-        known: The components that it has.
-
-    Raises:
-        NotFound: One does not exist; the message suggests similar names.
-    """
+    """Check that a state has some components."""
     known = list(known)
     for name in names:
         if name not in known:
@@ -174,19 +153,7 @@ def check_fit(
     strict: bool,
     widened: Collection[str] = (),
 ) -> None:
-    """Refuse a state that does not fit the target.
-
-    Args:
-        ref: The state.
-        report: The paths on each side.
-        sources: The tensors of the state.
-        leaves: The tensors of the target.
-        strict: Whether a path on only one side is an error.
-        widened: Paths whose tensors get their original type back.
-
-    Raises:
-        IncompatibleState: Paths, shapes or dtypes differ.
-    """
+    """Refuse a state that does not fit the target."""
     wrong = []
     for path in report.loaded:
         have, want = sources[path], leaves[path]
@@ -214,11 +181,7 @@ def check_fit(
 
 
 def check_any_fits(ref: str, report: LoadReport) -> None:
-    """Refuse a state that has no tensor of a target.
-
-    Raises:
-        IncompatibleState: There are tensors, and no path is on both sides.
-    """
+    """Refuse a state that has no tensor of a target."""
     if report.loaded or not (report.missing or report.unexpected):
         return
     raise IncompatibleState(
@@ -231,11 +194,7 @@ def check_any_fits(ref: str, report: LoadReport) -> None:
 
 
 def check_component(component: object) -> str | None:
-    """Return the name of a component, or `None` for all.
-
-    Raises:
-        InvalidInput: It is not a name.
-    """
+    """Return the name of a component, or `None` for all."""
     if component is None or isinstance(component, str):
         return component
     raise InvalidInput(

@@ -7,24 +7,15 @@ from collections.abc import Iterable
 from holdfast.registry import pytree
 from holdfast.registry.errors import NotFound
 from holdfast.registry.loading.fit import check_components
-from holdfast.registry.storage.manifest import Component, Manifest
-from holdfast.registry.values.suggest import near
+from holdfast.registry.objects import Component, Manifest
+from holdfast.registry.values import near
 
 #: The most names that a message lists.
 _LISTED_AT_MOST = 8
 
 
 def select(ref: str, manifest: Manifest, only: Iterable[str] | None) -> dict[str, Component]:
-    """Return the wanted components; of those that only paths name, what is at the paths.
-
-    Args:
-        ref: The state, for messages.
-        manifest: Its manifest.
-        only: Components, and paths below components; all components without it.
-
-    Raises:
-        NotFound: There is no such component, or nothing at a path.
-    """
+    """Return the wanted components; of those that only paths name, what is at the paths."""
     if only is None:
         return dict(manifest.components)
     wanted: dict[str, set[str]] = {}
@@ -39,11 +30,7 @@ def select(ref: str, manifest: Manifest, only: Iterable[str] | None) -> dict[str
 
 
 def dict_at(ref: str, manifest: Manifest, path: str) -> tuple[str, int, tuple[str, ...]]:
-    """Return the path of a dict, the number of dicts from the state to it, and the names in it.
-
-    Raises:
-        NotFound: There is no dict at the path.
-    """
+    """Return the path of a dict, the number of dicts from the state to it, and the names in it."""
     name = _component_of(manifest, path)
     check_components(ref, [name], manifest.components)
     part = manifest.components[name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,10 +16,8 @@ from typing import Any
 from holdfast.backends.escape import printable, quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import InvalidInput, Malformed, NotFound, RegistryError
+from holdfast.registry.history import RunLog, StateReader, decode_plain
 from holdfast.registry.history.actions import CommitKeys
-from holdfast.registry.history.log import RunLog
-from holdfast.registry.history.log_values import decode_plain
-from holdfast.registry.history.state_reader import StateReader
 from holdfast.registry.loading.allocating import LoadPrecision, allocate, check_load_precision
 from holdfast.registry.loading.destinations import Destination, check_device, to_device
 from holdfast.registry.loading.files import TREE, FileInfo, files_in, is_tree
@@ -34,19 +32,74 @@ from holdfast.registry.loading.fit import (
     tensors_by_path,
     widened_paths,
 )
-from holdfast.registry.loading.lazy_state import LazyState
 from holdfast.registry.loading.selecting import dict_at, select
-from holdfast.registry.precision.policy import widen_all
-from holdfast.registry.storage.lazy import LazyTensor
-from holdfast.registry.storage.manifest import Component, Manifest
-from holdfast.registry.storage.store import Store
-from holdfast.registry.storage.tensor_entry import TensorEntry
-from holdfast.registry.values import markup
-from holdfast.registry.values.amounts import size
-from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.gc_pause import collector_paused
-from holdfast.registry.values.suggest import near
-from holdfast.registry.zarr import open_zarr
+from holdfast.registry.loading.zarr import open_zarr
+from holdfast.registry.objects import Component, Manifest, TensorEntry
+from holdfast.registry.spec.precision import widen_all
+from holdfast.registry.store import LazyTensor, Store
+from holdfast.registry.values import Digest, collector_paused, markup, near, size
+
+# A stored state as a mapping whose values are read at their first access.
+
+
+class LazyState(Mapping[str, Any]):
+    """A state, or a dict in it, that loads each value at its first access, verified, and keeps it.
+
+    Args:
+        ref: The state, for errors.
+        names: The keys of the mapping.
+        load: Returns the state with the value at one path alone, in the dicts that lead to it.
+        below: The path of the dict; `None` for the whole state.
+        depth: The number of dicts that lead to the dict at this path.
+    """
+
+    def __init__(
+        self,
+        ref: str,
+        names: Sequence[str],
+        load: Callable[[str], Any],
+        below: str | None = None,
+        depth: int = 0,
+    ) -> None:
+        self._ref, self._names, self._load = ref, tuple(names), load
+        self._below, self._depth = below, depth
+        self._loaded: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        loaded = ", ".join(self._loaded) or "nothing"
+        return f"<LazyState {self._ref}: {loaded} loaded of {', '.join(self._names)}>"
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a component; it is read at the first access."""
+        if name not in self._loaded:
+            if self._below is None:
+                self._loaded[name] = self._load(name)[name]
+            else:
+                self._loaded[name] = self._load_below(name)
+        return self._loaded[name]
+
+    def _load_below(self, name: str) -> Any:
+        if name not in self._names:
+            raise NotFound(
+                "nothing at this path",
+                where=f"{self._ref}: {self._below}/{name}",
+                expected=", ".join(self._names),
+                hint=near(name, self._names),
+            )
+        value = self._load(f"{self._below}/{name}")
+        for _ in range(self._depth + 1):
+            (value,) = value.values()  # a path leaves one value in each dict
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
 
 _LOGGER = logging.getLogger("holdfast")
 #: The most narrowed tensors that a warning names.
@@ -277,15 +330,7 @@ class Stored:
         }
 
     def __getitem__(self, path: str) -> LazyTensor:
-        """Return a lazy tensor: an index reads only the chunks that it needs.
-
-        Args:
-            path: Component and keys joined with `/`, as in `tensors()`.
-
-        Raises:
-            InvalidInput: It is not a string.
-            NotFound: The state has no tensor of this path; the message suggests similar paths.
-        """
+        """Return a lazy tensor: an index reads only the chunks that it needs."""
         if not isinstance(path, str):
             raise InvalidInput(
                 "a tensor is named by its path", where=self.ref, found=quoted(path)[:80]
@@ -378,13 +423,6 @@ def load_to_train(stored: Stored, map_location: object) -> Any:
 
     If some were saved with less precision, a warning names them, since training then continues with
     slightly different values.
-
-    Args:
-        stored: A checkpoint, or another stored state.
-        map_location: Device for the tensors.
-
-    Raises:
-        IntegrityError: An object is damaged or missing.
     """
     lossy = [info for info in stored.tensors().values() if info.original is not None]
     state = stored.load(map_location=map_location, precision="original")
@@ -412,12 +450,7 @@ def log_of(stored: Stored) -> RunLog:
 
 
 def load_portable(stored: Stored, only: Iterable[str]) -> Any:
-    """Return a state whose tensors are `pytree.TensorBytes`, to be passed on without torch.
-
-    Raises:
-        NotFound: A component in `only` does not exist.
-        IntegrityError: Something is damaged or gone; nothing is returned.
-    """
+    """Return a state whose tensors are `pytree.TensorBytes`, to be passed on without torch."""
     return stored._load(only, portable=True)
 
 
@@ -435,11 +468,7 @@ def commit_keys(stored: Stored) -> CommitKeys | None:
 
 
 def kept_by_commit(stored: Stored) -> dict[str, Any]:
-    """Return the plain values of a state that its commit stores instead of its manifest.
-
-    Raises:
-        Malformed: They do not fit the manifest.
-    """
+    """Return the plain values of a state that its commit stores instead of its manifest."""
     return stored._aside(stored.manifest)
 
 

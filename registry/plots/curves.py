@@ -11,11 +11,10 @@ from typing import Any, Literal, get_args
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput, NotFound
-from holdfast.registry.history.log_values import moment
+from holdfast.registry.history import moment, phase_segment, step_ref
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.history.step_names import phase_segment, step_ref
-from holdfast.registry.spec.monitors import Monitor
-from holdfast.registry.values.suggest import near
+from holdfast.registry.spec import Monitor
+from holdfast.registry.values import near
 
 #: What the points are drawn over: the step within its phase, the time of the save in UTC, or the
 #: number of the commit.
@@ -27,75 +26,42 @@ _MOST = 8
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point of a curve.
+    """A point of a curve."""
 
-    Attributes:
-        x: Its position.
-        y: Its value; NaN and infinities are gaps.
-        ref: The checkpoint, or empty for an entry of a stream.
-    """
-
-    x: Position
-    y: float
-    ref: str = ""
+    x: Position  # its position
+    y: float  # its value; NaN and infinities are gaps
+    ref: str = ""  # the checkpoint, or empty for an entry of a stream
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A line of points.
+    """A line of points."""
 
-    Attributes:
-        name: The metric, or the stream and its key.
-        phase: Its phase; empty if the run has only one, and for a stream.
-        points: Its points, in the order of the log.
-        best: The best point of a monitored metric.
-    """
-
-    name: str
-    phase: str
-    points: Sequence[Point]
-    best: Point | None = None
+    name: str  # the metric, or the stream and its key
+    phase: str  # its phase; empty if the run has only one, and for a stream
+    points: Sequence[Point]  # its points, in the order of the log
+    best: Point | None = None  # the best point of a monitored metric
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A phase.
+    """A phase."""
 
-    Attributes:
-        phase: As in refs.
-        first: Its first position.
-        last: Its last one.
-    """
-
-    phase: str
-    first: Position
-    last: Position
+    phase: str  # as in refs
+    first: Position  # its first position
+    last: Position  # its last one
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The marks of a run.
+    """The marks of a run."""
 
-    Attributes:
-        gates: The position of each gate's checkpoint, by name.
-        phases: Its phases, if it has several and their positions do not overlap.
-    """
-
-    gates: Mapping[str, Position]
-    phases: Sequence[Span]
+    gates: Mapping[str, Position]  # the position of each gate's checkpoint, by name
+    phases: Sequence[Span]  # its phases, if it has several and their positions do not overlap
 
 
 class Curves:
-    """The curves of a run.
-
-    Args:
-        run: The run.
-        records: The checkpoints to draw.
-        axis: What they are drawn over.
-
-    Raises:
-        InvalidInput: There is no such axis.
-    """
+    """The curves of a run."""
 
     def __init__(self, run: RunManifest, records: Iterable[CheckpointRecord], axis: Axis) -> None:
         if axis not in get_args(Axis):
@@ -107,15 +73,7 @@ class Curves:
             self._by_phase.setdefault(one.phase, []).append(one)
 
     def of_metrics(self, names: Iterable[str] | None) -> Iterator[Curve]:
-        """Yield a curve for each metric and phase that has values.
-
-        Args:
-            names: Metrics, or monitors by their label. Default: the run's monitors; without any,
-                the first metrics.
-
-        Raises:
-            NotFound: No checkpoint has such a metric.
-        """
+        """Yield a curve for each metric and phase that has values."""
         monitors = {one.label: one for phase in self._by_phase for one in self._monitors(phase)}
         known = list(
             dict.fromkeys(
@@ -203,16 +161,7 @@ class Curves:
 def of_stream(
     name: str, entries: Sequence[Mapping[str, Any]], keys: Iterable[str] | None
 ) -> Iterator[Curve]:
-    """Yield a curve over the steps for each key of a stream that has numbers.
-
-    Args:
-        name: Of the stream.
-        entries: Its entries.
-        keys: The wanted keys. Default: all that have numbers.
-
-    Raises:
-        NotFound: No entry has a number at a wanted key.
-    """
+    """Yield a curve over the steps for each key of a stream that has numbers."""
     found = numbers_by_key(entries)
     for key in found if keys is None else keys:
         if key not in found:

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import cycle
 from typing import Any
 
+from holdfast.registry.curation.streams import Stream
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.history.log import RunLog
+from holdfast.registry.history import RunLog
 from holdfast.registry.plots.curves import Axis, Curve, Curves, Marks, Point, is_gap, of_stream
-from holdfast.registry.streams.stream import Stream
-from holdfast.registry.values.markup import text
-from holdfast.registry.writing.committer import Committer
+from holdfast.registry.values import text
+from holdfast.registry.writing import Committer
 
 #: Streams by name, each with the wanted keys; or names alone.
 StreamKeys = str | Iterable[str] | Mapping[str, str | Iterable[str]]
@@ -134,11 +134,7 @@ def _write(figure: Any, x: object, words: str, *, y: float, yanchor: str) -> Non
 
 
 def _graph_objects() -> Any:
-    """Return `plotly.graph_objects`.
-
-    Raises:
-        InvalidInput: plotly is not installed.
-    """
+    """Return `plotly.graph_objects`."""
     try:
         from plotly import graph_objects
     except ImportError as error:

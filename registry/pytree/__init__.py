@@ -55,39 +55,88 @@ any other is malformed.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from holdfast.registry.pytree import containers, scalars, stamps  # noqa: F401 - register codecs
 from holdfast.registry.pytree.adapters import register_adapter
 from holdfast.registry.pytree.arrays import allocate, describe, view_of
 from holdfast.registry.pytree.claims import check_arrays, check_values
 from holdfast.registry.pytree.decoding import unflatten, unflatten_component
-from holdfast.registry.pytree.flatten import FlatComponent, FlatState, await_devices, flatten
+from holdfast.registry.pytree.flatten import (
+    FlatComponent,
+    FlatState,
+    await_devices,
+    cut_down,
+    flatten,
+    renumbered,
+    steps_at,
+)
 from holdfast.registry.pytree.leaves import ArrayLeaf
-from holdfast.registry.pytree.parts import cut_down, renumbered, steps_at
 from holdfast.registry.pytree.paths import component as component_path
 from holdfast.registry.pytree.survey import has_tags, leaf_kinds, leaf_paths, portable_kinds
 from holdfast.registry.pytree.tensor_bytes import TensorBytes
+from holdfast.registry.values.first_use import at_first_use
+
+if TYPE_CHECKING:
+    from holdfast.registry.pytree.encoding import Encoder as Encoder
+    from holdfast.registry.pytree.encoding import Handler as Handler
+    from holdfast.registry.pytree.flatten import DICTS as DICTS
+    from holdfast.registry.pytree.flatten import pairs_of as pairs_of
+    from holdfast.registry.pytree.leaves import NamedLeaf as NamedLeaf
+    from holdfast.registry.pytree.leaves import paths_bytes as paths_bytes
+    from holdfast.registry.pytree.paths import Link as Link
+    from holdfast.registry.pytree.paths import Trail as Trail
+    from holdfast.registry.pytree.paths import clip as clip
+    from holdfast.registry.pytree.paths import component as component
+    from holdfast.registry.pytree.paths import segment as segment
+    from holdfast.registry.pytree.survey import ARRAY_TAGS as ARRAY_TAGS
+    from holdfast.registry.pytree.tensor_bytes import allocate as allocate_bytes
+    from holdfast.registry.pytree.tensor_bytes import as_torch as as_torch
+    from holdfast.registry.pytree.traversal import is_array as is_array
+    from holdfast.registry.pytree.traversal import rebuild as rebuild
+    from holdfast.registry.pytree.traversal import walk as walk
+else:
+    __getattr__ = at_first_use(__name__)
+
 
 __all__ = [
+    "ARRAY_TAGS",
+    "DICTS",
     "ArrayLeaf",
+    "Encoder",
     "FlatComponent",
     "FlatState",
+    "Handler",
+    "Link",
+    "NamedLeaf",
     "TensorBytes",
+    "Trail",
     "allocate",
+    "allocate_bytes",
+    "as_torch",
     "await_devices",
     "check_arrays",
     "check_values",
+    "clip",
+    "component",
     "component_path",
     "cut_down",
     "describe",
     "flatten",
     "has_tags",
+    "is_array",
     "leaf_kinds",
     "leaf_paths",
+    "pairs_of",
+    "paths_bytes",
     "portable_kinds",
+    "rebuild",
     "register_adapter",
     "renumbered",
+    "segment",
     "steps_at",
     "unflatten",
     "unflatten_component",
     "view_of",
+    "walk",
 ]

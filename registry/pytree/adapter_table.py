@@ -35,11 +35,7 @@ class AdapterTable:
         return self._by_name.get(name)
 
     def add(self, adapter: Adapter) -> None:
-        """Add an adapter; for a name and type that are known, replace the functions.
-
-        Raises:
-            InvalidInput: The name belongs to another type, or the type to another name.
-        """
+        """Add an adapter; for a name and type that are known, replace the functions."""
         named = self._by_name.get(adapter.name)
         typed = self._by_type.get(adapter.cls)
         if named is not None and _full_name(named.cls) != _full_name(adapter.cls):

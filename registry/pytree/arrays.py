@@ -9,25 +9,13 @@ from typing import Any
 
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
 from holdfast.registry.pytree import libraries, refusals, tensor_bytes
-from holdfast.registry.values.dtypes import item_size
+from holdfast.registry.values import item_size
 
 Destination = tuple[object, memoryview]
 
 
 def allocate(dtype: str, shape: tuple[int, ...], kind: str) -> Destination:
-    """Return a new array and its flat, writable bytes, which are not cleared.
-
-    Args:
-        dtype: A name of `holdfast.registry.values.dtypes.ITEM_SIZES`.
-        shape: Lengths of the axes, in elements.
-        kind: `torch`, `tensor`, `numpy`, `bytes` or `str`, as `leaf_kinds` or `portable_kinds`
-            gives it.
-
-    Raises:
-        UnsupportedValue: There is no such element type.
-        IncompatibleState: The library cannot be imported, or is too old for the element type.
-        InvalidInput: The kind is unknown, or a byte string has another type than uint8.
-    """
+    """Return a new array and its flat, writable bytes, which are not cleared."""
     allocator = _ALLOCATORS.get(kind)
     if allocator is None:
         allocator = _allocator(kind)
@@ -44,11 +32,7 @@ def view_of(target: object) -> memoryview | None:
 
 
 def describe(target: object) -> tuple[str, tuple[int, ...]]:
-    """Return element type and shape of a tensor or array.
-
-    Raises:
-        UnsupportedValue: It is neither, or its element type cannot be stored.
-    """
+    """Return element type and shape of a tensor or array."""
     if refusals.is_tensor_like(target):
         return libraries.torch_wrapper().describe(target)  # type: ignore[no-any-return]
     if _is_array(target):

@@ -17,8 +17,7 @@ from holdfast.registry.errors import IncompatibleState, Malformed
 from holdfast.registry.pytree.decoding import unflatten_component
 from holdfast.registry.pytree.paths import Trail
 from holdfast.registry.pytree.survey import walk
-from holdfast.registry.values.canonical import Json
-from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.values import ITEM_SIZES, Json
 
 _LIMIT = 2**63
 #: Tags whose payload is an array or ends with arrays.
@@ -33,17 +32,7 @@ class _Stored(Protocol):
 
 
 def check_arrays(name: str, skeleton: Json, tensors: Sequence[_Stored]) -> None:
-    """Check that a skeleton fits the tensors that are stored with it.
-
-    Args:
-        name: The component, for messages.
-        skeleton: Its skeleton.
-        tensors: Its tensors.
-
-    Raises:
-        Malformed: It does not name each tensor once, or the type of a value does not fit its
-            tensor.
-    """
+    """Check that a skeleton fits the tensors that are stored with it."""
     count = 0
     for index, tag, path in walk(name, skeleton):
         count += 1
@@ -96,9 +85,6 @@ def check_values(name: str, skeleton: Json) -> None:
     """Check that the values of a skeleton can be rebuilt, without its arrays.
 
     Values of an adapter or a library that this process does not have are not checked.
-
-    Raises:
-        Malformed: A node breaks a rule of the format.
     """
     try:
         unflatten_component(_without_arrays(skeleton), (), name=name)

@@ -10,9 +10,7 @@ from holdfast.registry.pytree.decoding import DECODERS, Decoder
 from holdfast.registry.pytree.encoding import HANDLERS, Encoder
 from holdfast.registry.pytree.paths import Link, OddKey, clip
 from holdfast.registry.pytree.scalars import pack_int, unpack_int
-from holdfast.registry.values import canonical
-from holdfast.registry.values.canonical import Json
-from holdfast.registry.values.parse_limits import MOST_EQUAL, KeyHashes
+from holdfast.registry.values import MOST_EQUAL, Json, KeyHashes, canonical
 
 #: The only default factories that are stored, by name; a name is never looked up anywhere else.
 FACTORIES: dict[str, type] = {

@@ -15,8 +15,7 @@ from holdfast.registry.pytree import libraries
 from holdfast.registry.pytree.adapter_table import ADAPTERS
 from holdfast.registry.pytree.encoding import MAX_DEPTH
 from holdfast.registry.pytree.paths import Link, OddKey, clip, where
-from holdfast.registry.values import canonical
-from holdfast.registry.values.canonical import MAX_INTEGER, Json
+from holdfast.registry.values import MAX_INTEGER, Json, canonical
 
 DecodeNode = Callable[["Decoder", Any, Link, int], Any]
 DecodeAtom = Callable[[Any], Any]
@@ -32,16 +31,7 @@ _KINDS: dict[str, type[dict[str, Any]]] = {"dict": dict, "odict": OrderedDict}
 def unflatten(
     kind: str, components: Sequence[tuple[str, Json, Sequence[object]]]
 ) -> dict[str, Any]:
-    """Rebuild a state.
-
-    Args:
-        kind: `FlatState.kind`.
-        components: Name, skeleton and arrays of each component, in order.
-
-    Raises:
-        Malformed: A skeleton breaks a rule of the format or does not fit its arrays.
-        IncompatibleState: A value needs a library or an adapter that is not here.
-    """
+    """Rebuild a state."""
     cls = _KINDS.get(kind)
     if cls is None:
         raise Malformed("unknown kind of state", expected=", ".join(_KINDS), found=clip(kind))
@@ -73,12 +63,7 @@ class Decoder:
         self._plain = False
 
     def node(self, node: Any, link: Link, depth: int) -> Any:
-        """Decode a node.
-
-        Raises:
-            Malformed: The node breaks a rule of the format.
-            IncompatibleState: It needs a library or an adapter that is not here.
-        """
+        """Decode a node."""
         kind = type(node)
         if kind is dict:
             if len(node) != 1:

@@ -15,8 +15,7 @@ from holdfast.registry.pytree import refusals
 from holdfast.registry.pytree.adapter_table import ADAPTERS
 from holdfast.registry.pytree.leaves import ArrayLeaf
 from holdfast.registry.pytree.paths import Link, OddKey, clip, shown
-from holdfast.registry.values import canonical
-from holdfast.registry.values.canonical import MAX_INTEGER, Json
+from holdfast.registry.values import MAX_INTEGER, Json, canonical
 
 #: The most levels of nested containers, in a state and in a skeleton.
 MAX_DEPTH = 100
@@ -44,16 +43,7 @@ class Encoder:
         self.active: set[int] = set()
 
     def node(self, value: Any, link: Link, depth: int) -> Json:
-        """Encode a value.
-
-        Args:
-            value: Anything.
-            link: Its path.
-            depth: Number of containers around it.
-
-        Raises:
-            UnsupportedValue: It, or a value in it, cannot be stored; the message names the path.
-        """
+        """Encode a value."""
         handler = HANDLERS.get(type(value))
         if handler is not None:
             return handler(self, value, link, depth)
@@ -161,15 +151,7 @@ def has_state_dict(value: object) -> bool:
 
 
 def state_dict_of(value: Any, where: str) -> Any:
-    """Return the result of a foreign `state_dict()`.
-
-    Args:
-        value: An object for which `has_state_dict` is true.
-        where: Its path, for the message.
-
-    Raises:
-        UnsupportedValue: It raised an exception.
-    """
+    """Return the result of a foreign `state_dict()`."""
     try:
         return value.state_dict()
     except RegistryError:

@@ -4,47 +4,38 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
-from holdfast.registry.errors import UnsupportedValue
+from holdfast.registry.errors import Malformed, UnsupportedValue
 from holdfast.registry.pytree import libraries
 from holdfast.registry.pytree.encoding import Encoder, has_state_dict, state_dict_of
 from holdfast.registry.pytree.leaves import ArrayLeaf
-from holdfast.registry.pytree.paths import clip, shown
-from holdfast.registry.values.canonical import Json
+from holdfast.registry.pytree.paths import clip, component, segment, shown
+from holdfast.registry.pytree.survey import ARRAY_TAGS
+from holdfast.registry.values import Json
 
 _BARE_TAGS = frozenset({"t", "n", "nt"})
 
 
 @dataclass(frozen=True, slots=True)
 class FlatComponent:
-    """A top-level entry of a state.
+    """A top-level entry of a state."""
 
-    Attributes:
-        name: Its key.
-        skeleton: Canonical JSON with every value; a number replaces each array.
-        leaves: The arrays, by number.
-        is_bare: Whether the entry is itself an array and not a container.
-    """
-
-    name: str
-    skeleton: Json
-    leaves: tuple[ArrayLeaf, ...]
-    is_bare: bool
+    name: str  # its key
+    skeleton: Json  # canonical JSON with every value; a number replaces each array
+    leaves: tuple[ArrayLeaf, ...]  # the arrays, by number
+    is_bare: bool  # whether the entry is itself an array and not a container
 
 
 @dataclass(frozen=True, slots=True)
 class FlatState:
-    """A state as components.
+    """A state as components."""
 
-    Attributes:
-        kind: `dict` or `odict` (OrderedDict).
-        components: The entries, in their order.
-    """
-
-    kind: str
-    components: tuple[FlatComponent, ...]
+    kind: str  # `dict` or `odict` (OrderedDict)
+    components: tuple[FlatComponent, ...]  # the entries, in their order
 
 
 def flatten(state: object, new_encoder: Callable[[], Encoder] = Encoder) -> FlatState:
@@ -52,13 +43,6 @@ def flatten(state: object, new_encoder: Callable[[], Encoder] = Encoder) -> Flat
 
     Parameters are loaded as plain tensors. Tied memory, strides and requires_grad are not kept. If
     the whole state is a state_dict, the version metadata that torch adds to it is not kept either.
-
-    Args:
-        state: A dict or OrderedDict with string keys, or an object with `state_dict()`.
-        new_encoder: Makes the encoder of a component.
-
-    Raises:
-        UnsupportedValue: A value in it cannot be stored; the message names its path.
     """
     libraries.load_seen()
     if has_state_dict(state):
@@ -104,3 +88,114 @@ def _component(state: dict[str, object], name: object, encoder: Encoder) -> Flat
     skeleton = encoder.node(state[name], link, 1)
     is_bare = type(skeleton) is dict and not _BARE_TAGS.isdisjoint(skeleton)
     return FlatComponent(name, skeleton, tuple(encoder.leaves), is_bare)
+
+
+# Cut a stored component down to some of the values in its dicts, without rebuilding any value.
+
+
+#: Tag of a dict -> the place of its pairs in the payload; `None` if the payload is the pairs.
+DICTS: dict[str, int | None] = {"d": None, "od": None, "sd": 0, "dd": 1}
+
+
+def cut_down(
+    name: str, skeleton: Json, wanted: Collection[str], count: int
+) -> tuple[Json, list[int]] | None:
+    """Return the skeleton of the wanted values and the dicts around them, and their arrays.
+
+    Lists and tuples are kept as a whole, for their items have no names.
+    """
+    found: set[str] = set()
+    kept = _kept(component(name), skeleton, wanted, found)
+    if kept is None or found != set(wanted):
+        return None
+    return renumbered(name, kept[0], count)
+
+
+def renumbered(name: str, node: Json, count: int) -> tuple[Json, list[int]]:
+    """Return a node of a component as a skeleton of its own, whose arrays are numbered from 0."""
+    numbers: list[Any] = []
+    cut = _renumbered(node, numbers)
+    are_numbers = all(type(number) is int and number < count for number in numbers)
+    if not are_numbers or any(one >= other for one, other in pairwise([-1, *numbers])):
+        raise Malformed("an array where none may be, in a skeleton", where=name)
+    return cut, numbers
+
+
+def steps_at(name: str, skeleton: Json, path: str) -> tuple[int, list[str]] | None:
+    """Return the depth of a dict in a component and the steps that lead on from it."""
+    here, depth = component(name), 1
+    while here != path:
+        for step, child in _named(here, skeleton):
+            if path == step or path.startswith(f"{step}/"):
+                here, skeleton, depth = step, child, depth + 1
+                break
+        else:
+            return None
+    if pairs_of(skeleton) is None:
+        return None
+    return depth, [step.removeprefix(f"{path}/") for step, _ in _named(path, skeleton)]
+
+
+def _kept(path: str, node: Any, wanted: Collection[str], found: set[str]) -> Any:
+    """Return a list of what is wanted of a node; `None` if nothing is."""
+    if path in wanted:
+        found.add(path)
+        found.update(
+            one for one in wanted if one.startswith(f"{path}/") and _leads(path, node, one)
+        )
+        return [node]
+    pairs = pairs_of(node)
+    if pairs is None or not any(one.startswith(f"{path}/") for one in wanted):
+        return None
+    inner = []
+    for key, child in pairs:
+        rest = _kept(f"{path}/{segment(key)}", child, wanted, found)
+        if rest is not None:
+            inner.append([key, rest[0]])
+    [(tag, payload)] = node.items()
+    at = DICTS[tag]
+    if at is None:
+        return [{tag: inner}]
+    return [{tag: [*payload[:at], inner, *payload[at + 1 :]]}]
+
+
+def _leads(path: str, node: Any, wanted: str) -> bool:
+    return any(
+        step == wanted or (wanted.startswith(f"{step}/") and _leads(step, child, wanted))
+        for step, child in _named(path, node)
+    )
+
+
+def _named(path: str, node: Any) -> Iterator[tuple[str, Any]]:
+    for key, child in pairs_of(node) or ():
+        yield f"{path}/{segment(key)}", child
+
+
+def pairs_of(node: Any, dicts: Mapping[str, int | None] = DICTS) -> list[Any] | None:
+    """Return the pairs of a dict in a skeleton, or `None` if the node is no dict of these tags."""
+    if type(node) is not dict or len(node) != 1:
+        return None
+    [(tag, payload)] = node.items()
+    if tag not in dicts:
+        return None
+    at = dicts[tag]
+    pairs: list[Any] = payload if at is None else payload[at]
+    return pairs
+
+
+def _renumbered(node: Any, numbers: list[Any]) -> Any:
+    """Return a node whose arrays are numbered in their order; add their old numbers.
+
+    It also sees payloads without nodes, in which a hostile skeleton can hide anything.
+    """
+    if type(node) is list:
+        return [_renumbered(item, numbers) for item in node]
+    if type(node) is not dict or len(node) != 1:
+        return node
+    [(tag, payload)] = node.items()
+    if tag not in ARRAY_TAGS:
+        return {tag: _renumbered(payload, numbers)}
+    has_unit = tag == "nt" and type(payload) is list and payload
+    numbers.append(payload[0] if has_unit else payload)
+    new = len(numbers) - 1
+    return {tag: [new, *payload[1:]] if has_unit else new}

@@ -11,7 +11,7 @@ from holdfast.registry.pytree import numpy_arrays
 from holdfast.registry.pytree.encoding import FAMILIES, Encoder
 from holdfast.registry.pytree.leaves import ArrayLeaf
 from holdfast.registry.pytree.paths import Link
-from holdfast.registry.values.canonical import Json
+from holdfast.registry.values import Json
 
 
 def encode_array(encoder: Encoder, value: jax.Array, link: Link, depth: int) -> Json:  # noqa: ARG001

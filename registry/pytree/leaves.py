@@ -7,7 +7,7 @@ from ctypes import PyDLL, addressof, c_char, c_size_t, c_void_p, memmove
 from typing import Any
 
 from holdfast.registry.pytree.paths import Link, join
-from holdfast.registry.values.parse_limits import CHARACTER_BYTES, PATH_BYTES
+from holdfast.registry.values import CHARACTER_BYTES, PATH_BYTES
 
 #: Returns the bytes of a source, given their number: flat, format `B`, C order.
 Opener = Callable[[Any, int], memoryview]
@@ -87,12 +87,7 @@ class ArrayLeaf:
         return self._source
 
     def move(self, view: memoryview, address: int) -> None:
-        """Copy the bytes to memory of ours, and hold that instead of the tensor.
-
-        Args:
-            view: The memory.
-            address: Its address.
-        """
+        """Copy the bytes to memory of ours, and hold that instead of the tensor."""
         if self.nbytes:
             copy = COPIERS.get(self._open)
             if copy is not None:
@@ -117,14 +112,7 @@ class ArrayLeaf:
 
 
 class NamedLeaf(ArrayLeaf):
-    """An array whose bytes are not in memory; its name, type and shape are known.
-
-    Args:
-        dtype: Element type.
-        shape: Lengths of the axes.
-        nbytes: Size in bytes.
-        path: Its name, as `ArrayLeaf.path` spells it.
-    """
+    """An array whose bytes are not in memory; its name, type and shape are known."""
 
     __slots__ = ("_path",)
 

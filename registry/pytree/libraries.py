@@ -40,11 +40,7 @@ def load_seen() -> None:
 
 
 def load_for_tag(tag: str) -> bool:
-    """Load the wrapper that rebuilds a tag; return whether this call loaded one.
-
-    Raises:
-        IncompatibleState: The library is not installed.
-    """
+    """Load the wrapper that rebuilds a tag; return whether this call loaded one."""
     for wrapper, (_, tags) in _WRAPPERS.items():
         if tag in tags and wrapper not in _loaded:
             _load(wrapper)

@@ -14,8 +14,7 @@ from holdfast.registry.pytree.encoding import FAMILIES, HANDLERS, Encoder
 from holdfast.registry.pytree.leaves import ArrayLeaf
 from holdfast.registry.pytree.paths import Link, clip
 from holdfast.registry.pytree.scalars import atom_handler
-from holdfast.registry.values.canonical import Json
-from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.values import ITEM_SIZES, Json
 
 _SCALARS = (
     *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.longlong),
@@ -46,12 +45,7 @@ def name_of(dtype: np.dtype[Any]) -> str | None:
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """Return the numpy type of a stored name.
-
-    Raises:
-        UnsupportedValue: numpy has no such type.
-        IncompatibleState: It needs ml_dtypes, which cannot be imported.
-    """
+    """Return the numpy type of a stored name."""
     known = _NATIVE.get(name)
     if known is not None:
         return known

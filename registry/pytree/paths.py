@@ -12,9 +12,7 @@ import reprlib
 from typing import Any
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.values import canonical
-from holdfast.registry.values.canonical import Json
-from holdfast.registry.values.parse_limits import CHARACTER_BYTES, PATH_BYTES, Budget
+from holdfast.registry.values import CHARACTER_BYTES, PATH_BYTES, Budget, Json, canonical
 
 #: (link of the container or None, key in it); typed loosely, for mypy has no recursive tuples.
 Link = tuple[Any, Any]
@@ -39,11 +37,6 @@ class Trail:
 
     A file can have a key of a megabyte above a million values: spelling the path of each would
     take hours.
-
-    Args:
-        step: Its last step.
-        above: The path before that.
-        budget: Counts the characters; without it, within the bound of a record.
     """
 
     __slots__ = ("_above", "_step", "_text", "budget")

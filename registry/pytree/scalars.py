@@ -14,7 +14,7 @@ from holdfast.registry.pytree.decoding import ATOMS, DECODERS, Decoder
 from holdfast.registry.pytree.encoding import HANDLERS, Encoder, Handler
 from holdfast.registry.pytree.leaves import bytes_leaf
 from holdfast.registry.pytree.paths import Link, clip
-from holdfast.registry.values.canonical import MAX_INTEGER, Json, float_from_hex, float_to_hex
+from holdfast.registry.values import MAX_INTEGER, Json, float_from_hex, float_to_hex
 
 #: Longer byte strings become leaves, in bytes.
 MAX_INLINE_BYTES = 4096
@@ -25,15 +25,7 @@ MAX_FRACTION_BITS = 16384
 
 
 def atom(cls: type, tag: str, pack: Callable[[Any], Json], unpack: Callable[[Any], Any]) -> None:
-    """Register a codec of values that are stored in the skeleton as a whole.
-
-    Args:
-        cls: The exact type.
-        tag: The tag of its node.
-        pack: Value to payload; a ValueError tells why a value cannot be stored.
-        unpack: Payload to value; any exception means a malformed payload. Reading packs the value
-            again and compares, so every value has one spelling.
-    """
+    """Register a codec of values that are stored in the skeleton as a whole."""
     HANDLERS[cls] = atom_handler(tag, pack)
     ATOMS[tag] = (unpack, pack)
 

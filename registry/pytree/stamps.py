@@ -14,7 +14,7 @@ from holdfast.registry.pytree.decoding import DECODERS, Decoder
 from holdfast.registry.pytree.encoding import HANDLERS, Encoder
 from holdfast.registry.pytree.paths import Link, clip
 from holdfast.registry.pytree.scalars import atom
-from holdfast.registry.values.canonical import Json
+from holdfast.registry.values import Json
 
 _ZONE_KEY = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
 

@@ -9,8 +9,7 @@ from typing import Any
 from holdfast.registry.errors import Malformed
 from holdfast.registry.pytree.encoding import MAX_DEPTH
 from holdfast.registry.pytree.paths import Trail, clip, component, segment
-from holdfast.registry.values.canonical import Json
-from holdfast.registry.values.parse_limits import Budget
+from holdfast.registry.values import Budget, Json
 
 #: Tag of an array -> the type that it is rebuilt as.
 _KINDS = {"t": "torch", "n": "numpy", "nt": "numpy", "B": "bytes", "BA": "bytes", "S": "str"}
@@ -25,11 +24,7 @@ Children = Iterable[tuple[str, Any]]
 
 
 def leaf_kinds(skeleton: Json) -> dict[int, str]:
-    """Return, by number, the type of each array: `torch`, `numpy`, `bytes` or `str`.
-
-    Raises:
-        Malformed: The skeleton breaks a rule of the format.
-    """
+    """Return, by number, the type of each array: `torch`, `numpy`, `bytes` or `str`."""
     return {index: _KINDS[tag] for index, tag, _ in walk("", skeleton)}
 
 
@@ -37,9 +32,6 @@ def portable_kinds(skeleton: Json) -> dict[int, str]:
     """Return the kinds like `leaf_kinds`, but `tensor` where a tensor's bytes can do without torch.
 
     Only torch can put sparse tensors together: a component with one keeps `torch`.
-
-    Raises:
-        Malformed: The skeleton breaks a rule of the format.
     """
     kinds = leaf_kinds(skeleton)
     if has_tags(skeleton, _SPARSE):
@@ -65,10 +57,6 @@ def leaf_paths(name: str, skeleton: Json, budget: Budget | None = None) -> dict[
     """Return, by number, the path of each array of component `name`, as `ArrayLeaf.path` does.
 
     The budget counts their characters; without it they are within the bound of a record.
-
-    Raises:
-        Malformed: The skeleton breaks a rule of the format.
-        BeyondLimit: The paths would take too much memory.
     """
     return {index: str(path) for index, _, path in walk(name, skeleton, budget)}
 
@@ -79,9 +67,6 @@ def walk(
     """Yield number, tag and path of every array of component `name`, in order.
 
     A path is spelled, and counted, when somebody asks for its text.
-
-    Raises:
-        Malformed: The skeleton breaks a rule of the format.
     """
     expected = 0
     top = Trail(component(name), None, budget)

@@ -13,8 +13,7 @@ from holdfast.registry.pytree.encoding import HANDLERS, Encoder
 from holdfast.registry.pytree.leaves import ArrayLeaf
 from holdfast.registry.pytree.paths import Link
 from holdfast.registry.pytree.refusals import is_tensor_like
-from holdfast.registry.values.canonical import Json
-from holdfast.registry.values.dtypes import item_size
+from holdfast.registry.values import Json, item_size
 
 #: Libraries count the bytes of a tensor in signed numbers of 64 bits, as if no axis were empty.
 _NUMBERS = 2**63
@@ -22,20 +21,12 @@ _NUMBERS = 2**63
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorBytes:
-    """A tensor in host memory that takes the place of one of torch; a state is saved as with that.
+    """A tensor in host memory; saving it gives the same bytes as saving the tensor of torch."""
 
-    Attributes:
-        dtype: Element type, a name of `holdfast.registry.values.dtypes.ITEM_SIZES`.
-        shape: Lengths of the axes, in elements.
-        data: Its bytes: flat, C order, little-endian. Nobody writes to them any more once the
-            tensor is part of a state.
-
-    Raises:
-        UnsupportedValue: No library makes a tensor of this shape.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # element type, a name of `holdfast.registry.values.dtypes.ITEM_SIZES`
+    shape: tuple[int, ...]  # lengths of the axes, in elements
+    #: Its bytes: flat, C order, little-endian. Nobody writes to them any more once the tensor is
+    #: part of a state.
     data: memoryview
 
     def __post_init__(self) -> None:
@@ -47,12 +38,7 @@ class TensorBytes:
 
 
 def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[TensorBytes, memoryview]:
-    """Return a new tensor and its bytes, not cleared.
-
-    Raises:
-        IncompatibleState: It does not fit into memory.
-        UnsupportedValue: No library makes a tensor of this shape.
-    """
+    """Return a new tensor and its bytes, not cleared."""
     nbytes = math.prod(shape) * item_size(dtype)
     try:
         _, data = libraries.numpy_wrapper().allocate("uint8", (nbytes,))
@@ -64,11 +50,7 @@ def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[TensorBytes, memoryvie
 
 
 def as_torch(tensor: TensorBytes) -> Any:
-    """Return a tensor of torch over the same memory, or over a copy where that is not possible.
-
-    Raises:
-        IncompatibleState: torch cannot be imported.
-    """
+    """Return a tensor of torch over the same memory, or over a copy where that is not possible."""
     torch = libraries.torch_wrapper()
     made = torch.over(tensor.dtype, tensor.shape, tensor.data)
     if made is None:

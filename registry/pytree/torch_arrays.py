@@ -27,7 +27,7 @@ from holdfast.registry.pytree.torch_memory import (
     storage_of,
     view_of,
 )
-from holdfast.registry.values.canonical import Json
+from holdfast.registry.values import Json
 
 __all__ = ["allocate", "describe", "over", "view_of"]
 
@@ -70,11 +70,7 @@ def encode_tensor(encoder: Encoder, value: torch.Tensor, link: Link, depth: int)
 def opener_of(
     encoder: Encoder, value: torch.Tensor, name: str, nbytes: int, link: Link
 ) -> Opener | None:
-    """Return what gives the bytes of a tensor; `None` if it is not strided or has none.
-
-    Raises:
-        UnsupportedValue: Its memory has been released.
-    """
+    """Return what gives the bytes of a tensor; `None` if it is not strided or has none."""
     try:
         if value.is_cpu:
             held = value.untyped_storage().nbytes()

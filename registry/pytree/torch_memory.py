@@ -12,7 +12,7 @@ import torch
 
 from holdfast.registry.errors import IncompatibleState, UnsupportedValue
 from holdfast.registry.pytree.leaves import COPIERS, copy_memory
-from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.values import ITEM_SIZES
 
 #: Every element type of torch by its name; `DTYPES` has the ones that can be stored.
 ALL_DTYPES = {

@@ -18,7 +18,7 @@ from holdfast.registry.pytree import libraries, refusals
 from holdfast.registry.pytree.arrays import describe
 from holdfast.registry.pytree.encoding import Encoder, has_state_dict, state_dict_of
 from holdfast.registry.pytree.paths import OddKey, Trail, component, segment
-from holdfast.registry.values.dtypes import FLOATING
+from holdfast.registry.values import FLOATING
 
 #: `visit` returns this for a leaf to drop.
 DROP = object()
@@ -27,12 +27,7 @@ _DICTS = (dict, OrderedDict, defaultdict)
 
 
 def walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every leaf of a component with its path; `state_dict()` replaces an object that has it.
-
-    Args:
-        name: The component's key.
-        value: Its value.
-    """
+    """Yield every leaf of a component with its path; objects are replaced by `state_dict()`."""
     yield from _walk(Trail(component(name)), value)
 
 
@@ -41,10 +36,6 @@ def rebuild(name: str, value: Any, visit: Callable[[str, Any], Any]) -> Any:
 
     Containers are new and of the same types. A container that becomes empty is dropped too. Returns
     `DROP` if nothing is left.
-
-    Raises:
-        IncompatibleState: Some items of a list are dropped and some are not: the others would get
-            other indices.
     """
     return _rebuild(Trail(component(name)), value, visit)
 
@@ -67,12 +58,7 @@ def is_zero(leaf: Any) -> bool:
 
 
 def frozen(leaf: Any, dtype: str | None = None) -> Any:
-    """Return a copy of a leaf that shares no memory with it and is part of no autograd graph.
-
-    Args:
-        leaf: Any value.
-        dtype: Element type to which floating-point tensors and arrays are cast.
-    """
+    """Return a copy of a leaf that shares no memory with it and is part of no autograd graph."""
     if not is_array(leaf):
         return copy.deepcopy(leaf)
     name = describe(leaf)[0]

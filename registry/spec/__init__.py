@@ -3,7 +3,8 @@
 - `run_spec`: `RunSpec` with its phases, streams, gates and pool; `policies`: `Retention`, `Tier`.
 - `monitors`: which checkpoint is best; `transition_table`: what happens between two phases.
 - `presets`: the specifications that are shipped, and those of users, read from TOML.
-- `doubts`: warns of settings that may be mistakes; `requirements`: checks a state against a
+- `precision`: tensors in fewer bits. `preset_doubts`: warns of settings that may be mistakes;
+`requirements`: checks a state against a
   specification; `seeds`: the seeds of phases.
 - `migrations`: functions of the caller that bring an old state to a new schema.
 
@@ -13,6 +14,8 @@ default, and none may change its meaning. Specified in docs/spec.md, sections 20
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from holdfast.registry.spec.policies import Retention, Tier
 from holdfast.registry.spec.run_spec import (
@@ -25,12 +28,40 @@ from holdfast.registry.spec.run_spec import (
     Stream,
 )
 from holdfast.registry.spec.transition_table import Change, Pivot, Readiness, Row, Transition
+from holdfast.registry.values.first_use import at_first_use
+
+if TYPE_CHECKING:
+    from holdfast.registry.spec.migrations import MIGRATIONS as MIGRATIONS
+    from holdfast.registry.spec.migrations import CannotMigrate as CannotMigrate
+    from holdfast.registry.spec.monitors import Monitor as Monitor
+    from holdfast.registry.spec.preset_doubts import doubts as doubts
+    from holdfast.registry.spec.requirements import check_dtypes as check_dtypes
+    from holdfast.registry.spec.requirements import check_keys as check_keys
+    from holdfast.registry.spec.requirements import (
+        check_phase_is_declared as check_phase_is_declared,
+    )
+    from holdfast.registry.spec.requirements import first_of as first_of
+    from holdfast.registry.spec.requirements import flat_dtypes as flat_dtypes
+    from holdfast.registry.spec.requirements import inference_parts as inference_parts
+    from holdfast.registry.spec.requirements import manifest_dtypes as manifest_dtypes
+    from holdfast.registry.spec.run_spec import Signals as Signals
+    from holdfast.registry.spec.run_spec import WhenAsked as WhenAsked
+    from holdfast.registry.spec.seeds import child as child
+    from holdfast.registry.spec.seeds import phase_number as phase_number
+    from holdfast.registry.spec.seeds import phase_sequence as phase_sequence
+    from holdfast.registry.spec.seeds import pivot_child as pivot_child
+else:
+    __getattr__ = at_first_use(__name__)
+
 
 __all__ = [
+    "MIGRATIONS",
+    "CannotMigrate",
     "Change",
     "Draw",
     "DtypeRule",
     "Gate",
+    "Monitor",
     "Phase",
     "Pivot",
     "Pool",
@@ -38,7 +69,21 @@ __all__ = [
     "Retention",
     "Row",
     "RunSpec",
+    "Signals",
     "Stream",
     "Tier",
     "Transition",
+    "WhenAsked",
+    "check_dtypes",
+    "check_keys",
+    "check_phase_is_declared",
+    "child",
+    "doubts",
+    "first_of",
+    "flat_dtypes",
+    "inference_parts",
+    "manifest_dtypes",
+    "phase_number",
+    "phase_sequence",
+    "pivot_child",
 ]

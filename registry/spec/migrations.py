@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast.backends.escape import shown
 from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError
-from holdfast.registry.pytree.paths import clip
+from holdfast.registry.pytree import clip
 
 __all__ = [
     "MIGRATIONS",
@@ -67,19 +67,7 @@ class Migrations:
     def register(
         self, source: Version, target: Version, migrate: Migrate, *, lossy: bool = False
     ) -> None:
-        """Add a step; a function of the same name, as from a reloaded module, replaces it.
-
-        Args:
-            source: Version of the states that it accepts.
-            target: Version of the states that it returns; lower than `source` for a step back.
-            migrate: Takes the state and returns it with the new version in it. It may change the
-                top level of the state, but no nested value.
-            lossy: Whether information is lost; every use then warns.
-
-        Raises:
-            InvalidInput: A version is malformed, both are the same or of different major versions,
-                or another function is registered between them.
-        """
+        """Add a step; a function of the same name, as from a reloaded module, replaces it."""
         ends = (_parse(source), _parse(target))
         step = _Step(source, target, migrate, lossy)
         if not callable(migrate):
@@ -103,17 +91,6 @@ class Migrations:
         All steps go in one direction, up or down. Of several shortest paths it takes the one with
         the fewest lossy steps, then the one through the lowest versions. It warns with
         `LossyMigration` before a lossy step.
-
-        Args:
-            state: A state; its top level is copied and not changed.
-            key: The top-level key that holds the version.
-            target: The version to convert to.
-
-        Raises:
-            InvalidInput: `target` is not a version.
-            CannotMigrate: The state has no version or another major version, or no registered
-                steps lead to `target`.
-            IncompatibleState: A step did not return a state of its version.
         """
         found = _version_in(state, key)
         path = self._steps_between(found, target, shown(state[key]), f"state[{key!r}]")
@@ -126,16 +103,7 @@ class Migrations:
         return state
 
     def check(self, version: object, target: Version, *, where: str) -> None:
-        """Refuse a version from which the registered steps do not lead to another one.
-
-        Args:
-            version: That of a state.
-            target: The version to convert to.
-            where: The state, for messages.
-
-        Raises:
-            CannotMigrate: It is no version or one of another major version, or no steps lead there.
-        """
+        """Refuse a version from which the registered steps do not lead to another one."""
         try:
             found = _parse(version)
         except InvalidInput as error:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.values.records import NamedFields
+from holdfast.registry.values import NamedFields
 
 _OPERATOR = re.compile(r"\s+([+-])\s+")
 _TERM = re.compile(r"(?:(?P<factor>\d+(?:\.\d+)?)\s*\*\s*)?(?P<metric>\S+)")

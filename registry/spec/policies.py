@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.values.records import Name, NamedFields, Record
+from holdfast.registry.values import Name, NamedFields, Record
 
 _Count = Annotated[int, Field(ge=1, le=2**53)]
 
@@ -82,18 +82,12 @@ class Retention(NamedFields):
 
 
 class Tier(Record):
-    """A retention class within a phase.
+    """A retention class within a phase."""
 
-    Attributes:
-        name: Its name, for example `milestone`.
-        retention: Which of its checkpoints are kept.
-        every: A checkpoint belongs to it if its counter is a multiple of this.
-        counter: Name of that counter: the phase's own, or an integer of the state or of `meta`.
-        improves: Monitors; a checkpoint belongs to it if it is the best so far by one of them.
-    """
-
-    name: Name
-    retention: Retention
-    every: _Count | None = None
+    name: Name  # its name, for example `milestone`
+    retention: Retention  # which of its checkpoints are kept
+    every: _Count | None = None  # A checkpoint belongs to it if its counter is a multiple of this
+    #: Name of that counter: the phase's own, or an integer of the state or of `meta`.
     counter: str | None = None
+    #: Monitors; a checkpoint belongs to it if it is the best so far by one of them.
     improves: tuple[str, ...] = ()

@@ -10,21 +10,16 @@ from fnmatch import fnmatchcase
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.objects import Manifest
 from holdfast.registry.pytree import FlatState
-from holdfast.registry.spec import RunSpec
-from holdfast.registry.storage.manifest import Manifest
-from holdfast.registry.values.dtypes import FLOATING
-from holdfast.registry.values.suggest import near
+from holdfast.registry.spec.run_spec import RunSpec
+from holdfast.registry.values import FLOATING, near
 
 _NAMED_AT_MOST = 8
 
 
 def check_phase_is_declared(spec: RunSpec, phase: str) -> None:
-    """Refuse a phase that the run does not have.
-
-    Raises:
-        InvalidInput: Phases are declared, and this one is not.
-    """
+    """Refuse a phase that the run does not have."""
     declared = [one.name for one in spec.phases]
     if declared and phase not in declared:
         raise InvalidInput(
@@ -36,11 +31,7 @@ def check_phase_is_declared(spec: RunSpec, phase: str) -> None:
 
 
 def check_keys(spec: RunSpec, phase: str, names: Collection[str], *, where: str) -> None:
-    """Check that a state has every top-level key that its phase requires.
-
-    Raises:
-        IncompatibleState: Some are missing; the message names them.
-    """
+    """Check that a state has every top-level key that its phase requires."""
     required = (*spec.required_keys, *spec.phase(phase).required_keys)
     missing = [key for key in required if first_of(key, names) is None]
     if missing:
@@ -54,16 +45,7 @@ def check_keys(spec: RunSpec, phase: str, names: Collection[str], *, where: str)
 
 
 def check_dtypes(spec: RunSpec, tensors: Iterable[tuple[str, str]], *, where: str) -> None:
-    """Check the element types of floating-point tensors.
-
-    Args:
-        spec: The rules.
-        tensors: Path and dtype of each tensor.
-        where: The state, for messages.
-
-    Raises:
-        IncompatibleState: Some have another element type; the message names them.
-    """
+    """Check the element types of floating-point tensors."""
     if not spec.dtypes:
         return
     wrong = [
@@ -92,16 +74,7 @@ def first_of(key: str, names: Collection[str]) -> str | None:
 
 
 def inference_parts(spec: RunSpec, parts: Iterable[str], *, where: str) -> list[str]:
-    """Return the components that inference needs: all, if the specification does not name them.
-
-    Args:
-        spec: The specification of the run.
-        parts: Components of the state.
-        where: The state, for messages.
-
-    Raises:
-        IncompatibleState: The specification names components, and the state has none of them.
-    """
+    """Return the components that inference needs: all, if the specification does not name them."""
     present = list(parts)
     if not spec.inference:
         return present

@@ -13,22 +13,34 @@ from pydantic import Field, model_validator
 
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.spec.policies import Retention, Tier
-from holdfast.registry.spec.signals import Signals
 from holdfast.registry.spec.transition_table import Pivot, Row, Transition
-from holdfast.registry.values.dtypes import ITEM_SIZES, PrecisionName
-from holdfast.registry.values.records import Name, PhaseName, Record
+from holdfast.registry.values import ITEM_SIZES, Name, PhaseName, PrecisionName, Record
+
+# How a training reacts to signals: exit codes, the deadline, and what SIGUSR1 means.
+
+
+_ExitCode = Annotated[int, Field(ge=0, le=255)]
+
+#: When SIGUSR1 saves: after the current step, or at the next multiple of the cadence.
+WhenAsked = Literal["now", "at_cadence"]
+
+
+class Signals(Record):
+    """How a training reacts to signals."""
+
+    exit_code: _ExitCode = 143  # exit status after SIGTERM or a notice of preemption
+    sigint_exit_code: _ExitCode = 130  # exit status after SIGINT
+    sigusr1: WhenAsked = "now"  # when SIGUSR1 saves
+    #: Seconds after the first SIGTERM, SIGINT or notice after which the process ends with what is
+    #: durable.
+    deadline_s: Annotated[int, Field(ge=1)] = 25
 
 
 class DtypeRule(Record):
-    """Floating-point tensors on these paths must have this element type.
+    """Floating-point tensors on these paths must have this element type."""
 
-    Attributes:
-        path: Component and keys joined by `/`; `*` matches anything.
-        dtype: Name of the element type.
-    """
-
-    path: str
-    dtype: str
+    path: str  # component and keys joined by `/`; `*` matches anything
+    dtype: str  # name of the element type
 
     @model_validator(mode="after")
     def _exists(self) -> Self:
@@ -38,41 +50,27 @@ class DtypeRule(Record):
 
 
 class PrecisionRule(Record):
-    """The precision of floating-point tensors on some paths.
+    """The precision of floating-point tensors on some paths."""
 
-    Attributes:
-        path: Component and keys joined by `/`; `*` matches anything.
-        policy: A policy of `Run.save`.
-    """
-
+    #: Component and keys joined by `/`; `*` matches anything.
     path: Annotated[str, Field(min_length=1)]
-    policy: PrecisionName
+    policy: PrecisionName  # A policy of `Run.save`
 
 
 class NamedPrecision(Record):
-    """A precision that a save may name; the first rule that matches a tensor decides.
+    """A precision that a save may name; the first rule that matches a tensor decides."""
 
-    Attributes:
-        name: Its name, for `Run.save(precision=...)`.
-        rules: Its rules; unlike those of a save, a rule may match nothing.
-    """
-
-    name: Name
+    name: Name  # its name, for `Run.save(precision=...)`
+    #: Its rules; unlike those of a save, a rule may match nothing.
     rules: Annotated[tuple[PrecisionRule, ...], Field(min_length=1)]
 
 
 class ReleaseKeys(Record):
-    """Top-level keys for what a release has besides its state; no key for what it leaves out.
+    """Top-level keys for what a release has besides its state; no key for what it leaves out."""
 
-    Attributes:
-        version: For its semantic version.
-        metrics: For its metrics.
-        card: For its model card.
-    """
-
-    version: str | None = None
-    metrics: str | None = None
-    card: str | None = None
+    version: str | None = None  # for its semantic version
+    metrics: str | None = None  # for its metrics
+    card: str | None = None  # for its model card
 
 
 class Phase(Record):
@@ -117,30 +115,20 @@ class Phase(Record):
 
 
 class Gate(Record):
-    """The checkpoint at the end of a phase: immutable, verified on every load.
+    """The checkpoint at the end of a phase: immutable, verified on every load."""
 
-    Attributes:
-        name: Its name, for example `bc_best`.
-        phase: The phase of the checkpoint.
-    """
-
-    name: Name
-    phase: PhaseName
+    name: Name  # its name, for example `bc_best`
+    phase: PhaseName  # the phase of the checkpoint
 
 
 class Draw(Record):
-    """One kind of opponent.
+    """One kind of opponent."""
 
-    Attributes:
-        kind: `self` (the current weights in every seat), `roster` (any entry of the pool that is
-            not frozen) or `frozen` (one entry that never changes).
-        weight: Its share of the games.
-        name: The gate of the frozen entry.
-    """
-
+    #: `self` (the current weights in every seat), `roster` (any entry of the pool that is not
+    #: frozen) or `frozen` (one entry that never changes).
     kind: Literal["self", "roster", "frozen"]
-    weight: Annotated[int, Field(ge=0)]
-    name: Name | None = None
+    weight: Annotated[int, Field(ge=0)]  # its share of the games
+    name: Name | None = None  # the gate of the frozen entry
 
     @model_validator(mode="after")
     def _named(self) -> Self:
@@ -150,38 +138,25 @@ class Draw(Record):
 
 
 class Pool(Record):
-    """The opponent pool.
+    """The opponent pool."""
 
-    Attributes:
-        phase: The phase that plays against it.
-        size: The most entries; the oldest one is removed first. Frozen entries do not count.
-        promote_on_save: Whether every checkpoint of the phase enters the pool.
-        seed_child: Number of the child of the phase's seed sequence that draws opponents.
-        draws: The kinds of opponents.
-        cache: The most models that stay loaded.
-        mu: The metric that holds a checkpoint's mu.
-        sigma: The metric that holds its sigma.
-    """
-
-    phase: PhaseName
+    phase: PhaseName  # the phase that plays against it
+    #: The most entries; the oldest one is removed first. Frozen entries do not count.
     size: Annotated[int, Field(ge=1)]
-    promote_on_save: bool = False
+    promote_on_save: bool = False  # whether every checkpoint of the phase enters the pool
+    #: Number of the child of the phase's seed sequence that draws opponents.
     seed_child: Annotated[int, Field(ge=0)] = 0
-    draws: tuple[Draw, ...] = ()
-    cache: Annotated[int, Field(ge=1)] = 5
-    mu: str = "mu"
-    sigma: str = "sigma"
+    draws: tuple[Draw, ...] = ()  # the kinds of opponents
+    cache: Annotated[int, Field(ge=1)] = 5  # the most models that stay loaded
+    mu: str = "mu"  # the metric that holds a checkpoint's mu
+    sigma: str = "sigma"  # the metric that holds its sigma
 
 
 class Stream(Record):
-    """An append-only history of a run, besides its checkpoints.
+    """An append-only history of a run, besides its checkpoints."""
 
-    Attributes:
-        name: Its name, for example `loss`.
-        lifetime: A `forever` stream is never archived; a `resettable` one can be.
-    """
-
-    name: Name
+    name: Name  # its name, for example `loss`
+    #: A `forever` stream is never archived; a `resettable` one can be.
     lifetime: Literal["forever", "resettable"]
 
 

@@ -13,36 +13,19 @@ from typing import TYPE_CHECKING
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.spec import RunSpec
+from holdfast.registry.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from numpy.random import SeedSequence
 
 
 def phase_sequence(seed: int, phase: int) -> SeedSequence:
-    """Return the seed sequence of a phase; it spawns its components in order.
-
-    Args:
-        seed: Master seed of the run, from 0, below 2^64.
-        phase: Number of the phase, from 0, below 2^32.
-
-    Raises:
-        InvalidInput: A number is out of its range.
-    """
+    """Return the seed sequence of a phase; it spawns its components in order."""
     return _sequence(seed, _whole(phase, "phase", 32))
 
 
 def child(seed: int, phase: int, component: int) -> SeedSequence:
-    """Return the seed sequence of one component of a phase.
-
-    Args:
-        seed: Master seed of the run, from 0, below 2^64.
-        phase: Number of the phase, from 0, below 2^32.
-        component: Its index among the seeded components, from 0, below 2^32.
-
-    Raises:
-        InvalidInput: A number is out of its range.
-    """
+    """Return the seed sequence of one component of a phase."""
     return _sequence(seed, _whole(phase, "phase", 32), _whole(component, "component", 32))
 
 
@@ -50,13 +33,6 @@ def pivot_child(spec: RunSpec, seed: int, phase: str, component: int, ordinal: i
     """Return the seed sequence of a component after a pivot within a phase.
 
     It has four numbers in its key, so it differs from those of the phase and of drawn opponents.
-
-    Args:
-        spec: The specification of the run.
-        seed: Master seed of the run.
-        phase: Name of the phase.
-        component: Its index among the seeded components.
-        ordinal: Number of the pivot within the phase, from 1.
     """
     number = phase_number(spec, phase)
     return _sequence(seed, number, _whole(component, "component", 32), 0, ordinal)
@@ -67,9 +43,6 @@ def phase_number(spec: RunSpec, phase: str) -> int:
 
     If all phases have numbers as names, it is that number; otherwise it is the phase's position
     among the declared ones, from 1.
-
-    Raises:
-        InvalidInput: The phase is neither a number nor declared.
     """
     names = [one.name for one in spec.phases]
     if phase.isdigit() and all(name.isdigit() for name in names):

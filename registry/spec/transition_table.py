@@ -1,6 +1,6 @@
 """Phase transitions as data: the checks before them, and the change of each part of the state.
 
-`holdfast.registry.transitions` executes them.
+`holdfast.registry.deriving.transitions` executes them.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from holdfast.registry.values.dtypes import ITEM_SIZES
-from holdfast.registry.values.records import Name, NumberField, PhaseName, Record
+from holdfast.registry.values import ITEM_SIZES, Name, NumberField, PhaseName, Record
 
 #: The change of a part. `carry`: keep it as it is. `reset`: the caller makes a new one. `freeze`:
 #: copy it under another name, never train the copy. `reseed`: make it from the new phase's seeds.
@@ -26,29 +25,20 @@ class Row(Record):
     `a | b` names alternatives; the first one that exists counts. `carry` and `freeze` copy from the
     source. `reset` and `discard` of a pattern remove parts of the new state, also from copies:
     `teacher/stem*` refers to the teacher that another row makes. The order of rows does not matter.
-
-    Attributes:
-        part: The key or the pattern.
-        change: The change of that part.
-        to: For `carry` and `freeze`: its key in the new state.
-        companion: For `freeze`: store the copy as this companion of every later checkpoint.
-        dtype: For `freeze`: cast floating-point tensors of the copy to this type.
-        seeds: For `reseed`: the name of each seeded component and the number of its child of the
-            new phase's seed sequence; if empty, that sequence itself is used.
-        when: The row applies only if the caller enables this condition.
-        unless: The row applies only if the caller does not enable this condition.
-        why: The source of the rule.
     """
 
-    part: Annotated[str, Field(min_length=1)]
-    change: Change
-    to: str | None = None
+    part: Annotated[str, Field(min_length=1)]  # the key or the pattern
+    change: Change  # the change of that part
+    to: str | None = None  # for `carry` and `freeze`: its key in the new state
+    #: For `freeze`: store the copy as this companion of every later checkpoint.
     companion: Name | None = None
-    dtype: str | None = None
+    dtype: str | None = None  # for `freeze`: cast floating-point tensors of the copy to this type
+    #: For `reseed`: the name of each seeded component and the number of its child of the new
+    #: phase's seed sequence; if empty, that sequence itself is used.
     seeds: dict[str, Annotated[int, Field(ge=0, lt=2**32)]] = Field(default={})
-    when: str | None = None
-    unless: str | None = None
-    why: str = ""
+    when: str | None = None  # the row applies only if the caller enables this condition
+    unless: str | None = None  # the row applies only if the caller does not enable this condition
+    why: str = ""  # the source of the rule
 
     @property
     def alternatives(self) -> tuple[str, ...]:
@@ -88,19 +78,12 @@ class Row(Record):
 
 
 class Readiness(Record):
-    """A metric that must reach a bound before a phase may end.
+    """A metric that must reach a bound before a phase may end."""
 
-    Attributes:
-        metric: Its name.
-        at_least: The lowest allowed value.
-        at_most: The highest allowed value.
-        when: It is checked only if the caller enables this condition.
-    """
-
-    metric: str
-    at_least: NumberField | None = None
-    at_most: NumberField | None = None
-    when: str | None = None
+    metric: str  # its name
+    at_least: NumberField | None = None  # the lowest allowed value
+    at_most: NumberField | None = None  # the highest allowed value
+    when: str | None = None  # it is checked only if the caller enables this condition
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
@@ -110,14 +93,11 @@ class Readiness(Record):
 
 
 class Pivot(Record):
-    """The changes at a pivot: training stays in its phase, under a new policy.
+    """The changes at a pivot: training stays in its phase, under a new policy."""
 
-    Attributes:
-        rows: The change of parts of the newest checkpoint; a key without a row is carried.
-        archives: Resettable streams to archive; all of them without this field.
-    """
-
+    #: The change of parts of the newest checkpoint; a key without a row is carried.
     rows: tuple[Row, ...] = ()
+    #: Resettable streams to archive; all of them without this field.
     archives: tuple[Name, ...] | None = None
 
     @model_validator(mode="after")

@@ -9,3 +9,16 @@
 It only reads. `streams`, `runs` and `registry` depend on it. docs/notebooks.md documents the
 columns, and a test compares them.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.registry.values.first_use import at_first_use
+
+if TYPE_CHECKING:
+    from holdfast.registry.tables.checkpoints import checkpoint_table as checkpoint_table
+    from holdfast.registry.tables.entries import entry_table as entry_table
+    from holdfast.registry.tables.runs import run_table as run_table
+else:
+    __getattr__ = at_first_use(__name__)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from holdfast.registry.history.log_values import moment
+from holdfast.registry.history import moment, step_ref
 from holdfast.registry.history.replay import CheckpointRecord
-from holdfast.registry.history.step_names import step_ref
 from holdfast.registry.tables.columns import Column, table
 
 COLUMNS = (
@@ -27,11 +26,7 @@ _PREFIX = "metrics."
 
 
 def checkpoint_table(run_id: str, records: Iterable[CheckpointRecord]) -> Any:
-    """Return checkpoints as a `pyarrow.Table`.
-
-    Raises:
-        InvalidInput: pyarrow is not installed.
-    """
+    """Return checkpoints as a `pyarrow.Table`."""
     kept = list(records)
     names = dict.fromkeys(name for one in kept for name in one.metrics)
     metrics = [Column(metric_column(name), "float64", f"metric {name}") for name in names]

@@ -14,25 +14,15 @@ Type = Literal["bool", "int64", "float64", "string", "time"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        name: Its name.
-        type: Its type. Every column may have nulls.
-        about: What it holds, with its unit. The field's metadata have it as `description`.
-    """
-
-    name: str
-    type: Type
-    about: str
+    name: str  # its name
+    type: Type  # its type. Every column may have nulls.
+    about: str  # what it holds, with its unit. The field's metadata have it as `description`.
 
 
 def table(columns: Sequence[Column], rows: Iterable[Mapping[str, object]]) -> Any:
-    """Return rows as a `pyarrow.Table`; what a row lacks is null.
-
-    Raises:
-        InvalidInput: pyarrow is not installed.
-    """
+    """Return rows as a `pyarrow.Table`; what a row lacks is null."""
     pa = arrow()
     types = {
         "bool": pa.bool_(),
@@ -50,11 +40,7 @@ def table(columns: Sequence[Column], rows: Iterable[Mapping[str, object]]) -> An
 
 
 def arrow() -> Any:
-    """Return the package pyarrow.
-
-    Raises:
-        InvalidInput: It is not installed.
-    """
+    """Return the package pyarrow."""
     try:
         import pyarrow as pa
     except ImportError as error:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.registry.history.log_values import json_ready
+from holdfast.registry.history import json_ready
 from holdfast.registry.tables.columns import Column, Type, table
 
 _INT64 = range(-(2**63), 2**63)
@@ -19,9 +19,6 @@ def entry_table(entries: Sequence[Mapping[str, Any]]) -> Any:
 
     The type of a column is that of its values: `bool`, `string`, `int64`, or `float64` for floats,
     and for ints beside floats. If they are of other types, nest, or do not fit, each is its JSON.
-
-    Raises:
-        InvalidInput: pyarrow is not installed.
     """
     keys = dict.fromkeys(["step", *(key for entry in entries for key in entry)])
     columns: list[Column] = []

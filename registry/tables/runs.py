@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast.registry.errors import RegistryError, StoreUnavailable
-from holdfast.registry.history.log_values import decode_plain, json_ready, moment
+from holdfast.registry.history import decode_plain, json_ready, moment, parent_ref
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.history.step_names import parent_ref
-from holdfast.registry.storage.store import Store
+from holdfast.registry.store import Store
 from holdfast.registry.tables.columns import Column, table
 
 COLUMNS = (
@@ -36,17 +35,7 @@ COLUMNS = (
 
 
 def run_table(store: Store, names: Iterable[str], read: Callable[[str], RunManifest]) -> Any:
-    """Return runs as a `pyarrow.Table`; several are read at once.
-
-    Args:
-        store: The registry's objects.
-        names: The names of the runs.
-        read: Reads a run.
-
-    Raises:
-        InvalidInput: pyarrow is not installed.
-        StoreUnavailable: The store does not answer.
-    """
+    """Return runs as a `pyarrow.Table`; several are read at once."""
 
     def row(name: str) -> dict[str, object] | None:
         try:

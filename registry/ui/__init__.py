@@ -6,26 +6,24 @@ Plotly's JavaScript); only `server`, `rendering` and `page` import these librari
 | part | what it does |
 |---|---|
 | `source` | the open registry: keeps runs open, reads several at once, counts requests |
-| `queries/` | one module for each question: returns frozen dataclasses, without HTML |
-| `views/` | one module for each view: its path, its template, and the query that it asks |
+| `pages/` | one module for each view: its query, path and template |
 | `charts` | charts as data, with the table that says the same |
 | `grids` | tables whose cells are coloured by their numbers, in place of heat maps |
-| `units` | bytes for people, and axes of charts in the same units |
 | `rendering` | templates and how values are written |
 | `server`, `guard` | the local web server, and who may ask it |
 | `page` | the same views as one file |
 
 To add a view:
 
-1. Write its query: `queries/NAME.py`, a function of a `Source` and of plain arguments that returns
+1. Write its query in `pages/NAME.py`, a function of a `Source` and of plain arguments that returns
    a frozen dataclass. It reads only what its view shows, and its tests state the requests.
 2. Write `templates/NAME.html`. It extends `frame.html` and fills the block `body`; it finds the
    answer of its query as `shown.body`. Charts, tables and refs have macros in `parts.html`. There
    are no inline scripts and no `style` attributes: the Content-Security-Policy refuses them.
-3. Write `views/NAME.py` with a `VIEW`: its name, path, template, and `ask`, which reads the
+3. Add a `VIEW` to `pages/NAME.py`: its name, path, template, and `ask`, which reads the
    arguments out of an `Asked`, calls the query, and returns a `Shown`. A view that belongs into a
    written page has `parts`, which names its arguments for the runs of the page.
-4. Add `NAME.VIEW` to `VIEWS` in `views/__init__.py`. Routes, navigation and links follow from it:
+4. Add `NAME.VIEW` to `VIEWS` in `pages/__init__.py`. Routes, navigation and links follow from it:
    `link("NAME", run=..., ...)` in a template is its URL, in a page its anchor, and nothing where
    the view is absent.
 5. Add it to the tests in `tests/registry/ui/test_browser.py`: they open every view on every kind of

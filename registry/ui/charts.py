@@ -24,90 +24,55 @@ MarkKind = Literal["best", "gate", "release", "fork"]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A value of a curve.
+    """A value of a curve."""
 
-    Attributes:
-        step: Its step.
-        time_ms: Its time, in milliseconds since the epoch; `None` if it has none.
-        value: The value; NaN and infinities are gaps.
-    """
-
-    step: int
-    time_ms: int | None
-    value: float
+    step: int  # its step
+    time_ms: int | None  # its time, in milliseconds since the epoch; `None` if it has none
+    value: float  # the value; NaN and infinities are gaps
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The values of one metric of one run or phase.
+    """The values of one metric of one run or phase."""
 
-    Attributes:
-        name: Its name in the legend.
-        points: Its points, in the order of training.
-        is_faint: Whether it is in the background, as superseded values are.
-        group: What it has its colour and its place in the legend with, such as its run. Default:
-            its own.
-    """
-
-    name: str
-    points: tuple[Point, ...]
-    is_faint: bool = False
+    name: str  # its name in the legend
+    points: tuple[Point, ...]  # its points, in the order of training
+    is_faint: bool = False  # whether it is in the background, as superseded values are
+    #: What it has its colour and its place in the legend with, such as its run. Default: its own.
     group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A point of a chart with a name, such as the best checkpoint.
+    """A point of a chart with a name, such as the best checkpoint."""
 
-    Attributes:
-        kind: What it is; decides its symbol.
-        label: Its text.
-        point: Where it is.
-    """
-
-    kind: MarkKind
-    label: str
-    point: Point
+    kind: MarkKind  # what it is; decides its symbol
+    label: str  # its text
+    point: Point  # where it is
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: the columns of numbers are aligned right.
+    """A table: the columns of numbers are aligned right."""
 
-    Attributes:
-        columns: Their headings.
-        rows: The rows, at most `MOST_ROWS`.
-        total: How many rows there are.
-    """
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[object, ...], ...]
-    total: int
+    columns: tuple[str, ...]  # their headings
+    rows: tuple[tuple[object, ...], ...]  # the rows, at most `MOST_ROWS`
+    total: int  # how many rows there are
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart, and the table beneath it.
+    """A chart, and the table beneath it."""
 
-    Attributes:
-        title: Its heading.
-        about: A sentence that a screen reader says in place of the chart.
-        payload: What the script of the page draws; JSON.
-        table: The same as a table.
-        height_px: Its height.
-        is_empty: Whether it has no value that can be drawn.
-        key: Its symbols, each with its colour and its meaning, if the script draws no legend.
-        nonfinite: How many of its values are NaN or infinite, and so not drawn.
-    """
-
-    title: str
-    about: str
-    payload: Mapping[str, Any]
-    table: Table
-    height_px: int = 260
-    is_empty: bool = False
+    title: str  # its heading
+    about: str  # A sentence that a screen reader says in place of the chart
+    payload: Mapping[str, Any]  # what the script of the page draws; JSON
+    table: Table  # the same as a table
+    height_px: int = 260  # its height
+    is_empty: bool = False  # whether it has no value that can be drawn
+    #: Its symbols, each with its colour and its meaning, if the script draws no legend.
     key: tuple[tuple[str, str, str], ...] = ()
-    nonfinite: int = 0
+    nonfinite: int = 0  # how many of its values are NaN or infinite, and so not drawn
 
 
 def curves(
@@ -118,15 +83,7 @@ def curves(
     counter: str = "step",
     overlays: bool = False,
 ) -> Chart:
-    """Return the chart of some curves. The browser offers step or time, log scale, smoothing.
-
-    Args:
-        title: Its heading.
-        found: The curves.
-        marks: Points with names.
-        counter: The unit of the steps.
-        overlays: Whether curves may be equal: the first ones are drawn wider.
-    """
+    """Return the chart of some curves. The browser offers step or time, log scale, smoothing."""
     rows = [
         (curve.name, point.step, _moment(point.time_ms), point.value)
         for curve in found
@@ -174,15 +131,6 @@ def figure(
 
     Fonts, colours of text and background, and margins come from the page. A colour may be the name
     of one of its variables, such as `var(--accent)`.
-
-    Args:
-        title: Its heading.
-        about: What it shows, in a sentence.
-        data: Plotly's traces.
-        layout: Plotly's layout.
-        shown: The table beneath it.
-        height_px: Its height.
-        key: Its symbols, each with its colour, a variable of the page, and its meaning.
     """
     payload = {"kind": "figure", "data": _plain(list(data)), "layout": _plain(dict(layout))}
     return Chart(title, about, payload, shown, height_px, key=tuple(key))
@@ -195,13 +143,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A time in a table.
+    """A time in a table."""
 
-    Attributes:
-        ms: Milliseconds since the epoch.
-    """
-
-    ms: int
+    ms: int  # milliseconds since the epoch
 
 
 def moment(time_ms: int) -> Moment:

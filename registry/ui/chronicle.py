@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from holdfast.registry.errors import IntegrityError, UnsupportedFormat
+from holdfast.registry.history import RunLog
 from holdfast.registry.history.actions import Commit
-from holdfast.registry.history.log import RunLog
 
 #: Slots that are read at most unless more are asked for; of a longer log the newest.
 LONGEST = 2000
@@ -17,32 +17,18 @@ _FIRST, _MORE = 64, 512
 
 @dataclass(frozen=True, slots=True)
 class Chronicle:
-    """The commits of a run, oldest first.
+    """The commits of a run, oldest first."""
 
-    Attributes:
-        commits: The commits.
-        first_slot: The slot that they begin with; above 0 if older ones were not read.
-        next_slot: The slot after the last one that was read.
-        errors: The errors of slots that could not be read; their commits are absent.
-        pending: How many older slots are still being read.
-    """
-
-    commits: tuple[Commit, ...] = ()
-    first_slot: int = 0
-    next_slot: int = 0
+    commits: tuple[Commit, ...] = ()  # the commits
+    first_slot: int = 0  # the slot that they begin with; above 0 if older ones were not read
+    next_slot: int = 0  # the slot after the last one that was read
+    #: The errors of slots that could not be read; their commits are absent.
     errors: tuple[IntegrityError | UnsupportedFormat, ...] = ()
-    pending: int = 0
+    pending: int = 0  # how many older slots are still being read
 
 
 def read_on(log: RunLog, known: Chronicle | None, end: int, most: int) -> Iterator[Chronicle]:
-    """Yield chronicles that grow: new slots first, then older ones; one request for each slot.
-
-    Args:
-        log: The log of the run.
-        known: What was read before.
-        end: The number of slots that the log has.
-        most: How many of the newest slots the last chronicle has at least.
-    """
+    """Yield chronicles that grow: new slots first, then older ones; one request for each slot."""
     first = max(0, end - most)
     found = known or Chronicle(first_slot=max(first, end - _FIRST), next_slot=end - _FIRST)
     if found.next_slot < end:

@@ -14,38 +14,24 @@ STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell of a grid.
+    """A cell of a grid."""
 
-    Attributes:
-        text: Its number, short.
-        about: The same in words, for hovering and for screen readers.
-        tone: Class of its colour: `hi-1` to `hi-8`, `lo-1` to `lo-8`, or none.
-    """
-
-    text: str
-    about: str
-    tone: str = ""
+    text: str  # its number, short
+    about: str  # the same in words, for hovering and for screen readers
+    tone: str = ""  # class of its colour: `hi-1` to `hi-8`, `lo-1` to `lo-8`, or none
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table with coloured cells.
+    """A table with coloured cells."""
 
-    Attributes:
-        title: Its heading.
-        about: What it shows, in a sentence.
-        columns: Names of the columns.
-        rows: The name of each row, with its cells; `None` for an empty one.
-        scale: The ends of the scale of colours, in words: lowest and highest.
-        is_diverging: Whether the scale has a middle without colour.
-    """
-
-    title: str
-    about: str
-    columns: tuple[str, ...]
+    title: str  # its heading
+    about: str  # what it shows, in a sentence
+    columns: tuple[str, ...]  # names of the columns
+    #: The name of each row, with its cells; `None` for an empty one.
     rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
-    scale: tuple[str, str]
-    is_diverging: bool = False
+    scale: tuple[str, str]  # the ends of the scale of colours, in words: lowest and highest
+    is_diverging: bool = False  # whether the scale has a middle without colour
 
 
 def tone(share: float) -> str:

@@ -43,18 +43,13 @@ Next = Callable[[Request], Awaitable[Response]]
 
 @dataclass(slots=True)
 class Entrance:
-    """The secrets of a server.
+    """The secrets of a server."""
 
-    Attributes:
-        base: Its address.
-        renewed: Called with the next URL when a token was used.
-        token: Admits the next browser, once.
-        session: The cookie of all browsers that were admitted.
-    """
-
-    base: str
-    renewed: Callable[[str], object] = id
+    base: str  # its address
+    renewed: Callable[[str], object] = id  # called with the next URL when a token was used
+    #: Admits the next browser, once.
     token: str = field(default_factory=partial(secrets.token_urlsafe, 24))
+    #: The cookie of all browsers that were admitted.
     session: str = field(default_factory=partial(secrets.token_urlsafe, 24))
 
     @property
@@ -72,12 +67,7 @@ class Entrance:
 
 
 class Guard(BaseHTTPMiddleware):
-    """Refuses strangers, and sets the headers that keep pages apart from other sites.
-
-    Args:
-        app: The pages.
-        entrance: The secrets of this server.
-    """
+    """Refuses strangers, and sets the headers that keep pages apart from other sites."""
 
     def __init__(self, app: ASGIApp, *, entrance: Entrance) -> None:
         super().__init__(app)

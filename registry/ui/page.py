@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from holdfast.registry.errors import RegistryError
+from holdfast.registry.ui.pages import VIEWS
+from holdfast.registry.ui.pages.trouble import trouble_of
+from holdfast.registry.ui.pages.view import Asked, Shown, View
 from holdfast.registry.ui.plotly import script_path, style_ids
-from holdfast.registry.ui.queries.trouble import trouble_of
 from holdfast.registry.ui.rendering import FOLDER, render
 from holdfast.registry.ui.source import Source, now_ms
-from holdfast.registry.ui.views import VIEWS
-from holdfast.registry.ui.views.view import Asked, Shown, View
 
 #: The end of an element within a script; a browser would take it for the end of the script itself.
 _END = re.compile(r"</(?=script|style)", re.IGNORECASE)
@@ -30,16 +30,7 @@ class _Part:
 
 
 def page_of(source: Source, runs: Sequence[str]) -> bytes:
-    """Return the page about some runs.
-
-    Args:
-        source: The registry.
-        runs: Their names.
-
-    Raises:
-        NotFound: There is no such run.
-        StoreUnavailable: The store does not answer.
-    """
+    """Return the page about some runs."""
     for name in runs:
         _check_exists(source, name)
     parts = [

@@ -14,8 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from holdfast.backends.escape import printable
-from holdfast.registry.history.log_values import format_time, is_dated, json_ready, moment
-from holdfast.registry.history.step_names import step_ref
+from holdfast.registry.history import format_time, is_dated, json_ready, moment, step_ref
 from holdfast.registry.ui.charts import Moment
 from holdfast.registry.values import amounts
 

@@ -20,12 +20,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
 from holdfast.registry.ui.guard import Entrance, Guard
+from holdfast.registry.ui.pages import VIEWS
+from holdfast.registry.ui.pages.trouble import trouble_of
+from holdfast.registry.ui.pages.view import PATIENCE_S, Asked, Shown, View
 from holdfast.registry.ui.plotly import script_path, style_ids
-from holdfast.registry.ui.queries.trouble import trouble_of
 from holdfast.registry.ui.rendering import FOLDER, render
 from holdfast.registry.ui.source import Source
-from holdfast.registry.ui.views import VIEWS
-from holdfast.registry.ui.views.view import PATIENCE_S, Asked, Shown, View
 
 HOST = "127.0.0.1"
 #: Seconds that answers may still take once the server is to stop. Without a limit it waits for ever
@@ -39,13 +39,7 @@ _BY_NAME = {view.name: view for view in VIEWS}
 
 
 class Server:
-    """Pages over a registry, served until the process is interrupted.
-
-    Args:
-        source: The registry.
-        port: The port on 127.0.0.1; 0 for any that is free.
-        renewed: Called with the next `url` when one was used.
-    """
+    """Pages over a registry, served until the process is interrupted."""
 
     def __init__(
         self, source: Source, port: int = 0, renewed: Callable[[str], object] = id

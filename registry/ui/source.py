@@ -18,14 +18,10 @@ from typing import Self, TypeVar
 from holdfast.backends.wrappers import Metered, ReadOnly
 from holdfast.backends.wrappers.metered import Usage
 from holdfast.registry.errors import RegistryError, StoreUnavailable
-from holdfast.registry.history.births import Birth, birth_of, read_birth
-from holdfast.registry.history.log import RunLog
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.run import Run
-from holdfast.registry.runs.view import committer_of
-from holdfast.registry.storage.address import Address
-from holdfast.registry.storage.heads import open_heads
+from holdfast.registry.face import Registry, Run, committer_of, open_on
+from holdfast.registry.history import Birth, RunLog, birth_of, read_birth
+from holdfast.registry.store import Address
+from holdfast.registry.store.heads import open_heads
 from holdfast.registry.ui.chronicle import LONGEST, Chronicle, read_on
 
 #: Runs and logs that are read at once; each waits for a few small requests of its own.
@@ -38,17 +34,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Runs that a view asked for.
+    """Runs that a view asked for."""
 
-    Attributes:
-        runs: Those that could be read, by name.
-        failed: The errors of the others, by name.
-        pending: Names of those that were not read in time; reading them goes on.
-    """
-
-    runs: dict[str, Run]
-    failed: dict[str, RegistryError]
-    pending: tuple[str, ...]
+    runs: dict[str, Run]  # those that could be read, by name
+    failed: dict[str, RegistryError]  # the errors of the others, by name
+    pending: tuple[str, ...]  # names of those that were not read in time; reading them goes on
 
     def joined(self, other: Opened) -> Opened:
         """Return these runs and other ones."""
@@ -73,10 +63,6 @@ class _Reading:
 class Source:
     """A registry that views read. A run is opened once; later looks read what is new.
 
-    Args:
-        registry: The registry, opened on `meter`.
-        meter: Counts what is asked of the store.
-
     Attributes:
         registry: The registry.
         meter: The counts.
@@ -98,12 +84,7 @@ class Source:
 
     @classmethod
     def open(cls, address: Address) -> Self:
-        """Open the registry at an address, read-only.
-
-        Raises:
-            NotFound: There is none.
-            Conflict: It is not the one that was here before.
-        """
+        """Open the registry at an address, read-only."""
         backend = address.open()
         meter = Metered(ReadOnly(backend))
         try:
@@ -124,12 +105,7 @@ class Source:
             yield usage
 
     def names(self, *, max_age_s: float = 0) -> list[str]:
-        """Return the names of all runs, sorted: one request for a thousand runs.
-
-        Args:
-            max_age_s: Seconds for which an earlier answer is good enough; a bucket takes long to
-                list many runs.
-        """
+        """Return the names of all runs, sorted: one request for a thousand runs."""
         at_s, names = self._listed
         if time.monotonic() - at_s > max_age_s:
             names = self.registry.runs()
@@ -137,12 +113,7 @@ class Source:
         return list(names)
 
     def run(self, name: str) -> Run:
-        """Return a run as of now: one request if it is open already and did not change.
-
-        Raises:
-            NotFound: There is no such run.
-            IntegrityError: Its log is damaged.
-        """
+        """Return a run as of now: one request if it is open already and did not change."""
         with self._lock:
             known = self._runs.get(name)
         if known is not None:
@@ -155,13 +126,6 @@ class Source:
         """Return several runs as of now, read at once.
 
         Those that are read in time are not read again by a look for the others.
-
-        Args:
-            names: Their names.
-            within_s: Seconds to wait at most. Default: until all are read.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
         """
         futures = {name: self._begin(name) for name in names}
         _, unread = wait(futures.values(), timeout=within_s)
@@ -187,16 +151,6 @@ class Source:
         """Return the commits of a run as far as `run` has read it: one request for each new slot.
 
         Those of a run that cannot be opened are read as well as they can be.
-
-        Args:
-            name: The run.
-            most: How many of the newest slots to read.
-            within_s: Seconds after which what was read is returned, the newest; reading older slots
-                goes on. Default: until all are read.
-
-        Raises:
-            IntegrityError: Not even the names of its slots are in order.
-            StoreUnavailable: The store does not answer.
         """
         while True:
             reading = self.begin_chronicle(name, most=most)
@@ -219,11 +173,7 @@ class Source:
             return reading
 
     def begin(self, read: Callable[[], _T]) -> Future[_T]:
-        """Begin to read something while the caller reads something else.
-
-        Args:
-            read: Must not wait for runs or chronicles: it runs in the threads that read those.
-        """
+        """Begin to read something while the caller reads something else."""
         return self._threads.submit(read)
 
     def births(self, names: Sequence[str]) -> dict[str, Birth | None]:

@@ -11,3 +11,66 @@
 `canonical`, `dtypes`, `digest` and `records` decide bytes and ids: they do not change. Every room
 depends on this one. Specified in docs/spec.md, section 2.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.registry.values.first_use import at_first_use
+
+if TYPE_CHECKING:
+    from holdfast.registry.values.amounts import age as age
+    from holdfast.registry.values.amounts import counted as counted
+    from holdfast.registry.values.amounts import duration as duration
+    from holdfast.registry.values.amounts import metrics as metrics
+    from holdfast.registry.values.amounts import number as number
+    from holdfast.registry.values.amounts import share as share
+    from holdfast.registry.values.amounts import size as size
+    from holdfast.registry.values.canonical import MAX_INTEGER as MAX_INTEGER
+    from holdfast.registry.values.canonical import Json as Json
+    from holdfast.registry.values.canonical import float_from_hex as float_from_hex
+    from holdfast.registry.values.canonical import float_to_hex as float_to_hex
+    from holdfast.registry.values.digest import DIGEST_BYTES as DIGEST_BYTES
+    from holdfast.registry.values.digest import Digest as Digest
+    from holdfast.registry.values.digest import Digests as Digests
+    from holdfast.registry.values.digest import HexDigests as HexDigests
+    from holdfast.registry.values.dtypes import FLOATING as FLOATING
+    from holdfast.registry.values.dtypes import ITEM_SIZES as ITEM_SIZES
+    from holdfast.registry.values.dtypes import PrecisionName as PrecisionName
+    from holdfast.registry.values.dtypes import item_size as item_size
+    from holdfast.registry.values.environment import describe_environment as describe_environment
+    from holdfast.registry.values.gc_pause import collector_paused as collector_paused
+    from holdfast.registry.values.markup import text as text
+    from holdfast.registry.values.parse_limits import CHARACTER_BYTES as CHARACTER_BYTES
+    from holdfast.registry.values.parse_limits import HEAVIEST as HEAVIEST
+    from holdfast.registry.values.parse_limits import LISTED_BYTES as LISTED_BYTES
+    from holdfast.registry.values.parse_limits import MOST_EQUAL as MOST_EQUAL
+    from holdfast.registry.values.parse_limits import PATH_BYTES as PATH_BYTES
+    from holdfast.registry.values.parse_limits import ROW_BYTES as ROW_BYTES
+    from holdfast.registry.values.parse_limits import Budget as Budget
+    from holdfast.registry.values.parse_limits import KeyHashes as KeyHashes
+    from holdfast.registry.values.parse_limits import check_bytes as check_bytes
+    from holdfast.registry.values.parse_limits import check_json as check_json
+    from holdfast.registry.values.parse_limits import json_bytes as json_bytes
+    from holdfast.registry.values.parse_limits import max_record_bytes as max_record_bytes
+    from holdfast.registry.values.parse_limits import taking_turns as taking_turns
+    from holdfast.registry.values.path_names import check_path_name as check_path_name
+    from holdfast.registry.values.path_names import check_path_names as check_path_names
+    from holdfast.registry.values.process import ProcessLock as ProcessLock
+    from holdfast.registry.values.process import host_name as host_name
+    from holdfast.registry.values.process import require_first_rank as require_first_rank
+    from holdfast.registry.values.records import AtFirstUse as AtFirstUse
+    from holdfast.registry.values.records import DigestField as DigestField
+    from holdfast.registry.values.records import FloatField as FloatField
+    from holdfast.registry.values.records import Metrics as Metrics
+    from holdfast.registry.values.records import Name as Name
+    from holdfast.registry.values.records import NamedFields as NamedFields
+    from holdfast.registry.values.records import NumberField as NumberField
+    from holdfast.registry.values.records import PhaseName as PhaseName
+    from holdfast.registry.values.records import Plain as Plain
+    from holdfast.registry.values.records import Record as Record
+    from holdfast.registry.values.records import Step as Step
+    from holdfast.registry.values.semver import release_version as release_version
+    from holdfast.registry.values.suggest import near as near
+else:
+    __getattr__ = at_first_use(__name__)

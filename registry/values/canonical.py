@@ -28,11 +28,7 @@ _DOUBLE = re.compile(r"[0-9a-f]{16}")
 
 
 def encode(value: Json) -> bytes:
-    """Return the canonical bytes of a value.
-
-    Raises:
-        InvalidInput: The value holds a lone surrogate or NaN, nests too deeply, or is not JSON.
-    """
+    """Return the canonical bytes of a value."""
     try:
         text = json.dumps(
             value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
@@ -43,16 +39,7 @@ def encode(value: Json) -> bytes:
 
 
 def decode(data: bytes, *, where: str) -> Any:
-    """Parse canonical bytes.
-
-    Args:
-        data: The bytes.
-        where: The key or file that they come from, for messages.
-
-    Raises:
-        Malformed: They are not the canonical bytes of any value.
-        BeyondLimit: Their value would take too much memory; nothing was parsed.
-    """
+    """Parse canonical bytes."""
     value = parse(data, where=where)
     try:
         check(data, encode(value), where=where)
@@ -62,12 +49,7 @@ def decode(data: bytes, *, where: str) -> Any:
 
 
 def parse(data: bytes, *, where: str) -> Any:
-    """Parse bytes; the caller compares them with their canonical form later, by `check`.
-
-    Raises:
-        Malformed: They are not JSON, or hold a float or an integer beyond 2^53.
-        BeyondLimit: Their value would take too much memory; nothing was parsed.
-    """
+    """Parse bytes; the caller compares them with their canonical form later, by `check`."""
     check_json(data, where=where)
     try:
         with collector_paused():
@@ -82,11 +64,7 @@ def parse(data: bytes, *, where: str) -> Any:
 
 
 def check(data: bytes, encoded: bytes, *, where: str) -> None:
-    """Compare bytes with the encoding of their value.
-
-    Raises:
-        Malformed: They differ.
-    """
+    """Compare bytes with the encoding of their value."""
     # This one comparison finds duplicate keys, a wrong order, white space and other escapes.
     if encoded != data:
         raise Malformed(
@@ -100,11 +78,7 @@ def float_to_hex(value: float) -> str:
 
 
 def float_from_hex(text: str) -> float:
-    """Undo `float_to_hex`.
-
-    Raises:
-        ValueError: The text is not 16 lower-case hexadecimal digits.
-    """
+    """Undo `float_to_hex`."""
     if not _DOUBLE.fullmatch(text):
         raise ValueError(f"not the 16 hexadecimal digits of a double: {text!r}")
     value: float = struct.unpack(">d", bytes.fromhex(text))[0]

@@ -144,16 +144,7 @@ class Digests(Sequence[Digest]):
 
 
 class HexDigests(Sequence[Digest]):
-    """Digests as JSON spells them, `"<64 hex>","<64 hex>",...`; they are read when asked for.
-
-    Args:
-        text: A text that has them.
-        start: Where they begin.
-        stop: Where they end.
-
-    Raises:
-        ValueError: They are spelled otherwise.
-    """
+    """Digests as JSON spells them, `"<64 hex>","<64 hex>",...`; they are read when asked for."""
 
     __slots__ = ("_count", "_start", "_text")
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from holdfast.registry.errors import UnsupportedValue
 
-#: The policies for storing a tensor in fewer bits (`holdfast.registry.precision`).
+#: The policies for storing a tensor in fewer bits (`holdfast.registry.spec.precision`).
 PrecisionName = Literal["fp16", "bf16", "auto", "auto-fp16", "keep"]
 
 #: Name -> bytes per element.
@@ -42,11 +42,7 @@ FLOATING = frozenset(name for name in ITEM_SIZES if name.startswith(("float", "b
 
 
 def item_size(dtype: str) -> int:
-    """Return the bytes per element of a type.
-
-    Raises:
-        UnsupportedValue: The type is not in the list.
-    """
+    """Return the bytes per element of a type."""
     try:
         return ITEM_SIZES[dtype]
     except KeyError:

@@ -95,11 +95,7 @@ def _git_commit() -> str:
 
 
 def _git_folder(top: Path) -> Path:
-    """Return the `.git` of the user; a file, as of a worktree, leads only to what knows it.
-
-    Raises:
-        OSError: There is none.
-    """
+    """Return the `.git` of the user; a file, as of a worktree, leads only to what knows it."""
     found = named = top / ".git"
     if found.is_file():
         named = (top / _text(found).removeprefix("gitdir: ")).resolve()

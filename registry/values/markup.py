@@ -28,28 +28,16 @@ _LEFT = ' style="text-align:left"'
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A table, of which the first rows are shown.
+    """A table, of which the first rows are shown."""
 
-    Attributes:
-        heads: Names of the columns.
-        rows: Its rows; numbers are aligned to the right.
-        count: How many rows there are; more than are shown is said below the table.
-        noun: The rows in a word, in the plural.
-    """
-
-    heads: Sequence[str]
-    rows: Iterable[Sequence[object]]
-    count: int
-    noun: str
+    heads: Sequence[str]  # names of the columns
+    rows: Iterable[Sequence[object]]  # its rows; numbers are aligned to the right
+    count: int  # how many rows there are; more than are shown is said below the table
+    noun: str  # the rows in a word, in the plural
 
 
 def safely(kind: str, describe: Callable[[], str]) -> str:
-    """Return a description; if it fails, the error in its place. This never raises.
-
-    Args:
-        kind: The kind of the object.
-        describe: Returns the HTML.
-    """
+    """Return a description; if it fails, the error in its place. This never raises."""
     try:
         return describe()
     except Exception as error:  # a notebook shows a damaged object, too
@@ -59,14 +47,7 @@ def safely(kind: str, describe: Callable[[], str]) -> str:
 def describe(
     kind: str, name: str, facts: Mapping[str, object], *parts: Rows | BaseException
 ) -> str:
-    """Return the HTML of an object.
-
-    Args:
-        kind: Its kind.
-        name: Its name.
-        facts: Its facts by name; absent and empty ones are left out.
-        parts: Tables, and errors of what could not be read.
-    """
+    """Return the HTML of an object."""
     heading = f"<p><b>{text(kind)}</b> <code>{text(name)}</code></p>"
     known = [(fact, value) for fact, value in facts.items() if value not in (None, "", {})]
     body = "".join(

@@ -67,16 +67,7 @@ _turn = Lock()
 def check_json(
     data: bytes | bytearray, *, where: object, kind: type[RegistryError] = BeyondLimit
 ) -> None:
-    """Check that parsing some JSON stays within the bound.
-
-    Args:
-        data: The text. Brackets and commas within its strings count as well.
-        where: The name of the record, for the message.
-        kind: The error class to raise.
-
-    Raises:
-        BeyondLimit: It would take more memory than the bound.
-    """
+    """Check that parsing some JSON stays within the bound."""
     if len(data) * HEAVIEST <= max_record_bytes():
         return  # nearly always
     for wanted in _sums(data):
@@ -104,17 +95,7 @@ def _sums(data: bytes | bytearray) -> Iterator[int]:
 def check_bytes(
     wanted: int, what: str, *, where: object, kind: type[RegistryError] = BeyondLimit
 ) -> None:
-    """Check an amount of memory against the bound before it is allocated.
-
-    Args:
-        wanted: The amount, in bytes.
-        what: The action that needs it, for the message.
-        where: The record that is read or written, for the message.
-        kind: The error class to raise.
-
-    Raises:
-        BeyondLimit: The amount is above the bound.
-    """
+    """Check an amount of memory against the bound before it is allocated."""
     Budget(where, what, kind).take(wanted)
 
 
@@ -123,20 +104,13 @@ class Budget:
     """The memory and work that reading one record or file may take; each part is counted first.
 
     Everything is counted in bytes of memory: containers, entries, calls, characters of paths.
-
-    Attributes:
-        where: The record, for the message.
-        what: The action that takes it, for the message.
-        kind: The error class to raise.
-        most: The bound; that of a record without it.
-        taken: The sum so far.
     """
 
-    where: object
-    what: str = "reading it"
-    kind: type[RegistryError] = BeyondLimit
-    most: int = field(default_factory=max_record_bytes)
-    taken: int = 0
+    where: object  # the record, for the message
+    what: str = "reading it"  # the action that takes it, for the message
+    kind: type[RegistryError] = BeyondLimit  # the error class to raise
+    most: int = field(default_factory=max_record_bytes)  # the bound; that of a record without it
+    taken: int = 0  # the sum so far
 
     def take(self, nbytes: int) -> None:
         """Count some bytes before they are taken; raise `kind` if the sum is above the bound."""
@@ -180,11 +154,7 @@ class KeyHashes:
 
 @contextmanager
 def taking_turns(size_bytes: int) -> Iterator[None]:
-    """Unpack and parse large records one at a time; small ones never wait.
-
-    Args:
-        size_bytes: Length of the record once it is unpacked.
-    """
+    """Unpack and parse large records one at a time; small ones never wait."""
     if size_bytes <= _LARGE_BYTES:
         yield
         return

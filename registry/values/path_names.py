@@ -24,12 +24,7 @@ _FORBIDDEN = set('\\:*?"<>|')
 
 
 def check_path_name(name: object, where: object = None) -> str:
-    """Return a name that is safe as a relative path.
-
-    Raises:
-        InvalidInput: It is absolute, leaves its folder, is reserved on some system, or cannot be
-            written as UTF-8 text.
-    """
+    """Return a name that is safe as a relative path."""
     fault = "not text" if not isinstance(name, str) else _fault(name)
     if fault is not None or not isinstance(name, str):
         raise InvalidInput(
@@ -43,12 +38,7 @@ def check_path_name(name: object, where: object = None) -> str:
 
 
 def check_path_names(names: Iterable[str], where: object = None) -> None:
-    """Check the names of all files of a folder.
-
-    Raises:
-        InvalidInput: One is not safe; two would be one file where case or accents do not count; or
-            one is both a file and a folder.
-    """
+    """Check the names of all files of a folder."""
     seen: dict[str, str] = {}
     files: set[str] = set()
     for name in names:

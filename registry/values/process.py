@@ -34,11 +34,7 @@ def host_name() -> str:
 
 
 def require_first_rank() -> None:
-    """Refuse to write from any rank but 0 of a distributed job.
-
-    Raises:
-        Conflict: `WORLD_SIZE` is above 1 and `RANK` is not 0.
-    """
+    """Refuse to write from any rank but 0 of a distributed job."""
     rank = os.environ.get("RANK", "0")
     if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1") and rank not in ("", "0"):
         raise Conflict(

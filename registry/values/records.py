@@ -152,12 +152,9 @@ class AtFirstUse:
 
     Pydantic builds them with the record that has the field: reading a log of three kinds of actions
     would build the validators of all twenty. The rules do not change.
-
-    Attributes:
-        tag: Name of the field that distinguishes the records of a union.
     """
 
-    tag: str = ""
+    tag: str = ""  # name of the field that distinguishes the records of a union
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler

@@ -27,24 +27,14 @@ class SemVer:
     """A semantic version, ordered by precedence (semver.org, rule 11); `str` returns its text.
 
     Comparison ignores build metadata: `1.0.0+a` equals `1.0.0+b`.
-
-    Attributes:
-        major: Rises with incompatible changes; from 0.
-        minor: Rises with compatible additions; from 0.
-        patch: Rises with compatible corrections; from 0.
-        prerelease: The part after `-`, such as `rc.1`, or empty. A prerelease is ordered before
-            its release.
-        build: The part after `+`, or empty.
-
-    Raises:
-        InvalidInput: The parts do not form a version.
     """
 
-    major: int
-    minor: int
-    patch: int
+    major: int  # rises with incompatible changes; from 0
+    minor: int  # rises with compatible additions; from 0
+    patch: int  # rises with compatible corrections; from 0
+    #: The part after `-`, such as `rc.1`, or empty. A prerelease is ordered before its release.
     prerelease: str = ""
-    build: str = field(default="", compare=False)
+    build: str = field(default="", compare=False)  # the part after `+`, or empty
 
     def __post_init__(self) -> None:
         text = str(self)
@@ -58,11 +48,7 @@ class SemVer:
 
     @classmethod
     def parse(cls, text: str) -> SemVer:
-        """Parse a version.
-
-        Raises:
-            InvalidInput: It is not a semantic version of at most 256 characters.
-        """
+        """Parse a version."""
         match = None
         if isinstance(text, str) and len(text) <= MAX_LENGTH:
             match = _VERSION.fullmatch(text)
@@ -90,12 +76,7 @@ class SemVer:
 
 
 def release_version(text: str) -> SemVer:
-    """Parse the version of a release.
-
-    Raises:
-        InvalidInput: It is not a semantic version, has more than 64 characters, or has build
-            metadata: two releases that differ in that alone would have the same precedence.
-    """
+    """Parse the version of a release."""
     version = SemVer.parse(text)
     if version.build:
         raise InvalidInput(

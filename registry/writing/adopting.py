@@ -2,7 +2,7 @@
 
 Each object gets a key that may be named (`holdfast.registry.writing.object_writer`): an existing
 object, or a verified copy. The keys are chosen here; workers copy objects to them.
-`holdfast.registry.registries.sync`, a fork and an undone eviction use this.
+`holdfast.registry.face.syncing`, a fork and an undone eviction use this.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 from itertools import compress
 
 from holdfast.registry.history.actions import Place
-from holdfast.registry.storage.fetching import verify_pack_chunks
-from holdfast.registry.storage.keys import ObjectKey
-from holdfast.registry.storage.manifest import Manifest
-from holdfast.registry.storage.pack import open_pack
-from holdfast.registry.storage.placement import PackRef, Placement
-from holdfast.registry.storage.reading import index_chunks, read_lists
-from holdfast.registry.storage.store import Store
-from holdfast.registry.storage.threads import results
-from holdfast.registry.storage.workers import Outcome, Workers
+from holdfast.registry.objects import Manifest, ObjectKey, PackRef, Placement, open_pack
+from holdfast.registry.store import (
+    Outcome,
+    Store,
+    Workers,
+    index_chunks,
+    read_lists,
+    results,
+    verify_pack_chunks,
+)
 from holdfast.registry.writing.object_writer import (
     ChosenKeys,
     NewPack,
@@ -44,30 +45,19 @@ _Placed = tuple[Place, Placement]
 
 @dataclass(frozen=True, slots=True)
 class PackCopy:
-    """A pack to copy, as a unit of work.
+    """A pack to copy, as a unit of work."""
 
-    Attributes:
-        source: The pack at the source.
-        new: Its key at the destination.
-    """
-
-    source: PackRef
-    new: NewPack
+    source: PackRef  # the pack at the source
+    new: NewPack  # its key at the destination
 
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """A manifest and a placement to put, as a unit of work.
+    """A manifest and a placement to put, as a unit of work."""
 
-    Attributes:
-        manifest: The key of the manifest at the source.
-        placement: The placement at the destination; its packs are there.
-        generation: The epoch that the writer has observed: both get keys of it.
-    """
-
-    manifest: ObjectKey
-    placement: Placement
-    generation: int
+    manifest: ObjectKey  # the key of the manifest at the source
+    placement: Placement  # the placement at the destination; its packs are there
+    generation: int  # the epoch that the writer has observed: both get keys of it
 
 
 def adopt(
@@ -78,24 +68,7 @@ def adopt(
     on_pack: OnPack | None = None,
     workers: Workers | None = None,
 ) -> tuple[list[Place], ChosenKeys]:
-    """Make sure that a registry has placed manifests under keys that may be named.
-
-    Args:
-        source: The registry that has them; it may be the destination.
-        destination: The registry that gets them.
-        writer: Chooses the keys.
-        wanted: Their places at the source.
-        on_pack: Called for each pack.
-        workers: Copy the objects from the source to the destination. Default: threads.
-
-    Returns:
-        Their places at the destination, and all keys that a commit of them names.
-
-    Raises:
-        MissingObject: An object is missing at the source.
-        IntegrityError: An object is damaged there; it is not copied.
-        WorkersFailed: The workers died, or cannot work.
-    """
+    """Make sure that a registry has placed manifests under keys that may be named."""
     _ = writer.epoch  # observed before any key is chosen, and by one thread
     adoption = _Adoption(workers or Workers(None, source, destination, writes=True), writer)
     # A fork has nothing to replace a damaged pack with: its saves look at what they rely on.
@@ -204,12 +177,7 @@ def _moved(placement: Placement, keys: Mapping[ObjectKey, ObjectKey]) -> Placeme
 
 
 def copy_pack(source: Store, destination: Store, unit: PackCopy) -> bool:
-    """Copy a pack; return whether this call put it.
-
-    Raises:
-        MissingObject: It is missing at the source.
-        IntegrityError: It is damaged there; it is not copied.
-    """
+    """Copy a pack; return whether this call put it."""
     key = unit.source.key
     data = source.read(key)
     # Do not copy a damaged pack. Its bytes are in memory, so the check costs one hash.
@@ -221,12 +189,7 @@ def copy_pack(source: Store, destination: Store, unit: PackCopy) -> bool:
 def put_state(
     source: Store, destination: Store, unit: StateCopy
 ) -> tuple[Place, tuple[ObjectKey, ...]]:
-    """Put a manifest and its placement; return their place, and the keys that this call put.
-
-    Raises:
-        MissingObject: The manifest is missing at the source.
-        IntegrityError: It is damaged there, or the placement does not fit it.
-    """
+    """Put a manifest and its placement; return their place, and the keys that this call put."""
     manifest, placement = source.manifest(unit.manifest), unit.placement
     index_chunks(manifest, placement, read_lists(destination, manifest, placement))
     manifest_key = ObjectKey("manifests", manifest.digest, unit.generation)

@@ -17,11 +17,9 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import ClassVar
 
+from holdfast.registry.history import PlacedState, Signature, check_not_dropped, commit_line
 from holdfast.registry.history.actions import Action, Line
-from holdfast.registry.history.log import Signature, commit_line
 from holdfast.registry.history.replay import RunManifest, foresee
-from holdfast.registry.history.state_reader import PlacedState
-from holdfast.registry.history.writer_token import check_not_dropped
 from holdfast.registry.writing.object_writer import ChosenKeys
 from holdfast.registry.writing.placing import Written
 
@@ -34,17 +32,12 @@ class Stale(Exception):
 
 
 class Change(ABC):
-    """A change of one run.
+    """A change of one run."""
 
-    Attributes:
-        noun: Its noun in messages.
-        given_up: The sentence on the run in the message that the change was given up.
-        writes: Whether it puts objects on the store. If not, it never waits for a save.
-    """
-
-    noun: ClassVar[str] = "commit"
+    noun: ClassVar[str] = "commit"  # its noun in messages
+    #: The sentence on the run in the message that the change was given up.
     given_up: ClassVar[str] = "Nothing was committed"
-    writes: bool = True
+    writes: bool = True  # whether it puts objects on the store. If not, it never waits for a save.
 
     @abstractmethod
     def check(self, run: RunManifest) -> None:
@@ -54,30 +47,17 @@ class Change(ABC):
         """
 
     def write(self) -> ChosenKeys:
-        """Put the objects on the store that the lines name; return all of them.
-
-        Raises:
-            MissingObject: An object that the change is made from is missing.
-            Forgotten: It needs the record of an evicted checkpoint, and the run is compact.
-        """
+        """Put the objects on the store that the lines name; return all of them."""
         return ChosenKeys()
 
     @abstractmethod
     def lines(self, run: RunManifest) -> Sequence[Line | bytes] | None:
-        """Return the lines of the next slot for a run; `None` if there are none.
-
-        Raises:
-            Stale: The written objects do not fit the run; `write` is called again.
-            Forgotten: As for `write`.
-        """
+        """Return the lines of the next slot for a run; `None` if there are none."""
 
     def read_again(self) -> bool:
         """Read the source of the change again, if that is not the run itself.
 
         It is called when an object was missing.
-
-        Returns:
-            Whether the source is different now, so that writing again can succeed.
         """
         return False
 
@@ -87,12 +67,9 @@ class Change(ABC):
 
 
 class NewCommits(Change):
-    """A change that adds commits: it writes the states that they name, and makes their actions.
+    """A change that adds commits: it writes the states that they name, and makes their actions."""
 
-    Attributes:
-        signed: The signature of its commit, if that was fixed earlier; by default a new one.
-    """
-
+    #: The signature of its commit, if that was fixed earlier; by default a new one.
     signed: Signature | None = None
     _written: Sequence[Written] = ()
 
@@ -151,13 +128,7 @@ class NewCommit(NewCommits):
 
 
 class Composed(NewCommit):
-    """A commit whose parts are functions.
-
-    Args:
-        actions: As `NewCommit.actions`.
-        states: As `NewCommit.write_states`; without it nothing is written.
-        on_dropped: Whether the actions are also asked for if the run was dropped.
-    """
+    """A commit whose parts are functions."""
 
     def __init__(
         self,

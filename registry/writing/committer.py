@@ -8,32 +8,86 @@ run has changed. `holdfast.registry.writing.change` defines a change. The rules 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TypeVar
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import Conflict, IntegrityError, MissingObject
+from holdfast.registry.history import PlacedState, Races, RunLog, StateReader
 from holdfast.registry.history.actions import Line, Place
-from holdfast.registry.history.log import RunLog
-from holdfast.registry.history.races import Races
 from holdfast.registry.history.replay import Forgotten, RunManifest
-from holdfast.registry.history.state_reader import PlacedState, StateReader
-from holdfast.registry.pytree import FlatState
-from holdfast.registry.storage.codecs import COMPRESSIONS, Compression
-from holdfast.registry.storage.reading import read_lists
-from holdfast.registry.storage.store import Store
-from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.gc_pause import collector_paused
-from holdfast.registry.values.process import ProcessLock
+from holdfast.registry.objects import INLINE_BYTES, TRAILER_BYTES, PackTable, grid, raw_entries
+from holdfast.registry.objects.codecs import COMPRESSIONS, RAW, Compression
+from holdfast.registry.pytree import ArrayLeaf, FlatState
+from holdfast.registry.store import Store, read_lists
+from holdfast.registry.values import Digest, ProcessLock, collector_paused
 from holdfast.registry.writing.adopting import adopt
 from holdfast.registry.writing.change import Actions, Change, Composed, Stale
 from holdfast.registry.writing.deltas import Trials
-from holdfast.registry.writing.free_space import check_state_fits
-from holdfast.registry.writing.object_writer import ChosenKeys, Condemned, Writer
-from holdfast.registry.writing.placing import Written, cut_state
-from holdfast.registry.writing.saving import write_state
+from holdfast.registry.writing.object_writer import ChosenKeys, Condemned, Writer, check_room
+from holdfast.registry.writing.placing import Written, cut_state, locations_of
+from holdfast.registry.writing.saving import cut_groups, group_name, write_state
+
+# Check that a state fits into the free space of its store, before anything is written.
+
+
+def check_state_fits(
+    store: Store, writer: Writer, state: FlatState, bases: Sequence[PlacedState], codec: str
+) -> None:
+    """Refuse a state that cannot fit."""
+    free_bytes = store.backend.free_bytes()
+    if codec != RAW or free_bytes is None or _size_bytes(state) <= free_bytes:
+        return
+    needed_bytes = 0
+    for pack_bytes in _new_packs(store, writer, state, locations_of(bases).keys()):
+        needed_bytes += pack_bytes
+        check_room(store.backend, needed_bytes)
+
+
+def _size_bytes(state: FlatState) -> int:
+    return sum(leaf.nbytes for part in state.components for leaf in part.leaves)
+
+
+def _new_packs(
+    store: Store, writer: Writer, state: FlatState, stored: Collection[Digest]
+) -> Iterator[int]:
+    """Yield the sizes of the packs that a save would send."""
+    seen: set[Digest] = set(stored)
+    for group in cut_groups(_chunks(state)):
+        views = [leaf.buffer()[start:stop] for leaf, start, stop in group]
+        fresh: dict[Digest, int] = {}
+        for digest, view in zip(store.pools.hashing.map(_hash, views), views, strict=True):
+            if digest not in seen:
+                seen.add(digest)
+                fresh[digest] = len(view)
+        for leaf, _, stop in group:
+            if stop == leaf.nbytes:
+                leaf.release()
+        if fresh:
+            table = PackTable(raw_entries([*fresh], [*fresh.values()])).encode()
+            size_bytes = sum(fresh.values()) + len(table) + TRAILER_BYTES
+            if writer.usable("packs", Digest.of(table), size_bytes) is None:
+                yield size_bytes
+
+
+def _chunks(state: FlatState) -> Iterator[tuple[str, int, tuple[ArrayLeaf, int, int]]]:
+    """Yield each chunk: the name of its pack group, its length, and its leaf, start and stop."""
+    for part in state.components:
+        for leaf in part.leaves:
+            if leaf.nbytes <= INLINE_BYTES:
+                continue
+            start = 0
+            for size in grid(leaf.dtype, leaf.shape).sizes():
+                yield group_name(part), size, (leaf, start, start + size)
+                start += size
+
+
+def _hash(view: memoryview) -> Digest:
+    return Digest(hashlib.sha256(view).digest())
+
 
 #: Checkpoints whose chunks a save can use again.
 MAX_BASES = 8
@@ -69,18 +123,7 @@ class Committer:
         self._lock = ProcessLock()
 
     def commit(self, change: Change | Actions, *, waits: bool = True) -> RunManifest:
-        """Carry a change through: its objects first, then its lines in one slot.
-
-        Args:
-            change: The change, or a function that returns the actions of one that writes no state.
-            waits: Whether it waits for saves that were acknowledged before.
-
-        Returns:
-            The run at the slot, or at the head if there was nothing to commit.
-
-        Raises:
-            Conflict: Sweeps or other writers interfered too often.
-        """
+        """Carry a change through: its objects first, then its lines in one slot."""
         if waits:
             self.await_earlier()
         if not isinstance(change, Change):
@@ -111,9 +154,6 @@ class Committer:
         """Write the objects of a change and put its slot; return `None` to write them again.
 
         Races for the slot are not counted here: `RunLog.append` asks for the lines again.
-
-        Raises:
-            Stale: Another writer has changed the run; they are written again, too.
         """
         if change.writes:
             self._recalling(lambda: change.check(self.log.run))
@@ -143,12 +183,7 @@ class Committer:
         return act()
 
     def _has_moved(self, change: Change, read: int) -> bool:
-        """Return whether the run, or the source of a change, has changed meanwhile.
-
-        Args:
-            change: A change that did not find an object.
-            read: The next slot of the run when the change was written.
-        """
+        """Return whether the run, or the source of a change, has changed meanwhile."""
         is_different = change.read_again()
         run = self.log.refresh()
         if run.next_slot == read:
@@ -169,19 +204,7 @@ class Committer:
         keyframe_every: int | None = None,
         watched: Sequence[str] = (),
     ) -> Written:
-        """Put a state on the store.
-
-        Args:
-            state: The state.
-            bases: Stored states whose chunks can be used again.
-            compression: `none`, `zstd` or `lz4`; by default that of the registry.
-            keyframe_every: How often a changing chunk is stored whole; by default that of the
-                registry. Deltas are compressed, by `zstd` if no compression is set.
-            watched: Patterns of the paths of tensors that are checked for NaN and infinity.
-
-        Raises:
-            StoreFull: It does not fit into the free space.
-        """
+        """Put a state on the store."""
         config = self.store.config
         every = keyframe_every or config.keyframe_every or 1
         codec = compression or config.compression or ("none" if every == 1 else "zstd")
@@ -205,11 +228,7 @@ class Committer:
         return self.write(flat, ())
 
     def adopt(self, source: Store, places: Sequence[Place]) -> list[Written]:
-        """Import stored states of another registry, a parent run or an eviction.
-
-        Raises:
-            IntegrityError: An object of them is damaged or missing.
-        """
+        """Import stored states of another registry, a parent run or an eviction."""
         adopted, chosen = adopt(source, self.store, self.writer, places)
         return [Written(self._placed(place), chosen, 0) for place in adopted]
 
@@ -219,20 +238,12 @@ class Committer:
         return PlacedState(place, manifest, placement, read_lists(self.store, manifest, placement))
 
     def cut(self, manifest: Digest, names: Sequence[str]) -> Written:
-        """Make a state of some components of a stored one; no chunk is stored again.
-
-        Raises:
-            IntegrityError: Its manifest or placement is damaged or missing.
-        """
+        """Make a state of some components of a stored one; no chunk is stored again."""
         base = self.base(manifest)
         return cut_state(self.store, self.writer, base, names)
 
     def base(self, manifest: Digest) -> PlacedState:
-        """Return a state of the run with its place.
-
-        Raises:
-            IntegrityError: Its manifest or placement is damaged or missing.
-        """
+        """Return a state of the run with its place."""
         reader = StateReader(self.store, self.log, manifest, f"{self.log.run_id}/{manifest.short}")
         kept = self._bases.get(manifest)
         if kept is None or kept.place != reader.place:

@@ -2,7 +2,7 @@
 
 It is the chunk with the same number in the first base state that has a tensor of this path, dtype
 and shape, as long as its chain of deltas is short. `holdfast.registry.writing.encoding` decides
-whether the delta is worth it; `holdfast.registry.storage.fetching` reads deltas.
+whether the delta is worth it; `holdfast.registry.store.fetching` reads deltas.
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ from typing import NamedTuple
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import IntegrityError, InvalidInput
-from holdfast.registry.history.state_reader import PlacedState
+from holdfast.registry.history import PlacedState
+from holdfast.registry.objects import MAX_DEPTH, TensorEntry
 from holdfast.registry.pytree import ArrayLeaf
-from holdfast.registry.storage.fetching import Fetch
-from holdfast.registry.storage.placement import MAX_DEPTH
-from holdfast.registry.storage.reading import index_chunks
-from holdfast.registry.storage.store import Store
-from holdfast.registry.storage.tensor_entry import TensorEntry
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.store import Fetch, Store, index_chunks
+from holdfast.registry.values import Digest
 from holdfast.registry.writing.encoding import DeltaBase
 from holdfast.registry.writing.placing import ChunkLocation
 
@@ -55,15 +52,7 @@ class _Origin(NamedTuple):
 
 
 def check_keyframe_every(wanted: int | None, *, compresses: bool = True) -> int | None:
-    """Check how often a chunk is stored whole, and return it.
-
-    Args:
-        wanted: The option of the caller, or `None`.
-        compresses: Whether chunks may be compressed; deltas save nothing otherwise.
-
-    Raises:
-        InvalidInput: It is not a length that a chain may have.
-    """
+    """Check how often a chunk is stored whole, and return it."""
     if wanted is None:
         return None
     if type(wanted) is not int or not 1 <= wanted <= MAX_DEPTH:
@@ -84,15 +73,7 @@ def check_keyframe_every(wanted: int | None, *, compresses: bool = True) -> int 
 
 
 class Predecessors:
-    """The earlier versions of the chunks of a state. Any thread may call this.
-
-    Args:
-        store: The registry's objects.
-        bases: States of the run, the nearest first.
-        locations: The locations of their chunks.
-        keyframe_every: The most versions of a chunk that a read of the last one needs.
-        trials: The results of earlier saves.
-    """
+    """The earlier versions of the chunks of a state. Any thread may call this."""
 
     def __init__(
         self,

@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from holdfast.backends import Buffer
+from holdfast.registry.objects import PackEntry, codecs
+from holdfast.registry.objects.codecs import RAW
 from holdfast.registry.pytree import ArrayLeaf
-from holdfast.registry.storage import codecs
-from holdfast.registry.storage.codecs import RAW
-from holdfast.registry.storage.pack import PackEntry
-from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.dtypes import item_size
+from holdfast.registry.values import Digest, item_size
 
 #: Bytes of a tensor that are tried.
 _SAMPLE_BYTES = 128 * 1024
@@ -29,21 +27,13 @@ DELTA_WORTH = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A chunk in its stored form.
+    """A chunk in its stored form."""
 
-    Attributes:
-        stored: Its stored bytes; if it is raw, the given memory.
-        raw_bytes: Its decoded length.
-        codec: A name of `holdfast.registry.storage.codecs`.
-        digest: SHA-256 of the stored bytes, unless it is raw.
-        base: The base, if it is a delta.
-    """
-
-    stored: Buffer
-    raw_bytes: int
-    codec: str = RAW
-    digest: Digest | None = None
-    base: Digest | None = None
+    stored: Buffer  # its stored bytes; if it is raw, the given memory
+    raw_bytes: int  # its decoded length
+    codec: str = RAW  # A name of `holdfast.registry.objects.codecs`
+    digest: Digest | None = None  # SHA-256 of the stored bytes, unless it is raw
+    base: Digest | None = None  # the base, if it is a delta
 
     @classmethod
     def raw(cls, view: memoryview) -> Encoded:
@@ -53,25 +43,16 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class DeltaBase:
-    """A stored chunk that can be the base of a delta.
+    """A stored chunk that can be the base of a delta."""
 
-    Attributes:
-        digest: The chunk.
-        read: Returns its bytes, verified, in fresh memory; `None` if it cannot be a base.
-        gains_nothing: Called if it was read in vain.
-    """
-
-    digest: Digest
+    digest: Digest  # the chunk
+    #: Returns its bytes, verified, in fresh memory; `None` if it cannot be a base.
     read: Callable[[], memoryview | None]
-    gains_nothing: Callable[[], None] = lambda: None
+    gains_nothing: Callable[[], None] = lambda: None  # called if it was read in vain
 
 
 class Encoding:
-    """The encoding of the chunks of one state. Any thread may call this.
-
-    Args:
-        codec: A name of `holdfast.registry.storage.codecs`.
-    """
+    """The encoding of the chunks of one state. Any thread may call this."""
 
     def __init__(self, codec: str) -> None:
         self._codec = codec
@@ -86,15 +67,7 @@ class Encoding:
         base: DeltaBase | None = None,
         whole: memoryview | None = None,
     ) -> Encoded:
-        """Return a chunk in its stored form.
-
-        Args:
-            view: Its raw bytes.
-            leaf: Its tensor; `None` for a list of digests, which never shrinks.
-            base: A base for a delta.
-            whole: The bytes of the tensor, if they are in memory: then a sample is taken of them
-                and not of the chunk.
-        """
+        """Return a chunk in its stored form."""
         if leaf is None:
             return Encoded.raw(view)
         item = item_size(leaf.dtype)

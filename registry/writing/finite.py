@@ -31,22 +31,12 @@ NAMED_AT_MOST = 8
 
 
 def is_watched(leaf: ArrayLeaf, patterns: Sequence[str]) -> bool:
-    """Return whether a tensor is checked for NaN and infinity.
-
-    Args:
-        leaf: The tensor.
-        patterns: Patterns of the paths of checked tensors; `*` matches anything.
-    """
+    """Return whether a tensor is checked for NaN and infinity."""
     return leaf.dtype in _NOT_FINITE and any(fnmatchcase(leaf.path, p) for p in patterns)
 
 
 def is_finite(data: Buffer, dtype: str) -> bool:
-    """Return whether elements hold neither NaN nor infinity.
-
-    Args:
-        data: Whole elements; nobody may write to them meanwhile.
-        dtype: Their type, one that can be watched.
-    """
+    """Return whether elements hold neither NaN nor infinity."""
     import numpy as np  # here, since `import holdfast` stays light
 
     size, mask, pattern = _NOT_FINITE[dtype]

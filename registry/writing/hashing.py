@@ -1,7 +1,7 @@
 """Copy the chunks of a state, and hash them.
 
 A program may write to its tensors while they are saved. So each chunk is read once from the
-program's memory, into a block of ours (`holdfast.registry.storage.blocks`). Everything else uses
+program's memory, into a block of ours (`holdfast.registry.store.blocks`). Everything else uses
 the copy: hashing, the search for NaN, encoding, sending and retries. So stored bytes always match
 their digest, whatever the program does; the parts of a state may be of different moments.
 
@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 
 from holdfast.backends import Buffer
 from holdfast.registry.pytree import ArrayLeaf
-from holdfast.registry.storage.blocks import BLOCK_BYTES, Lease
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.store import BLOCK_BYTES, Lease
+from holdfast.registry.values import Digest
 from holdfast.registry.writing.finite import is_finite
 
 #: A copy is hashed in steps that fit into the processor's cache.
@@ -33,40 +33,25 @@ _ALIGNMENT = 64
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """One chunk of a tensor that is being saved.
+    """One chunk of a tensor that is being saved."""
 
-    Attributes:
-        leaf: The tensor.
-        number: The number of the chunk in the tensor's grid.
-        start: Its start in the tensor's bytes.
-        stop: Its end.
-        is_watched: Whether it is checked for NaN and infinity.
-        digest: Its id, once it is hashed.
-        view: Its bytes, until they are packed; `None` if it is stored already.
-        is_finite: Whether it holds neither NaN nor infinity.
-    """
-
-    leaf: ArrayLeaf
-    number: int
-    start: int
-    stop: int
-    is_watched: bool = False
-    digest: Digest | None = None
+    leaf: ArrayLeaf  # the tensor
+    number: int  # the number of the chunk in the tensor's grid
+    start: int  # its start in the tensor's bytes
+    stop: int  # its end
+    is_watched: bool = False  # whether it is checked for NaN and infinity
+    digest: Digest | None = None  # its id, once it is hashed
+    #: Its bytes, until they are packed; `None` if it is stored already.
     view: memoryview | None = None
-    is_finite: bool = True
+    is_finite: bool = True  # whether it holds neither NaN nor infinity
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Hashed chunks that may share a pack.
+    """Hashed chunks that may share a pack."""
 
-    Attributes:
-        pieces: The chunks.
-        blocks: The blocks that hold copies of them.
-    """
-
-    pieces: list[Piece]
-    blocks: list[memoryview] = field(default_factory=list)
+    pieces: list[Piece]  # the chunks
+    blocks: list[memoryview] = field(default_factory=list)  # the blocks that hold copies of them
 
     def release(self) -> None:
         """Release the bytes after packing, and copies from other devices."""
@@ -77,13 +62,7 @@ class Group:
 
 
 class Hashing:
-    """The hashing of one state.
-
-    Args:
-        submit: Submits work to the thread pool.
-        lease: The blocks to copy to.
-        stored: Chunks that are stored already; their bytes are not kept.
-    """
+    """The hashing of one state."""
 
     def __init__(
         self,

@@ -22,17 +22,12 @@ from typing import Protocol
 
 from holdfast.backends import Backend, Buffer, refuse_links
 from holdfast.registry.errors import IntegrityError, Malformed, ObjectNotFound, StoreFull
+from holdfast.registry.history import Epochs, Look, PlacedState, RunLog
 from holdfast.registry.history.actions import Line, Place
-from holdfast.registry.history.epochs import Epochs
-from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.history.state_reader import PlacedState
-from holdfast.registry.history.tail import Look
-from holdfast.registry.storage.keys import Kind, ObjectKey, stem
-from holdfast.registry.storage.placement import PackRef, Placement
-from holdfast.registry.storage.proven_packs import ProvenPacks, is_sound
-from holdfast.registry.storage.store import Store
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.objects import Kind, ObjectKey, PackRef, Placement, stem
+from holdfast.registry.store import ProvenPacks, Store, is_sound
+from holdfast.registry.values import Digest
 
 _FREED_WITHIN_S = 0.1
 _LOGGER = logging.getLogger("holdfast")
@@ -56,15 +51,11 @@ class _Decodable(Protocol):
 
 @dataclass(frozen=True)
 class ChosenKeys:
-    """The keys of the objects that a commit will name.
+    """The keys of the objects that a commit will name."""
 
-    Attributes:
-        keys: The keys.
-        covered_by: The places of those manifests of this run that used a key when it was chosen.
-            While one of these places is current, the key needs no check (W2a).
-    """
-
-    keys: frozenset[ObjectKey] = frozenset()
+    keys: frozenset[ObjectKey] = frozenset()  # the keys
+    #: The places of those manifests of this run that used a key when it was chosen. While one of
+    #: these places is current, the key needs no check (W2a).
     covered_by: Mapping[ObjectKey, Collection[Place]] = field(default_factory=dict)
 
     def unproven(self, run: RunManifest) -> set[ObjectKey]:
@@ -85,15 +76,10 @@ class ChosenKeys:
 
 @dataclass(frozen=True, slots=True)
 class NewPack:
-    """A pack that is put under a new key.
+    """A pack that is put under a new key."""
 
-    Attributes:
-        key: The key.
-        replaces: Whether an object that was found damaged may be there: it is replaced.
-    """
-
-    key: ObjectKey
-    replaces: bool
+    key: ObjectKey  # the key
+    replaces: bool  # whether an object that was found damaged may be there: it is replaced
 
 
 class Writer:
@@ -129,11 +115,7 @@ class Writer:
         return self._observed
 
     def hear(self, epoch: int) -> None:
-        """Observe an epoch that another writer of the run has met; an older one changes nothing.
-
-        Raises:
-            UnsupportedFormat: The epoch demands a newer writer.
-        """
+        """Observe an epoch that another writer of the run has met; an older one changes nothing."""
         if epoch > self.epoch:
             self._epochs.require(epoch)
             self._epochs.make_durable(epoch)
@@ -201,12 +183,7 @@ class Writer:
         return NewPack(key, replaces=key in self.suspect)
 
     def note(self, pack: NewPack, *, is_ours: bool) -> None:
-        """Note that a new pack is on the store.
-
-        Args:
-            pack: The pack.
-            is_ours: Whether it was put for this writer, so that it is durable.
-        """
+        """Note that a new pack is on the store."""
         self.suspect.discard(pack.key)
         self._proven.add(pack.key)
         if is_ours:
@@ -229,16 +206,7 @@ class Writer:
         chosen: ChosenKeys,
         look: Look | None = None,
     ) -> RunManifest:
-        """Put the next slot with lines that name the chosen keys (W3 to W5).
-
-        Args:
-            compose: As for `RunLog.append`.
-            chosen: The keys.
-            look: As for `RunLog.append`.
-
-        Raises:
-            Condemned: Some keys were condemned meanwhile; nothing was committed.
-        """
+        """Put the next slot with lines that name the chosen keys (W3 to W5)."""
 
         def guarded(run: RunManifest) -> Sequence[Line | bytes] | None:
             lines = compose(run)
@@ -274,11 +242,7 @@ class Writer:
 
 
 def put_pack(store: Store, pack: NewPack, body: Sequence[Buffer], size_bytes: int) -> bool:
-    """Put a pack under the key that a writer has chosen for it.
-
-    Returns:
-        Whether this call put it.
-    """
+    """Put a pack under the key that a writer has chosen for it."""
     name = str(pack.key)
     check_room(store.backend, size_bytes)
     if not pack.replaces and store.backend.put_if_absent(name, body):
@@ -300,9 +264,6 @@ def put_small(store: Store, key: ObjectKey, data: bytes, form: _Decodable) -> bo
 
     Two versions of zstd may write different bytes for one content, so an existing file is decoded
     and not compared.
-
-    Returns:
-        Whether this call put it.
     """
     if store.backend.put_if_absent(str(key), data):
         return True
@@ -322,11 +283,7 @@ def _has_size(backend: Backend, name: str, size_bytes: int) -> bool:
 
 
 def check_room(backend: Backend, needed_bytes: int) -> None:
-    """Refuse bytes that do not fit, before any of them are written.
-
-    Raises:
-        StoreFull: The store has less free space.
-    """
+    """Refuse bytes that do not fit, before any of them are written."""
     free_bytes = backend.free_bytes()
     if free_bytes is not None and needed_bytes > free_bytes:
         # Some file systems free deleted files a moment later.

@@ -9,62 +9,46 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.registry.history import PlacedState
 from holdfast.registry.history.actions import Place
-from holdfast.registry.history.state_reader import PlacedState
-from holdfast.registry.storage.keys import ObjectKey
-from holdfast.registry.storage.manifest import Manifest
-from holdfast.registry.storage.placement import NO_BASE, ChunkRow, PackRef, Placement, Rows
-from holdfast.registry.storage.store import Store
-from holdfast.registry.storage.threads import results
-from holdfast.registry.values.digest import Digest, Digests
+from holdfast.registry.objects import (
+    NO_BASE,
+    ChunkRow,
+    Manifest,
+    ObjectKey,
+    PackRef,
+    Placement,
+    Rows,
+)
+from holdfast.registry.store import Store, results
+from holdfast.registry.values import Digest, Digests
 from holdfast.registry.writing.object_writer import ChosenKeys, Writer, placed_keys
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkLocation:
-    """The location of a stored chunk.
+    """The location of a stored chunk."""
 
-    Attributes:
-        pack: The pack.
-        offset: The start of its stored bytes.
-        stored_bytes: Their length.
-        codec: Number in `holdfast.registry.storage.codecs`.
-        base: The base, if it is a delta.
-    """
-
-    pack: PackRef
-    offset: int
-    stored_bytes: int
-    codec: int = 0
-    base: Digest | None = None
+    pack: PackRef  # the pack
+    offset: int  # the start of its stored bytes
+    stored_bytes: int  # their length
+    codec: int = 0  # number in `holdfast.registry.objects.codecs`
+    base: Digest | None = None  # the base, if it is a delta
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A state whose objects are all on the store.
+    """A state whose objects are all on the store."""
 
-    Attributes:
-        base: The state and its place; the next state can be stored against it.
-        chosen: The keys of all objects that a commit of it names.
-        new_bytes: Stored bytes of its new chunks.
-        nonfinite: Paths of watched tensors that hold NaN or infinity, the first few.
-    """
-
-    base: PlacedState
-    chosen: ChosenKeys
-    new_bytes: int
+    base: PlacedState  # the state and its place; the next state can be stored against it
+    chosen: ChosenKeys  # the keys of all objects that a commit of it names
+    new_bytes: int  # stored bytes of its new chunks
+    #: Paths of watched tensors that hold NaN or infinity, the first few.
     nonfinite: tuple[str, ...] = ()
 
 
 def cut_state(store: Store, writer: Writer, base: PlacedState, names: Sequence[str]) -> Written:
-    """Make a stored state of some components of another one; no chunk is stored again.
-
-    Args:
-        store: The registry's objects.
-        writer: Chooses the keys.
-        base: The state that is cut.
-        names: Its components, in order.
-    """
+    """Make a stored state of some components of another one; no chunk is stored again."""
     _ = writer.epoch  # observed before any key is chosen
     parts = {name: base.manifest.components[name] for name in names}
     manifest = Manifest(base.manifest.kind, parts)
@@ -82,17 +66,7 @@ def place_manifest(
     bases: Sequence[PlacedState],
     new_bytes: int = 0,
 ) -> Written:
-    """Put the manifest and the placement of a state whose chunks are all on the store.
-
-    Args:
-        store: The registry's objects.
-        writer: Chooses the keys.
-        manifest: The manifest.
-        placement: Its placement.
-        lists: The bytes of its stored digest lists.
-        bases: States of this run that cover some of these chunks (W2a).
-        new_bytes: Stored bytes of its new chunks.
-    """
+    """Put the manifest and the placement of a state whose chunks are all on the store."""
     place = put_place(store, writer, manifest, placement)
     chosen = ChosenKeys(placed_keys(place, placement), cover(bases))
     return Written(PlacedState(place, manifest, placement, lists), chosen, new_bytes)
@@ -137,13 +111,7 @@ def cover(bases: Iterable[PlacedState]) -> dict[ObjectKey, list[Place]]:
 def build_placement(
     manifest: Manifest, lists: Mapping[Digest, bytes], locations: Mapping[Digest, ChunkLocation]
 ) -> Placement:
-    """Return the placement of a manifest.
-
-    Args:
-        manifest: The manifest.
-        lists: The bytes of each stored digest list.
-        locations: The location of each chunk, bases of deltas included.
-    """
+    """Return the placement of a manifest."""
     order = list(manifest.all_chunks(lists))
     seen = set(order)
     extra: list[Digest] = []

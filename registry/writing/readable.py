@@ -11,15 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.pytree import ArrayLeaf, FlatState, leaf_paths
-from holdfast.registry.pytree.leaves import paths_bytes
-from holdfast.registry.storage.chunking import CHUNK_BYTES, INLINE_BYTES, grid
-from holdfast.registry.storage.tensor_entry import LIST_THRESHOLD, TensorEntry
-from holdfast.registry.values import canonical
-from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.parse_limits import (
+from holdfast.registry.objects import CHUNK_BYTES, INLINE_BYTES, LIST_THRESHOLD, TensorEntry, grid
+from holdfast.registry.pytree import ArrayLeaf, FlatState, leaf_paths, paths_bytes
+from holdfast.registry.values import (
     HEAVIEST,
     Budget,
+    Digest,
+    canonical,
     check_bytes,
     json_bytes,
     max_record_bytes,
@@ -34,16 +32,7 @@ _BETWEEN_BYTES = 36
 
 
 def check_readable(state: FlatState, skeletons: Sequence[bytes]) -> None:
-    """Check that the manifest of a state could be read.
-
-    Args:
-        state: The state.
-        skeletons: The canonical JSON of each component's skeleton, in their order.
-
-    Raises:
-        InvalidInput: It has too many tensors, chunks or plain values, or too long paths; the
-            message says how to allow more.
-    """
+    """Check that the manifest of a state could be read."""
     plain = sum(map(len, skeletons)) * HEAVIEST
     leaves = [leaf for part in state.components for leaf in part.leaves]
     tensors = len(leaves) * _MOST_BYTES + sum(leaf.nbytes for leaf in leaves) // CHUNK_BYTES * 1024

@@ -17,28 +17,27 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from holdfast.backends import Buffer
-from holdfast.registry.history.state_reader import PlacedState
-from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState
-from holdfast.registry.pytree.leaves import NamedLeaf
-from holdfast.registry.storage.chunking import INLINE_BYTES, grid
-from holdfast.registry.storage.codecs import RAW, codec_number
-from holdfast.registry.storage.keys import ObjectKey
-from holdfast.registry.storage.manifest import Component, Manifest
-from holdfast.registry.storage.pack import (
+from holdfast.registry.history import PlacedState
+from holdfast.registry.objects import (
+    INLINE_BYTES,
+    LIST_THRESHOLD,
     PACK_BYTES,
     TRAILER_BYTES,
+    Component,
+    Manifest,
+    ObjectKey,
     PackEntry,
+    PackRef,
     PackTable,
+    TensorEntry,
+    grid,
     raw_entries,
     trailer,
 )
-from holdfast.registry.storage.placement import PackRef
-from holdfast.registry.storage.store import Store
-from holdfast.registry.storage.tensor_entry import LIST_THRESHOLD, TensorEntry
-from holdfast.registry.storage.threads import abandon, results
-from holdfast.registry.values import canonical
-from holdfast.registry.values.digest import DIGEST_BYTES, Digest
-from holdfast.registry.values.gc_pause import collector_paused
+from holdfast.registry.objects.codecs import RAW, codec_number
+from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState, NamedLeaf
+from holdfast.registry.store import Store, abandon, results
+from holdfast.registry.values import DIGEST_BYTES, Digest, canonical, collector_paused
 from holdfast.registry.writing.deltas import Predecessors, Trials
 from holdfast.registry.writing.encoding import Encoded, Encoding, chain_entries
 from holdfast.registry.writing.finite import NAMED_AT_MOST, is_finite, is_watched
@@ -73,21 +72,7 @@ def write_state(
     trials: Trials | None = None,
     watched: Sequence[str] = (),
 ) -> Written:
-    """Store a state; only its new chunks are sent.
-
-    Args:
-        store: The registry's objects.
-        writer: Chooses the keys.
-        state: The state. If the program changes it meanwhile, each part is stored as it was at some
-            moment.
-        bases: Checkpoints of this registry whose chunks may be used again.
-        codec: The codec of chunks that it makes shorter, a name of
-            `holdfast.registry.storage.codecs`.
-        keyframe_every: The most versions of a chunk that a read of the last one needs; later
-            versions are stored as deltas if that is shorter. 1 for no deltas.
-        trials: The results of earlier saves with deltas.
-        watched: Patterns of the paths of tensors that are checked for NaN and infinity.
-    """
+    """Store a state; only its new chunks are sent."""
     made = _StateWriter(store, writer, bases, codec, keyframe_every, trials or Trials())
     return made.write(state, watched)
 
@@ -102,17 +87,7 @@ def write_stream(
     locations: Mapping[Digest, ChunkLocation],
     codec: str = RAW,
 ) -> Written:
-    """Store a state whose chunks are made one group after another; one group is in memory.
-
-    Args:
-        store: The registry's objects.
-        writer: Chooses the keys.
-        groups: Chunks for one pack each; a list is emptied once its pack is on the store.
-        finish: Returns the manifest and its digest lists, after the last group.
-        bases: Checkpoints of the run that cover chunks.
-        locations: The locations of stored chunks that may be named.
-        codec: As for `write_state`.
-    """
+    """Store a state whose chunks are made one group after another; one group is in memory."""
     made = _StateWriter(store, writer, bases, codec, 1, Trials())
     return made.write_stream(groups, finish, locations)
 
@@ -120,34 +95,17 @@ def write_stream(
 def write_packs(
     store: Store, writer: Writer, groups: Iterable[list[Chunk]], codec: str = RAW
 ) -> Mapping[Digest, ChunkLocation]:
-    """Store chunks without a manifest; about two groups are in memory.
-
-    Args:
-        store: The registry's objects.
-        writer: Chooses the keys.
-        groups: New chunks for one pack each; a list is emptied once its pack is being sent.
-        codec: As for `write_state`.
-
-    Returns:
-        The location of each chunk; all packs are on the store.
-    """
+    """Store chunks without a manifest; about two groups are in memory."""
     return _StateWriter(store, writer, (), codec, 1, Trials()).write_packs(groups)
 
 
 class Chunk(NamedTuple):
-    """A chunk to store: a part of a tensor, or a list of digests.
+    """A chunk to store: a part of a tensor, or a list of digests."""
 
-    Attributes:
-        digest: Its id.
-        view: Its raw bytes.
-        leaf: The tensor; `None` for a list.
-        number: Its number in the tensor's grid.
-    """
-
-    digest: Digest
-    view: memoryview
-    leaf: ArrayLeaf | None = None
-    number: int = 0
+    digest: Digest  # its id
+    view: memoryview  # its raw bytes
+    leaf: ArrayLeaf | None = None  # the tensor; `None` for a list
+    number: int = 0  # its number in the tensor's grid
 
 
 class _StateWriter:
@@ -253,12 +211,7 @@ class _StateWriter:
         return not self._writer.suspect.isdisjoint(placed_keys(base.place, base.placement))
 
     def _cut(self, state: FlatState, watched: Sequence[str]) -> Iterator[tuple[str, int, Piece]]:
-        """Yield each chunk after the name of its pack group and its length.
-
-        Args:
-            state: The state.
-            watched: Patterns of the paths of tensors that are checked.
-        """
+        """Yield each chunk after the name of its pack group and its length."""
         cut = 0
         for component in state.components:
             group = group_name(component)
@@ -301,12 +254,7 @@ class _StateWriter:
         group.release()
 
     def _pack(self, chunks: Iterable[Chunk], blocks: Sequence[memoryview] = ()) -> None:
-        """Send the chunks that are not stored yet as one pack.
-
-        Args:
-            chunks: The chunks.
-            blocks: The blocks that they are copied to; given back once nothing in them is needed.
-        """
+        """Send the chunks that are not stored yet as one pack."""
         fresh: dict[Digest, Chunk] = {}
         for chunk in chunks:
             if chunk.digest not in self._stored and chunk.digest not in self._fresh:
@@ -428,13 +376,7 @@ def _pieces(leaf: ArrayLeaf) -> list[Piece]:
 
 
 def chunked_entry(leaf: ArrayLeaf, chunks: bytes, lists: dict[Digest, bytes]) -> TensorEntry:
-    """Return the entry of a tensor in a manifest; a long list of digests is added to `lists`.
-
-    Args:
-        leaf: The tensor.
-        chunks: The digests of its chunks, 32 bytes each.
-        lists: The bytes of the stored digest lists so far.
-    """
+    """Return the entry of a tensor in a manifest; a long list of digests is added to `lists`."""
     if len(chunks) <= LIST_THRESHOLD * DIGEST_BYTES:
         return TensorEntry(leaf.dtype, leaf.shape, chunks=tuple(Digest.each(chunks)))
     digest = Digest.of(chunks)
@@ -452,9 +394,6 @@ def cut_groups(pieces: Iterable[tuple[str, int, _T]]) -> Iterator[list[_T]]:
 
     The groups depend on the state alone, not on the chunks that are stored already. So equal
     components make equal packs in any run.
-
-    Args:
-        pieces: Each with the name of its group and its length.
     """
     group: list[_T] = []
     name, size = "", 0

@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from holdfast.registry.pytree import ArrayLeaf, FlatState
-from holdfast.registry.storage.threads import abandon, results
+from holdfast.registry.store import abandon, results
 
 _ALIGNMENT = 64
 #: Copies of at least this size are made in other threads.
@@ -23,11 +23,7 @@ _Job = tuple[ArrayLeaf, int]
 
 
 class Staging:
-    """A buffer that grows to the largest state it has held.
-
-    Args:
-        allocate: Makes a writable buffer of a size in bytes.
-    """
+    """A buffer that grows to the largest state it has held."""
 
     def __init__(self, allocate: Callable[[int], Any] = bytearray) -> None:
         self._allocate = allocate

@@ -11,9 +11,8 @@ docs/scale.md shows the rest. Needs `holdfast[torch]`.
 
 from __future__ import annotations
 
-from holdfast.registry.dcp.failures import typed_errors
-from holdfast.registry.dcp.planner import HoldfastSavePlanner
-from holdfast.registry.dcp.reader import HoldfastReader
-from holdfast.registry.dcp.writer import HoldfastWriter
+from holdfast.registry.adapters.dcp.planner import HoldfastSavePlanner
+from holdfast.registry.adapters.dcp.reader import HoldfastReader
+from holdfast.registry.adapters.dcp.writer import HoldfastWriter, typed_errors
 
 __all__ = ["HoldfastReader", "HoldfastSavePlanner", "HoldfastWriter", "typed_errors"]

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.registry.collective.group import Group, LinksBroken, ThreadGroup
-from holdfast.registry.collective.loading import load_into
-from holdfast.registry.collective.per_rank import PerRank
+from holdfast.registry.saving.collective.group import Group, LinksBroken, ThreadGroup
+from holdfast.registry.saving.collective.loading import load_into
+from holdfast.registry.saving.collective.per_rank import PerRank
 
 if TYPE_CHECKING:
-    from holdfast.registry.collective.torch_group import TorchGroup
+    from holdfast.registry.saving.collective.torch_group import TorchGroup
 else:
     from holdfast.registry.values.first_use import at_first_use
 
-    __getattr__ = at_first_use(__name__, {"TorchGroup": "collective.torch_group"})
+    __getattr__ = at_first_use(__name__)
 
 __all__ = ["Group", "LinksBroken", "PerRank", "ThreadGroup", "TorchGroup", "load_into"]

@@ -6,6 +6,6 @@ that opens URLs through fsspec. `docs/fsspec.md` in the source tree describes it
 
 from __future__ import annotations
 
-from holdfast.registry.filesystem.file_system import HoldfastFileSystem
+from holdfast.registry.adapters.filesystem.file_system import HoldfastFileSystem
 
 __all__ = ["HoldfastFileSystem"]

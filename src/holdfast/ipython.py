@@ -5,7 +5,7 @@ docs/notebooks.md describes it.
 
 from __future__ import annotations
 
-from holdfast.registry.integrations.ipython import (
+from holdfast.registry.adapters.ipython import (
     load_ipython_extension,
     unload_ipython_extension,
 )

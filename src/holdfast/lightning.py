@@ -5,7 +5,7 @@ docs/integrations/lightning.md shows both. Needs `holdfast[lightning]`.
 
 from __future__ import annotations
 
-from holdfast.registry.integrations.lightning import HoldfastCheckpoint
-from holdfast.registry.integrations.lightning_io import HoldfastIO
+from holdfast.registry.adapters.lightning import HoldfastCheckpoint
+from holdfast.registry.adapters.lightning_io import HoldfastIO
 
 __all__ = ["HoldfastCheckpoint", "HoldfastIO"]

@@ -11,7 +11,7 @@ A loop over a loader iterates over `holdfast.rng.Batches(loader)` instead, which
 
 from __future__ import annotations
 
-from holdfast.registry.exact_resume.batches import Batches
-from holdfast.registry.exact_resume.rng import capture, restore
+from holdfast.registry.face.batches import Batches
+from holdfast.registry.face.rng import capture, restore
 
 __all__ = ["Batches", "capture", "restore"]

@@ -5,7 +5,7 @@ docs/integrations/transformers.md shows both. Needs `holdfast[transformers]`.
 
 from __future__ import annotations
 
-from holdfast.registry.integrations.transformers import HoldfastCallback
+from holdfast.registry.adapters.transformers import HoldfastCallback
 from holdfast.registry.layouts.hub_folder import export
 
 __all__ = ["HoldfastCallback", "export"]

@@ -5,6 +5,6 @@ docs/integrations/wandb.md shows it. Needs `holdfast[wandb]`.
 
 from __future__ import annotations
 
-from holdfast.registry.integrations.wandb import log
+from holdfast.registry.adapters.wandb import log
 
 __all__ = ["log"]

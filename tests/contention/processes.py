@@ -10,7 +10,7 @@ from typing import Any
 
 import holdfast
 from holdfast.registry.errors import Fenced
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.face.registry import Registry
 from tests.support.processes import servers, start_telling
 from tests.support.states import make_state
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast.registry.face.registry import Registry
 from holdfast.registry.history.actions import EvictEntries, Promote
-from holdfast.registry.registries.registry import Registry
 from holdfast.registry.spec import Phase, Pool, RunSpec
 from tests.contention.processes import all_at_once
 

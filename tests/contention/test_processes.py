@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 import holdfast
+from holdfast.registry.face.registry import Registry
 from holdfast.registry.history.actions import ReportMetrics, SetTag
-from holdfast.registry.registries.registry import Registry
 from tests.contention.processes import all_at_once, annotate, begin, save_the_same, train
 from tests.support.sameness import assert_same
 from tests.support.states import make_state

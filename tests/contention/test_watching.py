@@ -7,8 +7,8 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import holdfast
+from holdfast.registry.face.registry import Registry
 from holdfast.registry.history.actions import Acknowledge
-from holdfast.registry.registries.registry import Registry
 from tests.contention.processes import all_at_once
 from tests.support.states import make_state
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.backends import Backend, Body, ByteRange, ObjectInfo
 from holdfast.backends.wrappers import Wrapper
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.face.registry import Registry
 
 #: What a bucket tells in one answer.
 _PAGE = 1000

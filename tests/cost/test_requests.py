@@ -13,10 +13,10 @@ import pytest
 
 from holdfast import sync
 from holdfast.backends.wrappers import Call, Metered
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.run import Run
-from holdfast.registry.storage.chunking import CHUNK_BYTES
+from holdfast.registry.face.factory import open_on
+from holdfast.registry.face.registry import Registry
+from holdfast.registry.face.run import Run
+from holdfast.registry.objects.chunking import CHUNK_BYTES
 from tests.support.states import make_state
 from tests.support.stores import Scratch, kind_of, new_backend, opened
 

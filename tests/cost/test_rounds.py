@@ -9,6 +9,8 @@ import pytest
 
 from holdfast.backends import parse
 from holdfast.registry.cli.listing import Listing
+from holdfast.registry.face.factory import open_on
+from holdfast.registry.face.registry import Registry
 from holdfast.registry.history.actions import (
     AddCheckpoint,
     CreateRun,
@@ -18,10 +20,8 @@ from holdfast.registry.history.actions import (
 )
 from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line
 from holdfast.registry.history.replay import Slot
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.storage.heads import Heads, open_heads
-from holdfast.registry.storage.keys import slot_key
+from holdfast.registry.objects.keys import slot_key
+from holdfast.registry.store.heads import Heads, open_heads
 from holdfast.registry.values.digest import Digest
 from tests.cost.rounds import Clock, Timed, timed
 from tests.support.inline import without_threads

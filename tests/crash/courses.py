@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from holdfast.backends import Backend
 from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.face.factory import open_on
 from tests.crash.scenarios import Scenario, sources
 from tests.support.pictures import picture, picture_of_runs, pictures_on_the_way
 from tests.support.sameness import assert_same

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 import holdfast
 from holdfast.registry.errors import StorageError
-from holdfast.registry.journal import background
+from holdfast.registry.saving.journal import background
 from tests.crash.pusher import state_at
 from tests.support.pictures import RUN
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import holdfast
-from holdfast.registry.training.pending import PendingSave
+from holdfast.registry.saving.pending import PendingSave
 from tests.support.pictures import RUN
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast import Monitor, sync
 from holdfast.registry.errors import StoreUnavailable
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.face.registry import Registry
 from holdfast.registry.spec import Gate, Phase, Pool, Retention, RunSpec, Stream, Tier
 from tests.support.pictures import RUN
 from tests.support.states import make_state

@@ -14,10 +14,10 @@ import pytest
 from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash
 from holdfast.registry.errors import RegistryError
-from holdfast.registry.journal.states import EntryStates
-from holdfast.registry.storage.store import create_config
+from holdfast.registry.saving.journal.states import EntryStates
+from holdfast.registry.store.store import create_config
 from tests.crash.disk import Disk
-from tests.registry.journal.machines import RUN, Machine, added, by_hand
+from tests.registry.saving.journal.machines import RUN, Machine, added, by_hand
 from tests.support.faults import Hooked
 from tests.support.sameness import assert_same
 from tests.support.states import make_state

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.face.registry import Registry
 from tests.crash.pusher import push_until_killed, state_at
 from tests.support.inline import without_threads
 from tests.support.pictures import RUN

@@ -21,12 +21,12 @@ import holdfast
 from holdfast import Retention
 from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.wrappers import InjectedCrash
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.storage.store import create_config
+from holdfast.registry.face.registry import Registry
+from holdfast.registry.store.store import create_config
 from tests.crash.courses import check_sound, uninterrupted
 from tests.crash.disk import Disk
 from tests.crash.scenarios import LIVES, PUSHES, SYNCS, Scenario, collect, reopened
-from tests.registry.transitions import world as transitions
+from tests.registry.deriving.transitions import world as transitions
 from tests.support.pictures import RUN, picture_of_runs
 from tests.support.states import make_state
 from tests.support.stores import Scratch, contents, new_backend, opened

@@ -16,7 +16,7 @@ from holdfast.backends import Backend
 from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.wrappers import Fault, InjectedCrash
 from holdfast.registry.errors import RegistryError, StoreUnavailable
-from holdfast.registry.storage.store import create_config
+from holdfast.registry.store.store import create_config
 from tests.crash.courses import Attempt, Copies, Course, check_sound, uninterrupted
 from tests.crash.scenarios import LIVES, PUSHES, SYNCS, Scenario, sources
 from tests.support.loads import check_states

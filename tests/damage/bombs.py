@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 import holdfast
+from holdfast.registry.face.registry import Registry
 from holdfast.registry.history.actions import AddCheckpoint, Place
 from holdfast.registry.history.log import RunLog, commit_line
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.storage.framing import wrap_frame
-from holdfast.registry.storage.keys import ObjectKey
-from holdfast.registry.storage.placement import Placement, Rows
+from holdfast.registry.objects.framing import wrap_frame
+from holdfast.registry.objects.keys import ObjectKey
+from holdfast.registry.objects.placement import Placement, Rows
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 

@@ -21,10 +21,10 @@ import pytest
 import torch
 
 from holdfast.registry.history.epochs import encode_sweep
+from holdfast.registry.objects.framing import join_lines, unwrap_frame, wrap_frame
+from holdfast.registry.objects.keys import ObjectKey, epoch_key
 from holdfast.registry.spec import Draw, Phase, Pool, RunSpec, Stream
 from holdfast.registry.spec.monitors import Monitor
-from holdfast.registry.storage.framing import join_lines, unwrap_frame, wrap_frame
-from holdfast.registry.storage.keys import ObjectKey, epoch_key
 from holdfast.registry.values.digest import Digest
 from tests.support.stores import contents, new_backend, opened
 
@@ -77,7 +77,7 @@ def healthy() -> dict[str, bytes]:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setattr(
-            "holdfast.registry.history.creation.describe_environment", lambda: {"host": "node"}
+            "holdfast.registry.history.creating.describe_environment", lambda: {"host": "node"}
         )
         patch.setattr("holdfast.registry.history.log.SNAPSHOT_EVERY", 4)
         with opened(store) as registry:

@@ -18,7 +18,7 @@ import holdfast
 from holdfast.backends.memory import MemoryBackend
 from holdfast.dcp import HoldfastReader, typed_errors
 from holdfast.registry.errors import RegistryError
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.face.registry import Registry
 from tests.damage.forging import CALM, FORGED, FORK
 from tests.support.commands import invoke
 from tests.support.inline import InlinePools
@@ -133,7 +133,7 @@ def quietly() -> Iterator[None]:
     """Look without threads, warnings and lines in the log: hundreds of times."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        patch.setattr("holdfast.registry.storage.store.Pools", lambda _: InlinePools())
+        patch.setattr("holdfast.registry.store.store.Pools", lambda _: InlinePools())
         patch.setattr(logging.getLogger("holdfast"), "disabled", True)
         yield
 

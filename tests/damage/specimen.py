@@ -9,10 +9,10 @@ import pytest
 
 from holdfast.backends import Backend
 from holdfast.registry.errors import IntegrityError, RegistryError, UnsupportedFormat
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.epochs import encode_sweep
-from holdfast.registry.maintenance.verify import VerifyReport
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.storage.keys import CONFIG, EPOCHS, RUNS, epoch_key
+from holdfast.registry.objects.keys import CONFIG, EPOCHS, RUNS, epoch_key
+from holdfast.registry.upkeep.verifying import VerifyReport
 from tests.support.inline import without_threads
 from tests.support.sameness import assert_same
 from tests.support.states import make_state
@@ -53,7 +53,7 @@ def twins() -> Specimen:
 def _grown(held: dict[str, tuple[int, ...]]) -> Specimen:
     store = new_backend()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.registry.history.creation.describe_environment", dict)
+        patch.setattr("holdfast.registry.history.creating.describe_environment", dict)
         patch.setattr("holdfast.registry.history.log.SNAPSHOT_EVERY", 3)
         with opened(store) as registry:
             for name, steps in held.items():

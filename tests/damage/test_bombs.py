@@ -22,12 +22,12 @@ from holdfast.registry.errors import (
     StorageError,
     UnsupportedValue,
 )
+from holdfast.registry.objects.framing import join_lines, split_lines, unwrap_frame, wrap_frame
+from holdfast.registry.objects.manifest import Component, Manifest
+from holdfast.registry.objects.pack import read_table
+from holdfast.registry.objects.placement import Placement
+from holdfast.registry.objects.tensor_entry import TensorEntry
 from holdfast.registry.pytree import flatten, unflatten_component
-from holdfast.registry.storage.framing import join_lines, split_lines, unwrap_frame, wrap_frame
-from holdfast.registry.storage.manifest import Component, Manifest
-from holdfast.registry.storage.pack import read_table
-from holdfast.registry.storage.placement import Placement
-from holdfast.registry.storage.tensor_entry import TensorEntry
 from holdfast.registry.values import canonical, parse_limits
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.parse_limits import MOST_EQUAL, KeyHashes
@@ -164,7 +164,7 @@ def test_bombs_do_not_add_up(tmp_path, monkeypatch):
         run = opened.create_run("run")
         for step in range(4):
             run.save({"m": ["x" * 60_000] * 5, "step": step}, step=step)
-    monkeypatch.setattr("holdfast.registry.storage.store._KEPT_BYTES", 700_000)
+    monkeypatch.setattr("holdfast.registry.store.store._KEPT_BYTES", 700_000)
     with holdfast.open(tmp_path / "r") as opened:
         for found in opened.run("run").checkpoints():
             assert found.manifest.content_bytes > 300_000

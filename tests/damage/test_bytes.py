@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast.registry.storage.pack import TRAILER_BYTES, parse_trailer
+from holdfast.registry.objects.pack import TRAILER_BYTES, parse_trailer
 from tests.damage.specimen import KINDS, Damage, small, twins
 
 _DATA_FLIPS = 64

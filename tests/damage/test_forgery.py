@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.registry.errors import IntegrityError, Malformed
-from holdfast.registry.storage.framing import wrap_frame
+from holdfast.registry.objects.framing import wrap_frame
 from tests.damage.forging import (
     FORGED,
     Place,

@@ -150,7 +150,10 @@ def test_it_opens_from_the_disk_and_its_search_works(site: Path, browser: Browse
         assert box.input_value() == "OpponentPool"
         page.get_by_role("option", name="OpponentPool").first.click()
         page.wait_for_url("**/docs/reference/results.html*")
-        assert page.locator("[id='holdfast.registry.pool.league.OpponentPool.draw']").count() == 1
+        assert (
+            page.locator("[id='holdfast.registry.curation.pool.league.OpponentPool.draw']").count()
+            == 1
+        )
         assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
         assert wrong == []
     finally:

@@ -37,13 +37,13 @@ from holdfast.registry.history.actions import (
 from holdfast.registry.history.epochs import encode_sweep, encode_upgrade
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest, Slot, advance
-from holdfast.registry.storage.framing import join_lines
-from holdfast.registry.storage.keys import ObjectKey, epoch_key
-from holdfast.registry.storage.manifest import Component, Manifest
-from holdfast.registry.storage.pack import PackTable, raw_entries, trailer
-from holdfast.registry.storage.placement import NO_BASE, ChunkRow, PackRef, Placement, Rows
-from holdfast.registry.storage.store import RegistryConfig
-from holdfast.registry.storage.tensor_entry import TensorEntry
+from holdfast.registry.objects.framing import join_lines
+from holdfast.registry.objects.keys import ObjectKey, epoch_key
+from holdfast.registry.objects.manifest import Component, Manifest
+from holdfast.registry.objects.pack import PackTable, raw_entries, trailer
+from holdfast.registry.objects.placement import NO_BASE, ChunkRow, PackRef, Placement, Rows
+from holdfast.registry.objects.tensor_entry import TensorEntry
+from holdfast.registry.store.store import RegistryConfig
 from holdfast.registry.values.digest import Digest, Digests
 from tests.golden import make_v2
 
@@ -220,7 +220,7 @@ def build_registry(folder: Path) -> None:
         "time.time": lambda: NOW_S,
         "secrets.token_hex": lambda n: f"{next(counter):0{2 * n}x}",
         "holdfast.registry.history.log.author": lambda: "trainer@host",
-        "holdfast.registry.history.creation.describe_environment": lambda: {
+        "holdfast.registry.history.creating.describe_environment": lambda: {
             "host": "host",
             "python": "3.11",
         },

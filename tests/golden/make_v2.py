@@ -44,6 +44,7 @@ from holdfast.registry.history.actions import (
     line_digest,
 )
 from holdfast.registry.history.replay import RunManifest, Slot, advance
+from holdfast.registry.objects.framing import join_lines
 from holdfast.registry.spec import (
     Draw,
     DtypeRule,
@@ -58,7 +59,6 @@ from holdfast.registry.spec import (
     Tier,
     Transition,
 )
-from holdfast.registry.storage.framing import join_lines
 from holdfast.registry.values.digest import Digest
 
 NOW_S = 1_767_323_045.0
@@ -346,7 +346,7 @@ def build_registry(folder: Path) -> None:
         "time.time": lambda: NOW_S,
         "secrets.token_hex": lambda n: f"{next(counter):0{2 * n}x}",
         "holdfast.registry.history.log.author": lambda: "trainer@host",
-        "holdfast.registry.history.creation.describe_environment": lambda: {
+        "holdfast.registry.history.creating.describe_environment": lambda: {
             "host": "host",
             "python": "3.11",
         },

@@ -10,17 +10,17 @@ import pytest
 
 import holdfast
 from holdfast.registry.errors import Malformed
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.epochs import CondemnedShard, EpochHeader
 from holdfast.registry.history.replay import RunManifest, Slot, advance
 from holdfast.registry.history.snapshots import REPLAY_VERSION
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.storage.fetching import verify_pack_chunks
-from holdfast.registry.storage.framing import split_lines, unwrap_frame
-from holdfast.registry.storage.keys import ObjectKey, slot_key, snapshot_key
-from holdfast.registry.storage.manifest import Manifest
-from holdfast.registry.storage.pack import open_pack
-from holdfast.registry.storage.placement import Placement
-from holdfast.registry.storage.store import RegistryConfig
+from holdfast.registry.objects.framing import split_lines, unwrap_frame
+from holdfast.registry.objects.keys import ObjectKey, slot_key, snapshot_key
+from holdfast.registry.objects.manifest import Manifest
+from holdfast.registry.objects.pack import open_pack
+from holdfast.registry.objects.placement import Placement
+from holdfast.registry.store.fetching import verify_pack_chunks
+from holdfast.registry.store.store import RegistryConfig
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 from tests.golden import make

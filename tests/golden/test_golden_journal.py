@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast.registry.journal.carrier import Carrier
-from holdfast.registry.journal.folder import run_folders
-from holdfast.registry.journal.settings import Journal
+from holdfast.registry.saving.journal.carrier import Carrier
+from holdfast.registry.saving.journal.folder import run_folders
+from holdfast.registry.saving.journal.settings import Journal
 
 #: Three saves, the third by a program that restored the second, and the status at its end.
 STEPS = (1, 2, 3)

@@ -10,13 +10,13 @@ import pytest
 
 import holdfast
 from holdfast.registry.errors import Conflict
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.actions import Action
 from holdfast.registry.history.replay import RunManifest, advance
 from holdfast.registry.history.snapshots import REPLAY_VERSION
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.objects.framing import split_lines
+from holdfast.registry.objects.keys import slot_key, snapshot_key
 from holdfast.registry.spec import RunSpec
-from holdfast.registry.storage.framing import split_lines
-from holdfast.registry.storage.keys import slot_key, snapshot_key
 from holdfast.registry.values import canonical
 from tests.golden import make, make_v2
 from tests.golden.histories import history

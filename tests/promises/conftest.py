@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.backends import Backend, open_backend
 from holdfast.backends.local.backend import LocalBackend
-from holdfast.registry.storage.store import create_config
+from holdfast.registry.store.store import create_config
 from tests.support.stores import Scratch
 
 

@@ -9,7 +9,7 @@ import pytest
 from holdfast.backends import Backend
 from holdfast.backends.wrappers import Faulty
 from holdfast.registry.errors import IntegrityError, RestoreFailed
-from holdfast.registry.training.restoring import Restored
+from holdfast.registry.saving.restoring import Restored
 from tests.support.pictures import RUN
 from tests.support.sameness import assert_same
 from tests.support.states import make_state

@@ -9,7 +9,7 @@ import pytest
 from holdfast.backends import Backend
 from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash
 from holdfast.registry.errors import StorageError, StoreFull
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.face.factory import open_on
 from tests.support.pictures import RUN, picture_of_runs
 from tests.support.sameness import assert_same
 from tests.support.states import make_state

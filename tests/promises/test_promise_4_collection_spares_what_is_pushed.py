@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.backends import Backend, Body
 from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash, Wrapper
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.storage.keys import KINDS, ObjectKey
+from holdfast.registry.face.factory import open_on
+from holdfast.registry.objects.keys import KINDS, ObjectKey
 from tests.support.pictures import RUN
 from tests.support.sameness import assert_same
 from tests.support.states import make_state

@@ -15,11 +15,11 @@ import torch
 from holdfast.backends import Backend
 from holdfast.registry import formats
 from holdfast.registry.errors import IncompatibleState, IntegrityError, InvalidInput
+from holdfast.registry.face.registry import Registry
 from holdfast.registry.history.actions import AddCheckpoint, Place
 from holdfast.registry.history.log import RunLog, commit_line
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.storage.manifest import Component, Manifest
-from holdfast.registry.storage.placement import Placement, Rows
+from holdfast.registry.objects.manifest import Component, Manifest
+from holdfast.registry.objects.placement import Placement, Rows
 from holdfast.registry.values.canonical import Json
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.object_writer import Writer

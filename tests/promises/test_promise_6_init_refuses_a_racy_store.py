@@ -37,7 +37,7 @@ def test_promise_6_init_refuses_a_racy_store(
     racy: type[Scratch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = racy()
-    monkeypatch.setattr("holdfast.registry.storage.address.open_backend", lambda *_: backend)
+    monkeypatch.setattr("holdfast.registry.store.address.open_backend", lambda *_: backend)
     with pytest.raises(StoreUnsuitable, match="writers created one key"):
         holdfast.init("s3://bucket/prefix")
     assert list(backend.list()) == []

@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.backends import Backend
 from holdfast.backends.memory import MemoryBackend
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.face.factory import open_on
+from holdfast.registry.face.registry import Registry
 from tests.support.faults import Gate
 from tests.support.stores import Open, new_backend, small_grid
 
@@ -59,8 +59,11 @@ def grid():
 
 @pytest.fixture(scope="session")
 def fleet() -> Iterator[Any]:
-    """Processes that are ranks (`tests.registry.collective.fleet`); started at their first use."""
-    from tests.registry.collective.fleet import Fleet  # it needs torch, and few tests need it
+    """Processes that are ranks (`tests.registry.saving.collective.fleet`); started at their first
+    use."""
+    from tests.registry.saving.collective.fleet import (
+        Fleet,  # it needs torch, and few tests need it
+    )
 
     made = Fleet()
     yield made

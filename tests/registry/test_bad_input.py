@@ -43,16 +43,16 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
     UnsupportedValue,
 )
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.history import log, races
 from holdfast.registry.history.actions import SetStatus
 from holdfast.registry.history.log import RunLog, commit_line
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.objects import framing
+from holdfast.registry.objects.framing import join_lines, split_lines, wrap_frame
+from holdfast.registry.objects.keys import slot_key
+from holdfast.registry.objects.manifest import Manifest
 from holdfast.registry.spec import RunSpec
-from holdfast.registry.storage import framing
-from holdfast.registry.storage.framing import join_lines, split_lines, wrap_frame
-from holdfast.registry.storage.keys import slot_key
-from holdfast.registry.storage.manifest import Manifest
-from holdfast.registry.storage.store import read_config
+from holdfast.registry.store.store import read_config
 from holdfast.registry.values import canonical, parse_limits
 from holdfast.registry.values.digest import Digest
 from tests.support.faults import Liar, flip
@@ -472,7 +472,7 @@ def test_bad_input_40_arrays_of_other_types(run, backend, array):
 
 
 def test_bad_input_43_codec(backend):
-    from holdfast.registry.storage.codecs import codec_name, codec_number
+    from holdfast.registry.objects.codecs import codec_name, codec_number
 
     known = "expected raw, blosc-zstd, blosc-lz4"
     with refused(backend, Malformed, "the/key", known, "found python", exit_code=6):
@@ -685,7 +685,7 @@ def test_integers_of_any_length_are_refused_by_typed_errors(reg, run, saved, val
 
 def test_a_configuration_may_hold_integers_of_any_length(reg, caplog):
     config = {10**5000: 10**5000, "nested": [10**5000]}
-    with pytest.warns(holdfast.registry.history.creation.SecretWarning, match="0x"):
+    with pytest.warns(holdfast.registry.history.creating.SecretWarning, match="0x"):
         reg.create_run("big", config=config | {"password": "x", 10**5001: {"password": "y"}})
     assert reg.run("big").config["nested"] == [10**5000]
     reg.run("big", config=config | {10**5000: 0})

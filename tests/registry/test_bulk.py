@@ -20,15 +20,15 @@ import pytest
 
 import holdfast
 from holdfast import sync
-from holdfast.registry.comparing.stats import stats
+from holdfast.registry.comparing.tensor_stats import stats
 from holdfast.registry.errors import Damaged, WorkersFailed
+from holdfast.registry.face.registry import Registry
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.objects.keys import ObjectKey
+from holdfast.registry.objects.placement import Placement, Rows
 from holdfast.registry.spec import Retention
-from holdfast.registry.storage import workers
-from holdfast.registry.storage.keys import ObjectKey
-from holdfast.registry.storage.placement import Placement, Rows
+from holdfast.registry.store import workers
 from holdfast.registry.writing.placing import place_of
 from tests.support.commands import invoke
 from tests.support.executors import Crossing

@@ -17,9 +17,9 @@ import holdfast
 from holdfast import Retention
 from holdfast.backends.local import reserve
 from holdfast.registry.errors import StoreFull
-from holdfast.registry.maintenance import gc
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.storage.keys import snapshot_key
+from holdfast.registry.face.registry import Registry
+from holdfast.registry.objects.keys import snapshot_key
+from holdfast.registry.upkeep import gc
 from tests.support.states import save_small, small_state
 from tests.support.stores import packs_of
 

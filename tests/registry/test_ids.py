@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import holdfast
-from holdfast.registry.storage.manifest import Manifest
+from holdfast.registry.objects.manifest import Manifest
 from tests.support.faults import flip
 from tests.support.states import same, small_state
 from tests.support.stores import new_backend, objects, packs_of
@@ -72,7 +72,7 @@ def test_the_id_does_not_depend_on_strides_ownership_or_grad(open_registry):
 SCRIPT = """
 from tests.support.states import small_state
 from tests.support.stores import new_backend
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.face.factory import open_on
 with open_on(new_backend()) as reg:
     print(reg.create_run("elsewhere").save(small_state(), step=5).digest.hex())
 """

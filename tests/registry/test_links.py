@@ -14,8 +14,8 @@ import pytest
 import holdfast
 from holdfast import Retention, sync
 from holdfast.registry.errors import RegistryError, StoreUnsuitable
-from holdfast.registry.maintenance.gc import DAY_S, Collector
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.face.registry import Registry
+from holdfast.registry.upkeep.gc import DAY_S, Collector
 from tests.support.commands import invoke
 from tests.support.states import save_small, small_state
 

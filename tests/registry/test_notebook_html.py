@@ -10,7 +10,7 @@ import numpy as np
 from holdfast import Monitor, Registry, Retention
 from holdfast.backends import Backend
 from holdfast.backends.wrappers import Metered
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.values import markup
 from tests.support.faults import flip
 from tests.support.states import save_small, small_state

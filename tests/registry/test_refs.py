@@ -6,7 +6,7 @@ import pytest
 
 from holdfast import Monitor
 from holdfast.registry.errors import AmbiguousRef, InvalidInput, NotFound
-from holdfast.registry.registries.refs import is_digest
+from holdfast.registry.face.refs import is_digest
 from holdfast.registry.spec import Retention
 from tests.support.states import small_state
 

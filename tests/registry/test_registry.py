@@ -15,8 +15,8 @@ from holdfast.backends.errors import InvalidLocation, ReadOnlyStore
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.errors import Conflict, Damaged, InvalidInput, NotFound, UnsupportedFormat
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.storage.store import RegistryConfig, create_config, read_config
+from holdfast.registry.face.factory import open_on
+from holdfast.registry.store.store import RegistryConfig, create_config, read_config
 from tests.support.faults import Forgetful, Hooked, Once
 from tests.support.states import same, small_state
 from tests.support.stores import contents, new_backend
@@ -146,7 +146,7 @@ def test_a_run_of_the_same_name_is_refused(reg, backend):
 def test_a_default_name_is_time_and_seed_with_a_suffix_on_collision(reg, monkeypatch):
     from datetime import UTC, datetime
 
-    from holdfast.registry.history import creation
+    from holdfast.registry.history import creating as creation
 
     class Clock(datetime):
         @classmethod
@@ -281,7 +281,7 @@ def test_a_damaged_config_is_refused(change, error):
 
 
 def test_a_registry_that_demands_a_newer_writer_is_refused():
-    from holdfast.registry.storage.framing import join_lines
+    from holdfast.registry.objects.framing import join_lines
 
     backend = MemoryBackend()
     config = RegistryConfig(id="0" * 32, created_ms=1, race_probe="passed", min_writer=99)

@@ -20,9 +20,9 @@ from holdfast.registry.errors import (
 from holdfast.registry.history.actions import Mark, SetStatus
 from holdfast.registry.history.epochs import encode_sweep
 from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.objects.framing import join_lines
+from holdfast.registry.objects.keys import ObjectKey, epoch_key, slot_key
 from holdfast.registry.spec import Retention
-from holdfast.registry.storage.framing import join_lines
-from holdfast.registry.storage.keys import ObjectKey, epoch_key, slot_key
 from holdfast.registry.writing.object_writer import placed_keys
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, save_small, small_state

@@ -22,9 +22,9 @@ from types import SimpleNamespace
 
 import pytest
 
-import holdfast.registry.history.creation
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.storage.store import RegistryConfig, Store
+import holdfast.registry.history.creating
+from holdfast.registry.face.registry import Registry
+from holdfast.registry.store.store import RegistryConfig, Store
 from tests.schedules.store import Answer, Asking, Request
 from tests.support.inline import without_threads
 
@@ -195,7 +195,7 @@ def determined() -> Iterator[None]:
     names = SimpleNamespace(token_hex=_random_name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            holdfast.registry.history.creation, "describe_environment", lambda: {"host": "here"}
+            holdfast.registry.history.creating, "describe_environment", lambda: {"host": "here"}
         )
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] == "holdfast":

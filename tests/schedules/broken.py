@@ -8,17 +8,16 @@ from contextlib import contextmanager
 import pytest
 
 import holdfast.registry.history.log
-import holdfast.registry.maintenance.gc
-import holdfast.registry.maintenance.gc_plan
+import holdfast.registry.upkeep.gc
 import holdfast.registry.writing.object_writer
 from holdfast.backends import ObjectInfo
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.maintenance.gc import Collector
-from holdfast.registry.maintenance.live import list_run_ids
-from holdfast.registry.storage.keys import Kind, ObjectKey, stem
-from holdfast.registry.storage.store import Store
+from holdfast.registry.objects.keys import Kind, ObjectKey, stem
+from holdfast.registry.store.store import Store
+from holdfast.registry.upkeep.gc import Collector
+from holdfast.registry.upkeep.live import list_run_ids
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.object_writer import ChosenKeys, Writer
 from tests.schedules.plays import OTHER
@@ -73,7 +72,7 @@ def runs_listed_too_early(patch: Patch) -> None:
 
     patch.setattr(Collector, "condemn", list_and_condemn)
     patch.setattr(
-        holdfast.registry.maintenance.gc, "list_run_ids", lambda store, _: listed.pop(id(store))
+        holdfast.registry.upkeep.gc, "list_run_ids", lambda store, _: listed.pop(id(store))
     )
 
 
@@ -185,7 +184,7 @@ def cover_by_evicted(patch: Patch) -> None:
 
 def run_overlooked(patch: Patch) -> None:
     """G2 to G4 leave out a run that the collector cannot see, such as one behind a link."""
-    by_run = holdfast.registry.maintenance.gc_plan.list_by_run
+    by_run = holdfast.registry.upkeep.gc.list_by_run
 
     def seen_files(store: Store) -> Iterator[tuple[str, Iterable[ObjectInfo]]]:
         return (found for found in by_run(store) if found[0] != OTHER)
@@ -193,8 +192,8 @@ def run_overlooked(patch: Patch) -> None:
     def seen_ids(store: Store, known: Collection[str]) -> list[str]:
         return [name for name in list_run_ids(store, known) if name != OTHER]
 
-    patch.setattr(holdfast.registry.maintenance.gc_plan, "list_by_run", seen_files)
-    patch.setattr(holdfast.registry.maintenance.gc, "list_run_ids", seen_ids)
+    patch.setattr(holdfast.registry.upkeep.gc, "list_by_run", seen_files)
+    patch.setattr(holdfast.registry.upkeep.gc, "list_run_ids", seen_ids)
 
 
 def objects_not_synced(patch: Patch) -> None:

@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 
-import holdfast.registry.collective.following
-from holdfast.registry.collective.following import Following
-from holdfast.registry.collective.leading import Leading
-from holdfast.registry.collective.part import PartReport, write_part
-from holdfast.registry.collective.talk import Message, Talk
-from holdfast.registry.collective.trainer import CollectiveTrainer
-from holdfast.registry.collective.wire import split
+import holdfast.registry.saving.collective.trainer
 from holdfast.registry.errors import RankFailed
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.objects.keys import ObjectKey
+from holdfast.registry.saving.collective.leading import Leading
+from holdfast.registry.saving.collective.part import PartReport, write_part
+from holdfast.registry.saving.collective.talk import Message, Talk, split
+from holdfast.registry.saving.collective.trainer import CollectiveTrainer, Following
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.object_writer import ChosenKeys, Condemned, Writer, placed_keys
 from tests.schedules.broken import (
@@ -77,7 +75,7 @@ def sweeps_after_the_ranks(patch: Patch) -> None:
         if refused:
             raise Condemned(refused)
 
-    patch.setattr(holdfast.registry.collective.following, "write_part", write)
+    patch.setattr(holdfast.registry.saving.collective.trainer, "write_part", write)
     patch.setattr(PartReport, "encode", tell)
     patch.setattr(PartReport, "of", hear)
     patch.setattr(Writer, "_recheck", recheck)
@@ -134,7 +132,7 @@ def reported_before_it_is_put(patch: Patch) -> None:
 
     patch.setattr(Following, "__init__", begin_empty)
     patch.setattr(Writer, "put_pack", put_later)
-    patch.setattr(holdfast.registry.collective.following, "write_part", write)
+    patch.setattr(holdfast.registry.saving.collective.trainer, "write_part", write)
     patch.setattr(Talk, "report", report_first)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from holdfast.distributed import Group, ThreadGroup
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.face.registry import Registry
 from holdfast.registry.spec import Retention
-from tests.registry.collective.ranks import together
-from tests.registry.collective.rows import Rows
+from tests.registry.saving.collective.ranks import together
+from tests.registry.saving.collective.rows import Rows
 from tests.schedules.actors import Program, Session, named_after
 from tests.schedules.plays import (
     AGAIN,

@@ -9,13 +9,13 @@ import numpy as np
 
 from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.errors import Conflict, IntegrityError, MissingObject, NotFound, RolledBack
-from holdfast.registry.maintenance.gc import collect
-from holdfast.registry.maintenance.repacking.repack import repack
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.registries.sync import sync
+from holdfast.registry.face.registry import Registry
+from holdfast.registry.face.syncing import sync
+from holdfast.registry.objects.keys import slot_key
 from holdfast.registry.spec import Retention
-from holdfast.registry.storage.keys import slot_key
-from holdfast.registry.storage.store import create_config
+from holdfast.registry.store.store import create_config
+from holdfast.registry.upkeep.gc import collect
+from holdfast.registry.upkeep.repacking.execution import repack
 from tests.schedules.actors import Program, Session, named_after
 from tests.schedules.scenario import Saved, Scenario
 from tests.schedules.soundness import opened

@@ -15,9 +15,9 @@ from typing import Any
 from holdfast.backends import Buffer
 from holdfast.backends.base import Body
 from holdfast.distributed import Group
-from holdfast.registry.collective.group import LinksBroken
 from holdfast.registry.errors import IncompatibleState, RankFailed
-from tests.registry.collective.ranks import group_of, together
+from holdfast.registry.saving.collective.group import LinksBroken
+from tests.registry.saving.collective.ranks import group_of, together
 from tests.schedules.actors import Ended, Program, Session
 from tests.schedules.soundness import Soundness, Violation, opened
 from tests.schedules.store import ABSENT, Asking, Request, World

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.errors import RegistryError
-from holdfast.registry.maintenance.gc import collect
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.storage.store import create_config
+from holdfast.registry.face.registry import Registry
+from holdfast.registry.store.store import create_config
+from holdfast.registry.upkeep.gc import collect
 from tests.schedules.actors import Actor, Ended, Program, named_after
 from tests.schedules.ranks import Job
 from tests.schedules.soundness import Content, Soundness, Violation, objects_of, opened

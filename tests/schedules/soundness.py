@@ -11,17 +11,17 @@ from collections.abc import Callable
 
 from holdfast.backends import Backend
 from holdfast.registry.errors import RegistryError
+from holdfast.registry.face.factory import open_on
+from holdfast.registry.face.registry import Registry
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest, Slot, advance
 from holdfast.registry.loading.stored import Stored
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.storage.fetching import verify_pack_chunks
-from holdfast.registry.storage.keys import KINDS, ObjectKey, slot_key
-from holdfast.registry.storage.manifest import Manifest
-from holdfast.registry.storage.pack import open_pack
-from holdfast.registry.storage.placement import Placement
+from holdfast.registry.objects.keys import KINDS, ObjectKey, slot_key
+from holdfast.registry.objects.manifest import Manifest
+from holdfast.registry.objects.pack import open_pack
+from holdfast.registry.objects.placement import Placement
+from holdfast.registry.store.fetching import verify_pack_chunks
 from holdfast.registry.writing.object_writer import placed_keys
 from tests.schedules.store import World
 from tests.support.inline import without_threads

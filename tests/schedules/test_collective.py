@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.registry.collective.talk import Talk
+from holdfast.registry.saving.collective.talk import Talk
 from holdfast.registry.writing.object_writer import Writer
-from tests.registry.collective.rows import shard_rows
+from tests.registry.saving.collective.rows import shard_rows
 from tests.schedules.broken_collective import BROKEN, without
 from tests.schedules.collective import COLLECTIVE
 from tests.schedules.explore import Explorer

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.face.factory import open_on
 from tests.schedules.explore import Explorer, Tally
 from tests.schedules.plays import CUT, DISK, MIXES, NEAR, OLD, REQUIRED, content, prepare
 from tests.schedules.scenario import Stage

@@ -22,12 +22,13 @@ from holdfast.registry.errors import (
     NotFound,
     StoreUnavailable,
 )
-from holdfast.registry.history import creation, log
+from holdfast.registry.face.run import Run
+from holdfast.registry.history import creating as creation
+from holdfast.registry.history import log
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
-from holdfast.registry.maintenance.gc import Collector
-from holdfast.registry.runs.run import Run
+from holdfast.registry.upkeep.gc import Collector
 from holdfast.registry.values.digest import Digest
 from tests.stateful.book import Book, RunBook
 from tests.stateful.contents import CONTENTS, content, digest_of

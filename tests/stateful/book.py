@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from holdfast.registry.curation.streams.segments import unpack_entries
 from holdfast.registry.history import actions
 from holdfast.registry.history.actions import Commit, Mark, Place
 from holdfast.registry.history.replay import Slot
 from holdfast.registry.loading.stored import Stored
-from holdfast.registry.storage.keys import RUNS, slot_key
-from holdfast.registry.storage.placement import Placement
-from holdfast.registry.storage.store import Store
-from holdfast.registry.streams.segments import unpack_entries
+from holdfast.registry.objects.keys import RUNS, slot_key
+from holdfast.registry.objects.placement import Placement
+from holdfast.registry.store.store import Store
 from holdfast.registry.values.digest import Digest
 from tests.stateful.contents import known_states
 from tests.stateful.world import Shelf

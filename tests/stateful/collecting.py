@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from holdfast.registry.errors import IntegrityError
-from holdfast.registry.maintenance.gc import Collector
-from holdfast.registry.registries.sync import sync
+from holdfast.registry.face.syncing import sync
+from holdfast.registry.upkeep.gc import Collector
 from tests.stateful.base import (
     COLLECTORS,
     Base,

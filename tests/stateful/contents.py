@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.values.digest import Digest
 from tests.support.inline import without_threads
 from tests.support.stores import new_backend

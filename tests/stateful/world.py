@@ -18,11 +18,11 @@ from holdfast.backends.base import ObjectInfo
 from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import InjectedCrash, Wrapper
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.run import Run
-from holdfast.registry.storage.keys import KINDS, ObjectKey
-from holdfast.registry.storage.store import create_config
+from holdfast.registry.face.factory import open_on
+from holdfast.registry.face.registry import Registry
+from holdfast.registry.face.run import Run
+from holdfast.registry.objects.keys import KINDS, ObjectKey
+from holdfast.registry.store.store import create_config
 from holdfast.registry.values.digest import Digest
 from tests.support.inline import without_threads
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from holdfast.registry.errors import Conflict, Fenced
-from holdfast.registry.runs.run import Run
+from holdfast.registry.face.run import Run
+from holdfast.registry.objects.placement import NO_BASE
 from holdfast.registry.spec import Phase, Pool, Retention, RunSpec, Stream
 from holdfast.registry.spec.monitors import Monitor
-from holdfast.registry.storage.placement import NO_BASE
 from tests.stateful import contents
 from tests.stateful.base import RUNS, Base, Check, Misses, Stop, numbers, sides, states, stops
 from tests.stateful.book import RunBook

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import holdfast
+from holdfast.registry.face.registry import Registry
+from holdfast.registry.face.run import Run
 from holdfast.registry.history.log import RunLog, list_runs
 from holdfast.registry.history.replay import RunManifest, advance
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.run import Run
-from holdfast.registry.storage.keys import KINDS
+from holdfast.registry.objects.keys import KINDS
 from holdfast.registry.writing.object_writer import placed_keys
 from tests.storm.contents import difference
 from tests.storm.journal import Event

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from holdfast.backends.memory import MemoryBackend
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.spec import Phase, Pool, Retention, RunSpec
-from holdfast.registry.storage.store import create_config
+from holdfast.registry.store.store import create_config
 
 SEEDS = 32
 #: A run that lets go with every save, and has a pool.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.registry.runs.run import Run
+from holdfast.registry.face.run import Run
 from holdfast.registry.spec import Retention
 from tests.storm.pushing import Pusher
 from tests.storm.worker import Part, Worker, refs

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.registry.face.run import Run
 from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.runs.run import Run
 from tests.storm.contents import LOOSE, SEEDS, TIGHT, state_of
 from tests.storm.worker import Part, Ref, Worker
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast.backends import Backend, open_backend
 from holdfast.registry.errors import Malformed, StorageError
-from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.objects.keys import ObjectKey
 from tests.storm.journal import Event, Tail
 from tests.storm.others import work
 from tests.storm.weather import DELETED, DELETED_ENDS

@@ -22,12 +22,12 @@ from holdfast.registry.errors import (
     RestoreFailed,
     StoreUnavailable,
 )
+from holdfast.registry.face.factory import open_on
+from holdfast.registry.face.registry import Registry
+from holdfast.registry.face.run import Run
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading.stored import Stored
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.run import Run
 from holdfast.registry.values.digest import Digest
 from tests.storm.contents import LOOSE, difference
 from tests.storm.journal import Journal

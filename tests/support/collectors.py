@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.registry.history.actions import Mark
 from holdfast.registry.history.epochs import encode_sweep
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.storage.keys import ObjectKey, epoch_key
+from holdfast.registry.objects.keys import ObjectKey, epoch_key
 
 
 def sweep(backend, epoch: int, keys) -> None:

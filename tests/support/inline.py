@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.face.registry import Registry
 
 
 class Inline(Executor):
@@ -22,7 +22,7 @@ class Inline(Executor):
 
 
 class InlinePools:
-    """Stands in for `holdfast.registry.storage.threads.Pools`."""
+    """Stands in for `holdfast.registry.store.threads.Pools`."""
 
     def __init__(self) -> None:
         self.hashing = self.bulk = self.small = Inline()

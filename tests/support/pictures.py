@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.backends import Backend
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest, advance
-from holdfast.registry.storage.keys import KINDS
+from holdfast.registry.objects.keys import KINDS
 from tests.support.stores import contents, opened
 
 RUN = "night"

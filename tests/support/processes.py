@@ -14,13 +14,13 @@ from typing import Any
 _PROGRAMS = [
     "torch._dynamo",
     "holdfast.backends.s3.backend",
-    "holdfast.registry.collective.torch_group",
-    "holdfast.registry.collective.trainer",
+    "holdfast.registry.saving.collective.torch_group",
+    "holdfast.registry.saving.collective.trainer",
     "tests.contention.processes",
     "tests.crash.looper",
     "tests.crash.pusher",
-    "tests.registry.collective.fleet",
-    "tests.registry.dcp.acts",
+    "tests.registry.saving.collective.fleet",
+    "tests.registry.adapters.dcp.acts",
     "tests.storm.storm",
 ]
 

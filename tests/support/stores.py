@@ -11,11 +11,11 @@ import pytest
 
 from holdfast.backends import Backend
 from holdfast.backends.memory import MemoryBackend
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.storage import chunking, tensor_entry
-from holdfast.registry.storage.codecs import CODECS
-from holdfast.registry.storage.store import create_config
+from holdfast.registry.face.factory import open_on
+from holdfast.registry.face.registry import Registry
+from holdfast.registry.objects import chunking, tensor_entry
+from holdfast.registry.objects.codecs import CODECS
+from holdfast.registry.store.store import create_config
 from holdfast.registry.writing import saving
 from tests.support.inline import without_threads
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from holdfast.registry.storage.keys import KINDS, ObjectKey
+from holdfast.registry.objects.keys import KINDS, ObjectKey
 from holdfast.registry.values.canonical import MAX_INTEGER
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import ITEM_SIZES

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from holdfast import Checkpoint, Run
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.face.registry import Registry
 from tests.systems.life import Mortal as Story
 
 SEED, RUN, EPOCHS = 4, "bayesian_transformer", 13

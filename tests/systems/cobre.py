@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from holdfast import Registry, Run
-from holdfast.registry.transitions import Started
+from holdfast.registry.deriving.transitions import Started
 from tests.systems.life import Mortal as Story
 
 SEED, RUN = 42, "policy"

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from holdfast import Checkpoint, Registry, Run, sync
-from holdfast.registry.maintenance.verify import Finding
-from holdfast.registry.pool.selection import Matchup
-from holdfast.registry.training.restoring import Attempt
-from holdfast.registry.transitions import Transitioned
+from holdfast.registry.curation.pool.selection import Matchup
+from holdfast.registry.deriving.transitions import Transitioned
+from holdfast.registry.saving.restoring import Attempt
+from holdfast.registry.upkeep.verifying import Finding
 from tests.systems.hydra import (
     CHANNELS,
     PRESET,

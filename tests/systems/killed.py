@@ -11,7 +11,7 @@ import torch
 from holdfast.backends import open_backend
 from holdfast.backends.base import Body
 from holdfast.backends.wrappers import Wrapper
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.face.factory import open_on
 from tests.systems.hydra_life import clone
 
 

@@ -14,8 +14,8 @@ from holdfast import Registry
 from holdfast.backends import Backend, open_backend
 from holdfast.backends.wrappers.faulty import Fault, Faulty, InjectedCrash
 from holdfast.registry import pytree
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.loading.stored import Stored
-from holdfast.registry.registries.factory import open_on
 
 
 @dataclass(frozen=True)

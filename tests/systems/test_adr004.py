@@ -14,10 +14,10 @@ import yaml
 
 import holdfast
 from holdfast import Run
+from holdfast.registry.curation.cards import read_card
 from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
+from holdfast.registry.face.registry import Registry
 from holdfast.registry.history.actions import AddCheckpoint, Evict
-from holdfast.registry.names.cards import read_card
-from holdfast.registry.registries.registry import Registry
 from tests.support.sameness import assert_same
 from tests.systems import adr004 as acts
 from tests.systems.adr004 import ACCURACY, CARD, CHAPTERS, LOSS, MILESTONES, RUN, Story, Training

@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 
 from holdfast import Run
+from holdfast.registry.curation.pool.matches import PoolEvent, pool_events
+from holdfast.registry.curation.pool.ratings import DEFAULT, Rating, rate
 from holdfast.registry.errors import NotFound
 from holdfast.registry.history.actions import AddCheckpoint, EvictEntries, Promote, RateMatch
-from holdfast.registry.pool.events import PoolEvent, pool_events
-from holdfast.registry.pool.ratings import DEFAULT, Rating, rate
 from tests.support.sameness import assert_same
 from tests.systems import hydra_life as acts
 from tests.systems.hydra import SEED

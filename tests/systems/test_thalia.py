@@ -15,7 +15,7 @@ import torch
 import holdfast
 from holdfast import Checkpoint, Run, formats
 from holdfast.formats import thalia as files
-from holdfast.registry.comparing.diff import diff
+from holdfast.registry.comparing.state_diff import diff
 from holdfast.registry.errors import IncompatibleState, IntegrityError, InvalidInput, NotFound
 from tests.support.sameness import assert_same
 from tests.systems import thalia as acts

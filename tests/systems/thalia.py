@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from holdfast import Checkpoint, Run, register_adapter
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.face.registry import Registry
 from tests.systems.places import Place
 
 RUN, SEED, STEPS = "brain", 3, 4

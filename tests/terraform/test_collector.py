@@ -10,8 +10,8 @@ import holdfast
 from holdfast.backends import open_backend
 from holdfast.registry.errors import AccessDenied
 from holdfast.registry.history.epochs import encode_sweep
-from holdfast.registry.maintenance.gc import DAY_S, collect
-from holdfast.registry.storage.keys import epoch_key, slot_key
+from holdfast.registry.objects.keys import epoch_key, slot_key
+from holdfast.registry.upkeep.gc import DAY_S, collect
 from tests.terraform.judges import PREFIX, Become, Judge, Policies, World, client, keys_of_world
 
 _KINDS = ("packs/", "manifests/", "placements/")

@@ -12,9 +12,9 @@ import holdfast
 from holdfast.backends import open_backend
 from holdfast.registry.errors import AccessDenied, NotFound
 from holdfast.registry.history import log
-from holdfast.registry.maintenance.checkup import checks
-from holdfast.registry.storage.address import Address
-from holdfast.registry.storage.keys import epoch_key
+from holdfast.registry.objects.keys import epoch_key
+from holdfast.registry.store.address import Address
+from holdfast.registry.upkeep.checkup import checks
 from tests.terraform.judges import (
     ADMINISTRATOR,
     Become,

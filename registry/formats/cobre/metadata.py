@@ -46,11 +46,7 @@ _LAST_WITH_DOMINATION: Final = (0, 4, 4)
 
 
 def parse(data: bytes, where: str) -> dict[str, Any]:
-    """Read the file.
-
-    Raises:
-        InvalidInput: It is not JSON, a required key is missing, or a value has a wrong type.
-    """
+    """Read the file."""
     found = json_object(data, where)
     faults = list(problems(found))
     if faults:
@@ -93,11 +89,7 @@ def has_domination(metadata: Mapping[str, Any]) -> bool:
 
 
 def dump(metadata: Any, where: str) -> bytes:
-    """Return the file, in the form of the program: keys in order, two spaces, no last newline.
-
-    Raises:
-        IncompatibleState: A key is missing or wrong; NaN and infinity have no form.
-    """
+    """Return the file, in the form of the program: keys in order, two spaces, no last newline."""
     if not isinstance(metadata, dict):
         raise IncompatibleState("the metadata of a policy is a dict", where=where)
     faults = problems(metadata)

@@ -22,7 +22,7 @@ from holdfast.registry.formats.state_file import (
     problem,
 )
 from holdfast.registry.formats.target import new_folder, put_file
-from holdfast.registry.values.parse_limits import max_record_bytes
+from holdfast.registry.values import max_record_bytes
 
 FORMAT: Final = "cobre"
 #: Folders that must be there; `states` is written only on demand.
@@ -36,11 +36,7 @@ def detect(path: Path) -> bool:
 
 
 def read(path: Path) -> FileState:
-    """Read a folder as a state.
-
-    Raises:
-        InvalidInput: It is not complete, a file is damaged, or two files are of one stage.
-    """
+    """Read a folder as a state."""
     state, size = _read(path)
     found = _faults(state)
     if found:
@@ -51,11 +47,7 @@ def read(path: Path) -> FileState:
 
 
 def inspect(path: Path) -> FileReport:
-    """Describe a folder from its metadata and the tables of its files, but no numbers of cuts.
-
-    Raises:
-        InvalidInput: It is not complete, a file is damaged, or two files are of one stage.
-    """
+    """Describe a folder from its metadata and the tables of its files, but no numbers of cuts."""
     about, total = _metadata(path)
     tensors: dict[str, TensorHeader] = {}
     for folder in stages.FOLDERS:
@@ -201,13 +193,7 @@ def write(
     metadata: Mapping[str, Any] | None,
     force: bool,  # noqa: ARG001 - a folder is never replaced
 ) -> WrittenFile:
-    """Write a state as a folder, which appears whole or not at all; its metadata is written last.
-
-    Raises:
-        IncompatibleState: The state is no policy; the message names the path.
-        InvalidInput: `path` exists already.
-        StoreFull: The disk is full.
-    """
+    """Write a state as a folder that appears whole or not at all; its metadata comes last."""
     files = _encode(content, metadata)
     with new_folder(path, content.size_bytes) as folder:
         for name in _NEEDED:

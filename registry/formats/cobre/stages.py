@@ -65,17 +65,7 @@ _VECTORS: Final = {
 
 
 def read_stage(folder: str, data: bytes, where: str, *, domination: bool) -> dict[str, Any]:
-    """Read the table of a file.
-
-    Args:
-        folder: `cuts`, `basis` or `states`.
-        data: The bytes of the file.
-        where: The file, for messages.
-        domination: Whether field 9 of a cut is its domination count.
-
-    Raises:
-        InvalidInput: It is damaged, or its parts do not fit each other.
-    """
+    """Read the table of a file."""
     root = Buffer(InMemory(data), where).root()
     found: dict[str, Any] = {name: root.number(field, "<u4") for name, field in _NUMBERS[folder]}
     if folder == "cuts":
@@ -91,11 +81,7 @@ def read_stage(folder: str, data: bytes, where: str, *, domination: bool) -> dic
 def describe_stage(
     folder: str, data: Source, where: str, *, domination: bool
 ) -> tuple[int, dict[str, TensorHeader]]:
-    """Return the number of a stage, and its arrays, as `read_stage` would give them.
-
-    Raises:
-        InvalidInput: It is damaged.
-    """
+    """Return the number of a stage, and its arrays, as `read_stage` would give them."""
     root = Buffer(data, where).root()
     numbers = {name: root.number(field, "<u4") for name, field in _NUMBERS[folder]}
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -189,11 +175,7 @@ def problems(folder: str, stage: Mapping[str, Any]) -> list[str]:
 
 
 def write_stage(folder: str, stage: Any, where: str) -> bytes:
-    """Return the file of a stage; every field is written, as the program does.
-
-    Raises:
-        IncompatibleState: A part is missing, or has another type or shape.
-    """
+    """Return the file of a stage; every field is written, as the program does."""
     import flatbuffers
 
     builder = flatbuffers.Builder(1024)

@@ -49,12 +49,7 @@ class InMemory:
 
 
 class OnDisk:
-    """An open file, of which only the bytes that are asked for are read.
-
-    Args:
-        fd: Its descriptor.
-        length: Its size.
-    """
+    """An open file, of which only the bytes that are asked for are read."""
 
     def __init__(self, fd: int, length: int) -> None:
         self._fd, self._length = fd, length
@@ -82,31 +77,18 @@ class OnDisk:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A file.
+    """A file."""
 
-    Attributes:
-        data: Its bytes.
-        where: Its name, for messages.
-    """
-
-    data: Source
-    where: str
+    data: Source  # its bytes
+    where: str  # its name, for messages
 
     def root(self) -> Tables:
-        """Return the root table.
-
-        Raises:
-            InvalidInput: There is none within the buffer.
-        """
+        """Return the root table."""
         start = self.numbers(np.zeros(1, np.int64), _OFFSET, "the root table")
         return self.tables(start.astype(np.int64), "the root table")
 
     def tables(self, positions: NDArray[np.int64], what: str) -> Tables:
-        """Return tables at some positions.
-
-        Raises:
-            InvalidInput: A table, or the table of its fields, is not within the buffer.
-        """
+        """Return tables at some positions."""
         back = self.numbers(positions, np.dtype("<i4"), what).astype(np.int64)
         vtables = positions - back
         sizes = self.numbers(vtables, np.dtype("<u2"), what).astype(np.int64)
@@ -132,33 +114,20 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Tables of one kind.
+    """Tables of one kind."""
 
-    Attributes:
-        buffer: The file.
-        positions: Position of each.
-        vtables: Position of the list of its fields.
-        sizes: Length of that list.
-        lengths: Length of the table itself.
-        what: Name for messages.
-    """
-
-    buffer: Buffer
-    positions: NDArray[np.int64]
-    vtables: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    what: str
+    buffer: Buffer  # the file
+    positions: NDArray[np.int64]  # position of each
+    vtables: NDArray[np.int64]  # position of the list of its fields
+    sizes: NDArray[np.int64]  # length of that list
+    lengths: NDArray[np.int64]  # length of the table itself
+    what: str  # name for messages
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def fields(self, field: int) -> NDArray[np.int64]:
-        """Return the offset of a field in each table; 0 where it is absent.
-
-        Args:
-            field: Its number in the schema, from 0.
-        """
+        """Return the offset of a field in each table; 0 where it is absent."""
         slot = 4 + 2 * field
         offsets = np.zeros(len(self), np.int64)
         has = self.sizes >= slot + 2
@@ -166,11 +135,7 @@ class Tables:
         return offsets
 
     def numbers(self, field: int, form: str) -> NDArray[Any]:
-        """Return a number of each table; 0 where the field is absent, as the schema has it.
-
-        Raises:
-            InvalidInput: A field is not within its table.
-        """
+        """Return a number of each table; 0 where the field is absent, as the schema has it."""
         kind = np.dtype(form)
         found = np.zeros(len(self), kind)
         offsets = self.fields(field)
@@ -188,9 +153,6 @@ class Tables:
         """Return position of the first element and number of elements of a vector of each table.
 
         An absent vector has no elements.
-
-        Raises:
-            InvalidInput: A vector does not begin within the buffer.
         """
         starts, counts = np.zeros(len(self), np.int64), np.zeros(len(self), np.int64)
         offsets = self.fields(field)
@@ -204,11 +166,7 @@ class Tables:
         return starts, counts
 
     def array(self, field: int, form: str) -> NDArray[Any]:
-        """Return a vector of numbers of the only table.
-
-        Raises:
-            InvalidInput: It is not within the buffer.
-        """
+        """Return a vector of numbers of the only table."""
         kind = np.dtype(form)
         starts, counts = self.vectors(field)
         start, count = int(starts[0]), int(counts[0])
@@ -218,12 +176,7 @@ class Tables:
         return raw.reshape(-1).view(kind).copy()
 
     def rows(self, field: int, form: str) -> NDArray[Any]:
-        """Return a vector of each table as a row; all of them must have the same length.
-
-        Raises:
-            InvalidInput: They differ in length, are not within the buffer, or overlap: together
-                they are larger than it.
-        """
+        """Return a vector of each table as a row; all of them must have the same length."""
         kind = np.dtype(form)
         starts, counts = self.vectors(field)
         width = int(counts[0]) if len(self) else 0
@@ -255,11 +208,7 @@ class Tables:
         return int(self.vectors(field)[1].sum())
 
     def children(self, field: int, what: str) -> Tables:
-        """Return the tables in a vector of the only table.
-
-        Raises:
-            InvalidInput: One is not within the buffer.
-        """
+        """Return the tables in a vector of the only table."""
         starts, counts = self.vectors(field)
         start, count = int(starts[0]), int(counts[0])
         if count * 4 > len(self.buffer.data) - start:

@@ -6,16 +6,15 @@ looked up in the table of its caller, which says for each name how its value is 
 and any other opcode is refused. Protocols 2 to 5 are read; no program of these formats writes an
 older one. The opcodes are those of Python's `pickletools`.
 
-- `machine`: the stack, the memo and the names of one reading.
-- `containers`: dicts and sets, whose keys must be safe to hash.
+- `machine`: the stack, the memo and the names of one reading; dicts and sets, whose keys must be
+  safe to hash.
 - `opcodes`: what each opcode does.
 - `reading`: from bytes to a value.
 """
 
 from __future__ import annotations
 
-from holdfast.registry.formats.pickles.containers import Keys
-from holdfast.registry.formats.pickles.machine import Known, Names
+from holdfast.registry.formats.pickles.machine import Keys, Known, Names
 from holdfast.registry.formats.pickles.reading import read_pickle
 
 __all__ = ["Keys", "Known", "Names", "read_pickle"]

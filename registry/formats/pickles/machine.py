@@ -3,13 +3,77 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
-from holdfast.registry.formats.pickles.containers import Keys
 from holdfast.registry.formats.source import KEEP
+from holdfast.registry.values import MOST_EQUAL, Budget, KeyHashes
+
+# Dicts and sets of a pickle: a key is hashed only if that is safe.
+
+
+#: How deeply tuples may be nested in a key. Python hashes nested tuples by recursion in C, which
+#: has no limit: a deep one would overflow the stack and kill the process.
+_MAX_KEY_DEPTH: Final = 8
+_PLAIN_KEYS: Final = (str, int, float, bool, bytes, complex, type(None))
+#: Bytes of memory for an entry of a dict or set, for a part of a key, and for counting hashes.
+_ENTRY_BYTES: Final = 100
+_HASHES_BYTES: Final = 400
+
+
+class Keys:
+    """Admits the keys of all dicts and the items of all sets of one reading."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        #: Containers by `id`, held so that no other gets it, each with the hashes of its keys.
+        self._hashes: dict[int, tuple[Any, KeyHashes]] = {}
+
+    def admit(self, keys: Sequence[Any], target: Any = None) -> Sequence[Any]:
+        """Return keys that may be added to a container; to a new one without it."""
+        self.budget.take(len(keys) * _ENTRY_BYTES)
+        hashes: KeyHashes | None = None
+        for key in keys:
+            if type(key) is str:
+                continue
+            self.check(key)
+            hashes = hashes or self._hashes_of(target)
+            if not hashes.admits(key):
+                raise ValueError(f"more than {MOST_EQUAL} keys with the same hash")
+        return keys
+
+    def check(self, key: Any, depth: int = _MAX_KEY_DEPTH) -> None:
+        """Check that hashing a key is safe, and count how long it takes."""
+        if type(key) is int:
+            self.budget.take(key.bit_length() >> 3)  # Python computes it anew each time
+        elif type(key) is tuple and depth:
+            self.budget.take(len(key) * _ENTRY_BYTES)
+            for part in key:
+                self.check(part, depth - 1)
+        elif type(key) not in _PLAIN_KEYS:
+            raise TypeError(f"{type(key).__name__} as a key, or tuples that are nested too deeply")
+
+    def _hashes_of(self, target: Any) -> KeyHashes:
+        if target is None:
+            return KeyHashes()
+        if id(target) not in self._hashes:
+            self.budget.take(_HASHES_BYTES)
+            self._hashes[id(target)] = (target, KeyHashes())
+        return self._hashes[id(target)][1]
+
+    def ordered_dict(self, pairs: Any = ()) -> OrderedDict[Any, Any]:
+        """Return an OrderedDict of pairs, as a call of its name makes it."""
+        found = [(key, value) for key, value in pairs]
+        self.admit([key for key, _ in found])
+        return OrderedDict(found)
+
+    def set_of(self, items: Any = ()) -> set[Any]:
+        """Return a set, as a call of its name makes it."""
+        return set(self.admit(list(items)))
+
 
 _HINT: Final = (
     "Nothing in it was run. Save state dicts and plain values only, or call run.save() in the "
@@ -19,20 +83,15 @@ _HINT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A name of the closed list.
+    """A name of the closed list."""
 
-    Attributes:
-        call: Makes the value from the arguments of a call; `None` if the name may not be called.
-        build: Takes the value and the attributes that follow it, and returns the finished value;
-            `None` if none may follow.
-        value: What the name alone stands for, where it is never called (a dtype).
-        size_bytes: Memory for the value that a call makes, besides what it copies.
-    """
-
+    #: Makes the value from the arguments of a call; `None` if the name may not be called.
     call: Callable[..., Any] | None = None
+    #: Takes the value and the attributes that follow it, and returns the finished value; `None` if
+    #: none may follow.
     build: Callable[[Any, Any], Any] | None = None
-    value: Any = None
-    size_bytes: int = 500
+    value: Any = None  # what the name alone stands for, where it is never called (a dtype)
+    size_bytes: int = 500  # memory for the value that a call makes, besides what it copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +115,17 @@ MARK: Final = Mark()
 
 @dataclass(slots=True)
 class Machine:
-    """The state of one reading.
+    """The state of one reading."""
 
-    Attributes:
-        data: The bytes.
-        keys: Admits keys, and has the budget of the reading.
-        at: Position of the next byte.
-        stack: Values that no other value holds yet.
-        memo: Values that are used again.
-        made: Of values that a name made: the value, the name, and where the value is in the memo.
-    """
-
-    data: memoryview
+    data: memoryview  # the bytes
     names: Names
     where: str
     persistent: Callable[[Any], Any] | None
-    keys: Keys
-    at: int = 0
-    stack: list[Any] = field(default_factory=list)
-    memo: dict[int, Any] = field(default_factory=dict)
+    keys: Keys  # admits keys, and has the budget of the reading
+    at: int = 0  # position of the next byte
+    stack: list[Any] = field(default_factory=list)  # values that no other value holds yet
+    memo: dict[int, Any] = field(default_factory=dict)  # values that are used again
+    #: Of values that a name made: the value, the name, and where the value is in the memo.
     made: dict[int, tuple[Any, Name, list[int]]] = field(default_factory=dict)
 
     # Bytes

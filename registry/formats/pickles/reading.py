@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.registry.errors import InvalidInput, RegistryError
-from holdfast.registry.formats.pickles.containers import Keys
-from holdfast.registry.formats.pickles.machine import Machine, Name, Names, damaged
+from holdfast.registry.formats.pickles.machine import Keys, Machine, Name, Names, damaged
 from holdfast.registry.formats.pickles.opcodes import COSTS, STEPS, STOP
-from holdfast.registry.values.parse_limits import Budget
+from holdfast.registry.values import Budget
 
 #: The most values on the interpreter's stack, and so in one list of the pickle.
 MAX_VALUES: Final = 20_000_000
@@ -27,24 +26,7 @@ def read_pickle(
     persistent: Callable[[Any], Any] | None = None,
     keys: Keys | None = None,
 ) -> tuple[Any, int]:
-    """Read one pickle.
-
-    Args:
-        data: Bytes that begin with the pickle.
-        names: The closed list.
-        where: The file, for messages.
-        persistent: Returns the value for a persistent id; without it there may be none.
-        keys: Admits keys, and counts what is made; without it, within the bound of a record.
-
-    Returns:
-        The value, and the length of the pickle in bytes: more bytes may follow it.
-
-    Raises:
-        UnsupportedValue: It names something that is not on the list, or calls something that may
-            not be called. Nothing was run.
-        InvalidInput: It is damaged, has an opcode that none of these files needs, or would take
-            too much memory.
-    """
+    """Read one pickle."""
     keys = keys or Keys(Budget(where, "unpickling it", InvalidInput))
     machine = Machine(memoryview(data), names, str(where), persistent, keys)
     try:

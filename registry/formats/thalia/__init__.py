@@ -51,13 +51,7 @@ def detect(path: Path) -> bool:
 
 
 def read(path: Path) -> FileState:
-    """Read a file; for a delta also its base, which must be the file that the delta was made from.
-
-    Raises:
-        InvalidInput: It breaks a rule of the format, or its checksum differs.
-        UnsupportedValue: Its delta names a class or function.
-        UnsupportedFormat: It has another major version.
-    """
+    """Read a file; for a delta also its base, the very file that the delta was made from."""
     with framing.opened(path) as body:
         if body.is_delta:
             return delta.read(body, path)

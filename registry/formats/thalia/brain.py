@@ -22,8 +22,8 @@ from holdfast.registry.formats.thalia.precision import (
     widened,
 )
 from holdfast.registry.formats.thalia.writing import Options
-from holdfast.registry.loading.stored import Stored
-from holdfast.registry.values.suggest import near
+from holdfast.registry.loading import Stored
+from holdfast.registry.values import near
 
 _LOGGER = logging.getLogger("holdfast")
 _VERSIONS: Final = {"0.1": (0, 1), "0.2": (0, 2)}

@@ -19,7 +19,7 @@ from holdfast.registry.formats.thalia.header import (
 )
 from holdfast.registry.formats.thalia.regions import head_of, read_json, references
 from holdfast.registry.formats.thalia.tensors import read_tensor
-from holdfast.registry.pytree.paths import Trail
+from holdfast.registry.pytree import Trail
 
 
 class _Problems(Faults):

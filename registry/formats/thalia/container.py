@@ -28,7 +28,7 @@ from holdfast.registry.formats.thalia.regions import (
     references,
 )
 from holdfast.registry.formats.thalia.tensors import read_tensor
-from holdfast.registry.pytree.paths import Trail
+from holdfast.registry.pytree import Trail
 
 FORMAT: Final = "thalia"
 #: Parts of a state that a file keeps in its metadata.
@@ -51,12 +51,7 @@ def is_of_document(body: Body) -> bool:
 
 
 def read(body: Body, *, only: Collection[str] | None = None) -> FileState:
-    """Read a file of the real layout as a state.
-
-    Args:
-        body: The file.
-        only: Names of the regions whose data is read; the others and all pathways are left out.
-    """
+    """Read a file of the real layout as a state."""
     header, metadata, parts = parse(body, only)
     for entry, value in parts:
         for name, reference in references(value, trail_of(body, entry)):

@@ -29,10 +29,9 @@ from holdfast.registry.formats.state_file import FileReport, FileState, TensorHe
 from holdfast.registry.formats.thalia import container, framing
 from holdfast.registry.formats.thalia.framing import DELTA_MAGIC, Body
 from holdfast.registry.formats.thalia.tensors import as_array
-from holdfast.registry.pytree import TensorBytes
-from holdfast.registry.pytree.paths import Trail
-from holdfast.registry.pytree.tensor_bytes import allocate
-from holdfast.registry.values.parse_limits import Budget, max_record_bytes
+from holdfast.registry.pytree import TensorBytes, Trail
+from holdfast.registry.pytree import allocate_bytes as allocate
+from holdfast.registry.values import Budget, max_record_bytes
 
 _FORM: Final = struct.Struct("<5sI32sQQ7s")
 #: The longest chain of deltas.
@@ -61,30 +60,17 @@ _PATHWAY_STATES: Final = ("neuron_state", "learning_state")
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The content of a file.
+    """The content of a file."""
 
-    Attributes:
-        base_digest: SHA-256 of the base file, all its bytes.
-        base_step: Step of the base, 0 if that is a full file.
-        step: Step of the state.
-        changes: The changed regions and pathways.
-        metadata: The file's metadata.
-    """
-
-    base_digest: bytes
-    base_step: int
-    step: int
-    changes: dict[str, Any]
-    metadata: dict[str, Any]
+    base_digest: bytes  # SHA-256 of the base file, all its bytes
+    base_step: int  # step of the base, 0 if that is a full file
+    step: int  # step of the state
+    changes: dict[str, Any]  # the changed regions and pathways
+    metadata: dict[str, Any]  # the file's metadata
 
 
 def read(body: Body, path: Path) -> FileState:
-    """Read a delta and the files that it builds upon.
-
-    Raises:
-        InvalidInput: It breaks a rule, or its base is missing or another file.
-        UnsupportedValue: It names a class or function that none of these files needs.
-    """
+    """Read a delta and the files that it builds upon."""
     size, chain = body.file_bytes, [parse(body)]
     at = path
     while True:
@@ -161,12 +147,7 @@ def _tensors(value: Any, path: Trail) -> Iterator[tuple[Trail, TensorBytes]]:
 
 
 def parse(body: Body) -> Delta:
-    """Read the content of a delta alone.
-
-    Raises:
-        InvalidInput: It breaks a rule.
-        UnsupportedValue: It names a class or function that none of these files needs.
-    """
+    """Read the content of a delta alone."""
     # Three copies of its tensors are in memory: the file, the storages of the pickle, the tensors.
     most = max_record_bytes() + 3 * body.file_bytes
     keys = Keys(Budget(body.where, "reading the delta", InvalidInput, most))

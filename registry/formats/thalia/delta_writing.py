@@ -18,8 +18,7 @@ from holdfast.registry.formats.thalia.framing import DELTA_MAGIC
 from holdfast.registry.formats.thalia.precision import cast
 from holdfast.registry.formats.thalia.regions import dump
 from holdfast.registry.formats.thalia.tensors import as_array
-from holdfast.registry.pytree import TensorBytes
-from holdfast.registry.pytree.paths import Trail
+from holdfast.registry.pytree import TensorBytes, Trail
 
 #: Up to this share of changed elements a weight is stored as coordinates and differences.
 _SPARSE_SHARE: Final = 0.05
@@ -46,17 +45,7 @@ def changes(
     base: Mapping[str, Any],
     threshold: float,
 ) -> dict[str, Any]:
-    """Return the content of a delta.
-
-    Args:
-        state: The state.
-        narrowed: The same state with the precision in which the delta holds what changed.
-        base: The state of the base.
-        threshold: Elements that changed by no more keep the value of the base.
-
-    Raises:
-        IncompatibleState: A delta cannot say how the state differs from its base.
-    """
+    """Return the content of a delta."""
     found: dict[str, Any] = {}
     for kind, states in (("regions", _REGION_STATES), ("pathways", _PATHWAY_STATES)):
         parts, old = state.get(kind, {}), base.get(kind, {})

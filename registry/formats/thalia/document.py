@@ -23,8 +23,8 @@ from holdfast.registry.formats.thalia.header import Entry, Header, read_header, 
 from holdfast.registry.formats.thalia.regions import read_json
 from holdfast.registry.formats.thalia.tensors import has_repeated
 from holdfast.registry.pytree import TensorBytes
-from holdfast.registry.pytree.tensor_bytes import allocate
-from holdfast.registry.values.dtypes import item_size
+from holdfast.registry.pytree import allocate_bytes as allocate
+from holdfast.registry.values import item_size
 
 _REGION: Final = struct.Struct("<IIIIQQQQQQ")
 _DENSE: Final = struct.Struct("<BBHQQQI")
@@ -39,11 +39,7 @@ _Tensor = TensorBytes | TensorHeader
 
 
 def read(body: Body, name: str) -> FileState:
-    """Read a file as a state; with headers in place of tensors, if the body is without data.
-
-    Raises:
-        InvalidInput: It breaks a rule of the document.
-    """
+    """Read a file as a state; with headers in place of tensors, if the body is without data."""
     header = read_header(body)
     state: dict[str, Any] = {"regions": {}, "pathways": {}, "metadata": {}}
     state["training_steps"] = header.training_steps

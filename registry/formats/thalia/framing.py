@@ -24,7 +24,7 @@ from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryEr
 from holdfast.registry.formats import size_limit
 from holdfast.registry.formats.source import read_exactly, stable
 from holdfast.registry.formats.state_file import RAISED, Faults
-from holdfast.registry.values.parse_limits import Budget, max_record_bytes
+from holdfast.registry.values import Budget, max_record_bytes
 
 MAGIC = b"THAL"
 DELTA_MAGIC = b"\xce\x94THL"
@@ -46,31 +46,19 @@ Kind = Literal["full", "delta"]
 
 @dataclass(slots=True)
 class Body:
-    """The uncompressed bytes of a file.
+    """The uncompressed bytes of a file."""
 
-    Attributes:
-        file: Holds them, from position 0.
-        where: The file, for messages.
-        length: Their number, without a checksum.
-        file_bytes: Size of the file on disk.
-        compression: `zstd`, `lz4`, or nothing.
-        is_delta: Whether they are those of a delta.
-        problem: Why the checksum does not fit, if it does not.
-        with_data: Whether its tensors are wanted, or only their headers.
-        faults: Takes the errors of single parts; by default the first one is raised.
-        budget: Counts its tensors before they are made: sparse ones can be of any size, and many
-            can be made of the same bytes; and the paths that are spelled.
-    """
-
-    file: BinaryIO
-    where: Path
-    length: int
-    file_bytes: int
-    compression: str
-    is_delta: bool
-    problem: str | None = None
-    with_data: bool = True
-    faults: Faults = RAISED
+    file: BinaryIO  # holds them, from position 0
+    where: Path  # the file, for messages
+    length: int  # their number, without a checksum
+    file_bytes: int  # size of the file on disk
+    compression: str  # `zstd`, `lz4`, or nothing
+    is_delta: bool  # whether they are those of a delta
+    problem: str | None = None  # why the checksum does not fit, if it does not
+    with_data: bool = True  # whether its tensors are wanted, or only their headers
+    faults: Faults = RAISED  # takes the errors of single parts; by default the first one is raised
+    #: Counts its tensors before they are made: sparse ones can be of any size, and many can be made
+    #: of the same bytes; and the paths that are spelled.
     budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,11 +67,7 @@ class Body:
         self.budget = Budget(self.where, "filling its tensors", InvalidInput, most)
 
     def read(self, offset: int, length: int, what: object) -> bytes:
-        """Return bytes of the body.
-
-        Raises:
-            InvalidInput: They are not all within it.
-        """
+        """Return bytes of the body."""
         self.check_range(offset, length, what)
         data = bytearray(length)
         self.read_into(offset, memoryview(data))
@@ -136,15 +120,6 @@ def opened(path: Path, *, tolerant: bool = False, verify: bool = True) -> Iterat
 
     The checksum of a long file is computed in a thread while the block reads it. Whatever the block
     has made must not be used before the block has ended.
-
-    Args:
-        path: The file.
-        tolerant: Whether a wrong checksum is only noted in `Body.problem`, when the block ends.
-        verify: Whether the checksum is compared, for which every byte is read.
-
-    Raises:
-        InvalidInput: It is no file of Thalia, it is too large, or its checksum is wrong.
-        IncompatibleState: The library for its compression is not installed.
     """
     with stable(path) as file:
         size = file.seek(0, 2)
@@ -204,11 +179,7 @@ def _finish(body: Body, *, tolerant: bool) -> None:
 
 
 def check_size(size: int, path: Path) -> None:
-    """Refuse a file that is too large.
-
-    Raises:
-        InvalidInput: It is.
-    """
+    """Refuse a file that is too large."""
     size_limit.check_size(size, path, default=DEFAULT_MAX_BYTES)
 
 
@@ -336,11 +307,7 @@ def _zstd() -> Any:
 
 
 def lz4_frame() -> Any:
-    """Return the library for LZ4.
-
-    Raises:
-        IncompatibleState: It is not installed.
-    """
+    """Return the library for LZ4."""
     try:
         import lz4.frame
     except ModuleNotFoundError as error:

@@ -59,12 +59,7 @@ class Header:
 
 
 def read_header(body: Body) -> Header:
-    """Read a header.
-
-    Raises:
-        InvalidInput: It breaks a rule.
-        UnsupportedFormat: It has another major version.
-    """
+    """Read a header."""
     magic, *fields = _FORM.unpack(body.read(0, HEADER_BYTES, "the header")[: _FORM.size])
     header = Header(*fields)
     if magic != MAGIC:
@@ -81,11 +76,7 @@ def read_header(body: Body) -> Header:
 
 
 def check_header(header: Header, where: Path) -> None:
-    """Refuse a header that the programs of Thalia refuse.
-
-    Raises:
-        InvalidInput: It has an unknown checksum, or no regions.
-    """
+    """Refuse a header that the programs of Thalia refuse."""
     if header.checksum_type not in _CHECKSUMS:
         raise InvalidInput(
             "an unknown kind of checksum",
@@ -99,26 +90,15 @@ def check_header(header: Header, where: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry of the index.
+    """An entry of the index."""
 
-    Attributes:
-        name: The name, without the prefix of a pathway.
-        is_pathway: Whether it is a pathway.
-        offset: Position of its JSON.
-        length: Length of its JSON.
-    """
-
-    name: str
-    is_pathway: bool
-    offset: int
-    length: int
+    name: str  # the name, without the prefix of a pathway
+    is_pathway: bool  # whether it is a pathway
+    offset: int  # position of its JSON
+    length: int  # length of its JSON
 
     def pack(self) -> bytes:
-        """Return its bytes.
-
-        Raises:
-            IncompatibleState: The name is too long: the file would cut it.
-        """
+        """Return its bytes."""
         name = f"{PATHWAY if self.is_pathway else ''}{self.name}".encode()
         if len(name) > _NAME_BYTES or b"\0" in name or (not self.is_pathway and self.is_prefixed):
             kind = "pathway" if self.is_pathway else "region"
@@ -137,11 +117,7 @@ class Entry:
 
 
 def read_index(body: Body, header: Header) -> list[Entry]:
-    """Read the index of a file.
-
-    Raises:
-        InvalidInput: It is not within the file, or has another number of entries.
-    """
+    """Read the index of a file."""
     data = body.read(header.index_offset, header.index_length, "the index of regions")
     count, rest = divmod(len(data), ENTRY_BYTES)
     if rest or count != header.num_regions:

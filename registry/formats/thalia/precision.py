@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats.thalia.tensors import as_array
-from holdfast.registry.pytree import TensorBytes
-from holdfast.registry.pytree.paths import Trail
-from holdfast.registry.pytree.tensor_bytes import allocate
-from holdfast.registry.values.suggest import near
+from holdfast.registry.pytree import TensorBytes, Trail
+from holdfast.registry.pytree import allocate_bytes as allocate
+from holdfast.registry.values import near
 
 Width = Literal["fp32", "fp16", "auto"]
 
@@ -95,11 +94,7 @@ POLICIES: Final = {
 
 
 def named(policy: str | PrecisionPolicy) -> PrecisionPolicy:
-    """Return a policy by its name.
-
-    Raises:
-        InvalidInput: There is none.
-    """
+    """Return a policy by its name."""
     if isinstance(policy, PrecisionPolicy):
         return policy
     if policy not in POLICIES:
@@ -116,9 +111,6 @@ def converted(state: dict[str, Any], policy: PrecisionPolicy) -> dict[str, Any]:
     """Return a state whose regions and pathways have the types of a policy.
 
     Tuples are left as they are: the programs of Thalia do not look into them.
-
-    Raises:
-        InvalidInput: A number is too large for float16.
     """
 
     def convert(tensor: TensorBytes, path: str) -> TensorBytes:
@@ -152,11 +144,7 @@ def _mapped(value: Any, path: Trail, convert: Callable[[TensorBytes, str], Tenso
 
 
 def cast(tensor: TensorBytes, dtype: str, path: str) -> TensorBytes:
-    """Return a tensor with another floating-point type.
-
-    Raises:
-        InvalidInput: A finite number becomes infinite.
-    """
+    """Return a tensor with another floating-point type."""
     if tensor.dtype == dtype:
         return tensor
     array: NDArray[Any] = as_array(tensor)

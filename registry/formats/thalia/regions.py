@@ -15,27 +15,19 @@ from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats.source import json_object
 from holdfast.registry.formats.thalia.framing import Body
 from holdfast.registry.formats.thalia.tensors import DTYPES, TensorHead, encode, read_head
-from holdfast.registry.pytree.paths import Trail
+from holdfast.registry.pytree import Trail
 
 _TENSOR: Final = "tensor"
 _MAX_DEPTH: Final = 200
 
 
 def read_json(body: Body, offset: int, length: int, what: str) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        InvalidInput: It is not within the file, not JSON, no object, or nested too deeply.
-    """
+    """Read a JSON object."""
     return json_object(body.read(offset, length, what), f"{body.where}: {what}")
 
 
 def references(value: Any, path: Trail, depth: int = 0) -> Iterator[tuple[Trail, dict[str, Any]]]:
-    """Yield the path and the reference of each tensor in the JSON of a region.
-
-    Raises:
-        InvalidInput: It is nested too deeply.
-    """
+    """Yield the path and the reference of each tensor in the JSON of a region."""
     if depth > _MAX_DEPTH:
         raise InvalidInput("nested too deeply", where=str(path)[:200])
     if _is_reference(value):
@@ -55,11 +47,7 @@ def _is_reference(value: Any) -> bool:
 
 
 def head_of(body: Body, reference: dict[str, Any], where: Trail) -> TensorHead:
-    """Return the header of a referenced tensor.
-
-    Raises:
-        InvalidInput: The reference or the tensor breaks a rule.
-    """
+    """Return the header of a referenced tensor."""
     offset, length = reference["_offset"], reference.get("_bytes")
     if type(offset) is not int or offset < 0:
         raise InvalidInput("not the offset of a tensor", where=f"{body.where}: {where}")
@@ -93,11 +81,6 @@ def dump(value: Any) -> bytes:
 class RegionWriter:
     """Writes the tensors of regions, and returns their JSON.
 
-    Args:
-        put: Writes bytes to the file.
-        at: Position in the file at which the first byte is put.
-        sparse: Whether tensors of zeros become sparse.
-
     Attributes:
         at: Position behind all that was put.
     """
@@ -113,11 +96,7 @@ class RegionWriter:
         self.at += memoryview(data).nbytes
 
     def region(self, value: Any, path: Trail) -> tuple[int, int]:
-        """Write a region; return position and length of its JSON.
-
-        Raises:
-            IncompatibleState: The format cannot keep a value of it.
-        """
+        """Write a region; return position and length of its JSON."""
         data = dump(self.plain(value, path))
         start = self.at
         self.put(data)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats.thalia.framing import Body
 from holdfast.registry.pytree import TensorBytes
-from holdfast.registry.pytree.tensor_bytes import allocate
-from holdfast.registry.values.dtypes import item_size
+from holdfast.registry.pytree import allocate_bytes as allocate
+from holdfast.registry.values import item_size
 
 #: Codes of element types.
 DTYPES: Final = ("float32", "float64", "int32", "int64", "bool", "float16")
@@ -27,23 +27,14 @@ _SPARSE_ELEMENTS, _SPARSE_SHARE = 100, 0.9
 
 @dataclass(frozen=True, slots=True)
 class TensorHead:
-    """The header of a tensor.
+    """The header of a tensor."""
 
-    Attributes:
-        dtype: Element type.
-        shape: Lengths of the axes.
-        is_sparse: Whether it is stored sparse.
-        nnz: Number of stored elements, if it is.
-        data: Position of the elements, or of the coordinates.
-        end: Position behind it.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    is_sparse: bool
-    nnz: int
-    data: int
-    end: int
+    dtype: str  # element type
+    shape: tuple[int, ...]  # lengths of the axes
+    is_sparse: bool  # whether it is stored sparse
+    nnz: int  # number of stored elements, if it is
+    data: int  # position of the elements, or of the coordinates
+    end: int  # position behind it
 
     @property
     def nbytes(self) -> int:
@@ -52,11 +43,7 @@ class TensorHead:
 
 
 def read_head(body: Body, offset: int, where: object) -> TensorHead:
-    """Read the header of a tensor; all of the tensor is within the file.
-
-    Raises:
-        InvalidInput: It breaks a rule.
-    """
+    """Read the header of a tensor; all of the tensor is within the file."""
     encoding, code, axes = struct.unpack("<III", body.read(offset, 12, where))
     if encoding not in (_DENSE, _SPARSE) or code >= len(DTYPES) or axes > _MAX_AXES:
         raise InvalidInput(
@@ -85,12 +72,7 @@ def read_head(body: Body, offset: int, where: object) -> TensorHead:
 
 
 def read_tensor(body: Body, head: TensorHead, where: object) -> TensorBytes:
-    """Read a tensor; a sparse one becomes dense.
-
-    Raises:
-        InvalidInput: Coordinates are outside of its shape or repeated, or a truth value is neither
-            0 nor 1.
-    """
+    """Read a tensor; a sparse one becomes dense."""
     tensor, data = allocate(head.dtype, head.shape)
     if not head.is_sparse:
         body.read_into(head.data, data)
@@ -148,13 +130,6 @@ def encode(
 
     A tensor with a negative zero is written dense, since the sparse form has no sign for it; one
     of float16 too, since the programs cannot read that sparse.
-
-    Args:
-        dtype: Element type, one of `DTYPES`.
-        shape: Lengths of the axes.
-        data: Its bytes, C order, little-endian.
-        put: Writes bytes to the file.
-        sparse: Whether it may become sparse.
     """
     values = np.frombuffer(data, _NUMPY[dtype])
     where = _nonzero(values) if sparse and dtype != "float16" else None

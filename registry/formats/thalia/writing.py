@@ -26,7 +26,7 @@ from holdfast.registry.formats.thalia.framing import lz4_frame
 from holdfast.registry.formats.thalia.header import HEADER_BYTES, Entry, Header, path_of
 from holdfast.registry.formats.thalia.regions import RegionWriter, dump
 from holdfast.registry.formats.thalia.tensors import as_bytes
-from holdfast.registry.pytree.paths import Trail
+from holdfast.registry.pytree import Trail
 
 #: The keys that the programs of Thalia write behind those of the caller, in their order.
 _ORDER: Final = (
@@ -74,28 +74,18 @@ _PIECE: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a file is written.
+    """How a file is written."""
 
-    Attributes:
-        compression: `zstd`, `lz4` or `none`; without it the name of the file decides.
-        level: Level of the compression: 1 to 22 for zstd, 1 to 12 for lz4.
-        precision: The policy that converted the state, by name.
-        version: Version of the format: 0.1, or 0.2 of the document, which adds nothing.
-        sparse: Whether tensors of zeros become sparse.
-    """
-
+    #: `zstd`, `lz4` or `none`; without it the name of the file decides.
     compression: Literal["zstd", "lz4", "none"] | None = None
-    level: int | None = None
-    precision: str | None = None
+    level: int | None = None  # level of the compression: 1 to 22 for zstd, 1 to 12 for lz4
+    precision: str | None = None  # the policy that converted the state, by name
+    #: Version of the format: 0.1, or 0.2 of the document, which adds nothing.
     version: tuple[int, int] = (0, 1)
-    sparse: bool = True
+    sparse: bool = True  # whether tensors of zeros become sparse
 
     def compressor(self, path: Path) -> Callable[[BinaryIO, BinaryIO], None] | None:
-        """Return the function that compresses a file, or nothing.
-
-        Raises:
-            InvalidInput: There is no such compression or level.
-        """
+        """Return the function that compresses a file, or nothing."""
         by_name = {".zst": "zstd", ".lz4": "lz4"}.get(path.suffix.lower(), "none")
         kind = self.compression or by_name
         if kind not in ("zstd", "lz4", "none"):
@@ -122,19 +112,7 @@ def write(
     force: bool,
     options: Options,
 ) -> WrittenFile:
-    """Write a file; equal states with equal metadata give equal files.
-
-    Args:
-        path: The file.
-        state: Plain values, with tensors as bytes.
-        metadata: Metadata of the caller, before that of the state.
-        force: Whether to replace an existing file.
-        options: How it is written.
-
-    Raises:
-        IncompatibleState: The state has no regions, or a value that the format cannot keep.
-        InvalidInput: An option is wrong.
-    """
+    """Write a file; equal states with equal metadata give equal files."""
     check_components(state)
     merged = merged_metadata(state, metadata, options.precision)
     if options.version != (0, 1):
@@ -184,11 +162,7 @@ def _with_bytes(value: Any) -> Any:
 
 
 def check_components(state: Mapping[str, Any]) -> None:
-    """Refuse a state that is none of a brain.
-
-    Raises:
-        IncompatibleState: It has no regions, or a component that the format has no place for.
-    """
+    """Refuse a state that is none of a brain."""
     known = ("regions", "pathways", "metadata", *ASIDE)
     for name in state:
         if name not in known:
@@ -248,11 +222,7 @@ def _ordered(metadata: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str,
 
 
 def kept(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metadata as a file keeps it.
-
-    Raises:
-        IncompatibleState: It holds a tensor, or something else that is not JSON.
-    """
+    """Return metadata as a file keeps it."""
     return dict(RegionWriter(_refuse, 0).plain(dict(metadata), Trail("metadata")))
 
 

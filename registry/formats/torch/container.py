@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO, Final, NoReturn
 
 import numpy as np
@@ -22,7 +23,7 @@ from holdfast.registry.formats.archive import entries_of
 from holdfast.registry.formats.pickles import Keys, Known, read_pickle
 from holdfast.registry.formats.source import KEEP, read_exactly, unsound
 from holdfast.registry.formats.state_file import RAISED, Faults
-from holdfast.registry.values.parse_limits import Budget, check_bytes, max_record_bytes
+from holdfast.registry.values import Budget, check_bytes, max_record_bytes
 
 #: Bytes of memory for each byte of a pickle, at least; what it makes is counted as it is made.
 _PICKLED_BYTES: Final = 8
@@ -43,49 +44,29 @@ broken = partial(unsound, "torch")
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where a storage is.
+    """Where a storage is."""
 
-    Attributes:
-        start: Offset in the file: of its header in an archive, otherwise of its bytes.
-        nbytes: Its length.
-        crc: Its CRC-32; 0 if the program that wrote it computed none.
-        has_header: Whether a header of an archive is before it.
-    """
-
-    start: int
-    nbytes: int
-    crc: int = 0
-    has_header: bool = True
+    start: int  # offset in the file: of its header in an archive, otherwise of its bytes
+    nbytes: int  # its length
+    crc: int = 0  # its CRC-32; 0 if the program that wrote it computed none
+    has_header: bool = True  # whether a header of an archive is before it
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A file that is open.
+    """A file that is open."""
 
-    Attributes:
-        file: The file.
-        path: Its path.
-        size_bytes: Its size.
-        pickle: The pickle of the value.
-        extents: Its storages by key.
-        is_swapped: Whether the storages are big-endian.
-        faults: Takes the errors of single storages; by default the first one is raised.
-    """
-
-    file: BinaryIO
-    path: Path
-    size_bytes: int
-    pickle: memoryview
-    extents: Mapping[str, Extent]
-    is_swapped: bool = False
+    file: BinaryIO  # the file
+    path: Path  # its path
+    size_bytes: int  # its size
+    pickle: memoryview  # the pickle of the value
+    extents: Mapping[str, Extent]  # its storages by key
+    is_swapped: bool = False  # whether the storages are big-endian
+    #: Takes the errors of single storages; by default the first one is raised.
     faults: Faults = RAISED
 
     def check(self, key: str, nbytes: int) -> None:
-        """Check that a storage is there and of a length.
-
-        Raises:
-            InvalidInput: It is missing, or of another length.
-        """
+        """Check that a storage is there and of a length."""
         with self.faults:
             extent = self.extents.get(key)
             if extent is None:
@@ -94,12 +75,7 @@ class Container:
                 broken(f"{self.path}: storage {key!r}", "another length", nbytes, extent.nbytes)
 
     def read(self, key: str) -> memoryview:
-        """Read a storage straight into new memory.
-
-        Raises:
-            InvalidInput: It is damaged.
-            IncompatibleState: It does not fit into memory.
-        """
+        """Read a storage straight into new memory."""
         return _read_extent(self.file, self.extents[key], f"{self.path}: storage {key!r}")
 
 
@@ -109,16 +85,7 @@ def is_one(head: bytes) -> bool:
 
 
 def opened(file: BinaryIO, path: Path, scan: Scan) -> Container:
-    """Return the container of an open file.
-
-    Args:
-        file: The file, at its begin.
-        path: Its path.
-        scan: Reads the pickle at the start of some bytes without its storages.
-
-    Raises:
-        InvalidInput: It breaks a rule of the format, or is of another one.
-    """
+    """Return the container of an open file."""
     head = file.read(512)
     size = file.seek(0, 2)
     if head.startswith(_LOCAL_HEADER):
@@ -278,3 +245,21 @@ def _extents(
         extents[key] = Extent(start + 8, nbytes, has_header=False)
         start += 8 + nbytes
     return extents
+
+
+# torch itself: needed only for values that are its own, and for writing files.
+
+
+def torch_of(where: object) -> ModuleType:
+    """Return the library."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise IncompatibleState(
+            "torch is not installed",
+            where=where,
+            hint="Install it: pip install torch.",
+        ) from error
+    return torch

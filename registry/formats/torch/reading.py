@@ -28,8 +28,7 @@ from holdfast.registry.formats.torch.container import Container, broken
 from holdfast.registry.formats.torch.names import Names
 from holdfast.registry.formats.torch.storages import Sharing, Storage, Tensors, refuse_sharing
 from holdfast.registry.pytree import TensorBytes
-from holdfast.registry.values.dtypes import ITEM_SIZES
-from holdfast.registry.values.parse_limits import Budget
+from holdfast.registry.values import ITEM_SIZES, Budget
 
 FORMAT: Final = "torch"
 #: The most values in a file, if each shared list counts everywhere it is used.
@@ -51,14 +50,7 @@ def detect(path: Path) -> bool:
 
 
 def read(path: Path) -> FileState:
-    """Read a file.
-
-    Raises:
-        UnsupportedValue: It names a class or function; nothing in it was run.
-        InvalidInput: It is not of `torch.save`, or it is damaged.
-        IncompatibleState: It does not fit into memory, or a value in it needs torch, which is not
-            installed.
-    """
+    """Read a file."""
     with stable(path) as file:
         opened = _opened(file, path)
         check_room(opened.size_bytes, path)
@@ -67,13 +59,7 @@ def read(path: Path) -> FileState:
 
 
 def inspect(path: Path) -> FileReport:
-    """Read the pickle of a file, but none of its tensors' data.
-
-    Raises:
-        UnsupportedValue: It names a class or function; nothing in it was run.
-        InvalidInput: It is not of `torch.save`, or it is damaged.
-        IncompatibleState: A value in it needs torch, which is not installed.
-    """
+    """Read the pickle of a file, but none of its tensors' data."""
     with stable(path) as file:
         opened = _opened(file, path)
         state, _ = _state(opened, with_data=False)

@@ -17,9 +17,8 @@ from holdfast.registry.errors import IntegrityError, InvalidInput
 from holdfast.registry.formats.content import MemoryContent
 from holdfast.registry.formats.torch.container import Container
 from holdfast.registry.pytree import TensorBytes
-from holdfast.registry.pytree.tensor_bytes import allocate
-from holdfast.registry.values.dtypes import FLOATING, ITEM_SIZES
-from holdfast.registry.values.parse_limits import Budget, max_record_bytes
+from holdfast.registry.pytree import allocate_bytes as allocate
+from holdfast.registry.values import FLOATING, ITEM_SIZES, Budget, max_record_bytes
 
 #: The most bytes of views and copies of the data of a file, in multiples of its size, if that is
 #: more than the bound of a record.
@@ -50,19 +49,12 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A storage that tensors are views of; a part of one in some old files.
+    """A storage that tensors are views of; a part of one in some old files."""
 
-    Attributes:
-        key: Its name in the file.
-        dtype: Its element type, if it has one.
-        start: Where the part begins, in bytes.
-        nbytes: Length of the part.
-    """
-
-    key: str
-    dtype: str | None
-    start: int
-    nbytes: int
+    key: str  # its name in the file
+    dtype: str | None  # its element type, if it has one
+    start: int  # where the part begins, in bytes
+    nbytes: int  # length of the part
 
 
 class Sharing(Budget):
@@ -78,11 +70,7 @@ class Sharing(Budget):
 
 
 def refuse_sharing(where: object, most: int, found: int) -> NoReturn:
-    """Refuse a small file that would become a huge state.
-
-    Raises:
-        InvalidInput: Always.
-    """
+    """Refuse a small file that would become a huge state."""
     raise InvalidInput(
         "its tensors are views that are far larger than the file",
         where=where,
@@ -95,12 +83,6 @@ def refuse_sharing(where: object, most: int, found: int) -> NoReturn:
 
 class Tensors:
     """Makes the tensors of one file.
-
-    Args:
-        container: The file; without it the storages are only listed.
-        budget: The bound on copies.
-        with_data: Whether tensors get their data; without it they have none.
-        where: The file, for messages.
 
     Attributes:
         sizes: Of each storage by key: the bytes of an element, and of the storage.

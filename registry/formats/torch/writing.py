@@ -13,7 +13,7 @@ from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.formats.content import Content
 from holdfast.registry.formats.state_file import WrittenFile
 from holdfast.registry.formats.target import new_file
-from holdfast.registry.formats.torch.library import torch_of
+from holdfast.registry.formats.torch.container import torch_of
 from holdfast.registry.pytree import traversal
 
 #: Lightning's name of a part, which a `.ckpt` has -> ours, which every tool of Holdfast knows.
@@ -29,12 +29,7 @@ _GLOBAL: Final = re.compile(
 
 
 def write(path: Path, content: Content, *, metadata: None, force: bool) -> WrittenFile:  # noqa: ARG001
-    """Write a state; equal states give equal files.
-
-    Raises:
-        IncompatibleState: A value in it would make a file that cannot be loaded without running
-            code, or torch is not installed.
-    """
+    """Write a state; equal states give equal files."""
     torch = torch_of(path)
     state = without_versions(content.load())
     if path.suffix == ".ckpt" and LIGHTNING_VERSION in state:

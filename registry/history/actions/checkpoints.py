@@ -6,29 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from holdfast.registry.values.records import (
-    DigestField,
-    Metrics,
-    Name,
-    PhaseName,
-    Plain,
-    Record,
-    Step,
-)
+from holdfast.registry.values import DigestField, Metrics, Name, PhaseName, Plain, Record, Step
 
 
 class CommitKeys(Record):
     """Top-level keys of a state that are stored in the commit, not in the manifest.
 
     So trainings that differ only in these keys have equal ids.
-
-    Attributes:
-        order: All top-level keys of the saved state, in order.
-        values: The keys that the commit stores, with their values.
     """
 
-    order: tuple[str, ...]
-    values: Plain
+    order: tuple[str, ...]  # all top-level keys of the saved state, in order
+    values: Plain  # the keys that the commit stores, with their values
 
 
 class CheckpointFields(Record):
@@ -86,15 +74,10 @@ class ReportMetrics(Record):
 
 
 class Eviction(Record):
-    """The eviction of one checkpoint.
+    """The eviction of one checkpoint."""
 
-    Attributes:
-        checkpoint: Commit number of the checkpoint.
-        reason: Why it is not kept.
-    """
-
-    checkpoint: int
-    reason: str
+    checkpoint: int  # commit number of the checkpoint
+    reason: str  # why it is not kept
 
 
 class Evict(Record):

@@ -30,10 +30,8 @@ from holdfast.registry.history.actions.run import (
     SetStatus,
     TakeOver,
 )
-from holdfast.registry.storage.keys import ObjectKey
-from holdfast.registry.values import canonical
-from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.records import AtFirstUse, DigestField, Record
+from holdfast.registry.objects import ObjectKey
+from holdfast.registry.values import AtFirstUse, Digest, DigestField, Record, canonical
 
 Action = Annotated[
     CreateRun
@@ -132,12 +130,7 @@ _KINDS = {"commit", "place", "mark", "forget"}
 
 
 def decode_line(line: bytes, *, where: str) -> Line:
-    """Parse one line of a slot.
-
-    Raises:
-        UnsupportedFormat: A kind of line or action that this version does not know.
-        Malformed: It breaks the format.
-    """
+    """Parse one line of a slot."""
     body = canonical.decode(line, where=where)
     try:
         return _LINE.validate_json(line)

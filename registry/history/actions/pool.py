@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from holdfast.registry.values.records import DigestField, FloatField, Name, PhaseName, Record, Step
+from holdfast.registry.values import DigestField, FloatField, Name, PhaseName, Record, Step
 
 _Version = Annotated[int, Field(ge=1)]
 _Count = Annotated[int, Field(ge=0)]
@@ -48,21 +48,13 @@ class Promote(EntryFields):
 
 
 class Rated(Record):
-    """The rating of one entry after a match.
+    """The rating of one entry after a match."""
 
-    Attributes:
-        version: The entry.
-        mu: Its rating afterwards.
-        sigma: Its uncertainty afterwards.
-        games: Games that it played in this match.
-        wins: Games that it won.
-    """
-
-    version: _Version
-    mu: FloatField
-    sigma: FloatField
-    games: _Count
-    wins: _Count
+    version: _Version  # the entry
+    mu: FloatField  # its rating afterwards
+    sigma: FloatField  # its uncertainty afterwards
+    games: _Count  # games that it played in this match
+    wins: _Count  # games that it won
 
 
 class RateMatch(Record):

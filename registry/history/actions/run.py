@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from holdfast.registry.spec import Change, RunSpec
-from holdfast.registry.spec.monitors import Monitor
-from holdfast.registry.values.records import (
+from holdfast.registry.spec import Change, Monitor, RunSpec
+from holdfast.registry.values import (
     AtFirstUse,
     DigestField,
     Metrics,
@@ -24,23 +23,14 @@ Lifetime = Literal["forever", "resettable"]
 
 
 class Parent(Record):
-    """The origin of a fork.
+    """The origin of a fork."""
 
-    Attributes:
-        run: The parent run.
-        commit: Number of the last commit that the fork shares.
-        head: SHA-256 of the line of that commit, the same in every registry.
-        checkpoint: Id of the checkpoint that the fork continues from.
-        phase: Its phase.
-        step: Its step.
-    """
-
-    run: str
-    commit: Annotated[int, Field(ge=0)]
-    head: DigestField
-    checkpoint: DigestField
-    phase: PhaseName
-    step: int
+    run: str  # the parent run
+    commit: Annotated[int, Field(ge=0)]  # number of the last commit that the fork shares
+    head: DigestField  # SHA-256 of the line of that commit, the same in every registry
+    checkpoint: DigestField  # id of the checkpoint that the fork continues from
+    phase: PhaseName  # its phase
+    step: int  # its step
 
 
 class CreateRun(Record):
@@ -111,17 +101,11 @@ class Rewind(Record):
 
 
 class AppliedRow(Record):
-    """A row of a transition's table, as it was applied.
+    """A row of a transition's table, as it was applied."""
 
-    Attributes:
-        part: The part of the state.
-        change: The change of that part.
-        to: The name of the copy, if one was made.
-    """
-
-    part: str
-    change: Change
-    to: str | None = None
+    part: str  # the part of the state
+    change: Change  # the change of that part
+    to: str | None = None  # the name of the copy, if one was made
 
 
 class PhaseFields(Record):

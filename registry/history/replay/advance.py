@@ -14,20 +14,14 @@ from holdfast.registry.history.actions import (
     Place,
     line_digest,
 )
-from holdfast.registry.history.replay import apply_checkpoints, apply_pool, apply_run
+from holdfast.registry.history.replay import apply, apply_pool
 from holdfast.registry.history.replay.draft import Draft
 from holdfast.registry.history.replay.run_manifest import RunManifest
 from holdfast.registry.history.replay.slot import Slot
 
 
 def advance(run: RunManifest, slots: Iterable[Slot]) -> RunManifest:
-    """Fold further slots into a run. A compact one stays compact.
-
-    Raises:
-        Malformed: They do not continue the log legally; the message names slot and rule.
-        Forgotten: A rule needs an evicted record, which a compact run does not have; fold the slots
-            into the complete run.
-    """
+    """Fold further slots into a run. A compact one stays compact."""
     draft = Draft(run)
     for slot in slots:
         _fold(draft, slot)
@@ -35,12 +29,7 @@ def advance(run: RunManifest, slots: Iterable[Slot]) -> RunManifest:
 
 
 def foresee(run: RunManifest, commits: Iterable[Commit]) -> RunManifest:
-    """Return the run after commits that are not put yet, and whose manifests are not placed yet.
-
-    Raises:
-        Malformed: They are not legal.
-        Forgotten: A rule needs an evicted record, which a compact run does not have.
-    """
+    """Return the run after commits that are not put yet, and whose manifests are not placed yet."""
     run.prepare()
     draft = Draft(run)
     draft.where = f"{run.run_id}: slot {run.next_slot}"
@@ -86,24 +75,24 @@ def _commit(draft: Draft, raw: bytes, commit: Commit) -> None:
 
 
 _APPLY: dict[type, Callable[[Draft, Any], None]] = {
-    actions.CreateRun: apply_run.create,
-    actions.SetStatus: apply_run.set_status,
-    actions.TakeOver: apply_run.take_over,
-    actions.Rewind: apply_run.rewind,
-    actions.EnterPhase: apply_run.enter_phase,
-    actions.DropRun: apply_run.drop,
-    actions.AddCheckpoint: apply_checkpoints.add,
-    actions.ReportMetrics: apply_checkpoints.report,
-    actions.Evict: apply_checkpoints.evict,
-    actions.Recover: apply_checkpoints.recover,
-    actions.SetTag: apply_checkpoints.set_tag,
-    actions.SetPin: apply_checkpoints.set_pin,
-    actions.PointRelease: apply_checkpoints.point_release,
+    actions.CreateRun: apply.create,
+    actions.SetStatus: apply.set_status,
+    actions.TakeOver: apply.take_over,
+    actions.Rewind: apply.rewind,
+    actions.EnterPhase: apply.enter_phase,
+    actions.DropRun: apply.drop,
+    actions.AddCheckpoint: apply.add,
+    actions.ReportMetrics: apply.report,
+    actions.Evict: apply.evict,
+    actions.Recover: apply.recover,
+    actions.SetTag: apply.set_tag,
+    actions.SetPin: apply.set_pin,
+    actions.PointRelease: apply.point_release,
     actions.Promote: apply_pool.promote,
     actions.RateMatch: apply_pool.rate,
     actions.EvictEntries: apply_pool.evict,
-    actions.AppendStream: apply_run.append_stream,
-    actions.ArchiveStream: apply_run.archive_stream,
-    actions.Claim: apply_checkpoints.claim,
-    actions.Acknowledge: apply_checkpoints.acknowledge,
+    actions.AppendStream: apply.append_stream,
+    actions.ArchiveStream: apply.archive_stream,
+    actions.Claim: apply.claim,
+    actions.Acknowledge: apply.acknowledge,
 }

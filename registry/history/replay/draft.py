@@ -29,8 +29,8 @@ from holdfast.registry.history.replay.run_parts import (
     PoolRecord,
     StreamRecord,
 )
-from holdfast.registry.spec.monitors import Monitor
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.spec import Monitor
+from holdfast.registry.values import Digest
 
 #: Lookups of a run whose values are a field of it, with that field.
 _FIELDS = {"by_n": "checkpoints", "by_manifest": "places", "by_pin": "pins", "by_version": "pool"}
@@ -40,11 +40,7 @@ _FEW = 64
 
 
 class GroupDraft:
-    """A mutable group of followers.
-
-    Args:
-        group: Its value so far.
-    """
+    """A mutable group of followers."""
 
     def __init__(self, group: GroupRecord) -> None:
         self.name = group.name
@@ -93,11 +89,7 @@ class Draft:
         self._restarted = False
 
     def require(self, holds: bool, rule: str) -> None:
-        """Refuse a history that breaks a rule.
-
-        Raises:
-            Malformed: The rule does not hold.
-        """
+        """Refuse a history that breaks a rule."""
         if not holds:
             raise Malformed(
                 "the history is not legal",
@@ -131,12 +123,7 @@ class Draft:
     # Checkpoints
 
     def checkpoint(self, n: int) -> CheckpointRecord:
-        """Return the checkpoint that commit `n` added.
-
-        Raises:
-            Malformed: It added none.
-            Forgotten: It was evicted, and the run is compact.
-        """
+        """Return the checkpoint that commit `n` added."""
         found: CheckpointRecord | None = self._read("by_n").get(n)
         if found is None:
             if self.is_forgotten(n):
@@ -333,14 +320,7 @@ class Draft:
                 self._touched.add(manifest)
 
     def end_slot(self, *, is_placed: bool) -> None:
-        """Drop the places of unneeded manifests from a compact run.
-
-        Args:
-            is_placed: Whether the slot has places; a commit that is only foreseen has none.
-
-        Raises:
-            Forgotten: A manifest is needed again whose place was dropped.
-        """
+        """Drop the places of unneeded manifests from a compact run."""
         if self.gone is None:
             return
         uses, places = self._read("uses"), self._read("by_manifest")

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer
 
-from holdfast.registry.values.records import Metrics, Name, PhaseName, Record
+from holdfast.registry.values import Metrics, Name, PhaseName, Record
 
 #: Larger numbers in a file are refused: they would only take memory.
 _MOST_BITS = 2**27
@@ -63,44 +63,28 @@ def has_bit(bits: int, number: int) -> bool:
 
 
 class EvictedClass(Record):
-    """The evicted checkpoints of a phase and tier.
+    """The evicted checkpoints of a phase and tier."""
 
-    Attributes:
-        phase: The phase.
-        tier: The tier.
-        line: Commit numbers of the checkpoints on the current line of training.
-        behind: Commit numbers of the superseded checkpoints.
-    """
-
-    phase: PhaseName
-    tier: Name | None = None
-    line: Bits = 0
-    behind: Bits = 0
+    phase: PhaseName  # the phase
+    tier: Name | None = None  # the tier
+    line: Bits = 0  # commit numbers of the checkpoints on the current line of training
+    behind: Bits = 0  # commit numbers of the superseded checkpoints
 
 
 class EvictedRating(Record):
-    """The newest rated checkpoint among the evicted ones of the current line of training.
+    """The newest rated checkpoint among the evicted ones of the current line of training."""
 
-    Attributes:
-        n: Its commit number.
-        metrics: The two metrics that the pool's ratings come from.
-    """
-
-    n: int
-    metrics: Metrics
+    n: int  # its commit number
+    metrics: Metrics  # the two metrics that the pool's ratings come from
 
 
 class EvictedNumbers(Record):
-    """The evicted checkpoints and pool entries of a run, by number.
+    """The evicted checkpoints and pool entries of a run, by number."""
 
-    Attributes:
-        checkpoints: The evicted checkpoints, by phase and tier, sorted by these names.
-        versions: The evicted entries of the pool.
-        rating: The newest rating among evicted checkpoints of the current line of training.
-    """
-
+    #: The evicted checkpoints, by phase and tier, sorted by these names.
     checkpoints: tuple[EvictedClass, ...] = ()
-    versions: Bits = 0
+    versions: Bits = 0  # the evicted entries of the pool
+    #: The newest rating among evicted checkpoints of the current line of training.
     rating: EvictedRating | None = None
 
     def has(self, n: int) -> bool:
@@ -130,11 +114,7 @@ class EvictedNumbers(Record):
 
 
 class EvictedDraft:
-    """A mutable `EvictedNumbers`.
-
-    Args:
-        evicted: Its value so far.
-    """
+    """A mutable `EvictedNumbers`."""
 
     def __init__(self, evicted: EvictedNumbers) -> None:
         self._base = evicted
@@ -176,11 +156,7 @@ class EvictedDraft:
             self._changed = True
 
     def report(self, n: int, tier: str | None, *, rates: bool) -> None:
-        """Apply metrics that an evicted checkpoint got late, and its new tier.
-
-        Raises:
-            Forgotten: The metrics may be the newest rating of the line.
-        """
+        """Apply metrics that an evicted checkpoint got late, and its new tier."""
         for of in self._lines:
             on_line, behind = has_bit(self._lines[of], n), has_bit(self._behind[of], n)
             if not on_line and not behind:
@@ -194,11 +170,7 @@ class EvictedDraft:
             return
 
     def rewind(self, kept: int) -> None:
-        """Supersede the evicted checkpoints after a commit.
-
-        Raises:
-            Forgotten: One of them has the newest rating of the line.
-        """
+        """Supersede the evicted checkpoints after a commit."""
         if self._rating is not None and self._rating.n > kept:
             raise Forgotten
         for of, bits in self._lines.items():

@@ -28,10 +28,8 @@ from holdfast.registry.history.replay.run_parts import (
     WriterRecord,
 )
 from holdfast.registry.history.step_names import kept_ref
-from holdfast.registry.spec import Pool, RunSpec
-from holdfast.registry.spec.monitors import Monitor
-from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.records import AtFirstUse, DigestField, PhaseName, Record
+from holdfast.registry.spec import Monitor, Pool, RunSpec
+from holdfast.registry.values import AtFirstUse, Digest, DigestField, PhaseName, Record
 
 FORMAT: Literal["holdfast.run/1"] = "holdfast.run/1"
 

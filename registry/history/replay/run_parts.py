@@ -19,8 +19,8 @@ from holdfast.registry.history.actions import (
     SegmentFields,
     WriterFields,
 )
-from holdfast.registry.spec.monitors import Monitor
-from holdfast.registry.values.records import DigestField, Name, Record
+from holdfast.registry.spec import Monitor
+from holdfast.registry.values import DigestField, Name, Record
 
 
 class StreamMark(Record):
@@ -84,13 +84,9 @@ class CheckpointRecord(CheckpointFields):
 
 
 class WriterRecord(WriterFields):
-    """The trainer that may save.
+    """The trainer that may save."""
 
-    Attributes:
-        time_ms: When it took the run over, by its own clock.
-    """
-
-    time_ms: int
+    time_ms: int  # when it took the run over, by its own clock
 
 
 class Pin(PinFields):

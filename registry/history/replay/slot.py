@@ -6,23 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from holdfast.registry.history.actions import Commit, Line, decode_line, line_digest
-from holdfast.registry.storage.framing import join_lines, split_lines
-from holdfast.registry.values.digest import Digest
+from holdfast.registry.objects import join_lines, split_lines
+from holdfast.registry.values import Digest
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One numbered file of a run's log.
+    """One numbered file of a run's log."""
 
-    Attributes:
-        number: Its number in the log, dense from 0.
-        data: The file's bytes.
-        lines: Its lines, each with its exact bytes.
-    """
-
-    number: int
-    data: bytes
-    lines: tuple[tuple[bytes, Line], ...]
+    number: int  # its number in the log, dense from 0
+    data: bytes  # the file's bytes
+    lines: tuple[tuple[bytes, Line], ...]  # its lines, each with its exact bytes
 
     @classmethod
     def build(cls, number: int, lines: Sequence[Line | bytes]) -> Slot:
@@ -43,12 +37,7 @@ class Slot:
 
 
 def link_after(slots: Iterable[Slot], commits: int) -> Digest | None:
-    """Return the digest of the last of a number of commits, from some slots of the log.
-
-    Args:
-        slots: Slots that may hold that commit, or the one after it.
-        commits: The number of commits, at least 1.
-    """
+    """Return the digest of the last of a number of commits, from some slots of the log."""
     for slot in slots:
         for raw, commit in slot.commits:
             if commit.n == commits - 1:

@@ -15,9 +15,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
-from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.presets.preset_errors import describe
-from holdfast.registry.values.suggest import near
+from holdfast.registry.spec.run_spec import RunSpec
+from holdfast.registry.values import near
 
 _MAX_BYTES = 2**20
 _HINT = "docs/presets.md explains every field."
@@ -30,16 +30,7 @@ def preset_names() -> list[str]:
 
 
 def load_preset(preset: str | os.PathLike[str]) -> RunSpec:
-    """Return a run specification.
-
-    Args:
-        preset: Name of a shipped preset, or path of a TOML file; `docs/presets.md` explains it.
-
-    Raises:
-        NotFound: There is no such preset or file; near names are suggested.
-        InvalidInput: The file is not TOML or not a valid specification, or `preset` is neither a
-            name nor a path.
-    """
+    """Return a run specification."""
     if not isinstance(preset, str | os.PathLike):
         raise InvalidInput(
             "not a preset",

@@ -11,9 +11,8 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from holdfast.registry.spec import RunSpec
-from holdfast.registry.values.records import Record
-from holdfast.registry.values.suggest import near
+from holdfast.registry.spec.run_spec import RunSpec
+from holdfast.registry.values import Record, near
 
 #: Name of a list -> the noun for its entries, and the fields that name an entry.
 _ENTRIES = {
@@ -44,12 +43,7 @@ _Path = tuple[int | str, ...]
 
 
 def describe(error: ValidationError, table: Mapping[str, Any]) -> str:
-    """Return all errors of a preset as one text.
-
-    Args:
-        error: The error from parsing its specification.
-        table: The preset as it was read.
-    """
+    """Return all errors of a preset as one text."""
     found = []
     for path, what in _errors(error, ()):
         where = _where(path, table)

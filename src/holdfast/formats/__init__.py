@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from holdfast.formats import andrea as andrea
     from holdfast.formats import thalia as thalia
 else:
-    __getattr__ = at_first_use(__name__, {"andrea": "", "thalia": ""})
+    from holdfast.registry.values.first_use import at_first_use
+
+    __getattr__ = at_first_use(__name__)
 
 __all__ = [
     "FileReport",

@@ -9,7 +9,7 @@ from inspect import getdoc
 import pytest
 
 from holdfast.registry.cli import app, opening
-from holdfast.registry.registries.factory import open as open_registry
+from holdfast.registry.face.factory import open as open_registry
 from tests.registry.cli.calling import Call, walk
 
 

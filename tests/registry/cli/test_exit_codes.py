@@ -12,8 +12,8 @@ from typer.main import get_command
 from holdfast.registry import errors
 from holdfast.registry.cli import opening
 from holdfast.registry.cli.app import app
-from holdfast.registry.cli.signals import Terminated
-from holdfast.registry.storage.store import RegistryConfig
+from holdfast.registry.cli.terminal import Terminated
+from holdfast.registry.store.store import RegistryConfig
 from tests.registry.cli.calling import Call
 
 DOCS = Path(__file__).parents[3] / "docs" / "cli.md"
@@ -99,7 +99,7 @@ def test_7_store(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_8_cannot_be_worked_with(call: Call, tmp_path: Path) -> None:
-    from holdfast.registry.storage.framing import join_lines
+    from holdfast.registry.objects.framing import join_lines
 
     config = RegistryConfig(id="0" * 32, created_ms=0, race_probe="passed", min_writer=99)
     (tmp_path / "newer").mkdir()

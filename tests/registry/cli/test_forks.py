@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast.registry.face.syncing import sync
 from holdfast.registry.history import actions
 from holdfast.registry.history.action_texts import in_words
-from holdfast.registry.registries.sync import sync
 from holdfast.registry.spec import Retention, RunSpec
 from holdfast.registry.spec.presets import load_preset, preset_names
 from holdfast.registry.values.digest import Digest

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.registry.journal.background import BackgroundCarrier
+from holdfast.registry.saving.journal.background import BackgroundCarrier
 from tests.registry.cli.calling import Call, CallJson
 from tests.support.sameness import assert_same
 from tests.support.states import make_state

@@ -12,8 +12,8 @@ import holdfast
 from holdfast.registry.errors import Malformed, NotFound
 from holdfast.registry.history.actions import SetStatus
 from holdfast.registry.history.log import commit_line
-from holdfast.registry.storage.framing import join_lines, split_lines
-from holdfast.registry.storage.keys import slot_key
+from holdfast.registry.objects.framing import join_lines, split_lines
+from holdfast.registry.objects.keys import slot_key
 from holdfast.registry.values import canonical
 from tests.registry.cli.calling import Call, CallJson
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast.registry.cli import output, progress
-from holdfast.registry.following import watching
+from holdfast.registry.cli import output
+from holdfast.registry.cli import output as progress
+from holdfast.registry.loading.following import watching
 from tests.registry.cli.calling import Call
 
 Train = Callable[..., None]

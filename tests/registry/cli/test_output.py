@@ -8,7 +8,8 @@ import pytest
 
 import holdfast
 from holdfast.backends.escape import printable
-from holdfast.registry.cli import output, tables
+from holdfast.registry.cli import columns as tables
+from holdfast.registry.cli import output
 from holdfast.registry.cli.columns import Column, Table
 from tests.registry.cli.calling import Call, Terminal
 
@@ -101,7 +102,7 @@ def test_sizes_ages_numbers() -> None:
 
 
 def test_the_bar_is_on_stderr_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.registry.cli import progress
+    from holdfast.registry.cli import output as progress
 
     with progress.bar("x") as advance:
         advance(5)  # no terminal: nothing at all

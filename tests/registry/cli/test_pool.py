@@ -8,7 +8,7 @@ import pytest
 
 import holdfast
 from tests.registry.cli.calling import Call, CallJson
-from tests.registry.pool.league import LEAGUE, player
+from tests.registry.curation.pool.league import LEAGUE, player
 
 ENTRY = {
     *("ref", "id", "run", "version", "phase", "step", "promoted", "mu", "sigma", "conservative"),

@@ -249,7 +249,7 @@ def test_the_share_decides(
     call_json: CallJson, thinned: str, share: str, goes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    from holdfast.registry.maintenance.repacking import repack_plan as repack_plan
+    from holdfast.registry.upkeep.repacking import repack_plan as repack_plan
 
     monkeypatch.setattr(repack_plan, "SMALL_BYTES", 0)
     assert call_json("repack", "--min-dead", share, "--dry-run")["packs_read"] == goes

@@ -18,9 +18,8 @@ from rich.cells import cell_len
 
 import holdfast
 from holdfast.registry.cli import output
-from holdfast.registry.cli.columns import Column, Table, numbers
-from holdfast.registry.cli.tables import View, plain
-from holdfast.registry.cli.trends import sparkline
+from holdfast.registry.cli.columns import Column, Table, View, numbers, plain
+from holdfast.registry.cli.listing import sparkline
 from holdfast.registry.errors import NotFound
 from holdfast.registry.spec import RunSpec
 from tests.registry.cli.calling import HOLDFAST, Call, CallJson, walk

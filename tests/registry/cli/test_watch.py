@@ -13,8 +13,8 @@ import pytest
 
 import holdfast
 from holdfast.registry.cli import executing as module
+from holdfast.registry.face.run import Run
 from holdfast.registry.history.actions import Acknowledge, Claim
-from holdfast.registry.runs.run import Run
 from holdfast.registry.spec import Phase, RunSpec
 from tests.registry.cli.calling import HOLDFAST, Call, start
 

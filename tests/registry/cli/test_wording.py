@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.registry import errors
-from holdfast.registry.cli.wording import _WORDS, in_commands
+from holdfast.registry.cli.failures import _WORDS, in_commands
 from tests.registry.cli.calling import Call, walk
 
 ROOT = Path(__file__).parents[3]
@@ -23,7 +23,7 @@ PROGRAMS = (
     "registry/integrations",
     "registry/loop",
     "registry/plots",
-    "registry/exact_resume/rng.py",
+    "registry/face/rng.py",
 )
 #: Messages for programs alone, about arguments that no command passes.
 FOR_PROGRAMS = {

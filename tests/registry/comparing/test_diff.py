@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from holdfast import Registry
 from holdfast.backends.wrappers import Metered
-from holdfast.registry.comparing.diff import Diff, diff
-from holdfast.registry.comparing.distances import Distance
+from holdfast.registry.comparing.state_diff import Diff, diff
+from holdfast.registry.comparing.tensor_distances import Distance
 from holdfast.registry.errors import Damaged
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.face.factory import open_on
 from tests.support.faults import flip
 from tests.support.stores import new_backend, packs_of, small_grid
 from tests.support.strategies import examples

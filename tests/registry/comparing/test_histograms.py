@@ -11,7 +11,7 @@ from holdfast import Registry
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.comparing.histograms import histogram
 from holdfast.registry.errors import InvalidInput, NotFound
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.face.factory import open_on
 from tests.support.stores import new_backend
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.comparing import chunkwise
-from holdfast.registry.comparing.stats import StateStats, TensorStats, stats
+from holdfast.registry.comparing.tensor_stats import StateStats, TensorStats, stats
 from holdfast.registry.errors import Damaged, NotFound
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import ITEM_SIZES
 from tests.support.faults import flip

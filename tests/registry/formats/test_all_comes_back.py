@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from holdfast.registry import formats
+from holdfast.registry.curation.cards import read_card, write_card
 from holdfast.registry.errors import RegistryError
 from holdfast.registry.formats import thalia
-from holdfast.registry.names.cards import read_card, write_card
 from tests.registry.formats import test_burn, test_cobre, test_hf, test_thalia
 
 #: Values that some format might lose: kinds, types and bits that others turn into each other.

@@ -13,9 +13,9 @@ import torch
 
 from holdfast.registry import formats
 from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError
+from holdfast.registry.face.registry import Registry
 from holdfast.registry.formats import source, thalia
 from holdfast.registry.layouts import import_spec
-from holdfast.registry.registries.registry import Registry
 from tests.registry.formats import test_cobre, test_hf, test_thalia
 from tests.registry.layouts.test_round_trips import adr_tree
 from tests.support.commands import invoke

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from holdfast.registry import formats
+from holdfast.registry.curation.cards import read_card
+from holdfast.registry.curation.pool.ratings import Rating, rate
 from holdfast.registry.layouts.scanning import Scan
 from holdfast.registry.layouts.table import layout_named
-from holdfast.registry.names.cards import read_card
-from holdfast.registry.pool.ratings import Rating, rate
 from holdfast.registry.pytree import TensorBytes
 from holdfast.registry.spec.seeds import child, phase_sequence
 from tests.support.foreign import expected, expected_arrays, foreign

@@ -38,9 +38,9 @@ import holdfast
 from holdfast import Run
 from holdfast.registry import formats
 from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError, StorageError
-from holdfast.registry.zarr import foreign_arrays, native_types
-from holdfast.registry.zarr.expansion import check_expansion
-from holdfast.registry.zarr.nodes import array_v2
+from holdfast.registry.loading.zarr import foreign_arrays, native_types
+from holdfast.registry.loading.zarr.expansion import check_expansion
+from holdfast.registry.loading.zarr.nodes import array_v2
 from tests.support.commands import invoke
 from tests.support.states import same
 from tests.support.stores import small_grid
@@ -741,7 +741,7 @@ def test_a_folder_that_changes_is_refused(one: Path, monkeypatch: pytest.MonkeyP
     def also_written(*_: object) -> None:
         (one / "g" / "new").write_bytes(b"")
 
-    monkeypatch.setattr("holdfast.registry.formats.zarr_reading.read_zarr_array", also_written)
+    monkeypatch.setattr("holdfast.registry.formats.zarr.read_zarr_array", also_written)
     with pytest.raises(InvalidInput, match="changed while it was read"):
         formats.read(one)
 
@@ -773,10 +773,10 @@ def test_a_folder_that_may_not_be_read(one: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_memory_is_asked_first(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.registry.formats.zarr_reading.available_bytes", lambda: 4083)
+    monkeypatch.setattr("holdfast.registry.formats.zarr.available_bytes", lambda: 4083)
     with pytest.raises(IncompatibleState, match="fit into memory"):
         formats.read(one)
-    monkeypatch.setattr("holdfast.registry.formats.zarr_reading.available_bytes", lambda: 4084)
+    monkeypatch.setattr("holdfast.registry.formats.zarr.available_bytes", lambda: 4084)
     assert formats.read(one).state["g"]["a"].nbytes == 4000
 
 
@@ -785,10 +785,10 @@ def test_what_an_array_without_elements_declares_takes_no_memory_and_hides_none(
 ) -> None:
     shape = [0, 2**20, 2**20, 2**20]
     zarr.open_group(one).create_array("g/none", shape=shape, chunks=[1, *shape[1:]], dtype="f4")
-    monkeypatch.setattr("holdfast.registry.formats.zarr_reading.available_bytes", lambda: 4083)
+    monkeypatch.setattr("holdfast.registry.formats.zarr.available_bytes", lambda: 4083)
     with pytest.raises(IncompatibleState, match=r"one\.zarr: g/a.* 84 for a chunk"):
         formats.read(one)
-    monkeypatch.setattr("holdfast.registry.formats.zarr_reading.available_bytes", lambda: 4084)
+    monkeypatch.setattr("holdfast.registry.formats.zarr.available_bytes", lambda: 4084)
     assert formats.read(one).state["g"]["none"].shape == tuple(shape)
     # What no array of NumPy can have as its shape is refused, not tried.
     edit(one / "g" / "none" / "zarr.json", shape=[0, 2**62, 2**62, 2**62])

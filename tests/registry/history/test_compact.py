@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from holdfast.registry.curation.pool.promoting import rating_of
 from holdfast.registry.errors import Malformed
 from holdfast.registry.history.actions import (
     Acknowledge,
@@ -38,7 +39,6 @@ from holdfast.registry.history.actions import (
 from holdfast.registry.history.replay import Forgotten, RunManifest, Slot, advance, foresee
 from holdfast.registry.history.replay.evicted import EvictedNumbers, pack_bits
 from holdfast.registry.history.retention import RetentionPlan, plan_retention
-from holdfast.registry.pool.promotion import rating_of
 from holdfast.registry.spec import Retention, RunSpec
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.values.records import Record

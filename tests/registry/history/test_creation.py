@@ -8,7 +8,7 @@ import pytest
 
 from holdfast import Monitor
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
-from holdfast.registry.history.creation import RunOptions, SecretWarning, begin, creation
+from holdfast.registry.history.creating import RunOptions, SecretWarning, begin, creation
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.spec import Phase, Retention, RunSpec
 from holdfast.registry.spec.presets import load_preset

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import Damaged, IntegrityError, Malformed, UnsupportedFormat
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.epochs import (
     CondemnedShard,
     EpochHeader,
@@ -15,9 +16,8 @@ from holdfast.registry.history.epochs import (
     encode_sweep,
     encode_upgrade,
 )
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.storage.framing import join_lines, split_lines
-from holdfast.registry.storage.keys import ObjectKey, epoch_key
+from holdfast.registry.objects.framing import join_lines, split_lines
+from holdfast.registry.objects.keys import ObjectKey, epoch_key
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 from tests.support.faults import flip

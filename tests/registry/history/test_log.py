@@ -14,9 +14,9 @@ from holdfast.registry.history import log, races, slots
 from holdfast.registry.history.actions import CreateRun, Mark, SetStatus, TakeOver
 from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line, list_runs
 from holdfast.registry.history.replay import RunManifest, advance
-from holdfast.registry.storage.framing import join_lines, split_lines
-from holdfast.registry.storage.keys import slot_key, snapshot_key, snapshot_prefix
-from holdfast.registry.storage.store import Store, read_config
+from holdfast.registry.objects.framing import join_lines, split_lines
+from holdfast.registry.objects.keys import slot_key, snapshot_key, snapshot_prefix
+from holdfast.registry.store.store import Store, read_config
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 from tests.support.faults import Forgetful, Hooked, Liar, Once, Silent, flip

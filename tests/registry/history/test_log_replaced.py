@@ -14,12 +14,12 @@ from holdfast import Retention
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.errors import IntegrityError, RolledBack
+from holdfast.registry.face.factory import open_on
+from holdfast.registry.face.registry import Registry
+from holdfast.registry.face.run import Run
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.maintenance.gc import Collector
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.run import Run
-from holdfast.registry.storage.keys import slot_key
+from holdfast.registry.objects.keys import slot_key
+from holdfast.registry.upkeep.gc import Collector
 from tests.support.states import small_state
 from tests.support.stores import Open, contents, new_backend
 

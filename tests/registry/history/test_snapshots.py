@@ -10,15 +10,15 @@ from holdfast import Monitor
 from holdfast.backends.wrappers import Metered
 from holdfast.backends.wrappers.metered import Call
 from holdfast.registry.errors import Conflict, NotFound, RolledBack
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.actions import AddCheckpoint, Evict, SetPin, SetStatus
 from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest, Slot, advance
 from holdfast.registry.history.snapshots import REPLAY_VERSION, Snapshots
-from holdfast.registry.maintenance.histories import Asked, read_run
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.objects.framing import join_lines, split_lines
+from holdfast.registry.objects.keys import slot_key, snapshot_key, snapshot_slot
 from holdfast.registry.spec import Retention
-from holdfast.registry.storage.framing import join_lines, split_lines
-from holdfast.registry.storage.keys import slot_key, snapshot_key, snapshot_slot
+from holdfast.registry.upkeep.histories import Asked, read_run
 from holdfast.registry.values import canonical
 from tests.support.states import same, save_small, small_state
 from tests.support.stores import contents, new_backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast import Monitor
-from holdfast.registry.history.tiers import choose_tier, tier_after_report
+from holdfast.registry.history.retention import choose_tier, tier_after_report
 from holdfast.registry.spec import Phase, Retention, RunSpec, Tier
 from tests.support.lives import Life
 

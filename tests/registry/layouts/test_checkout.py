@@ -13,10 +13,10 @@ import torch
 
 from holdfast import Run
 from holdfast.registry.errors import Conflict, InvalidInput, RegistryError
-from holdfast.registry.following import watching
+from holdfast.registry.face.registry import Registry
+from holdfast.registry.face.view import committer_of
 from holdfast.registry.layouts import keep_checked_out, made
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.view import committer_of
+from holdfast.registry.loading.following import watching
 from holdfast.registry.spec.presets import load_preset
 from tests.registry.layouts.test_round_trips import hydra_run, hydra_state, links, names
 from tests.support.faults import Died

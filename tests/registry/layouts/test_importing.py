@@ -19,10 +19,10 @@ import torch
 import holdfast
 from holdfast import Run, formats
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.following import watching
+from holdfast.registry.face.registry import Registry
 from holdfast.registry.layouts import import_spec
 from holdfast.registry.layouts.importing import Importer
-from holdfast.registry.registries.registry import Registry
+from holdfast.registry.loading.following import watching
 from tests.registry.layouts.test_round_trips import adr_tree, hydra_run, hydra_state
 from tests.support.commands import invoke
 from tests.support.loads import steps

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from holdfast.registry import formats
+from holdfast.registry.face.registry import Registry
 from holdfast.registry.formats.table import NAMES
 from holdfast.registry.layouts import import_spec
-from holdfast.registry.registries.registry import Registry
 from holdfast.registry.spec.presets import load_preset
 from tests.support.foreign import foreign
 from tests.support.sameness import assert_same

@@ -17,7 +17,7 @@ from holdfast.registry.errors import (
     NotFound,
 )
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.storage.keys import slot_key
+from holdfast.registry.objects.keys import slot_key
 from tests.support.faults import flip
 from tests.support.states import same, small_state
 from tests.support.stores import contents, packs_of

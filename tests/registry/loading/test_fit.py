@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
+from holdfast.registry.face.run import Run
 from holdfast.registry.loading.destinations import Extent, check_writable, overlaps
-from holdfast.registry.runs.run import Run
 
 ROWS, COLUMNS = 300, 300
 

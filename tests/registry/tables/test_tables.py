@@ -14,7 +14,7 @@ import pytest
 from holdfast import Monitor, Registry, Retention
 from holdfast.backends import Backend
 from holdfast.registry.errors import InvalidInput, NotFound
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.tables import checkpoints, runs
 from tests.support.states import small_state
 from tests.support.stores import slots

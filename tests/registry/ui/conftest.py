@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from holdfast.registry.storage.address import Address
+from holdfast.registry.store.address import Address
 from tests.registry.ui.kinds import make
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 
 import holdfast
 from holdfast import Monitor, Registry, Retention
-from holdfast.registry.storage.framing import join_lines, split_lines
+from holdfast.registry.objects.framing import join_lines, split_lines
 
 #: Markup in every text that a writer chooses; `hacked` would be set if any of it were run.
 EVIL = "<img src=x onerror=hacked=1><script>hacked=1</script><b>&amp;"

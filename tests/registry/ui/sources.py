@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from holdfast.backends import Backend
 from holdfast.backends.wrappers import Metered, ReadOnly
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.ui.source import Source
 
 

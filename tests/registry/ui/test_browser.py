@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 
 import pytest
 
-from holdfast.registry.ui.views import VIEWS
+from holdfast.registry.ui.pages import VIEWS
 from tests.registry.ui.conftest import Site, Watched
 from tests.registry.ui.kinds import EVIL
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.registry.storage.address import Address
+from holdfast.registry.store.address import Address
 from holdfast.registry.ui.charts import Curve, Mark, Point, curves, figure, table, thinned
-from holdfast.registry.ui.queries.lineage import Origin, read_lineage
-from holdfast.registry.ui.queries.run import RunShown, show_run
-from holdfast.registry.ui.queries.runs import list_runs
-from holdfast.registry.ui.queries.side_by_side import compare_runs
+from holdfast.registry.ui.pages.lineage import Origin, read_lineage
+from holdfast.registry.ui.pages.run import RunShown, show_run
+from holdfast.registry.ui.pages.runs import list_runs
+from holdfast.registry.ui.pages.side_by_side import compare_runs
 from holdfast.registry.ui.source import Source
 from tests.registry.ui.kinds import make
 

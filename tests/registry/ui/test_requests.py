@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from holdfast.backends.wrappers import Call, Metered, Wrapper
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.face.factory import open_on
+from holdfast.registry.objects.keys import slot_key
 from holdfast.registry.spec import Retention
-from holdfast.registry.storage.keys import slot_key
-from holdfast.registry.ui.queries.checkpoint import state_view
-from holdfast.registry.ui.queries.health import health_view
-from holdfast.registry.ui.queries.lineage import read_lineage
-from holdfast.registry.ui.queries.run import show_run
-from holdfast.registry.ui.queries.runs import BIRTHS_UNASKED, PAGE, list_runs
-from holdfast.registry.ui.queries.side_by_side import compare_runs
-from holdfast.registry.ui.queries.storage import storage_view
+from holdfast.registry.ui.pages.checkpoint import state_view
+from holdfast.registry.ui.pages.health import health_view
+from holdfast.registry.ui.pages.lineage import read_lineage
+from holdfast.registry.ui.pages.run import show_run
+from holdfast.registry.ui.pages.runs import BIRTHS_UNASKED, PAGE, list_runs
+from holdfast.registry.ui.pages.side_by_side import compare_runs
+from holdfast.registry.ui.pages.storage import storage_view
 from holdfast.registry.ui.source import Source
 from tests.registry.ui.sources import source_of
 from tests.support.stores import Scratch, kind_of, new_backend, opened

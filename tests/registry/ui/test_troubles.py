@@ -10,9 +10,9 @@ import pytest
 
 import holdfast
 from holdfast import Monitor, Retention
-from holdfast.registry.storage.address import Address
-from holdfast.registry.ui.queries.run import show_run
-from holdfast.registry.ui.queries.runs import list_runs
+from holdfast.registry.store.address import Address
+from holdfast.registry.ui.pages.run import show_run
+from holdfast.registry.ui.pages.runs import list_runs
 from holdfast.registry.ui.rendering import marked, number
 from holdfast.registry.ui.source import Source
 

@@ -15,14 +15,14 @@ import pytest
 import holdfast
 from holdfast import Monitor, Registry
 from holdfast.registry import formats
-from holdfast.registry.journal.background import BackgroundCarrier
-from holdfast.registry.storage.address import Address
+from holdfast.registry.saving.journal.background import BackgroundCarrier
+from holdfast.registry.store.address import Address
 from holdfast.registry.ui.guard import Entrance
-from holdfast.registry.ui.queries import pool as pool_query
+from holdfast.registry.ui.pages import pool as pool_query
 from holdfast.registry.ui.rendering import breakable
 from holdfast.registry.ui.server import application
 from holdfast.registry.ui.source import Source
-from tests.registry.pool.league import LEAGUE, player
+from tests.registry.curation.pool.league import LEAGUE, player
 
 _HEADERS = [(b"host", b"127.0.0.1:1"), (b"cookie", b"holdfast_1=secret")]
 

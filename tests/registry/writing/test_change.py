@@ -14,14 +14,14 @@ import pytest
 from holdfast.backends import Backend
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import Conflict, MissingObject, RolledBack
+from holdfast.registry.face.registry import Registry
 from holdfast.registry.history import races
 from holdfast.registry.history.actions import Line, Mark, Place, SetPin, SetStatus, TakeOver
 from holdfast.registry.history.epochs import encode_sweep
 from holdfast.registry.history.log import RunLog, commit_line
 from holdfast.registry.history.replay import Forgotten, RunManifest
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.storage.keys import ObjectKey, epoch_key, slot_key
-from holdfast.registry.storage.store import Store
+from holdfast.registry.objects.keys import ObjectKey, epoch_key, slot_key
+from holdfast.registry.store.store import Store
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.change import Change, Composed, NewCommit, NewCommits, Stale
 from holdfast.registry.writing.committer import Committer

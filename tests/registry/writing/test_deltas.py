@@ -14,16 +14,15 @@ import holdfast
 from holdfast import sync
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.errors import Damaged, InvalidInput, Malformed
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.retention import Retention
 from holdfast.registry.history.state_reader import PlacedState
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.storage import codecs
-from holdfast.registry.storage.chunk_cache import ChunkCache
-from holdfast.registry.storage.codecs import COMPRESSIONS, RAW
-from holdfast.registry.storage.keys import ObjectKey
-from holdfast.registry.storage.pack import PackTable, trailer
-from holdfast.registry.storage.placement import (
+from holdfast.registry.objects import codecs
+from holdfast.registry.objects.codecs import COMPRESSIONS, RAW
+from holdfast.registry.objects.keys import ObjectKey
+from holdfast.registry.objects.pack import PackTable, trailer
+from holdfast.registry.objects.placement import (
     MAX_DEPTH,
     NO_BASE,
     ChunkRow,
@@ -31,6 +30,7 @@ from holdfast.registry.storage.placement import (
     Placement,
     Rows,
 )
+from holdfast.registry.store.chunk_cache import ChunkCache
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.placing import locations_of
 from tests.support.faults import flip

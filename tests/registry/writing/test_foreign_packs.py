@@ -15,9 +15,9 @@ import holdfast
 from holdfast.backends import Backend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered, Wrapper
-from holdfast.registry.registries.registry import Registry
-from holdfast.registry.runs.run import Run
-from holdfast.registry.storage import proven_packs
+from holdfast.registry.face.registry import Registry
+from holdfast.registry.face.run import Run
+from holdfast.registry.store import proven_packs
 from tests.support.sameness import assert_same
 from tests.support.stores import Open, contents, new_backend, packs, packs_of, small_grid
 
@@ -33,7 +33,7 @@ def chunks_are_small():
 def packs_that_a_save_puts(state: object, **options: Any) -> dict[str, bytes]:
     """Return the packs of a state, as anybody can make them who knows its content."""
     elsewhere = new_backend()
-    with holdfast.registry.registries.factory.open_on(elsewhere) as registry:
+    with holdfast.registry.face.factory.open_on(elsewhere) as registry:
         registry.create_run("run").save(state, step=1, **options)
     return {key: data for key, data in contents(elsewhere).items() if key.startswith("packs/")}
 

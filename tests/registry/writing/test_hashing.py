@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from holdfast.backends.errors import StoreUnavailable
-from holdfast.registry.storage import blocks
-from holdfast.registry.storage.blocks import BLOCK_BYTES, Blocks, Lease
+from holdfast.registry.store import blocks
+from holdfast.registry.store.blocks import BLOCK_BYTES, Blocks, Lease
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing import hashing, saving
 from tests.support.faults import Hooked

@@ -17,7 +17,7 @@ from botocore.awsrequest import AWSResponse
 import holdfast
 from holdfast.backends.s3.backend import S3Backend
 from holdfast.registry.errors import UnsupportedValue
-from holdfast.registry.registries.factory import open_on
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.writing.encoding import Encoding
 from tests.support.faults import Hooked, Once

@@ -10,9 +10,9 @@ from holdfast.registry.history.actions import Place
 from holdfast.registry.history.epochs import encode_sweep, encode_upgrade
 from holdfast.registry.history.log import RunLog, commit_line
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.storage.keys import ObjectKey, epoch_key
-from holdfast.registry.storage.manifest import Component, Manifest
-from holdfast.registry.storage.placement import PackRef, Placement, Rows
+from holdfast.registry.objects.keys import ObjectKey, epoch_key
+from holdfast.registry.objects.manifest import Component, Manifest
+from holdfast.registry.objects.placement import PackRef, Placement, Rows
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.object_writer import ChosenKeys, Condemned, Writer, placed_keys
 from tests.support.collectors import collect, mark, sweep
@@ -129,7 +129,7 @@ def test_w2_a_manifest_in_other_bytes_of_the_same_content_is_left_as_it_is(
 
     import zstandard
 
-    from holdfast.registry.storage.framing import unwrap_frame
+    from holdfast.registry.objects.framing import unwrap_frame
 
     (key,) = [key for key in orphans if key.startswith("manifests/")]
     frame = zstandard.ZstdCompressor(level=19).compress(unwrap_frame(backend.get(key), where="x"))

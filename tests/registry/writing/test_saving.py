@@ -11,11 +11,11 @@ import pytest
 import holdfast
 from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.wrappers import Metered, Wrapper
+from holdfast.registry.face.factory import open_on
+from holdfast.registry.objects.keys import ObjectKey
+from holdfast.registry.objects.pack import PACK_BYTES, open_pack
+from holdfast.registry.objects.tensor_entry import LIST_THRESHOLD
 from holdfast.registry.pytree import ArrayLeaf
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.storage.keys import ObjectKey
-from holdfast.registry.storage.pack import PACK_BYTES, open_pack
-from holdfast.registry.storage.tensor_entry import LIST_THRESHOLD
 from holdfast.registry.values.digest import Digest
 from tests.support.states import same, small_state
 from tests.support.stores import contents, new_backend, objects, packs, packs_of, small_grid

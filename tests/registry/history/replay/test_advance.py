@@ -22,8 +22,8 @@ from holdfast.registry.history.actions import (
     line_digest,
 )
 from holdfast.registry.history.replay import RunManifest, Slot, advance
+from holdfast.registry.objects.framing import join_lines
 from holdfast.registry.spec.monitors import Monitor
-from holdfast.registry.storage.framing import join_lines
 from holdfast.registry.values.digest import Digest
 from tests.support.lives import digest, place
 from tests.support.strategies import quick

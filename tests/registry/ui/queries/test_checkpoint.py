@@ -17,11 +17,9 @@ from holdfast import Monitor, Registry
 from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.cli.app import app
 from holdfast.registry.errors import Damaged, NotFound
-from holdfast.registry.storage.address import Address
-from holdfast.registry.ui.queries import contents as contents_query
-from holdfast.registry.ui.queries.checkpoint import state_view
-from holdfast.registry.ui.queries.sharing import sharing
-from holdfast.registry.ui.queries.tensor_values import distribution, statistics
+from holdfast.registry.store.address import Address
+from holdfast.registry.ui.pages import contents as contents_query
+from holdfast.registry.ui.pages.checkpoint import distribution, sharing, state_view, statistics
 from holdfast.registry.ui.source import Source
 from tests.registry.ui.sources import source_of
 from tests.support.faults import flip

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from holdfast import Retention, sync
-from holdfast.registry.journal.background import BackgroundCarrier
-from holdfast.registry.journal.carrier import Carrier
-from holdfast.registry.journal.folder import RunFolder
-from holdfast.registry.journal.settings import Journal
-from holdfast.registry.registries.factory import open_on
-from holdfast.registry.ui.queries.health import check, health_view, journal_view, mirror_view
-from holdfast.registry.ui.views.health import VIEW
-from holdfast.registry.ui.views.view import Asked
+from holdfast.registry.face.factory import open_on
+from holdfast.registry.saving.journal.background import BackgroundCarrier
+from holdfast.registry.saving.journal.carrier import Carrier
+from holdfast.registry.saving.journal.folder import RunFolder
+from holdfast.registry.saving.journal.settings import Journal
+from holdfast.registry.ui.pages.health import VIEW, check, health_view, journal_view, mirror_view
+from holdfast.registry.ui.pages.view import Asked
 from tests.registry.ui.sources import source_of
 from tests.support.faults import flip
 from tests.support.stores import contents, new_backend

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from holdfast import Registry
-from holdfast.registry.ui.queries import pool as query
-from holdfast.registry.ui.queries.pool import pool_view
-from tests.registry.pool.league import LEAGUE, player
+from holdfast.registry.ui.pages import pool as query
+from holdfast.registry.ui.pages.pool import pool_view
+from tests.registry.curation.pool.league import LEAGUE, player
 from tests.registry.ui.sources import source_of
 
 pytest.importorskip("openskill")

@@ -7,8 +7,8 @@ import pytest
 
 from holdfast import Monitor, Registry, Retention
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.ui.queries import storage as query
-from holdfast.registry.ui.queries.storage import count_bytes, plan_gc, plan_prune, storage_view
+from holdfast.registry.ui.pages import storage as query
+from holdfast.registry.ui.pages.storage import count_bytes, plan_gc, plan_prune, storage_view
 from tests.registry.ui.sources import source_of
 from tests.support.faults import flip
 from tests.support.stores import bytes_in, contents

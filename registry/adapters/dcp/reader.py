@@ -1,0 +1,226 @@
+"""`HoldfastReader`: fill the targets of DCP from a stored state."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from holdfast.registry import pytree
+from holdfast.registry.adapters.dcp.description import Description
+from holdfast.registry.errors import InvalidInput, UnsupportedValue
+from holdfast.registry.loading import Destination, Stored, allocate, reader_of
+from holdfast.registry.objects import Component, TensorEntry
+from holdfast.registry.pytree.torch_memory import DTYPES
+from holdfast.registry.saving.collective import LOADS, Box, Calls, Filling, Group, Talk
+
+# Read what is no tensor in a stored state: plain values, arrays of NumPy, tuples of tensors.
+
+
+def read_values(stored: Stored, description: Description, keys: Iterable[str]) -> dict[str, Any]:
+    """Return some values by DCP's keys; every byte is verified."""
+    manifest, wanted = stored.manifest, list(keys)
+    parts = {
+        key: _component(manifest.components[name], name, node)
+        for key in wanted
+        if key not in description.given
+        for name, node in [description.nodes[key]]
+    }
+    made = allocate(stored.ref, parts, "stored")
+    reader_of(stored).read(manifest, made.targets)
+    values = {
+        key: pytree.unflatten_component(part.skeleton, made.arrays[key], name=key)
+        for key, part in parts.items()
+    }
+    return {key: values[key] if key in values else description.given[key] for key in wanted}
+
+
+def _component(part: Component, name: str, node: Any) -> Component:
+    skeleton, numbers = pytree.renumbered(name, node, len(part.tensors))
+    return Component.build(skeleton, [part.tensors[number] for number in numbers])
+
+
+class HoldfastReader(StorageReader):
+    """Loads a checkpoint with `torch.distributed.checkpoint.load`, into any layout.
+
+    ```python
+    dcp.load(state, storage_reader=HoldfastReader(run.latest()))
+    ```
+
+    The checkpoint may have been saved by any number of ranks, with `dcp.save` or `run.save`. Keys,
+    partial loads and conversions of element types are DCP's. No code of the checkpoint is run:
+    plain values come from the closed list of what a state can hold.
+
+    Args:
+        stored: A checkpoint, or another stored state; the same on every rank.
+        group: The ranks, if all of them load: each then fetches about its share of the chunks, and
+            sends the others their pieces. Default: each rank fetches all chunks that it needs.
+
+    Raises:
+        IntegrityError: The manifest is damaged or missing.
+        IncompatibleState: Two values of the state have the same key in DCP.
+    """
+
+    def __init__(self, stored: Stored, *, group: Group | None = None) -> None:
+        self._stored, self._group = stored, group
+        self._description = Description.of(stored)
+        self._metadata = self._description.metadata(stored)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003
+        """Return that no `checkpoint_id` names a checkpoint of a run."""
+        return False
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a load.
+
+        Raises:
+            InvalidInput: There is a `checkpoint_id`: the reader has its checkpoint already.
+        """
+        refuse_id(checkpoint_id)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return the description of the state."""
+        return self._metadata
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Do nothing: the checkpoint is known."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Tell every rank which tensors any rank loads, since all take part in each.
+
+        Raises:
+            InvalidInput: Not all ranks of the group load.
+        """
+        if self._group is None:
+            return plans
+        if len(plans) != self._group.size:
+            raise InvalidInput(
+                "not all ranks of the group load",
+                where="group",
+                expected=f"{self._group.size} ranks",
+                found=len(plans),
+                hint="Leave `group` out: every rank then reads for itself.",
+            )
+        tensors = {
+            one.storage_index.fqn: None
+            for plan in plans
+            for one in plan.items
+            if one.type == LoadItemType.TENSOR
+        }
+        return [replace(plan, storage_data=list(tensors)) for plan in plans]
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fill the target; return when it is filled.
+
+        Raises:
+            IntegrityError: An object is damaged; do not use the target then.
+            RankFailed: With a group: another rank is dead or late.
+        """
+        if self._group is None:
+            target = _Target(plan.items, planner, self._description)
+            Filling(reader_of(self._stored), target.boxes).alone()
+            target.settle()
+        else:
+            self._read_together(Calls(self._group, LOADS), plan, planner)
+        values = [one for one in plan.items if one.type == LoadItemType.BYTE_IO]
+        keys = [one.storage_index.fqn for one in values]
+        read = read_values(self._stored, self._description, keys)
+        for item, key in zip(values, keys, strict=True):
+            planner.load_bytes(item, _saved(read[key]))
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read_together(self, calls: Calls, plan: LoadPlan, planner: LoadPlanner) -> None:
+        def load(talk: Talk) -> None:
+            target = _Target(plan.items, planner, self._description)
+            boxes = target.each_once(plan.storage_data)
+            filling = Filling(reader_of(self._stored), boxes)
+            filling.together(calls, talk, self._stored.digest.hex(), target.settle)
+
+        calls.make_apart(load)
+
+
+class _Target:
+    """The tensors that a plan fills on this rank.
+
+    Attributes:
+        boxes: A box for each item of the plan.
+    """
+
+    def __init__(
+        self, items: Sequence[ReadItem], planner: LoadPlanner, description: Description
+    ) -> None:
+        self._planner, self._description = planner, description
+        self._tensors = [one for one in items if one.type == LoadItemType.TENSOR]
+        self._made: list[tuple[ReadItem, torch.Tensor, torch.Tensor, Destination]] = []
+        self.boxes = [self._box(item) for item in self._tensors]
+
+    def _box(self, item: ReadItem) -> Box:
+        key = item.storage_index.fqn
+        entry = self._description.tensors[key]
+        target = self._planner.resolve_tensor(item).detach()
+        dtype = DTYPES[entry.dtype]
+        filled = target if target.dtype == dtype else torch.empty(target.shape, dtype=dtype)
+        into = Destination(filled)
+        self._made.append((item, target, filled, into))
+        shape = tuple(item.lengths)
+        return Box(key, entry, tuple(item.storage_offsets), shape, into.view)
+
+    def each_once(self, keys: Sequence[str]) -> list[Box]:
+        """Return a box for each key, an empty one for tensors of which this rank has nothing."""
+        boxes = {one.path: one for one in self.boxes}
+        if len(boxes) < len(self.boxes):
+            raise UnsupportedValue(
+                "a rank has several parts of one tensor",
+                where=next(one.path for one in self.boxes if boxes[one.path] is not one),
+                hint="Leave `group` out: every rank then reads for itself.",
+            )
+        return [boxes.get(key) or _empty(key, self._description.tensors[key]) for key in keys]
+
+    def settle(self) -> None:
+        """Copy what was read aside to its target, and hand the tensors to the planner."""
+        for item, target, filled, into in self._made:
+            into.settle()
+            if filled is not target:
+                target.copy_(filled)
+            self._planner.commit_tensor(item, target)
+
+
+def _empty(key: str, entry: TensorEntry) -> Box:
+    none = (0,) * len(entry.shape)
+    return Box(key, entry, none, none, memoryview(bytearray()))
+
+
+def _saved(value: object) -> io.BytesIO:
+    """Return a value as a planner expects it: bytes of torch.save, which were made just now."""
+    made = io.BytesIO()
+    torch.save(value, made)
+    made.seek(0)
+    return made
+
+
+def refuse_id(checkpoint_id: object) -> None:
+    """Refuse a `checkpoint_id`."""
+    if checkpoint_id is not None:
+        raise InvalidInput(
+            "a run names its checkpoints itself, so there is no checkpoint_id",
+            where="checkpoint_id",
+            found=repr(checkpoint_id),
+            hint="Leave it out: HoldfastWriter has a run and a step, HoldfastReader a checkpoint.",
+        )

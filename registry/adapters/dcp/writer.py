@@ -1,0 +1,282 @@
+"""`HoldfastWriter`: what DCP writes becomes a checkpoint of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from holdfast.registry.adapters.dcp.description import complete, refuse_twins
+from holdfast.registry.adapters.dcp.planner import HoldfastMeta, state_of
+from holdfast.registry.adapters.dcp.reader import refuse_id
+from holdfast.registry.adapters.dcp.staged import KeptMemory, Staged, deadline_of
+from holdfast.registry.errors import InvalidInput, RegistryError
+from holdfast.registry.face import Registry, Run, committer_of, trainer_of
+from holdfast.registry.history import WriterToken
+from holdfast.registry.loading import Checkpoint
+from holdfast.registry.objects.codecs import Compression
+from holdfast.registry.saving import SaveRequest
+from holdfast.registry.saving.collective import CollectiveTrainer
+from holdfast.registry.saving.collective.torch_group import TorchGroup
+from holdfast.registry.store import WorkerAddress
+
+# A run as another process opens it: the process in which `async_save` may save.
+
+
+#: The runs that this process has opened for others, by writer token.
+_opened: dict[str, tuple[Run, int]] = {}
+
+
+@dataclass(frozen=True)
+class Away:
+    """A run, as it is sent to another process."""
+
+    address: WorkerAddress  # its registry
+    run_id: str  # the run
+    deadline_s: float | None  # that of its group; `None` if it has none
+    token: WriterToken  # the writer token, under which both processes save
+
+    @classmethod
+    def of(cls, run: Run) -> Away:
+        """Describe a run."""
+        trainer = trainer_of(run)
+        if trainer.backlog() is not None:
+            raise _refusal(run, "its saves go to the journal of this process")
+        try:
+            address = WorkerAddress.of(committer_of(run).store, read_only=False)
+        except InvalidInput as error:
+            raise _refusal(run, error.summary) from error
+        group = trainer.group if isinstance(trainer, CollectiveTrainer) else None
+        deadline_s = None if group is None else group.deadline_s
+        return cls(address, run.id, deadline_s, trainer.lend())
+
+    def open(self) -> Run:
+        """Open the run, or return the handle that this process has already."""
+        run, resumes = _opened.get(self.token.token, (None, -1))
+        if run is None:
+            group = None if self.deadline_s is None else TorchGroup(deadline_s=self.deadline_s)
+            run = Registry(self.address.opened()).run(self.run_id, group=group)
+        if resumes != self.token.resumes:
+            trainer_of(run).borrow(self.token)
+            _opened[self.token.token] = run, self.token.resumes
+        return run
+
+
+def _refusal(run: Run, found: str) -> InvalidInput:
+    return InvalidInput(
+        "another process cannot save into this run",
+        where=run.id,
+        found=found,
+        hint="Save with async_checkpointer_type=AsyncCheckpointerType.THREAD.",
+    )
+
+
+class HoldfastWriter(StorageWriter, AsyncStager):
+    """Saves into a run with `torch.distributed.checkpoint`: `save` and `async_save`.
+
+    ```python
+    run = reg.run("my-run", create=True, group=TorchGroup())  # on every rank
+    writer = HoldfastWriter(run, step=step)
+    dcp.save(state, storage_writer=writer, planner=HoldfastSavePlanner(), use_collectives=False)
+    ```
+
+    The checkpoint is that of `run.save(state, step=step)`, with the same id, whatever the layout:
+    one atomic commit for all ranks. `async_save` copies the state to memory that is kept for the
+    next one, and saves it in a thread or in another process, under the same writer token.
+
+    Args:
+        run: The run. In a job of several ranks it was opened with a group, on every rank.
+        step: Training step, update or epoch of the state: 0 to 2^53.
+        phase: Phase of the run. Default: the phase that the run is in.
+        metrics: Numbers that describe the state.
+        meta: Plain values to store with the checkpoint; its id does not depend on them.
+        tier: Retention class.
+        compression: `none`, `zstd` or `lz4`. Default: the registry's own.
+        allow_nonfinite: Let NaN and infinity in watched weights become latest.
+
+    Attributes:
+        checkpoint: The checkpoint, once it is saved by this process; else `None`. The `Metadata`
+            that DCP returns has its ref and id in `storage_meta`.
+
+    Raises:
+        InvalidInput: An argument is wrong, or the job has several ranks and the run no group.
+    """
+
+    checkpoint: Checkpoint | None
+    _synchronize_after_execute = False
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        step: int,
+        phase: int | str | None = None,
+        metrics: Mapping[str, object] | None = None,
+        meta: object = None,
+        tier: str | None = None,
+        compression: Compression | None = None,
+        allow_nonfinite: bool = False,
+    ) -> None:
+        self._check_group(run)
+        self._run: Run | Away = run
+        self._staged: Staged | None = None
+        self.checkpoint = None
+        trainer = trainer_of(run)
+        with trainer.abstaining():
+            self._request = SaveRequest(
+                step,
+                takes_over=True,
+                phase=phase,
+                metrics=metrics,
+                meta=meta,
+                tier=tier,
+                compression=compression,
+                allow_nonfinite=allow_nonfinite,
+                every_rank=trainer.is_collective,
+            )
+
+    @staticmethod
+    def _check_group(run: Run) -> None:
+        is_job = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if is_job and not trainer_of(run).is_collective:
+            raise InvalidInput(
+                "all ranks save with torch.distributed.checkpoint, and the run has no group",
+                where=run.id,
+                hint="Open it on every rank with reg.run(..., "
+                "group=holdfast.distributed.TorchGroup()).",
+            )
+
+    # As a stager of async_save
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Copy this rank's part of a state, once an earlier `async_save` of the run has ended.
+
+        Returns:
+            An empty dict: the writer holds the copy itself.
+
+        Raises:
+            Conflict: The earlier save has not ended within the deadline of the group.
+        """
+        run = self._here()
+        memory = KeptMemory.of(run)
+        held = memory.take(f"{run.id}: step {self._request.step}", deadline_of(run))
+        self._staged = Staged.of(run, state_dict, self._request, memory)
+        return held
+
+    def synchronize_staging(self) -> None:
+        """Do nothing: the state is copied when `stage` returns."""
+
+    def close(self) -> None:
+        """Do nothing: the memory is kept for the next save of the run."""
+
+    # As a storage writer
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003
+        """Return that no `checkpoint_id` names a checkpoint of a run."""
+        return False
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a save.
+
+        Raises:
+            InvalidInput: There is a `checkpoint_id`: the step names the checkpoint.
+        """
+        refuse_id(checkpoint_id)
+
+    def storage_meta(self) -> StorageMeta:
+        """Tell the planner who writes."""
+        return HoldfastMeta()
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: the run is open."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Return the plan as it is: the ranks of a run plan for themselves."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Check that all ranks of the run's group save.
+
+        Raises:
+            InvalidInput: DCP saves with another number of ranks.
+        """
+        trainer = trainer_of(self._here())
+        size = trainer.group.size if isinstance(trainer, CollectiveTrainer) else 1
+        if len(plans) not in (1, size):  # one plan if DCP uses no collectives
+            raise InvalidInput(
+                "not all ranks of the run's group save",
+                where="process_group",
+                expected=f"{size} ranks",
+                found=len(plans),
+            )
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Save the state that was staged, or that the planner was given; commit it.
+
+        Raises:
+            RegistryError: The errors of `Run.save`.
+        """
+        trainer = trainer_of(self._here())
+        if self._staged is not None:
+            self.checkpoint = self._staged.finish(trainer)
+        else:
+            with trainer.abstaining(self._request.step):
+                state = state_of(planner)
+                refuse_twins(state)
+            self.checkpoint = trainer.save(state, self._request)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Let the result of the save describe the checkpoint, which is committed already."""
+        assert self.checkpoint is not None
+        complete(metadata, self.checkpoint)
+
+    def _here(self) -> Run:
+        if isinstance(self._run, Away):
+            self._run = self._run.open()
+        return self._run
+
+    def __getstate__(self) -> dict[str, Any]:
+        away = self._run if isinstance(self._run, Away) else Away.of(self._run)
+        return {**vars(self), "_run": away, "checkpoint": None}
+
+
+# The errors of Holdfast out of those of DCP.
+
+
+@contextmanager
+def typed_errors() -> Iterator[None]:
+    """Raise the error of Holdfast that a `CheckpointException` of DCP has in it.
+
+    DCP collects the errors of all ranks in one of its own, which is no `Exception`. Errors that are
+    none of Holdfast's stay as they are.
+
+    ```python
+    with typed_errors():
+        dcp.load(state, storage_reader=HoldfastReader(checkpoint))
+    ```
+
+    Raises:
+        RegistryError: The error of the lowest rank that has one.
+    """
+    try:
+        yield
+    except CheckpointException as collected:
+        for _, (error, _) in sorted(collected.failures.items()):
+            if isinstance(error, RegistryError):
+                raise error from collected
+        raise

@@ -1,0 +1,112 @@
+"""IPython and Jupyter: completion of runs, refs, names and paths within the strings of calls.
+
+`%load_ext holdfast.ipython` switches it on. In `reg.checkpoint("digits/la` the completer looks up
+`reg` among the variables of the session, and calls nothing but Holdfast: names of runs take one
+listing, refs and names of a run read its log, paths of a checkpoint its manifest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.completer import SimpleCompletion, context_matcher
+
+from holdfast.registry.errors import RegistryError
+from holdfast.registry.face import Registry, RunView, refs_in
+from holdfast.registry.loading import Checkpoint, Stored
+
+if TYPE_CHECKING:
+    from IPython.core.completer import CompletionContext, SimpleMatcherResult
+    from IPython.core.interactiveshell import InteractiveShell
+
+#: `name.method(arguments "begun`, at the end of the text before the cursor.
+_CALL = re.compile(r"(?<![\w.)\]])(\w+)\.(\w+)\(([^()]*)(['\"])([^'\"()]*)$")
+_MATCHER = "holdfast"
+#: Methods of a run whose first argument is a phase; others have `phase=`.
+_OF_PHASES = ("best", "checkpoints", "latest", "metrics", "monitor")
+#: The most completions that are offered.
+_MOST = 500
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Switch completion on: `%load_ext holdfast.ipython`."""
+    unload_ipython_extension(shell)
+
+    @context_matcher(identifier=_MATCHER)  # type: ignore[untyped-decorator]
+    def match(context: CompletionContext) -> SimpleMatcherResult:
+        found = _CALL.search(context.text_until_cursor)
+        if found is None:
+            return {"completions": []}
+        name, method, before, _, begun = found.groups()
+        names = completions(shell.user_ns.get(name), method, before, begun)
+        fitting = (one for one in names if one.startswith(begun))
+        return {
+            "completions": [SimpleCompletion(one, type="ref") for one in islice(fitting, _MOST)],
+            "suppress": True,
+            "matched_fragment": begun,
+        }
+
+    shell.Completer.custom_matchers.append(match)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Switch completion off: `%unload_ext holdfast.ipython`."""
+    matchers = shell.Completer.custom_matchers
+    matchers[:] = [one for one in matchers if getattr(one, "matcher_identifier", "") != _MATCHER]
+
+
+def completions(thing: Any, method: str, before: str, begun: str) -> Iterable[str]:
+    """Return the texts that a string argument of a call may have; none if nothing can be read."""
+    try:
+        match thing:
+            case Registry():
+                return list(_of_registry(thing, method, begun))
+            case RunView():
+                return _of_run(thing, method, before)
+            case Stored():
+                return _of_stored(thing, method, before)
+    except RegistryError:
+        pass  # the call itself will tell what is wrong
+    return []
+
+
+def _of_registry(reg: Registry, method: str, begun: str) -> Iterator[str]:
+    if method in ("run", "compare", "repack") or (
+        method in ("checkpoint", "stored", "fork", "diff") and "/" not in begun
+    ):
+        yield from reg.runs()
+    elif method in ("checkpoint", "stored", "fork", "diff"):
+        run_id = begun.partition("/")[0]
+        yield from (f"{run_id}/{ref}" for ref in refs_in(reg, run_id))
+
+
+def _of_run(run: RunView, method: str, before: str) -> list[str]:
+    manifest = run.manifest
+    if before.rstrip().endswith("phase=") or method in _OF_PHASES:
+        return list(manifest.phases_saved)
+    match method:
+        case "gate" | "artifact" | "tag":
+            return [pin.name for pin in manifest.pins_of(method)]
+        case "set_gate":
+            return [pin.name for pin in manifest.pins_of("gate")]
+        case "stream":
+            return [stream.name for stream in manifest.streams]
+        case "plot":
+            return list(dict.fromkeys(name for one in manifest.live() for name in one.metrics))
+    return []
+
+
+def _of_stored(stored: Stored, method: str, before: str) -> list[str]:
+    match method:
+        case "load" if "only" in before:
+            return [*stored.components, *stored]
+        case "lazily":
+            return list(stored.components)
+        case "load_into" if "component" in before:
+            return list(stored.components)
+        case "companion" if isinstance(stored, Checkpoint):
+            return list(stored.companions)
+    return []

@@ -1,0 +1,233 @@
+"""Lightning's `CheckpointIO`: checkpoints of a run behind paths and `holdfast://` refs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+from lightning.pytorch.plugins.io import CheckpointIO
+
+from holdfast.registry.adapters.saving import OnSave, Saver, checkpoint_of
+from holdfast.registry.errors import Conflict, InvalidInput, NotFound, UnsupportedValue
+from holdfast.registry.face import Run
+from holdfast.registry.formats.torch import LIGHTNING_NAMES as _NAMES
+from holdfast.registry.loading import Checkpoint
+from holdfast.registry.saving import Restored
+
+SCHEME = "holdfast://"
+#: The key of a checkpoint's meta that holds the path of Lightning's.
+_PATH = "lightning_path"
+
+
+class HoldfastIO(CheckpointIO):
+    """Keeps Lightning's checkpoints in a run: `Trainer(plugins=[HoldfastIO(run)])`.
+
+    `ckpt_path="holdfast://RUN/latest"`, or any other ref of the run, loads a checkpoint. A path of
+    Lightning's own (`.../epoch=1-step=8.ckpt`) names the checkpoint that was saved under it. A
+    second save of a step (`save_last=True`) is not stored again: it becomes the tag
+    `lightning-last`. What `ModelCheckpoint` removes is evicted, unless the run protects it. With a
+    journal, a second name and a removal wait until the registry has the saves before them.
+
+    Alone it stores what Lightning stores, which has no random generators; `HoldfastCheckpoint` adds
+    them.
+
+    Args:
+        run: The run.
+        files: Saves and loads all paths that are no refs. Default: such paths are names of
+            checkpoints of the run.
+        background: Whether a save returns when the state has been copied.
+        on_save: Called with each checkpoint once it is durable.
+
+    Attributes:
+        saver: What saves into the run.
+        trains: Whether a load continues the run; a load to test or to predict does not.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        files: CheckpointIO | None = None,
+        background: bool = False,
+        on_save: OnSave | None = None,
+    ) -> None:
+        self.saver = Saver(run, background=background, on_save=on_save)
+        self.trains = True
+        if files is None and run.group is not None:
+            raise InvalidInput(
+                "Lightning saves through a plugin on rank 0 alone",
+                where="HoldfastIO",
+                expected="a run without `group`, or HoldfastCheckpoint",
+            )
+        self._run = run
+        self._files = files
+        self._restored: Restored | None = None
+        self._unwanted: dict[int, Checkpoint] = {}
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
+        """Save a checkpoint of Lightning's, with the metric that its `ModelCheckpoint` monitors.
+
+        Raises:
+            UnsupportedValue: Something in it cannot be stored; the message names its path.
+            RegistryError: As `Run.save`.
+        """
+        if self._files is not None:
+            self._files.save_checkpoint(checkpoint, path, storage_options)
+            return
+        step = checkpoint["global_step"]
+        if step == self.saver.step:
+            self._name_again(path)
+            return
+        before = self._named(path)
+        state, meta = components(checkpoint), {_PATH: str(path)}
+        self.saver.save(state, step, _metrics(checkpoint), meta)
+        if before is not None:  # as a file of this name would be overwritten
+            self._unwanted[before.n] = before
+        self._evict_unwanted()
+
+    def load_checkpoint(
+        self,
+        path: Any,
+        map_location: Any = None,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Load a checkpoint, onto the CPU; the run continues from it.
+
+        Raises:
+            NotFound: The run has no such checkpoint.
+            InvalidInput: The path names another run.
+            IntegrityError: It is damaged; no other one is loaded instead.
+        """
+        text, found = str(path), self.found(path)
+        if found is not None:
+            return from_components(self._load(found))
+        if self._files is None:
+            found = self._named(path)
+        elif Path(text).exists() or not text.startswith(f"{self._run.id}/"):
+            return self._files.load_checkpoint(path, weights_only=weights_only)
+        if found is None:
+            raise NotFound(
+                "there is no such file, and no checkpoint of the run was saved under this path",
+                where=f"ckpt_path={text!r}",
+                hint=f"A ref finds every checkpoint: {SCHEME}{self._run.id}/latest.",
+            )
+        return from_components(self._load(found))
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Evict the checkpoint of a path; one that is protected is kept until it is not."""
+        if self._files is not None:
+            self._files.remove_checkpoint(path)
+            return
+        self._run.wait(remote=True)  # the registry evicts what it has
+        found = self._named(path)
+        if found is not None:
+            self._unwanted[found.n] = found
+            self._evict_unwanted()
+
+    def teardown(self) -> None:
+        """Wait for the save under way, and raise its error."""
+        self.saver.settle()
+        self._evict_unwanted()
+
+    def resume(self) -> str | None:
+        """Load the newest whole checkpoint; return its path, or `None` before the first save.
+
+        Where all ranks save, it is loaded when the trainer has sharded the model.
+        """
+        if self._run.group is not None:
+            newest = self._run.restore_into({}, strict=False)
+            return None if newest is None else f"{SCHEME}{newest.ref}"
+        self._restored = self._run.restore()
+        return None if self._restored is None else f"{SCHEME}{self._restored.checkpoint.ref}"
+
+    def found(self, path: Any) -> Checkpoint | None:
+        """Return the checkpoint of a ref; `None` for another path.
+
+        Raises:
+            NotFound: The run has no such checkpoint.
+            InvalidInput: The ref names another run.
+        """
+        scheme, _, ref = str(path).partition(SCHEME)
+        if scheme or not ref:
+            return None
+        # The one resumed from may be only in a journal.
+        if self._restored is not None and self._restored.checkpoint.ref == ref:
+            return self._restored.checkpoint
+        return checkpoint_of(self._run, ref)
+
+    def _load(self, found: Checkpoint) -> Any:
+        if not self.trains:
+            return found.load(precision="original")
+        kept, self._restored = self._restored, None
+        self.saver.resume_at(found.step)
+        if kept is not None and kept.checkpoint == found:
+            return kept.state
+        restored = self._run.restore(at=found)
+        assert restored is not None  # `at` names one
+        return restored.state
+
+    def _named(self, path: Any) -> Checkpoint | None:
+        """Return the checkpoint that was saved under a path of Lightning's."""
+        self.saver.settle()
+        named = [one for one in self._run.checkpoints() if _path_of(one) == str(path)][-1:]
+        tagged = self._run.manifest.tags.get(_tag(path))
+        if tagged is not None:
+            named.append(self._run.find(tagged))
+        return max(named, key=lambda one: one.n, default=None)
+
+    def _name_again(self, path: Any) -> None:
+        newest = self.saver.settle()
+        self._run.wait(remote=True)  # the registry names what it has
+        if newest is not None and self._named(path) != newest:
+            self._run.tag(_tag(path), newest)
+
+    def _evict_unwanted(self) -> None:
+        for n, checkpoint in list(self._unwanted.items()):
+            try:
+                self._run.evict(checkpoint, "removed by Lightning's ModelCheckpoint")
+            except Conflict:  # protected: tried again after the next save
+                if not self._run.find(n).is_evicted:
+                    continue
+            del self._unwanted[n]
+
+
+def components(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint of Lightning's as components."""
+    taken = sorted(set(_NAMES.values()) & checkpoint.keys())
+    if taken:
+        raise UnsupportedValue(
+            "a hook added a key that is the name of a component",
+            where=f"checkpoint[{taken[0]!r}]",
+            hint="Choose another key in `on_save_checkpoint`.",
+        )
+    return {_NAMES.get(name, name): value for name, value in checkpoint.items()}
+
+
+def _tag(path: Any) -> str:
+    """Return a legal tag for a path of Lightning's: `lightning-last` for `.../last.ckpt`."""
+    return f"lightning-{re.sub('[^A-Za-z0-9._-]', '-', PurePath(str(path)).stem)}"[:64]
+
+
+def _path_of(checkpoint: Checkpoint) -> str | None:
+    meta = checkpoint.meta
+    return meta.get(_PATH) if isinstance(meta, Mapping) else None
+
+
+def from_components(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo `components`."""
+    names = {ours: theirs for theirs, ours in _NAMES.items()}
+    return {names.get(name, name): value for name, value in state.items()}
+
+
+def _metrics(checkpoint: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that `ModelCheckpoint`s monitor."""
+    states = [one for one in checkpoint.get("callbacks", {}).values() if isinstance(one, Mapping)]
+    return {
+        one["monitor"]: float(one["current_score"])
+        for one in states
+        if one.get("monitor") is not None and one.get("current_score") is not None
+    }

@@ -1,0 +1,185 @@
+"""Save the steps of a trainer that is not ours, and capture what every rank needs to resume."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.distributed
+
+from holdfast.backends.escape import quoted
+from holdfast.registry.adapters.sharded import of_first_rank
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.face import Run, find_in_run, rng
+from holdfast.registry.history import check_not_completed
+from holdfast.registry.loading import Checkpoint
+from holdfast.registry.saving import PendingSave
+from holdfast.registry.saving.loop import Checkpointer
+
+_LOGGER = logging.getLogger("holdfast")
+OnSave = Callable[[Checkpoint], object]
+Gather = Callable[[], dict[str, Any]]
+
+
+class Saver:
+    """Saves states of a run, each step once.
+
+    Attributes:
+        step: Step of the newest state that was saved or resumed from; `None` before any.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        background: bool,
+        on_save: OnSave | None,
+        checkpointer: Checkpointer | None = None,
+    ) -> None:
+        self._run = run
+        self.step: int | None = None
+        self._background = background
+        self._on_save = on_save
+        self._checkpointer = checkpointer
+        group = run.group
+        self._together = group is not None and group.size > 1
+        self._tells = group is None or group.rank == 0
+        self._seen = 0
+        self._gather: Gather | None = None
+        self._final: dict[str, Any] | None = None
+        self._pending: list[PendingSave] = []
+        self._newest: Checkpoint | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the checkpointer was asked to stop, and leaves that to the trainer."""
+        return self._checkpointer is not None and self._checkpointer.stopped
+
+    def begin(self) -> None:
+        """Begin to train: refuse a run that is completed, whose first save may be hours away."""
+        check_not_completed(self._run.refresh().manifest)
+
+    def resume_at(self, step: int) -> None:
+        """Continue after a step that is saved."""
+        self.step = self._seen = step
+
+    def save(
+        self, state: Mapping[str, Any], step: int, metrics: Mapping[str, float], meta: Any = None
+    ) -> None:
+        """Save the state of a step; an error of the save before is raised here."""
+        self.settle()
+        if self._background:
+            saving = self._run.save_async(state, step=step, metrics=metrics, meta=meta)
+            self._pending.append(saving)
+        else:
+            self._tell(self._run.save(state, step=step, metrics=metrics, meta=meta))
+        self.step = step
+
+    def end_step(
+        self, step: int, gather: Gather, metrics: Mapping[str, float], *, due: bool, first: bool
+    ) -> None:
+        """End a step, on every rank; a second call for the same step only saves what is due."""
+        if self._checkpointer is None:
+            if due and step != self.step:
+                state = gather()
+                if self._together:
+                    state, metrics = of_first_rank(state, metrics)
+                if first or self._together:
+                    self.save(state, step, metrics)
+                self.step = step
+            return
+        if step <= self._seen:
+            return
+        self._seen, self._final = step, None
+        try:
+            saving = self._checkpointer.step(
+                step, lambda: self._final or self._gathered(gather), metrics, converged=due
+            )
+        finally:
+            if first and self.stopped:  # it has saved this step without telling
+                self._tell_of_the_last(step)
+        self._gather = gather
+        if saving is not None:
+            self._pending.append(saving)
+        self._tell_of_finished(wait=False)
+
+    def end(self) -> None:
+        """End the training: wait for its saves, and keep the last state for the checkpointer.
+
+        Its block may end, and save, when the trainer has been taken apart. Every rank keeps it:
+        only rank 0 knows whether it is saved already.
+        """
+        if self._gather is not None:
+            self._final, self._gather = self._gathered(self._gather), None
+        self.settle()
+
+    def _gathered(self, gather: Gather) -> Any:
+        return of_first_rank(gather(), {})[0] if self._together else gather()
+
+    def settle(self) -> Checkpoint | None:
+        """Wait for the saves under way; return the newest checkpoint, if one was saved."""
+        self._tell_of_finished(wait=True)
+        return self._newest
+
+    def _tell_of_finished(self, *, wait: bool) -> None:
+        while self._pending and (wait or self._pending[0].done()):
+            saving = self._pending.pop(0)
+            if saving.outcome not in ("skipped", "superseded"):
+                self._tell(saving.wait())
+
+    def _tell_of_the_last(self, step: int) -> None:
+        self._tell_of_finished(wait=True)
+        latest = self._run.latest()
+        if latest is not None and latest.step == step and latest != self._newest:
+            self._tell(latest)
+
+    def _tell(self, checkpoint: Checkpoint) -> None:
+        self._newest = checkpoint
+        if self._on_save is not None and self._tells:
+            self._on_save(checkpoint)
+
+
+def checkpoint_of(run: Run, ref: str) -> Checkpoint:
+    """Return the checkpoint of a run that a ref names."""
+    name, _, rest = ref.partition("/")
+    if name != run.id:
+        raise InvalidInput(
+            "a checkpoint of another run",
+            where=quoted(ref),
+            expected=f"{run.id}/...",
+            hint="To continue it, open that run; to branch from it, `reg.fork(ref)`.",
+        )
+    found = find_in_run(run.refresh(), rest)
+    if not isinstance(found, Checkpoint):
+        raise InvalidInput("this is a stored state and no checkpoint", where=found.ref)
+    return found
+
+
+def capture_ranks(generators: Mapping[str, object] | None = None) -> list[dict[str, Any]]:
+    """Return the random number generators of every rank; every rank must call this."""
+    own = rng.capture(generators)
+    if not torch.distributed.is_initialized():
+        return [own]
+    everyone: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, own)
+    return everyone
+
+
+def restore_rank(
+    states: list[dict[str, Any]], generators: Mapping[str, object] | None = None
+) -> None:
+    """Set the generators of this rank, if as many ranks train as did when they were captured."""
+    shared = torch.distributed.is_initialized()
+    ranks = torch.distributed.get_world_size() if shared else 1
+    if ranks != len(states):
+        _LOGGER.warning(
+            "the state has random generators of %d ranks, and %d train: they keep their seeds, "
+            "so this resume is not bit for bit",
+            len(states),
+            ranks,
+        )
+        return
+    state = states[torch.distributed.get_rank() if shared else 0]
+    known = {name: one for name, one in (generators or {}).items() if rng.has(state, name)}
+    rng.restore(state, known)  # of an older version a state has none of a loader's

@@ -1,0 +1,258 @@
+"""Statistics of the tensors of a stored state: extremes, means, norms, NaN and infinities.
+
+Chunks are read one after another in bounded memory, equal chunks once, and every byte is verified.
+NaN and infinities are counted, and left out of everything else, so that one of them does not hide
+the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from queue import Empty, SimpleQueue
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from holdfast.registry.comparing.chunkwise import (
+    READING,
+    Piece,
+    batches_of,
+    held_bytes,
+    reduce_batch,
+)
+from holdfast.registry.errors import NotFound
+from holdfast.registry.history import RunLog, StateReader
+from holdfast.registry.loading import Stored, reader_of, tensors_by_path
+from holdfast.registry.objects import TensorEntry
+from holdfast.registry.store import Store, Workers
+from holdfast.registry.values import Digest, near
+
+if TYPE_CHECKING:
+    from holdfast.registry.comparing.elements import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStats:
+    """The statistics of one tensor."""
+
+    path: str  # component and keys joined with `/`
+    dtype: str  # name of its element type
+    shape: tuple[int, ...]  # axis lengths
+    nbytes: int  # size in bytes
+    count: int  # number of elements
+    #: The least finite element, exact: an integer for integers and bools. `None` where there is
+    #: none, and for complex types, which have no order.
+    min: int | float | None
+    max: int | float | None  # the greatest finite element, likewise
+    #: Mean of the finite elements; for integers exact except for one rounding. `None` where there
+    #: is none.
+    mean: float | complex | None
+    norm: float  # L2 norm of the finite elements
+    nan: int  # number of NaN elements; complex ones count if either part is NaN
+    inf: int  # number of infinite elements that are not NaN
+    zeros: int  # number of zeros of either sign
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no element is NaN or infinite."""
+        return not self.nan and not self.inf
+
+    @property
+    def zeros_share(self) -> float:
+        """Share of the elements that are zero; 0 of an empty tensor."""
+        return self.zeros / self.count if self.count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StateStats:
+    """The statistics of the tensors of a state."""
+
+    tensors: tuple[TensorStats, ...]  # one for each tensor, in the order of the state
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, equal ones counted each time."""
+        return sum(one.nbytes for one in self.tensors)
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return sum(one.count for one in self.tensors)
+
+    @property
+    def nan(self) -> int:
+        """Number of NaN elements."""
+        return sum(one.nan for one in self.tensors)
+
+    @property
+    def inf(self) -> int:
+        """Number of infinite elements."""
+        return sum(one.inf for one in self.tensors)
+
+    @property
+    def zeros(self) -> int:
+        """Number of zeros."""
+        return sum(one.zeros for one in self.tensors)
+
+    @property
+    def zeros_share(self) -> float:
+        """Share of the elements that are zero; 0 where there are none."""
+        return self.zeros / self.count if self.count else 0.0
+
+    @property
+    def norm(self) -> float:
+        """L2 norm of all finite elements together."""
+        return math.hypot(*(one.norm for one in self.tensors))
+
+    @property
+    def nonfinite(self) -> tuple[TensorStats, ...]:
+        """The tensors that hold NaN or infinity."""
+        return tuple(one for one in self.tensors if not one.is_finite)
+
+
+def stats(
+    stored: Stored, patterns: Sequence[str] = (), *, executor: Executor | None = None
+) -> StateStats:
+    """Read the tensors of a state and return their statistics. Memory stays below 256 MiB."""
+    return _stats(stored, _wanted(stored, patterns), executor)
+
+
+def stats_of(stored: Stored, paths: Iterable[str]) -> StateStats:
+    """Read these tensors of a state and return their statistics, as `stats` does."""
+    entries = tensors_by_path(stored.manifest.components)
+    return _stats(stored, {path: entries[path] for path in paths})
+
+
+def _stats(
+    stored: Stored, entries: Mapping[str, TensorEntry], executor: Executor | None = None
+) -> StateStats:
+    from holdfast.registry.comparing import elements
+
+    reader = reader_of(stored)
+    workers = Workers(executor, reader.store)
+    pieces = {path: _pieces(stored, entry) for path, entry in entries.items()}
+    if any(pieces.values()):
+        reader.read_chunks({})  # it indexes its chunks once, not in every thread
+    found: dict[Piece, Summary] = {}
+    workers.each(
+        Summarising(reader.run_id, reader.digest, reader.ref, reader),
+        batches_of(piece for parts in pieces.values() for piece in parts),
+        lambda batch, done: found.update(zip(batch, done.result(), strict=True)),
+        size_of=lambda batch: (1 + READING) * held_bytes(batch),
+    )
+
+    def summary(path: str, entry: TensorEntry) -> Summary:
+        if entry.inline is not None:
+            return elements.summarise(memoryview(entry.inline), entry.dtype)
+        return elements.join(found[piece] for piece in pieces[path])
+
+    return StateStats(
+        tuple(_tensor(path, entry, summary(path, entry)) for path, entry in entries.items())
+    )
+
+
+class Summarising:
+    """Read and summarise chunks of a state. A copy in another process opens the run there."""
+
+    def __init__(
+        self, run_id: str, digest: Digest, ref: str, reader: StateReader | None = None
+    ) -> None:
+        self._state = (run_id, digest, ref)
+        self._reader = reader
+        self._lock = Lock()
+        # Buffers are used again: new pages would cost more than the work on them.
+        self._buffers: SimpleQueue[memoryview] = SimpleQueue()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Summarising, self._state)
+
+    def __call__(self, store: Store, batch: Sequence[Piece]) -> list[Summary]:
+        """Return the summary of each piece."""
+        from holdfast.registry.comparing import elements
+
+        buffer = self._buffer(held_bytes(batch))
+        try:
+            return reduce_batch(
+                [self._source(store)],
+                batch,
+                lambda piece, views: elements.summarise(views[0], piece.dtype),
+                buffer,
+            )
+        finally:
+            self._buffers.put(buffer)
+
+    def _source(self, store: Store) -> StateReader:
+        with self._lock:
+            if self._reader is None:
+                run_id, digest, ref = self._state
+                log = RunLog(store, run_id)
+                log.open()
+                self._reader = StateReader(store, log, digest, ref)
+                self._reader.read_chunks({})  # as above
+            return self._reader
+
+    def _buffer(self, size: int) -> memoryview:
+        try:
+            buffer = self._buffers.get_nowait()
+        except Empty:
+            buffer = memoryview(b"")
+        return buffer if buffer.nbytes >= size else memoryview(bytearray(size))
+
+
+def _wanted(stored: Stored, patterns: Sequence[str]) -> dict[str, TensorEntry]:
+    entries = tensors_by_path(stored.manifest.components)
+    if not patterns:
+        return entries
+    for pattern in patterns:
+        if not any(fnmatchcase(path, pattern) for path in entries):
+            raise NotFound(
+                "no tensor matches",
+                where=f"{stored.ref}: {pattern}",
+                hint=near(pattern, entries) or "`holdfast show --tensors` lists the paths.",
+            )
+    return {
+        path: entry
+        for path, entry in entries.items()
+        if any(fnmatchcase(path, pattern) for pattern in patterns)
+    }
+
+
+def _pieces(stored: Stored, entry: TensorEntry) -> list[Piece]:
+    if entry.inline is not None:
+        return []
+    return [
+        Piece((digest,), entry.dtype, size)
+        for digest, size in zip(
+            reader_of(stored).chunk_digests(entry), entry.grid.sizes(), strict=True
+        )
+    ]
+
+
+def _tensor(path: str, entry: TensorEntry, found: Summary) -> TensorStats:
+    mean: float | complex | None = None
+    if found.finite:
+        mean = _mean(found.total, found.finite)
+        if entry.dtype.startswith("complex"):
+            mean = complex(mean, _mean(found.imaginary, found.finite))
+    return TensorStats(
+        path,
+        entry.dtype,
+        entry.shape,
+        entry.nbytes,
+        found.count,
+        found.low,
+        found.high,
+        mean,
+        found.norm,
+        found.nans,
+        found.infs,
+        found.zeros,
+    )
+
+
+def _mean(total: Fraction, count: int) -> float:
+    return float(total / count)

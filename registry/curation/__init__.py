@@ -1,0 +1,30 @@
+"""Names that keep stored states, evictions that a user asks for, the opponent pool, and streams.
+
+- `pins`: gates, artifacts and tags; `releases`: states under semantic versions; `cards`: model
+  cards as YAML. `forking`: a new run that continues from a checkpoint of another one.
+- `pruning`: evict, undo an eviction, drop a run.
+- `pool`: past models with ratings, for self-play. `streams`: append-only histories.
+
+All of them commit through `writing`, and none needs the writer token. Specified in docs/spec.md,
+sections 22 to 24, 26 and 27.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.registry.values.first_use import at_first_use
+
+if TYPE_CHECKING:
+    from holdfast.registry.curation.cards import MAX_BYTES as MAX_BYTES
+    from holdfast.registry.curation.cards import parse_card as parse_card
+    from holdfast.registry.curation.cards import write_card as write_card
+    from holdfast.registry.curation.forking import inherit as inherit
+    from holdfast.registry.curation.forking import inheritance as inheritance
+    from holdfast.registry.curation.pins import checkpoint_marks as checkpoint_marks
+    from holdfast.registry.curation.pins import find_pin as find_pin
+    from holdfast.registry.curation.pins import run_remarks as run_remarks
+    from holdfast.registry.curation.releases import Release as Release
+    from holdfast.registry.curation.releases import Releases as Releases
+else:
+    __getattr__ = at_first_use(__name__)

@@ -1,0 +1,313 @@
+"""The opponent pool of a run: promote, rate, draw and load models.
+
+The rules come from Hydra's document, Opponent Pool Versioning; the run's preset gives their numbers
+(size, shares of the draws, models kept loaded). Nothing here needs a writer token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.registry.curation.pins import find_pin, own
+from holdfast.registry.curation.pool.entries import PoolEntry, require_playing, require_record
+from holdfast.registry.curation.pool.matches import (
+    PoolEvent,
+    check_match,
+    check_ranks,
+    check_version,
+    pool_events,
+    rating_match,
+)
+from holdfast.registry.curation.pool.model_cache import ModelCache
+from holdfast.registry.curation.pool.promoting import PromotionCommit, Source, Terms, pool_rules
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.history import check_phase
+from holdfast.registry.history.actions import Action
+from holdfast.registry.history.replay import PoolRecord, RunManifest
+from holdfast.registry.loading import Checkpoint
+from holdfast.registry.spec import check_phase_is_declared, phase_number
+from holdfast.registry.writing import Committer
+
+if TYPE_CHECKING:
+    from holdfast.registry.curation.pool.selection import Matchup
+
+
+class OpponentPool:
+    """The pool of a run.
+
+    It holds past versions of the model as opponents of the model in training. Versions are numbers
+    from 1 that only grow: a run never uses one twice, even after evictions and restarts.
+
+    Args:
+        committer: The committer of the run's handle.
+    """
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+        self._store = committer.store
+        self._log = committer.log
+        self._models: ModelCache[_Loaded] = ModelCache(pool_rules(self._log.run).cache)
+
+    # Promotion
+
+    def promote(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        mu: float | None = None,
+        sigma: float | None = None,
+        frozen: bool = False,
+    ) -> PoolEntry:
+        """Add a model to the pool: the parts of a checkpoint for inference, without a copy of data.
+
+        If the pool is full, the same commit evicts the oldest entry that is not frozen.
+
+        Args:
+            checkpoint: A checkpoint of this run. A frozen entry of a gate is drawn by the gate's
+                name; if the checkpoint is several gates, choose one by `promote_gate`.
+            mu: Estimated skill of the model. Without it the skill in the checkpoint's metrics, else
+                in those of the newest checkpoint with a rating; a frozen entry takes only its own
+                metrics or the default.
+            sigma: Uncertainty of the skill, found in the same way. It is raised to at least a third
+                of the default, unless the entry is frozen.
+            frozen: Whether the entry stays for ever, with the rating that it has.
+
+        Returns:
+            The entry. If the same checkpoint plays in the same role already, that entry, unchanged:
+            it is safe to repeat a promotion whose answer was lost.
+
+        Raises:
+            InvalidInput: The checkpoint belongs to another run, its weights hold NaN, or a number
+                is no rating.
+            IncompatibleState: The checkpoint has no parts for inference.
+            Conflict: The checkpoint was evicted, or the run dropped.
+        """
+        n = own(self._committer, checkpoint, "the pool")
+
+        def source(run: RunManifest) -> Source:
+            record = run.by_n.get(n) or self._log.knowing(n).by_n[n]
+            gates = [pin.name for pin in run.pins_of("gate") if pin.checkpoint == record.n]
+            return Source(record, gates[0] if frozen and gates else None)
+
+        return self._promote(source, Terms(frozen, mu, sigma))
+
+    def promote_gate(
+        self, name: str, *, mu: float | None = None, sigma: float | None = None
+    ) -> PoolEntry:
+        """Add a gate to the pool as a frozen entry: never evicted, never rated again.
+
+        Args:
+            name: The gate; the entry is drawn by this name.
+            mu: Estimated skill, which never changes; from the gate's metrics or the default without
+                it.
+            sigma: Uncertainty of the skill, found in the same way.
+
+        Raises:
+            NotFound: The gate is not set.
+            InvalidInput: A number is no rating.
+            IncompatibleState: The gate has no parts for inference.
+        """
+
+        def source(run: RunManifest) -> Source:
+            n = find_pin(run, "gate", name).checkpoint
+            assert n is not None  # replay makes sure that every gate names one
+            return Source(run.by_n.get(n) or self._log.knowing(n).by_n[n], name)
+
+        return self._promote(source, Terms(frozen=True, mu=mu, sigma=sigma))
+
+    def _promote(self, source: Callable[[RunManifest], Source], terms: Terms) -> PoolEntry:
+        promotion = PromotionCommit(self._committer, source, terms)
+        self._log.refresh()
+        self._committer.commit(promotion)
+        return self._entry(self._known(promotion.version))
+
+    # Entries
+
+    def roster(self) -> list[PoolEntry]:
+        """Return the entries that play, frozen ones included, as of now, oldest first."""
+        return [self._entry(record) for record in self._log.refresh().roster()]
+
+    def entries(self) -> list[PoolEntry]:
+        """Return all entries as of now, evicted ones included, oldest first."""
+        self._log.refresh()
+        return [self._entry(record) for record in self._log.history().pool]
+
+    def entry(self, version: int) -> PoolEntry:
+        """Return an entry that plays.
+
+        Raises:
+            NotFound: There never was one of this version, or it left the pool; the message says
+                why.
+            InvalidInput: It is not a version.
+        """
+        number = check_version(version)
+        self._log.refresh()
+        return self._entry(require_playing(self._log.knowing_entry(number), number))
+
+    def history(self, version: int) -> list[PoolEvent]:
+        """Return the changes of an entry, oldest first: every rating, also of an evicted entry.
+
+        Raises:
+            NotFound: There never was one of this version.
+            InvalidInput: It is not a version.
+        """
+        number = check_version(version)
+        self._log.refresh()
+        self._known(number)
+        return self.histories()[number]
+
+    def histories(self) -> dict[int, list[PoolEvent]]:
+        """Return the changes of every entry by version, oldest first; the log is read once."""
+        found: dict[int, list[PoolEvent]] = {}
+        for event in self._events():
+            found.setdefault(event.version, []).append(event)
+        return found
+
+    def evictions(self) -> list[PoolEvent]:
+        """Return the evictions in order, each with its last rating and the reason."""
+        return [event for event in self._events() if event.event == "evicted"]
+
+    def _known(self, version: int) -> PoolRecord:
+        return require_record(self._log.knowing_entry(version), version)
+
+    def _events(self) -> Iterable[PoolEvent]:
+        return pool_events(commit for slot in self._log.slots() for _, commit in slot.commits)
+
+    # Playing
+
+    def record_match(
+        self,
+        versions: Sequence[int | None],
+        ranks: Sequence[float],
+        *,
+        match: str | None = None,
+    ) -> list[PoolEntry]:
+        """Record a match: OpenSkill's PlackettLuce rates the entries that took part.
+
+        Each entry has played one more game, and has won it if it came first alone; a tie for the
+        first rank is no win. Frozen entries count their games and keep their rating. An entry that
+        left the pool during its match is rated too.
+
+        Args:
+            versions: The version in each seat; `None` is the model in training, which plays with
+                its newest rating and is not rated here. A version with several seats plays once,
+                with the mean of their ranks.
+            ranks: The rank of each seat, in the same order. Lower is better, equal is a tie.
+            match: Identity of the match: to record it again changes nothing, as long as it is among
+                the newest 256. Random without it, so that a repeated call counts twice.
+
+        Returns:
+            The entries, in the order in which `versions` names them first.
+
+        Raises:
+            InvalidInput: Versions and ranks do not fit each other, or fewer than two different
+                players took part.
+            NotFound: The pool never had one of the versions.
+            Conflict: The run was dropped.
+        """
+        played, name = check_ranks(versions, ranks), check_match(match)
+        players = [player for player in played if player is not None]
+
+        def compose(run: RunManifest) -> Sequence[Action] | None:
+            return None if name in run.matches else [rating_match(run, played, name)]
+
+        self._log.refresh()
+        self._committer.commit(compose)
+        return [self._entry(self._known(player)) for player in players]
+
+    def draw(self, game: int, *, phase: int | str | None = None) -> Matchup:
+        """Return the opponent of a game: the same one for the same seed, game and pool.
+
+        Args:
+            game: Number of the game within the phase, from 0.
+            phase: The phase of the game; the pool's own phase without it.
+
+        Raises:
+            InvalidInput: The run's preset declares no opponents, or there is no such phase.
+        """
+        (matchup,) = self.draws(game, 1, phase=phase)
+        return matchup
+
+    def draws(self, start: int, count: int, *, phase: int | str | None = None) -> list[Matchup]:
+        """Return the opponents of `count` games from number `start` on, each one as `draw` does.
+
+        The pool is the one that this handle has read last: it changes by promotions here, by
+        `roster` and by `Run.refresh`, never by itself between two games. Every entry that is not
+        frozen can be drawn, and the newest frozen entry of each gate that the preset names.
+
+        Raises:
+            InvalidInput: The run's preset declares no opponents, or there is no such phase.
+        """
+        from holdfast.registry.curation.pool import selection
+
+        run = self._log.run
+        rules, created = pool_rules(run), run.created
+        if not rules.draws or created is None:
+            raise InvalidInput(
+                "the run's preset declares no opponents to draw",
+                where=run.run_id,
+                expected="draws in the preset's [pool]",
+            )
+        playing, name = run.roster(), rules.phase if phase is None else check_phase(phase)
+        check_phase_is_declared(run.spec, name)
+        return selection.draws(
+            int(created.seed, 16),
+            phase_number(run.spec, name),
+            rules.seed_child,
+            [selection.Category(one.kind, one.weight, one.name) for one in rules.draws],
+            [entry.version for entry in playing if not entry.frozen],
+            {entry.gate: entry.version for entry in playing if entry.frozen and entry.gate},
+            start=start,
+            count=count,
+        )
+
+    def load(
+        self,
+        version: int,
+        *,
+        build: Callable[[Any], Any] | None = None,
+        map_location: object = "cpu",
+    ) -> Any:
+        """Return the model of an entry; the most recently used ones are kept in memory.
+
+        The preset gives their number. All callers for a version share the result: play with it, but
+        do not change it. A model that left the pool may still be returned from memory.
+
+        Args:
+            version: The version.
+            build: Makes the wanted object from the loaded state, for example a model in half
+                precision; called once for each loaded version. Give the same one every time: a
+                model in memory is not built again for another one.
+            map_location: Device for the tensors, as `torch.device` or its name.
+
+        Returns:
+            The result of `build`; without it the state.
+
+        Raises:
+            NotFound: There never was such an entry, or it left the pool.
+            InvalidInput: It is not a version.
+            IntegrityError: An object of it is damaged or gone; nothing is kept in memory then.
+        """
+        number = check_version(version)
+        wanted = (str(map_location), build is not None)
+
+        def load() -> _Loaded:
+            state = self.entry(number).load(map_location=map_location)
+            return _Loaded(wanted, state if build is None else build(state))
+
+        while (held := self._models.get(number, load)).kind != wanted:
+            self._models.drop(number)
+        return held.model
+
+    def _entry(self, record: PoolRecord) -> PoolEntry:
+        return PoolEntry(self._store, self._log, record)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A model in memory, with its device and whether it was built: other calls need another one."""
+
+    kind: tuple[str, bool]
+    model: Any

@@ -1,0 +1,241 @@
+"""The actions of a promotion: the entry, its rating, and the entries that it replaces. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+
+from holdfast.registry.curation.pins import sound
+from holdfast.registry.curation.pool.ratings import DEFAULT, Rating, inherited
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.history.actions import Action, EvictEntries, Promote
+from holdfast.registry.history.replay import CheckpointRecord, Forgotten, PoolRecord, RunManifest
+from holdfast.registry.loading import Stored
+from holdfast.registry.objects import Manifest
+from holdfast.registry.spec import Pool, inference_parts
+from holdfast.registry.values import Digest
+from holdfast.registry.writing import Committer, NewCommit, Stale, Written
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model that is to enter the pool."""
+
+    manifest: Digest  # id of its inference-only state
+    phase: str  # phase of its source
+    step: int  # step of its source
+    checkpoint: int | None  # commit number of its source
+    gate: str | None = None  # the gate of its source, if it is one
+    frozen: bool = False  # whether it is never evicted and never rated again
+
+
+def pool_rules(run: RunManifest) -> Pool:
+    """Return the rules of a run's pool."""
+    return run.spec.pool or _undeclared()
+
+
+@cache
+def _undeclared() -> Pool:
+    """Return the rules of a pool without a preset; made late to keep `import holdfast` light."""
+    return Pool(phase="any", size=20)
+
+
+def promotion(run: RunManifest, candidate: Candidate, rating: Rating) -> list[Action]:
+    """Return the actions that add a model to the pool and evict the oldest entries of a full one.
+
+    The rating is inherited. Its uncertainty is raised to a third of the default (document of Hydra,
+    Rating integration), unless the entry is frozen.
+    """
+    entered = rating if candidate.frozen else inherited(rating)
+    promote = Promote(
+        version=run.next_version,
+        manifest=candidate.manifest,
+        checkpoint=candidate.checkpoint,
+        gate=candidate.gate,
+        phase=candidate.phase,
+        step=candidate.step,
+        mu=entered.mu,
+        sigma=entered.sigma,
+        frozen=candidate.frozen,
+    )
+    if candidate.frozen:
+        return [promote]
+    size = pool_rules(run).size
+    playing = [entry for entry in run.roster() if not entry.frozen]
+    leaving = playing[: max(0, len(playing) + 1 - size)]
+    if not leaving:
+        return [promote]
+    versions = tuple(entry.version for entry in leaving)
+    return [promote, EvictEntries(versions=versions, reason=f"oldest of more than {size}")]
+
+
+def rating_of(run: RunManifest, metrics: Mapping[str, float]) -> Rating:
+    """Return the rating of the training model: from these metrics, else from the newest with one.
+
+    A value that is no rating (NaN, an uncertainty of 0) is ignored, so that no save fails for it.
+    Superseded checkpoints are ignored too; evicted ones count.
+    """
+    for known in chain((metrics,), _newest_metrics(run)):
+        rating = own_rating(run, known)
+        if rating is not None:
+            return rating
+    return DEFAULT
+
+
+def _newest_metrics(run: RunManifest) -> Iterator[Mapping[str, float]]:
+    """Yield the metrics of the checkpoints on the current line, the newest first."""
+    gone = None if run.gone is None else run.gone.rating
+    for record in reversed(run.checkpoints):
+        if gone is not None and gone.n > record.n:
+            yield gone.metrics
+            raise Forgotten  # its metrics are no rating, and earlier ones are not known
+        if not record.superseded:
+            yield record.metrics
+    if gone is not None:
+        yield gone.metrics
+        raise Forgotten
+
+
+def own_rating(run: RunManifest, metrics: Mapping[str, float]) -> Rating | None:
+    """Return the rating in these metrics, if there is one."""
+    rules = pool_rules(run)
+    if rules.mu not in metrics or rules.sigma not in metrics:
+        return None
+    try:
+        return Rating(metrics[rules.mu], metrics[rules.sigma])
+    except InvalidInput:
+        return None
+
+
+def find_entry(run: RunManifest, candidate: Candidate) -> PoolRecord | None:
+    """Return the playing entry that equals this candidate.
+
+    It has the same model of the same phase and step in the same role. The number of its checkpoint
+    does not count: training that went back may save the same model at the same step again, and a
+    fork inherits entries without their checkpoints.
+    """
+    for entry in reversed(run.roster()):
+        if _identity(entry) == _identity(candidate):
+            return entry
+    return None
+
+
+def _identity(one: PoolRecord | Candidate) -> tuple[object, ...]:
+    return one.manifest, one.phase, one.step, one.gate, one.frozen
+
+
+def candidate_of(record: CheckpointRecord, manifest: Digest) -> Candidate:
+    """Return a checkpoint as a candidate."""
+    return Candidate(manifest, record.phase, record.step, record.n)
+
+
+# The commit of one promotion: cut the model, check the rules, and add it to the pool.
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The source of a model."""
+
+    checkpoint: CheckpointRecord  # the checkpoint
+    gate: str | None = None  # the name of its gate, where it enters the pool as one
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The options of a promotion."""
+
+    frozen: bool = False  # whether the entry is never evicted and never rated again
+    mu: float | None = None  # its estimated skill; inherited without it
+    sigma: float | None = None  # the uncertainty of the skill; inherited without it
+
+    def __post_init__(self) -> None:
+        self.over(DEFAULT)
+
+    def over(self, inherited: Rating) -> Rating:
+        """Return the inherited rating, with the given numbers in place of its own."""
+        mu = inherited.mu if self.mu is None else self.mu
+        return Rating(mu, inherited.sigma if self.sigma is None else self.sigma)
+
+
+class PromotionCommit(NewCommit):
+    """The commit of a promotion.
+
+    Attributes:
+        version: Version of the entry, once the commit has landed.
+    """
+
+    def __init__(
+        self, committer: Committer, source: Callable[[RunManifest], Source], terms: Terms
+    ) -> None:
+        self._committer = committer
+        self._source = source
+        self._terms = terms
+        self._cut_of: Digest | None = None
+        self._model: Digest
+        self._is_cut = False
+        self.version = -1
+
+    def write_states(self) -> Sequence[Written]:
+        """Write the manifest of the model, unless it plays or the run holds it already."""
+        committer, run = self._committer, self._committer.log.run
+        source = self._source(run)
+        self._cut_of = None
+        if self._playing(run, source) is not None:
+            return ()
+        record = _sound(run, source.checkpoint)
+        where = f"{run.run_id}/{record.manifest.short}"
+        whole = Stored(committer.store, committer.log, record.manifest, record.manifest.short)
+        parts = whole.manifest.components
+        names = inference_parts(run.spec, parts, where=where)
+        model = Manifest(whole.manifest.kind, {name: parts[name] for name in names})
+        self._cut_of, self._model = record.manifest, model.digest
+        self._is_cut = self._model not in run.held
+        return [committer.cut(record.manifest, names)] if self._is_cut else []
+
+    def actions(self, run: RunManifest) -> Sequence[Action] | None:
+        """Return the actions that add the model, unless an equal entry plays."""
+        source = self._source(run)
+        playing = self._playing(run, source)
+        if playing is not None:
+            self.version = playing.version
+            return None
+        record = _sound(run, source.checkpoint)
+        if record.manifest != self._cut_of or not (self._is_cut or self._model in run.held):
+            raise Stale
+        candidate = Candidate(
+            manifest=self._model,
+            phase=record.phase,
+            step=record.step,
+            checkpoint=record.n,
+            gate=source.gate,
+            frozen=self._terms.frozen,
+        )
+        known = find_entry(run, candidate)
+        if known is not None:
+            self.version = known.version
+            return None
+        self.version = run.next_version
+        return promotion(run, candidate, self._rating(run, record))
+
+    def _playing(self, run: RunManifest, source: Source) -> PoolRecord | None:
+        """Return the entry that plays already for this source in the same role."""
+        wanted = (source.checkpoint.n, source.gate, self._terms.frozen)
+        for entry in run.roster():
+            if (entry.checkpoint, entry.gate, entry.frozen) == wanted:
+                return entry
+        return None
+
+    def _rating(self, run: RunManifest, record: CheckpointRecord) -> Rating:
+        # An anchor is not the model in training, so it does not inherit that model's rating.
+        inherited = (
+            own_rating(run, record.metrics) or DEFAULT
+            if self._terms.frozen
+            else rating_of(run, record.metrics)
+        )
+        return self._terms.over(inherited)
+
+
+def _sound(run: RunManifest, record: CheckpointRecord) -> CheckpointRecord:
+    return sound(run, record.n, f"{run.run_id}/{record.manifest.short}")

@@ -1,0 +1,130 @@
+"""Compute the ratings of players after a game.
+
+This is OpenSkill's PlackettLuce model with its numbers pinned, and the rule by which a promoted
+model inherits a rating. The log of a run keeps the ratings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput
+
+# Pinned, although openskill 6 has the same defaults: the ratings of a league must stay comparable
+# after an upgrade of the library.
+_MU = 25.0
+_SIGMA = _MU / 3
+_BETA = _SIGMA / 2
+_KAPPA = 0.0001
+_TAU = _MU / 300
+
+
+def _finite(value: object, where: str) -> float:
+    if not isinstance(value, bool | str | bytes):
+        try:
+            number = float(value)  # type: ignore[arg-type]  # this call checks the type
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if math.isfinite(number):
+            return number
+    raise InvalidInput(
+        "not a finite number", where=where, expected="a finite number", found=quoted(value)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """An estimate of a player's skill: a normal distribution."""
+
+    mu: float  # its mean, in points of skill; finite
+    sigma: float  # its standard deviation, in the same points; finite and above 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mu", _finite(self.mu, "mu"))
+        object.__setattr__(self, "sigma", _finite(self.sigma, "sigma"))
+        if self.sigma <= 0:
+            raise InvalidInput(
+                "not an uncertainty", where="sigma", expected="above 0", found=self.sigma
+            )
+
+    @property
+    def conservative(self) -> float:
+        """A low estimate of the skill: mu - 3 sigma, OpenSkill's ordinal."""
+        return self.mu - 3 * self.sigma
+
+
+#: The rating of an unknown player.
+DEFAULT = Rating(_MU, _SIGMA)
+
+
+def inherited(rating: Rating) -> Rating:
+    """Return the rating with which a copy of a player enters a pool.
+
+    The mean is kept; the uncertainty becomes at least a third of an unknown player's
+    (the document of Hydra, Opponent Pool Versioning).
+    """
+    return Rating(rating.mu, max(rating.sigma, DEFAULT.sigma / 3))
+
+
+def rate(
+    ratings: Sequence[Rating], ranks: Sequence[float], frozen: Collection[int] = ()
+) -> tuple[Rating, ...]:
+    """Return the ratings after one game of all players against each other."""
+    _check_players(ratings, ranks)
+    _check_indices(frozen, len(ratings))
+    numbers = [_finite(rank, f"ranks[{index}]") for index, rank in enumerate(ranks)]
+    played = _play(ratings, numbers)
+    return tuple(
+        before if index in frozen else after
+        for index, (before, after) in enumerate(zip(ratings, played, strict=True))
+    )
+
+
+def _play(ratings: Sequence[Rating], ranks: Sequence[float]) -> list[Rating]:
+    try:
+        from openskill.models import PlackettLuce
+    except ImportError as error:
+        raise InvalidInput(
+            "openskill, which rates players, cannot be imported",
+            found=error,
+            hint="Install the extra: pip install 'holdfast[pool]'.",
+        ) from error
+    model = PlackettLuce(mu=_MU, sigma=_SIGMA, beta=_BETA, kappa=_KAPPA, tau=_TAU)
+    teams = [[model.rating(mu=rating.mu, sigma=rating.sigma)] for rating in ratings]
+    # The library drops the fraction of a rank: 1.2 and 1.7 would be a tie.
+    order = sorted(set(ranks))
+    dense = [float(order.index(rank) + 1) for rank in ranks]
+    try:
+        return [Rating(one.mu, one.sigma) for (one,) in model.rate(teams, ranks=dense)]
+    except (ArithmeticError, InvalidInput) as error:
+        raise InvalidInput(
+            "these ratings are too far apart to compute with",
+            where="ratings",
+            expected="means within a thousand points of 0",
+            found=", ".join(f"{rating.mu:g} ± {rating.sigma:g}" for rating in ratings),
+        ) from error
+
+
+def _check_players(ratings: Sequence[Rating], ranks: Sequence[float]) -> None:
+    if len(ratings) < 2:
+        raise InvalidInput(
+            "a game needs players", where="ratings", expected="at least 2", found=len(ratings)
+        )
+    if len(ranks) != len(ratings):
+        raise InvalidInput(
+            "every player needs one rank", where="ranks", expected=len(ratings), found=len(ranks)
+        )
+
+
+def _check_indices(frozen: Collection[int], players: int) -> None:
+    for index in frozen:
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < players:
+            raise InvalidInput(
+                "not a player of this game",
+                where="frozen",
+                expected=f"an index from 0 to {players - 1}",
+                found=quoted(index),
+            )

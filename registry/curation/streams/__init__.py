@@ -1,0 +1,23 @@
+"""Streams: append-only histories that belong to a run, such as losses.
+
+- `stream`: `Stream`, as users hold it; `segments`: runs of entries, each stored as a state.
+- `appends`: which short segments a new one replaces, and the action of the commit.
+
+The format of a segment does not change. `training` appends to streams together with a checkpoint.
+Specified in docs/spec.md, section 26.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.registry.values.first_use import at_first_use
+
+if TYPE_CHECKING:
+    from holdfast.registry.curation.streams.appends import PlannedAppend as PlannedAppend
+    from holdfast.registry.curation.streams.appends import plan_append as plan_append
+    from holdfast.registry.curation.streams.appends import read_segments as read_segments
+    from holdfast.registry.curation.streams.segments import check_entries as check_entries
+    from holdfast.registry.curation.streams.stream import Stream as Stream
+else:
+    __getattr__ = at_first_use(__name__)

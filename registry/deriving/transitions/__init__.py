@@ -1,0 +1,50 @@
+"""Carry out the transition from one phase of a run to the next, and pivots within a phase.
+
+- `execution`: `transition`: find the source, check it, build the new state, commit once.
+- `pivot`: `pivot`: change the policy within a phase; `pivoted`: the same for a restored state.
+- `starting`: `fresh`, `warm_start` and `resume`; `stale`: names in a state whose source is gone.
+- `readiness`: checks that must pass before the phase ends; `rows`: the rows of the preset's table.
+
+The tables themselves are data in `holdfast.registry.spec.transition_table`. `run` depends on this
+room. Specified in docs/spec.md, section 25.
+"""
+
+from __future__ import annotations
+
+from holdfast.registry.deriving.transitions.execution import (
+    Transitioned,
+    TransitionOptions,
+    transition,
+)
+from holdfast.registry.deriving.transitions.pivot import pivot, pivoted
+from holdfast.registry.deriving.transitions.rows import Applied, Initialise
+from holdfast.registry.deriving.transitions.starting import (
+    Mode,
+    Sources,
+    Started,
+    check_expected,
+    check_given,
+    check_mode,
+    find_stale,
+    start_fresh,
+    start_warm,
+)
+
+__all__ = [
+    "Applied",
+    "Initialise",
+    "Mode",
+    "Sources",
+    "Started",
+    "TransitionOptions",
+    "Transitioned",
+    "check_expected",
+    "check_given",
+    "check_mode",
+    "find_stale",
+    "pivot",
+    "pivoted",
+    "start_fresh",
+    "start_warm",
+    "transition",
+]

@@ -1,0 +1,352 @@
+"""Carry out one transition: find its source, check it, make the new state and commit.
+
+Nothing is committed before every check has passed; then the phase, the anchors of the pool and the
+archived streams become visible together. The trainer checks who may do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.backends.escape import quoted
+from holdfast.registry import pytree
+from holdfast.registry.curation import find_pin
+from holdfast.registry.curation.pool import DEFAULT, Candidate, find_entry, promotion
+from holdfast.registry.deriving.transitions import readiness
+from holdfast.registry.deriving.transitions.rows import Applied, Initialise, NewPhase, Table
+from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
+from holdfast.registry.history import check_phase, phase_segment
+from holdfast.registry.history.actions import Action, AppliedRow, ArchiveStream, EnterPhase
+from holdfast.registry.history.replay import (
+    CheckpointRecord,
+    PhaseRecord,
+    Pin,
+    RunManifest,
+    StreamRecord,
+)
+from holdfast.registry.loading import Checkpoint, Stored, load_to_train
+from holdfast.registry.saving import Trainer
+from holdfast.registry.spec import (
+    Transition,
+    check_phase_is_declared,
+    child,
+    inference_parts,
+    phase_number,
+    phase_sequence,
+)
+from holdfast.registry.values import Digest, collector_paused, near, require_first_rank
+from holdfast.registry.writing import Committer, NewCommit, Stale, Written, after_commit
+
+if TYPE_CHECKING:
+    from numpy.random import SeedSequence
+
+_NAMED_AT_MOST = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Transitioned:
+    """The state, companions and seeds that a phase begins with, or goes on with after a pivot.
+
+    Attributes:
+        state: Carried parts, frozen copies, and new parts. Parts that are reset without a value
+            from `initialise` are not in it; the caller makes them.
+        companions: Frozen states that every checkpoint of the phase has.
+        seeds: The seeds of reseeded parts, by name.
+        checkpoint: The source.
+        report: Every row that was applied, in the order of the table.
+    """
+
+    state: dict[str, Any]
+    companions: dict[str, dict[str, Any]]
+    seeds: dict[str, SeedSequence]
+    checkpoint: Checkpoint
+    report: tuple[Applied, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransitionOptions:
+    """The options of a transition; see `Run.transition`."""
+
+    targets: Mapping[str, Any] | None
+    metrics: Mapping[str, object] | None
+    enable: str | Iterable[str]
+    initialise: Initialise | None
+    zero: str | Iterable[str] | None
+    map_location: object
+
+
+def transition(
+    trainer: Trainer, committer: Committer, to: object, options: TransitionOptions
+) -> Transitioned:
+    """Begin a phase by a declared transition; see `Run.transition`."""
+    require_first_rank()
+    phase = check_phase(to)
+    committer.log.refresh()
+    check_phase_is_declared(committer.log.run.spec, phase)
+    commit = _TransitionCommit(committer, phase, options)
+    trainer.commit(commit)
+    return commit.outcome()
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """The declared transition, and the checkpoint that it begins from."""
+
+    rules: Transition  # the declared transition
+    checkpoint: int  # the commit number of the source
+    manifest: Digest  # the id of the source
+    anchors: tuple[Pin, ...]  # gates that enter the pool
+
+
+class _TransitionCommit(NewCommit):
+    """The commit of a transition.
+
+    The new state depends on the run as the trainer takes it over, which only `actions` sees. So the
+    first `write_states` writes nothing, and `actions` raises `Stale` to have it called again.
+    """
+
+    def __init__(self, committer: Committer, to: str, options: TransitionOptions) -> None:
+        enable = options.enable
+        self._committer = committer
+        self._to = to
+        self._options = options
+        self._enabled = frozenset([enable] if isinstance(enable, str) else enable)
+        self._origin: _Origin | None = None
+        self._table: Table
+        self._made: NewPhase | None = None
+        self._ready: dict[str, float] = {}
+        self._companions: dict[str, Written] = {}
+        self._entries: list[tuple[Pin, Written]] = []
+
+    def write_states(self) -> Sequence[Written]:
+        """Check and make everything, and put the objects of the commit on the store."""
+        origin, committer = self._origin, self._committer
+        if origin is None:
+            return ()
+        if self._made is None:
+            self._made = self._make(origin)
+        bases = committer.choose_bases([origin.manifest])
+        with collector_paused():
+            companions = {name: pytree.flatten(one) for name, one in self._made.companions.items()}
+        self._companions = {}
+        for name, flat in companions.items():
+            pytree.await_devices(flat)
+            self._companions[name] = committer.write(flat, bases)
+        self._entries = [
+            (pin, committer.cut(pin.manifest, self._inference_parts(pin))) for pin in origin.anchors
+        ]
+        return [*self._companions.values(), *(written for _, written in self._entries)]
+
+    def actions(self, run: RunManifest) -> Sequence[Action] | None:
+        """Return the actions; `None` if the phase was entered with the same result already."""
+        entered = _entered(run, self._to)
+        origin = _find_origin(run, entered, self._to)
+        if origin != self._origin:
+            self._origin, self._made = origin, None
+            raise Stale
+        enter = self._enter(origin)
+        if entered is not None and _same(entered, enter):
+            return None
+        actions: list[Action] = [enter]
+        for pin, written in self._entries:
+            actions += self._promotion(after_commit(run, actions), pin, written)
+        return actions + [
+            ArchiveStream(
+                stream=name, label=archive_label(stream, phase_segment(origin.rules.from_phase))
+            )
+            for name in origin.rules.archives
+            if (stream := run.stream(name)) is not None and stream.count
+        ]
+
+    def outcome(self) -> Transitioned:
+        """Return the result, once the phase is entered."""
+        assert self._origin is not None  # the commit was made, or found in the log
+        assert self._made is not None
+        log, run = self._committer.log, self._committer.log.run
+        assert run.created is not None  # it has a checkpoint
+        seed, number = int(run.created.seed, 16), phase_number(run.spec, self._to)
+        return Transitioned(
+            state=self._made.state,
+            companions=self._made.companions,
+            seeds={
+                name: phase_sequence(seed, number) if index is None else child(seed, number, index)
+                for name, index in self._table.reseeded.items()
+            },
+            checkpoint=Checkpoint(self._committer.store, log, self._record(self._origin)),
+            report=self._table.applied,
+        )
+
+    def _make(self, origin: _Origin) -> NewPhase:
+        """Load the source, check every rule, and carry out the table."""
+        committer, options, rules = self._committer, self._options, origin.rules
+        for name in sorted(self._enabled - rules.conditions):
+            raise InvalidInput(
+                "the transition has no such condition",
+                where=f"enable: {name}",
+                expected=", ".join(sorted(rules.conditions)) or "none",
+                hint=near(name, rules.conditions),
+            )
+        record = self._record(origin)
+        checkpoint = Checkpoint(committer.store, committer.log, record)
+        # The whole of exactly this checkpoint: damage is an error, and there is no fallback
+        # (document of Hydra, Gate checkpoint verification).
+        source = load_to_train(checkpoint, options.map_location)
+        self._table = Table(rules.rows, self._enabled, source)
+        self._ready, unready = readiness.readiness(
+            rules, self._enabled, record.metrics, options.metrics
+        )
+        problems = [
+            *readiness.differences(rules, source, options.targets or {}),
+            *readiness.not_zero(_zero(rules, options.zero), source),
+            *unready,
+            *self._table.problems,
+        ]
+        if problems:
+            raise _unfit(origin, checkpoint.ref, problems)
+        for pin in origin.anchors:
+            if pin.manifest != origin.manifest:
+                self._stored(pin).load(only=self._inference_parts(pin))
+        return self._table.carry_out(options.initialise or {})
+
+    def _enter(self, origin: _Origin) -> EnterPhase:
+        return EnterPhase(
+            from_phase=origin.rules.from_phase,
+            to_phase=origin.rules.to_phase,
+            source=origin.rules.source,
+            manifest=origin.manifest,
+            rows=tuple(
+                AppliedRow(part=one.part, change=one.change, to=one.to)
+                for one in self._table.applied
+            ),
+            enabled=tuple(sorted(self._enabled)),
+            ready=self._ready,
+            companions={
+                name: written.base.manifest.digest for name, written in self._companions.items()
+            },
+        )
+
+    def _promotion(self, run: RunManifest, pin: Pin, written: Written) -> list[Action]:
+        """Return the actions that add an anchor to the pool, unless it is in it already."""
+        assert pin.checkpoint is not None  # replay makes sure that every gate names one
+        record = run.record(pin.checkpoint)
+        candidate = Candidate(
+            manifest=written.base.manifest.digest,
+            phase=record.phase,
+            step=record.step,
+            checkpoint=record.n,
+            gate=pin.name,
+            frozen=True,
+        )
+        if find_entry(run, candidate) is not None:
+            return []
+        # A league starts with ratings of its own (document of Hydra, Phase 2 to 3, step 8).
+        return promotion(run, candidate, DEFAULT)
+
+    def _inference_parts(self, pin: Pin) -> list[str]:
+        parts = self._stored(pin).manifest.components
+        spec = self._committer.log.run.spec
+        return inference_parts(spec, parts, where=f"{self._committer.log.run_id}/{pin.ref}")
+
+    def _record(self, origin: _Origin) -> CheckpointRecord:
+        """Return the source, which another writer may have evicted meanwhile."""
+        return self._committer.log.knowing(origin.checkpoint).by_n[origin.checkpoint]
+
+    def _stored(self, pin: Pin) -> Stored:
+        return Stored(self._committer.store, self._committer.log, pin.manifest, pin.ref)
+
+
+def _zero(rules: Transition, given: str | Iterable[str] | None) -> Sequence[str]:
+    """Return the patterns of what must be zero: those of the caller, or else of the preset."""
+    if given is None:
+        return rules.zero
+    patterns = [given] if isinstance(given, str) else list(given)
+    if not rules.zero or not patterns or not all(isinstance(one, str) for one in patterns):
+        raise InvalidInput(
+            "`zero` gives other names to the tensors that the transition checks",
+            where=f"zero={quoted(given)}",
+            expected="patterns of paths; the preset has " + (", ".join(rules.zero) or "none"),
+        )
+    return patterns
+
+
+def _entered(run: RunManifest, to: str) -> PhaseRecord | None:
+    """Return the record of the phase, if training is in it and has saved nothing there."""
+    if run.phase != to:
+        return None
+    entered = run.entered(to)
+    if entered is not None and not run.saved_in(to):
+        return entered
+    saved = next(run.newest_first(to), None)
+    raise Conflict(
+        "this phase is under way",
+        where=f"{run.run_id}: phase {to}",
+        found=f"its newest checkpoint at step {saved.step}" if saved else None,
+        hint="To begin it again call `run.restore(at=...)` with a checkpoint of the phase before.",
+    )
+
+
+def _find_origin(run: RunManifest, entered: PhaseRecord | None, to: str) -> _Origin:
+    """Return the declared transition into a phase, with the checkpoint that it begins from."""
+    spec = run.spec
+    before = entered.from_phase if entered else run.phase
+    if before is None and spec.phases:
+        before = spec.phases[0].name
+    rules = spec.transition(before or "", to)
+    if rules is None:
+        targets = [one.to_phase for one in spec.transitions if one.from_phase == before]
+        raise InvalidInput(
+            "no transition is declared for this change of phase",
+            where=f"{run.run_id}: from phase {before} to phase {to}",
+            expected=f"to {', '.join(targets)}" if targets else "none from here",
+            hint="The run's preset declares the transitions.",
+        )
+    record = _source(run, rules)
+    anchors = tuple(find_pin(run, "gate", name) for name in rules.anchors)
+    return _Origin(rules, record.n, record.manifest, anchors)
+
+
+def _source(run: RunManifest, rules: Transition) -> CheckpointRecord:
+    kind, _, name = rules.source.partition("/")
+    if name:
+        pin = find_pin(run, "gate", name)
+        assert pin.checkpoint is not None  # replay makes sure that every gate names one
+        return run.record(pin.checkpoint)
+    found = run.latest(rules.from_phase)
+    if kind == "best":
+        monitors = run.spec.phase(rules.from_phase).monitors
+        found = run.best(monitors[0], rules.from_phase) if monitors else None
+    if found is None:
+        raise NotFound(
+            "there is none yet",
+            where=f"{run.run_id}/{phase_segment(rules.from_phase)}/{kind}",
+            hint="The transition begins from this checkpoint.",
+        )
+    return found
+
+
+def _same(entered: PhaseRecord, enter: EnterPhase) -> bool:
+    """Return whether a phase was entered with the same result."""
+    before = (entered.from_phase, entered.manifest, entered.rows, entered.companions)
+    return before == (enter.from_phase, enter.manifest, enter.rows, enter.companions)
+
+
+def archive_label(stream: StreamRecord, base: str) -> str:
+    """Return an unused label for the archive of a stream: the base, or it with a number."""
+    taken = {archive.label for archive in stream.archives}
+    label, number = base, 1
+    while label in taken:
+        number += 1
+        label = f"{base[:60]}_{number}"
+    return label
+
+
+def _unfit(origin: _Origin, ref: str, problems: Sequence[str]) -> IncompatibleState:
+    more = len(problems) - _NAMED_AT_MOST
+    return IncompatibleState(
+        f"phase {origin.rules.to_phase} cannot begin from this checkpoint",
+        where=f"{ref} ({origin.rules.source})",
+        found="; ".join(problems[:_NAMED_AT_MOST]) + (f"; and {more} more" if more > 0 else ""),
+        hint="Nothing was changed.",
+    )

@@ -1,0 +1,164 @@
+"""Pivot: change the policy of training within its phase, by the preset's table, in one commit.
+
+The commit is a named `phase.enter` from the phase to itself, with the archived streams. A state
+that is restored after it has the same changes, until the next save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.registry.deriving.transitions.execution import Transitioned, archive_label
+from holdfast.registry.deriving.transitions.rows import Initialise, Table
+from holdfast.registry.errors import IncompatibleState, NotFound
+from holdfast.registry.history import check_name
+from holdfast.registry.history.actions import Action, AppliedRow, ArchiveStream, EnterPhase
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.loading import Checkpoint, load_to_train
+from holdfast.registry.saving import Trainer
+from holdfast.registry.spec import Pivot, pivot_child
+from holdfast.registry.values import require_first_rank
+from holdfast.registry.writing import Committer, NewCommit, Stale, Written
+
+
+def pivot(
+    trainer: Trainer,
+    committer: Committer,
+    name: str,
+    initialise: Initialise | None,
+    map_location: object,
+) -> Transitioned | None:
+    """Pivot, unless the run did so under this name; then return `None`. See `Run.pivot`."""
+    require_first_rank()
+    check_name(name, "a pivot")
+    committer.log.refresh()
+    commit = _PivotCommit(committer, name, initialise, map_location)
+    trainer.commit(commit)
+    return commit.outcome
+
+
+def pivoted(
+    committer: Committer, checkpoint: Checkpoint, state: Any, initialise: Initialise | None
+) -> Transitioned:
+    """Return a state as the last pivot changes it."""
+    run = committer.log.run
+    table = _table(run, checkpoint, state)
+    ordinal = _pivots_in(run, checkpoint.record.phase)
+    return _changed(run, checkpoint, table, initialise, ordinal)
+
+
+def _pivots_in(run: RunManifest, phase: str) -> int:
+    return sum(one.to_phase == phase for one in run.pivots)
+
+
+class _PivotCommit(NewCommit):
+    """The commit of a pivot.
+
+    Its source is the newest checkpoint after the trainer has taken the run over, which only
+    `actions` sees. So the first `write_states` loads nothing, and `actions` raises `Stale`.
+
+    Attributes:
+        outcome: The result; `None` if the run pivoted under this name before.
+    """
+
+    def __init__(
+        self, committer: Committer, name: str, initialise: Initialise | None, map_location: object
+    ) -> None:
+        self._committer = committer
+        self._name = name
+        self._initialise = initialise
+        self._map_location = map_location
+        self._source: int | None = None
+        self._ordinal = 0
+        self.outcome: Transitioned | None = None
+
+    def write_states(self) -> Sequence[Written]:
+        """Load the source and change it; the commit names no new state."""
+        if self._source is not None and self.outcome is None:
+            log, run = self._committer.log, self._committer.log.run
+            record = log.knowing(self._source).by_n[self._source]
+            checkpoint = Checkpoint(self._committer.store, log, record)
+            table = _table(run, checkpoint, load_to_train(checkpoint, self._map_location))
+            self.outcome = _changed(run, checkpoint, table, self._initialise, self._ordinal)
+        return ()
+
+    def actions(self, run: RunManifest) -> Sequence[Action] | None:
+        """Return the actions; `None` if the run pivoted under this name before."""
+        if any(one.name == self._name for one in run.pivots):
+            self.outcome = None
+            return None
+        source = _source(run, self._name)
+        if source.n != self._source or self.outcome is None:
+            self._source, self.outcome = source.n, None
+            self._ordinal = _pivots_in(run, source.phase) + 1
+            raise Stale
+        enter = EnterPhase(
+            from_phase=source.phase,
+            to_phase=source.phase,
+            source="latest",
+            manifest=source.manifest,
+            rows=tuple(
+                AppliedRow(part=one.part, change=one.change, to=one.to)
+                for one in self.outcome.report
+            ),
+            name=self._name,
+        )
+        return [enter, *_archives(run, self._name)]
+
+
+def _source(run: RunManifest, name: str) -> CheckpointRecord:
+    found = None if run.phase is None else run.latest(run.phase)
+    if found is None:
+        raise NotFound(
+            "there is no checkpoint to pivot from",
+            where=f"{run.run_id}: pivot {name}",
+            expected=f"a checkpoint of phase {run.phase}" if run.phase else "a checkpoint",
+            hint="Save the state of training first.",
+        )
+    return found
+
+
+def _archives(run: RunManifest, name: str) -> list[ArchiveStream]:
+    rules = run.spec.pivot or Pivot()
+    return [
+        ArchiveStream(stream=stream.name, label=archive_label(stream, name))
+        for stream in run.streams
+        if stream.count
+        and stream.lifetime == "resettable"
+        and (rules.archives is None or stream.name in rules.archives)
+    ]
+
+
+def _table(run: RunManifest, checkpoint: Checkpoint, state: Any) -> Table:
+    """Find the rows of the preset's pivot in a state."""
+    table = Table((run.spec.pivot or Pivot()).rows, (), state, rest="carry")
+    if table.problems:
+        raise IncompatibleState(
+            "the pivot does not fit this checkpoint",
+            where=checkpoint.ref,
+            found="; ".join(table.problems),
+            hint="Nothing was changed. The run's preset declares the pivot.",
+        )
+    return table
+
+
+def _changed(
+    run: RunManifest,
+    checkpoint: Checkpoint,
+    table: Table,
+    initialise: Initialise | None,
+    ordinal: int,
+) -> Transitioned:
+    assert run.created is not None  # it has a checkpoint
+    seed = int(run.created.seed, 16)
+    return Transitioned(
+        state=table.carry_out(initialise or {}).state,
+        companions={},
+        seeds={
+            name: pivot_child(run.spec, seed, checkpoint.record.phase, index or 0, ordinal)
+            for name, index in table.reseeded.items()
+        },
+        checkpoint=checkpoint,
+        report=table.applied,
+    )

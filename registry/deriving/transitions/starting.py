@@ -1,0 +1,294 @@
+"""Start a training in one of three modes: `fresh`, `warm_start` or `resume`.
+
+The modes are one table of changes, with the rows of transitions: `fresh` carries nothing, `resume`
+everything, and `warm_start` what the preset's rows say. What a program expects of a checkpoint is
+compared before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from holdfast.backends.escape import printable, quoted
+from holdfast.registry.curation.streams import read_segments
+from holdfast.registry.deriving.transitions.rows import Applied, Initialise, Table
+from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput
+from holdfast.registry.history import MAX_STEP, decode_plain, plain_values
+from holdfast.registry.history.actions import Action, AppliedRow, EnterPhase
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.loading import Checkpoint, Stored, load_to_train
+from holdfast.registry.saving import DEFAULT_PHASE, Attempt, Trainer
+from holdfast.registry.spec import Row, RunSpec, child, first_of, phase_number, phase_sequence
+from holdfast.registry.values import require_first_rank
+from holdfast.registry.writing import Committer, NewCommit
+
+if TYPE_CHECKING:
+    from numpy.random import SeedSequence
+
+Mode = Literal["fresh", "warm_start", "resume"]
+MODES: tuple[Mode, ...] = ("fresh", "warm_start", "resume")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The state and seeds that a training starts with.
+
+    Attributes:
+        mode: `fresh`, `warm_start` or `resume`.
+        state: The carried parts and those that `initialise` made; empty when fresh.
+        source: The state that it starts from; `None` when fresh.
+        seeds: The seeds of reseeded parts, by name; empty at a resume.
+        report: Every row that was applied; empty when fresh and at a resume, which carries all.
+        skipped: Newer checkpoints that a resume passed over, newest first.
+        stale: Names in the state whose source is gone; see `Run.restore`.
+    """
+
+    mode: Mode
+    state: dict[str, Any]
+    source: Stored | None
+    seeds: dict[str, SeedSequence]
+    report: tuple[Applied, ...] = ()
+    skipped: tuple[Attempt, ...] = ()
+    stale: tuple[str, ...] = ()
+
+
+def start_fresh(trainer: Trainer) -> Started:
+    """Start from nothing: the seeds alone; see `Run.start`."""
+    run = trainer.refresh()
+    check_unbegun(run, "fresh")
+    return Started("fresh", {}, None, _seeds(run, _reseeded(_rows(run.spec, None, ()))))
+
+
+def start_warm(
+    trainer: Trainer,
+    committer: Committer,
+    source: object,
+    carry: str | Iterable[str],
+    initialise: Initialise | None,
+    map_location: object,
+) -> Started:
+    """Start from parts of another run's checkpoint; see `Run.start`."""
+    require_first_rank()
+    if not isinstance(source, Stored):
+        raise InvalidInput(
+            "a warm start needs a checkpoint to start from",
+            where="source",
+            expected="a checkpoint or a release, of any run: reg.checkpoint('RUN/best')",
+            found=quoted(source),
+        )
+    run = trainer.refresh()
+    check_unbegun(run, "warm_start")
+    rows = _rows(run.spec, source, (carry,) if isinstance(carry, str) else tuple(carry))
+    state = load_to_train(source, map_location)
+    table = Table(rows, (), state, rest="reset")
+    if table.problems:
+        raise IncompatibleState(
+            "the warm start does not fit this checkpoint",
+            where=source.ref,
+            found="; ".join(table.problems),
+            hint="Nothing was changed.",
+        )
+    made = table.carry_out(initialise or {}).state
+    trainer.commit(_WarmStart(source, table.applied))
+    seeds = _seeds(committer.log.run, table.reseeded)
+    return Started("warm_start", made, source, seeds, table.applied)
+
+
+class _WarmStart(NewCommit):
+    """The commit of a warm start: the source and the rows, for readers of the log."""
+
+    def __init__(self, source: Stored, applied: Sequence[Applied]) -> None:
+        self._source = source
+        self._applied = applied
+
+    def actions(self, run: RunManifest) -> Sequence[Action] | None:
+        """Return the actions; `None` if the run was started from this source already."""
+        check_unbegun(run, "warm_start")
+        phase = _phase(run)
+        rows = tuple(
+            AppliedRow(part=one.part, change=one.change, to=one.to) for one in self._applied
+        )
+        before = next(reversed(run.restarts().get(phase, ())), None)
+        if before is not None and (before.manifest, before.rows) == (self._source.digest, rows):
+            return None
+        enter = EnterPhase(
+            from_phase=phase,
+            to_phase=phase,
+            source=self._source.ref,
+            manifest=self._source.digest,
+            rows=rows,
+        )
+        return [enter]
+
+
+def check_mode(mode: object) -> None:
+    """Refuse a mode that does not exist."""
+    if mode not in MODES:
+        raise InvalidInput("not a mode", expected=", ".join(MODES), found=quoted(mode))
+
+
+def check_unbegun(run: RunManifest, mode: Mode) -> None:
+    """Refuse to start a run from its beginning that has checkpoints."""
+    newest = run.latest()
+    if newest is not None:
+        raise Conflict(
+            f"the run has checkpoints, so it cannot start in mode {mode}",
+            where=run.run_id,
+            found=f"its newest checkpoint is at step {newest.step}",
+            hint="Continue it in mode resume, or create another run.",
+        )
+
+
+def check_expected(spec: RunSpec, stored: Stored, expected: Mapping[str, object] | None) -> None:
+    """Compare what the program expects of a checkpoint with its plain values; reads no tensor."""
+    wanted = dict(expected or {})
+    missing = [path for path in spec.compatible_keys or () if path not in wanted]
+    if missing:
+        raise InvalidInput(
+            "the run's preset compares these values with the program's, and none are given",
+            where="expected",
+            expected=", ".join(spec.compatible_keys or ()),
+            found=f"missing: {', '.join(missing)}",
+        )
+    if not wanted:
+        return
+    values = plain_values(stored.manifest.components)
+    wrong = []
+    for path, value in wanted.items():
+        if path not in values:
+            wrong.append(f"{path} is absent, expected {quoted(value)}")
+        elif (found := decode_plain(values[path])) != value:
+            wrong.append(f"{path} is {quoted(found)}, expected {quoted(value)}")
+    if wrong:
+        raise IncompatibleState(
+            "the checkpoint does not fit the program's input",
+            where=stored.ref,
+            found="; ".join(wrong),
+            hint="Use the input that it was made with, or start fresh. Nothing was changed.",
+        )
+
+
+def _rows(spec: RunSpec, source: Stored | None, carry: Sequence[str]) -> tuple[Row, ...]:
+    """Return the rows of a warm start: the caller's, the preset's, or what inference needs."""
+    if carry:
+        return tuple(Row(part=name, change="carry") for name in carry)
+    if spec.warm_start is not None or source is None:
+        return spec.warm_start or ()
+    names = [name for key in spec.inference if (name := first_of(key, source.components))]
+    if not names:
+        raise InvalidInput(
+            "nothing says what a warm start carries",
+            where=source.ref,
+            expected=f"carry=[...] with some of {', '.join(source.components)}",
+            hint="A preset can say it by `warm_start`, or by `inference`.",
+        )
+    return tuple(Row(part=name, change="carry") for name in names)
+
+
+def _reseeded(rows: Iterable[Row]) -> dict[str, int | None]:
+    return Table([row for row in rows if row.change == "reseed"], (), {}).reseeded
+
+
+def _seeds(run: RunManifest, reseeded: Mapping[str, int | None]) -> dict[str, SeedSequence]:
+    if not reseeded:
+        return {}
+    assert run.created is not None  # a run has its commit 0
+    seed, number = int(run.created.seed, 16), phase_number(run.spec, _phase(run))
+    return {
+        name: phase_sequence(seed, number) if index is None else child(seed, number, index)
+        for name, index in reseeded.items()
+    }
+
+
+def _phase(run: RunManifest) -> str:
+    return run.phase or (run.spec.phases[0].name if run.spec.phases else DEFAULT_PHASE)
+
+
+# Find stale state: names that a state or a stream carries although their source is gone.
+
+
+_LOGGER = logging.getLogger("holdfast")
+_STREAMS = "streams"
+
+Sources = Mapping[str, Iterable[str]]
+
+
+def find_stale(
+    trainer: Trainer,
+    committer: Committer,
+    checkpoint: Checkpoint,
+    state: Any,
+    sources: Sources | None,
+) -> tuple[str, ...]:
+    """Return the paths of keys that no source has, and warn of them."""
+    run = committer.log.run
+    if sources is None:
+        if run.spec.sources:
+            _LOGGER.warning(
+                "%s: not compared with the sources that exist, since none were given: %s",
+                run.run_id,
+                ", ".join(run.spec.sources),
+            )
+        return ()
+    found = []
+    for place, names in sources.items():
+        known = frozenset(names)
+        there = _at(trainer, committer, checkpoint, state, place)
+        found += [f"{place}/{name}" for name in there if name not in known]
+    if found:
+        _LOGGER.warning(
+            "%s: stale state, whose source is gone: %s",
+            checkpoint.ref,
+            printable(", ".join(found)),
+        )
+    return tuple(found)
+
+
+def check_given(places: Iterable[str], sources: Sources | None) -> None:
+    """Refuse to resume without the sources that the preset compares."""
+    missing = [place for place in places if place not in (sources or {})]
+    if missing:
+        raise InvalidInput(
+            "the run's preset compares names in the state with the sources that exist",
+            where="sources",
+            expected=f"a list of names for {', '.join(missing)}",
+            found="none",
+        )
+
+
+def _at(
+    trainer: Trainer, committer: Committer, checkpoint: Checkpoint, state: Any, place: str
+) -> list[Any]:
+    first, *path = place.split("/")
+    if first == _STREAMS and path:
+        name = path.pop(0)
+        waiting = trainer.waiting_entry(checkpoint, name)
+        value: Any = _last_entry(committer, checkpoint, name) if waiting is None else waiting
+    else:
+        value = state.get(first) if isinstance(state, Mapping) else None
+    for step in path:
+        value = value.get(step) if isinstance(value, Mapping) else None
+    if value is None:
+        return []  # reset, archived, or not there yet
+    if not isinstance(value, Mapping):
+        raise InvalidInput(
+            "a place of sources has no keys",
+            where=f"{checkpoint.ref}: {place}",
+            expected="a mapping with a key for each source",
+            found=quoted(value),
+        )
+    return list(value)
+
+
+def _last_entry(committer: Committer, checkpoint: Checkpoint, name: str) -> Any:
+    """Return the last entry of a stream at a checkpoint, if it was not archived since."""
+    run = committer.log.run
+    stream, mark = run.stream(name), checkpoint.record.streams.get(name)
+    if stream is None or mark is None or mark.archives < len(stream.archives):
+        return None
+    segments = stream.at(mark)
+    entries = read_segments(committer, name, segments[-1:], 0, MAX_STEP)
+    return entries[-1] if entries else None

@@ -1,0 +1,39 @@
+"""A registry, and a run of it, as users hold them. These are public: names, arguments, errors stay.
+
+- `factory`: `init` and `open`. `registry`: `Registry`; `upkeep`: the half of it that verifies,
+  repairs and collects. `refs`: from `RUN/latest` or a part of an id to a stored state. `sync`:
+  copies the missing history of runs from one registry to another, fast-forward only.
+- `run`: `Run`, the handle that trains; `looping`, `resuming`, `curation` and `view` are its parts.
+- `rng`: random number generators as a part of a state; `resume_check`: compares a training that
+  goes straight with one that resumes.
+
+The face does nothing itself: each method calls the room that does. `rooms` and `handles` import at
+first use what only some calls need. Specified in docs/spec.md, sections 11, 21, 23 and 37.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.registry.values.first_use import at_first_use
+
+if TYPE_CHECKING:
+    from holdfast.registry.face.batches import lost_within_an_epoch as lost_within_an_epoch
+    from holdfast.registry.face.batches import own_generators as own_generators
+    from holdfast.registry.face.factory import init as init
+    from holdfast.registry.face.factory import open as open  # noqa: A004
+    from holdfast.registry.face.factory import open_on as open_on
+    from holdfast.registry.face.refs import find_evicted as find_evicted
+    from holdfast.registry.face.refs import find_in_run as find_in_run
+    from holdfast.registry.face.refs import is_digest as is_digest
+    from holdfast.registry.face.registry import Registry as Registry
+    from holdfast.registry.face.registry import refs_in as refs_in
+    from holdfast.registry.face.resume_check import ResumeReport as ResumeReport
+    from holdfast.registry.face.resume_check import verify_segments as verify_segments
+    from holdfast.registry.face.resuming import trainer_of as trainer_of
+    from holdfast.registry.face.run import Run as Run
+    from holdfast.registry.face.syncing import sync as sync
+    from holdfast.registry.face.view import RunView as RunView
+    from holdfast.registry.face.view import committer_of as committer_of
+else:
+    __getattr__ = at_first_use(__name__)

@@ -1,0 +1,154 @@
+"""Create a registry, or open one that exists: `holdfast.init` and `holdfast.open`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.backends import Backend
+from holdfast.backends.location import parse
+from holdfast.backends.opening import Transport
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.face import rooms
+from holdfast.registry.face.registry import Registry
+from holdfast.registry.objects.codecs import Compression, check_compression
+from holdfast.registry.saving.journal import Journal, choose_journal
+from holdfast.registry.store import (
+    Address,
+    ChunkCache,
+    choose_cache,
+    create_store,
+    open_store,
+    open_store_on,
+)
+from holdfast.registry.store.heads import Heads
+
+_LOGGER = logging.getLogger("holdfast")
+
+
+def init(
+    url: str | os.PathLike[str],
+    *,
+    compression: Compression | None = None,
+    keyframe_every: int | None = None,
+    skip_race_probe: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: Any = None,
+    transport: Transport | None = None,
+) -> Registry:
+    """Create a registry in a folder, a bucket or a prefix, and open it.
+
+    Args:
+        url: Where; `docs/cli.md` lists the forms.
+        compression: How chunks are stored unless a save says otherwise: `none`, `zstd`, or `lz4`,
+            which is faster and saves fewer bytes. No id depends on it. Default: uncompressed.
+        keyframe_every: Store a chunk that changes from save to save whole at least once in this
+            many versions, 1 to 32, unless a save says otherwise. In between it is stored as a
+            difference if that is clearly shorter. A save then reads the versions that it builds
+            on, and a load reads up to this many versions. Differences are compressed, by `zstd`
+            if no `compression` is given. Default: 1, no differences.
+        skip_race_probe: Do not race the store's put-if-absent first. For emulators that are known
+            not to be atomic and hold nothing of value; `registry.json` records it.
+        storage_options: Options of the file system, by the names of fsspec's drivers, such as
+            `key`, `secret`, `profile` and `endpoint_url` for `s3://`; `docs/stores.md` lists them.
+            An option that cannot be used is refused.
+        fs: A file system object of fsspec; `url` is then a path in it.
+        transport: What moves the bytes of S3: `boto3`, which is faster, or `s3fs`.
+
+    Raises:
+        Conflict: There is a registry already.
+        InvalidInput: There is no such compression, or `keyframe_every` is out of range.
+        StoreUnsuitable: The store lets two writers win, or lacks what a registry needs.
+    """
+    chosen = check_compression(compression)
+    every = rooms.check_keyframe_every(keyframe_every, compresses=chosen != "none")
+    address = Address(url, storage_options, fs, transport)
+    return Registry(
+        create_store(
+            address, compression=chosen, keyframe_every=every, skip_race_probe=skip_race_probe
+        )
+    )
+
+
+def open(  # noqa: A001 - holdfast.open is the word that users expect
+    url: str | os.PathLike[str] | None = None,
+    *,
+    read_only: bool = False,
+    expect_id: str | None = None,
+    cache: str | os.PathLike[str] | ChunkCache | None = None,
+    remember: bool = True,
+    journal: str | os.PathLike[str] | Journal | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: Any = None,
+    transport: Transport | None = None,
+) -> Registry:
+    """Open a registry.
+
+    Args:
+        url: Where it is. Default: the environment variable `HOLDFAST_REGISTRY`; then the options
+            in `HOLDFAST_STORAGE_OPTIONS`, a JSON object, count as well.
+        read_only: Refuse every write in this process, whatever the credentials allow. So is every
+            registry but that of `HOLDFAST_REGISTRY` while `holdfast verify-resume` runs a program.
+        expect_id: The registry's id as it was remembered; another one is refused.
+        cache: A folder of a local disk, or a `ChunkCache`, that keeps the chunks that are read.
+            Default: the environment variable `HOLDFAST_CACHE`, for registries in buckets only. An
+            empty text: no cache.
+        remember: Check its logs against the heads that this machine remembers, and remember the
+            new ones; a run that went back is refused (`RolledBack`). `holdfast.trust` accepts it.
+            Has no effect if the environment variable `HOLDFAST_HEADS` is `0`.
+        journal: A folder of a local disk, or a `Journal`: saves return when they are durable there,
+            and are carried into the registry in the background (`docs/journal.md`).
+            Default: the environment variable `HOLDFAST_JOURNAL`. An empty text: no journal.
+        storage_options: Options of the file system, by the names of fsspec's drivers, such as
+            `key`, `secret`, `profile` and `endpoint_url` for `s3://`; `docs/stores.md` lists them.
+            An option that cannot be used is refused.
+        fs: A file system object of fsspec; `url` is then a path in it.
+        transport: What moves the bytes of S3: `boto3`, which is faster, or `s3fs`.
+
+    Raises:
+        NotFound: There is none.
+        Conflict: It is not the expected registry, or not the one that was here before.
+        UnsupportedFormat: It was made by a newer Holdfast.
+    """
+    place = os.environ.get("HOLDFAST_REGISTRY") if url is None else url
+    if place is None:
+        raise InvalidInput(
+            "no registry is named", hint="Pass its URL or path, or set HOLDFAST_REGISTRY."
+        )
+    if url is None and fs is None:
+        storage_options = Address.of_environment(place, storage_options).storage_options
+    address = Address(place, storage_options, fs, transport)
+    chunks = choose_cache(cache, is_remote=address.is_remote())
+    chosen = choose_journal(journal)
+    if not read_only and _may_not_be_written(place, fs):
+        read_only = True
+        _LOGGER.warning(
+            "%s is opened read-only: verify-resume trains in HOLDFAST_REGISTRY alone", place
+        )
+    store = open_store(
+        address, read_only=read_only, expect_id=expect_id, cache=chunks, remember=remember
+    )
+    return Registry(store, chosen)
+
+
+def _may_not_be_written(place: str | os.PathLike[str], fs: Any) -> bool:
+    """Return whether `verify-resume` runs this program, and this is not its scratch registry."""
+    scratch = os.environ.get("HOLDFAST_REGISTRY")
+    if "HOLDFAST_STOP_STEP" not in os.environ or scratch is None:
+        return False
+    return fs is not None or parse(place) != parse(scratch)
+
+
+def open_on(
+    backend: Backend,
+    *,
+    expect_id: str | None = None,
+    cache: ChunkCache | None = None,
+    heads: Heads | None = None,
+    journal: Journal | None = None,
+) -> Registry:
+    """Open the registry behind a backend that the caller made."""
+    store = open_store_on(backend, expect_id=expect_id, cache=cache, heads=heads)
+    return Registry(store, journal)

@@ -1,0 +1,55 @@
+"""A run as HTML for notebooks, from what its handle has read."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from holdfast.registry.curation import run_remarks
+from holdfast.registry.history import format_time, step_ref
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.values import markup, size
+
+#: The most metrics that have a column.
+_MOST_METRICS = 6
+
+
+def run_html(run: RunManifest) -> str:
+    """Return a run as HTML: its status, its best checkpoints, and the newest ones as a table."""
+    live = run.live()
+    facts = {
+        "status": run.status if run.dropped is None else f"dropped: {run.dropped}",
+        "failed": run.reason,
+        "problem": "; ".join(run_remarks(run)),
+        "phase": run.phase,
+        "created": format_time(run.created_ms),
+        "checkpoints": f"{len(live):,}, {size(sum(one.size_bytes for one in live))}",
+        "evicted": run.evicted_count or None,
+        "superseded": run.superseded_count or None,
+        **{f"best {one.label}": _best(run.best(one)) for one in run.monitors},
+        **{f"{kind}s": _names(run, kind) for kind in ("gate", "release", "artifact", "tag")},
+        "streams": ", ".join(one.name for one in run.streams[: markup.MOST_ROWS]),
+    }
+    return markup.describe("Run", run.run_id, facts, _newest(live))
+
+
+def _newest(live: list[CheckpointRecord]) -> markup.Rows:
+    newest = list(islice(reversed(live), markup.MOST_ROWS))
+    names = list(dict.fromkeys(name for one in newest for name in one.metrics))[:_MOST_METRICS]
+    rows = [
+        (
+            step_ref(one),
+            *(one.metrics.get(name) for name in names),
+            size(one.size_bytes),
+            format_time(one.time_ms),
+        )
+        for one in newest
+    ]
+    return markup.Rows(("checkpoint", *names, "size", "time"), rows, len(live), "checkpoints")
+
+
+def _best(record: CheckpointRecord | None) -> str | None:
+    return None if record is None else step_ref(record)
+
+
+def _names(run: RunManifest, kind: str) -> str:
+    return ", ".join(pin.name for pin in run.pins_of(kind)[: markup.MOST_ROWS])

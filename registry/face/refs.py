@@ -1,0 +1,300 @@
+"""Resolve refs: `RUN/latest`, `RUN/phase2/best`, `RUN/tags/NAME`, `RUN/<hex digits>`, ...
+
+A ref names exactly one checkpoint or fails, with near names; nothing is guessed. Specified in
+docs/spec.md, section 16.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+
+from holdfast.registry.errors import (
+    AmbiguousRef,
+    IntegrityError,
+    InvalidInput,
+    Malformed,
+    NotFound,
+    RegistryError,
+    UnsupportedFormat,
+)
+from holdfast.registry.face.run import Run
+from holdfast.registry.history import phase_segment, step_ref
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.loading import Checkpoint, Stored
+from holdfast.registry.spec import Monitor
+from holdfast.registry.values import near
+
+_DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
+_STEP = re.compile(r"step(\d{1,16})")
+_VERSION = re.compile(r"v\d{1,16}")
+FORMS = (
+    "RUN, RUN/latest, RUN/best, RUN/best/METRIC, RUN/PHASE/latest, RUN/PHASE/best, "
+    "RUN/PHASE/stepN, RUN/gates/NAME, RUN/tags/NAME, RUN/releases/VERSION, RUN/releases/latest, "
+    "RUN/artifacts/NAME, RUN/pool/vN, RUN/DIGEST, and CHECKPOINT/companions/NAME"
+)
+
+
+def is_digest(text: str) -> bool:
+    """Return whether a segment is 8 to 64 digits of an id."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def find_in_run(run: Run, path: str) -> Stored:
+    """Return the stored state that the part of a ref after the run names."""
+    if run.manifest.dropped is not None:
+        raise NotFound("the run was dropped", where=f"{run.id}/{path}", found=run.manifest.dropped)
+    segments = path.split("/") if path else ["latest"]
+    match segments:
+        case [*of, "companions", name] if of:
+            return _checkpoint(run, of).companion(name)
+        case ["artifacts", name]:
+            return run.artifact(name)
+        case ["releases", "latest"]:
+            return run.releases.latest()
+        case ["releases", version]:
+            return run.releases.get(version)
+        case ["pool", version] if _VERSION.fullmatch(version):
+            return run.pool.entry(int(version[1:]))
+    return _checkpoint(run, segments)
+
+
+def refs_of(run: Run) -> list[str]:
+    """Return the refs that `find_in_run` finds, as far as the run was read; no digits of ids."""
+    manifest = run.manifest
+    if manifest.dropped is not None:
+        return []
+    found = _pointers(manifest, manifest.monitors, None)
+    for phase in dict.fromkeys(one.phase for one in manifest.live()):
+        pointers = _pointers(manifest, run.spec.phase(phase).monitors, phase)
+        found += [f"{phase_segment(phase)}/{name}" for name in pointers]
+    found += [step_ref(one) for one in manifest.live()]
+    found += [pin.ref for pin in manifest.pins]
+    found += ["releases/latest"] if manifest.release is not None else []
+    return [*found, *(f"pool/v{entry.version:04d}" for entry in manifest.roster())]
+
+
+def _pointers(run: RunManifest, monitors: Sequence[Monitor], phase: str | None) -> list[str]:
+    """Return the names that point to a checkpoint of a phase, or of the run."""
+    found = [f"best/{one.label}" for one in monitors if run.best(one, phase) is not None]
+    if any(run.best(one, phase) is not None for one in monitors[:1]):
+        found.insert(0, "best")
+    return ["latest", *found] if run.latest(phase) is not None else found
+
+
+def find_evicted(run: Run, refs: Iterable[str]) -> list[Checkpoint]:
+    """Return the evicted checkpoints that refs name, each once, in their order."""
+    evicted = run.evicted()
+    return list({one.n: one for one in (_evicted(run, evicted, ref) for ref in refs)}.values())
+
+
+def _evicted(run: Run, evicted: Sequence[Checkpoint], ref: str) -> Checkpoint:
+    path = ref.removeprefix(f"{run.id}/")
+    fitting = [one for one in evicted if _fits(one, path)]
+    if not fitting:
+        kept = any(_fits(one, path) for one in run.checkpoints())
+        number = re.search(r"\d{1,16}$", path)
+        # Another step is another checkpoint, not a slip.
+        names = [_name(one.record) for one in evicted if number and one.step == int(number[0])]
+        raise NotFound(
+            "no evicted checkpoint of this name",
+            where=f"{run.id}/{path}",
+            expected="PHASE/stepN or 8 and more digits of an id",
+            found="a checkpoint that is kept" if kept else None,
+            hint=near(path, names) or "`holdfast ls --evicted` lists them.",
+        )
+    if len({one.digest for one in fitting}) > 1:
+        raise AmbiguousRef(
+            "several evicted checkpoints have this name",
+            where=f"{run.id}/{path}",
+            found=", ".join(one.digest.short for one in fitting),
+            hint="Name one by its id.",
+        )
+    return fitting[-1]
+
+
+def _name(record: CheckpointRecord) -> str:
+    return f"{phase_segment(record.phase)}/step{record.step}"
+
+
+def _fits(checkpoint: Checkpoint, path: str) -> bool:
+    if is_digest(path):
+        return checkpoint.digest.hex().startswith(path.removeprefix("sha256:"))
+    phase, _, step = path.rpartition("/step")
+    named = phase in (checkpoint.record.phase, phase_segment(checkpoint.record.phase))
+    return named and step.isdigit() and int(step) == checkpoint.step
+
+
+def find_by_id(
+    url: str, runs: Sequence[str], open_run: Callable[..., Run], digits: str, threads: Executor
+) -> Stored:
+    """Return the one checkpoint of any run whose id begins with these digits."""
+
+    def look(name: str) -> Stored | RegistryError:
+        try:
+            return find_in_run(open_run(name, by_id=True), digits)
+        except AmbiguousRef:
+            raise
+        except (NotFound, IntegrityError, UnsupportedFormat) as error:
+            return error
+
+    found: dict[bytes, Stored] = {}
+    damaged: dict[str, RegistryError] = {}
+    for name, one in zip(runs, threads.map(look, runs), strict=True):
+        if isinstance(one, Stored):
+            found[one.digest] = one
+        elif not isinstance(one, NotFound):
+            damaged[name] = one
+    if len(found) > 1:
+        raise AmbiguousRef(
+            "several checkpoints begin with these digits",
+            where=digits,
+            found=", ".join(f"{one.run_id}/{one.digest.short}" for one in found.values()),
+            hint="Give more digits, or the run: RUN/DIGITS.",
+        )
+    if damaged and not found:
+        first = next(iter(damaged.values()))
+        raise Malformed(
+            "no checkpoint with this id in the runs that can be read",
+            where=f"{url}: {digits}",
+            expected=f"to read {', '.join(damaged)} too",
+            found=first.summary,
+            hint="Run `holdfast verify`; where the run is known, name it: RUN/DIGITS.",
+        ) from first
+    if not found:
+        raise NotFound("no checkpoint with this id", where=f"{url}: {digits}")
+    return next(iter(found.values()))
+
+
+def _checkpoint(run: Run, segments: list[str]) -> Checkpoint:
+    match segments:
+        case ["gates", name]:
+            return run.gate(name)
+        case ["tags", name]:
+            return _tagged(run, name)
+        case [text] if is_digest(text):
+            return _by_digest(run, text)
+        case ["latest" | "best", *_]:
+            return _pointed(run, None, segments)
+        case [phase, *rest] if rest:
+            return _pointed(run, _phase(run, phase), rest)
+    path = "/".join(segments)
+    raise InvalidInput(
+        "not a ref",
+        where=f"{run.id}/{path}",
+        expected=FORMS,
+        hint=near(path, ["latest", "best", *(f"tags/{name}" for name in run.manifest.tags)]),
+    )
+
+
+def _tagged(run: Run, name: str) -> Checkpoint:
+    tags = run.manifest.tags
+    if name not in tags:
+        raise NotFound("no such tag", where=f"{run.id}/tags/{name}", hint=near(name, tags))
+    return run.find(tags[name])
+
+
+def _by_digest(run: Run, text: str) -> Checkpoint:
+    digits = text.removeprefix("sha256:")
+    kept = [one for one in run.manifest.checkpoints if one.evicted is None]
+    found = {one.manifest: one for one in kept if one.manifest.hex().startswith(digits)}
+    if len(found) > 1:
+        raise AmbiguousRef(
+            "several checkpoints begin with these digits",
+            where=f"{run.id}/{digits}",
+            found=", ".join(digest.hex()[: len(digits) + 4] for digest in found),
+            hint="Give more digits.",
+        )
+    if not found and run.manifest.evicted_count:
+        evicted = run.full_manifest().evicted
+        for one in reversed(evicted):
+            if one.manifest.hex().startswith(digits):
+                raise NotFound(
+                    "this checkpoint was evicted",
+                    where=f"{run.id}/{digits}",
+                    found=one.evicted,
+                    hint="`holdfast undo` brings it back until it is collected.",
+                )
+    if not found:
+        raise NotFound("no checkpoint with this id", where=f"{run.id}/{digits}")
+    return run.find(next(iter(found.values())).n)
+
+
+def _phase(run: Run, segment: str) -> str:
+    phases = {*run.manifest.phases_saved}
+    phases |= {phase.name for phase in run.spec.phases}
+    for phase in phases:
+        if segment in (phase, phase_segment(phase)):
+            return phase
+    known = sorted(phase_segment(phase) for phase in phases)
+    raise NotFound(
+        "no such phase, tag or digest",
+        where=f"{run.id}/{segment}",
+        expected=f"one of {', '.join([*known, 'latest', 'best', 'tags/NAME'])}",
+        hint=near(segment, [*known, "latest", "best"]),
+    )
+
+
+def _pointed(run: Run, phase: str | None, segments: list[str]) -> Checkpoint:
+    where = "/".join([run.id, *([phase_segment(phase)] if phase else []), *segments])
+    match segments:
+        case ["latest"]:
+            found = run.manifest.latest(phase)
+        case ["best"]:
+            found = run.manifest.best(run.monitor(phase), phase)
+        case ["best", metric]:
+            known_here = run.spec.phase(phase).monitors if phase else run.manifest.monitors
+            monitors = {monitor.label: monitor for monitor in known_here}
+            if metric not in monitors:
+                known = ", ".join(monitors) or "none"
+                raise NotFound(
+                    "no such monitor", where=where, expected=known, hint=near(metric, monitors)
+                )
+            found = run.manifest.best(monitors[metric], phase)
+        case [text] if phase is not None and (step := _STEP.fullmatch(text)):
+            return _at_step(run, phase, int(step[1]), where)
+        case _:
+            raise InvalidInput("not a ref", where=where, expected=FORMS)
+    if found is None:
+        saved = len(run.manifest.live(phase))
+        why = f"{saved} checkpoints, none with the monitored metric" if saved else "no checkpoints"
+        raise NotFound("there is none yet", where=where, found=why)
+    return run.find(found.n)
+
+
+def _at_step(run: Run, phase: str, step: int, where: str) -> Checkpoint:
+    records = run.manifest.live(phase)
+    for record in run.manifest.at_step(phase, step):
+        return run.find(record.n)
+    everything = run.full_manifest().checkpoints
+    saved = [one for one in everything if (one.phase, one.step) == (phase, step)]
+    if saved:
+        # First a checkpoint that `undo` finds by this name.
+        gone = min(saved, key=lambda one: (one.superseded, -one.n))
+        evicted = {one.manifest for one in saved if one.evicted is not None}
+        raise _not_pointed(run, gone, where, is_alone=len(evicted) == 1)
+    raise NotFound("no checkpoint at this step", where=where, found=_nearby(records, step))
+
+
+def _not_pointed(run: Run, record: CheckpointRecord, where: str, *, is_alone: bool) -> NotFound:
+    """Return the error for a step that does not find its checkpoint, with the ref that does."""
+    if record.evicted is None:
+        return NotFound(
+            "superseded: training went on from an earlier checkpoint",
+            where=where,
+            hint=f"{run.id}/{record.manifest.short} finds it.",
+        )
+    name = _name(record)
+    if record.superseded or not is_alone:
+        name = record.manifest.short
+    return NotFound(
+        f"evicted ({record.evicted})",
+        where=where,
+        hint=f"`holdfast undo {run.id} {name}` brings it back until it is collected.",
+    )
+
+
+def _nearby(records: Iterable[CheckpointRecord], step: int) -> str:
+    nearest = sorted((record.step for record in records), key=lambda other: abs(other - step))[:3]
+    return "steps " + ", ".join(map(str, sorted(nearest)))

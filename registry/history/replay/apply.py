@@ -1,0 +1,231 @@
+"""Replay of actions on checkpoints, on the names that pin them, and on their claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.registry.history.actions import (
+    Acknowledge,
+    AddCheckpoint,
+    AppendStream,
+    ArchiveStream,
+    CheckpointFields,
+    Claim,
+    ClaimFields,
+    CreateRun,
+    DropRun,
+    EnterPhase,
+    Evict,
+    PhaseFields,
+    PinFields,
+    PointRelease,
+    Recover,
+    ReportMetrics,
+    Rewind,
+    SegmentFields,
+    SetPin,
+    SetStatus,
+    SetTag,
+    TakeOver,
+    WriterFields,
+)
+from holdfast.registry.history.replay.draft import Draft
+from holdfast.registry.history.replay.run_parts import (
+    Archive,
+    CheckpointRecord,
+    ClaimRecord,
+    PhaseRecord,
+    Pin,
+    Segment,
+    StreamMark,
+    StreamRecord,
+    WriterRecord,
+)
+
+
+def add(draft: Draft, action: AddCheckpoint) -> None:
+    """Add a checkpoint."""
+    n = draft.commits
+    draft.require(n > 0, "commit 0 references a manifest")
+    draft.phase = action.phase
+    record = CheckpointRecord(
+        **action.shared(CheckpointFields),
+        n=n,
+        time_ms=draft.time_ms,
+        companions=action.companions or {},
+        nonfinite=action.nonfinite or (),
+        held_back=bool(action.held_back),
+        streams={name: stream.mark for name, stream in draft.streams.items()},
+    )
+    draft.add(record)
+
+
+def report(draft: Draft, action: ReportMetrics) -> None:
+    """Add or replace metrics."""
+    if draft.gone is not None and draft.is_forgotten(action.checkpoint):
+        rates = any(name in action.metrics for name in draft.rating_metrics)
+        draft.gone.report(action.checkpoint, action.tier, rates=rates)
+        return
+    checkpoint = draft.checkpoint(action.checkpoint)
+    changed: dict[str, object] = {"metrics": {**checkpoint.metrics, **action.metrics}}
+    if action.tier is not None:
+        changed["tier"] = action.tier
+    draft.change(checkpoint.n, **changed)
+
+
+def evict(draft: Draft, action: Evict) -> None:
+    """Evict checkpoints."""
+    for eviction in action.evictions:
+        record = draft.checkpoint(eviction.checkpoint)
+        draft.require(record.evicted is None, f"checkpoint {record.n} is evicted twice")
+        draft.require(not draft.is_pinned(record.n), f"checkpoint {record.n} is evicted, a pin")
+        draft.evict(record, eviction.reason)
+
+
+def recover(draft: Draft, action: Recover) -> None:
+    """Recover evicted checkpoints."""
+    for n in action.checkpoints:
+        record = draft.checkpoint(n)
+        draft.require(record.evicted is not None, f"checkpoint {n} is not evicted")
+        draft.recover(record)
+
+
+def set_tag(draft: Draft, action: SetTag) -> None:
+    """Point a movable name at a checkpoint."""
+    checkpoint = draft.checkpoint(action.checkpoint)
+    draft.require(checkpoint.evicted is None, f"a tag names checkpoint {checkpoint.n}, evicted")
+    pin = Pin(
+        kind="tag",
+        name=action.name,
+        manifest=checkpoint.manifest,
+        checkpoint=checkpoint.n,
+        time_ms=draft.time_ms,
+    )
+    draft.set_pin(pin)
+
+
+def set_pin(draft: Draft, action: SetPin) -> None:
+    """Give an immutable name to a stored state."""
+    before = draft.pins.get((action.kind, action.name))
+    replaced = () if before is None else before.replaced
+    if before is not None:
+        replaces = action.kind == "gate" and action.replaces == before.manifest
+        draft.require(replaces, f"{before.ref} is set twice")
+        replaced = (*replaced, before.manifest)
+    if action.kind == "gate":
+        same = action.checkpoint is not None and (
+            draft.checkpoint(action.checkpoint).manifest == action.manifest
+        )
+        draft.require(same, f"{action.kind} {action.name} is no checkpoint")
+    elif action.checkpoint is not None and not draft.is_forgotten(action.checkpoint):
+        draft.checkpoint(action.checkpoint)
+    pin = Pin(
+        **action.shared(PinFields),
+        kind=action.kind,
+        name=action.name,
+        time_ms=draft.time_ms,
+        replaced=replaced,
+    )
+    draft.set_pin(pin)
+    if action.kind == "release":
+        draft.fields["release"] = action.name
+
+
+def point_release(draft: Draft, action: PointRelease) -> None:
+    """Set the release that is the latest."""
+    draft.require(("release", action.version) in draft.pins, f"no release {action.version}")
+    draft.fields["release"] = action.version
+
+
+def claim(draft: Draft, action: Claim) -> None:
+    """Claim a checkpoint; a later claim of the same one replaces this one."""
+    group = draft.group(action.group)
+    if draft.is_forgotten(action.checkpoint):
+        return
+    draft.checkpoint(action.checkpoint)
+    group.claims.pop(action.checkpoint, None)
+    group.claims[action.checkpoint] = ClaimRecord(**action.shared(ClaimFields))
+
+
+def acknowledge(draft: Draft, action: Acknowledge) -> None:
+    """Acknowledge a checkpoint: the group is done with it."""
+    group = draft.group(action.group)
+    if draft.is_forgotten(action.checkpoint):
+        return
+    draft.checkpoint(action.checkpoint)
+    group.claims.pop(action.checkpoint, None)
+    group.done.add(action.checkpoint)
+
+
+# Replay of actions on the run as a whole, and on its streams.
+
+
+def create(draft: Draft, action: CreateRun) -> None:
+    """Create the run."""
+    draft.require(draft.created is None, "the run is created twice")
+    draft.created = action
+    draft.fields["created_ms"] = draft.time_ms
+
+
+def set_status(draft: Draft, action: SetStatus) -> None:
+    """Set the status."""
+    draft.fields |= {"status": action.status, "reason": action.reason}
+
+
+def take_over(draft: Draft, action: TakeOver) -> None:
+    """Set the trainer that may save."""
+    draft.fields["writer"] = WriterRecord(**action.shared(WriterFields), time_ms=draft.time_ms)
+
+
+def rewind(draft: Draft, action: Rewind) -> None:
+    """Supersede later checkpoints and phases; take later entries out of the streams."""
+    to = None if action.to is None else draft.checkpoint(action.to)
+    draft.supersede(-1 if to is None else to.n)
+    draft.phase = None if to is None else to.phase
+    _cut_streams(draft, {} if to is None else to.streams)
+
+
+def enter_phase(draft: Draft, action: EnterPhase) -> None:
+    """Enter a phase."""
+    draft.enter(PhaseRecord(**action.shared(PhaseFields), n=draft.commits))
+    draft.phase = action.to_phase
+
+
+def drop(draft: Draft, action: DropRun) -> None:
+    """Release everything that the run holds."""
+    draft.fields["dropped"] = action.reason
+
+
+def append_stream(draft: Draft, action: AppendStream) -> None:
+    """Append a segment; it replaces the entries from its start on."""
+    stream = draft.streams.get(action.stream)
+    if stream is None:
+        stream = StreamRecord(name=action.stream, lifetime=action.lifetime)
+    draft.require(
+        stream.lifetime == action.lifetime, f"stream {stream.name} is {stream.lifetime} already"
+    )
+    draft.require(
+        action.start <= stream.count < action.start + action.count,
+        f"entries {action.start} to {action.start + action.count} of stream {stream.name}, which "
+        f"has {stream.count}",
+    )
+    before = stream.at(stream.mark.model_copy(update={"count": action.start}))
+    segments = (*before, Segment(**action.shared(SegmentFields)))
+    draft.set_stream(stream.model_copy(update={"segments": segments}))
+
+
+def archive_stream(draft: Draft, action: ArchiveStream) -> None:
+    """Archive the entries of a stream, and empty it."""
+    draft.require(action.stream in draft.streams, f"no stream {action.stream}")
+    stream = draft.streams[action.stream]
+    draft.require(stream.lifetime != "forever", f"stream {stream.name} is kept for ever")
+    draft.require(stream.archive(action.label) is None, f"archive {action.label} exists already")
+    archives = (*stream.archives, Archive(label=action.label, segments=stream.segments))
+    draft.set_stream(stream.model_copy(update={"segments": (), "archives": archives}))
+
+
+def _cut_streams(draft: Draft, marks: Mapping[str, StreamMark]) -> None:
+    """Take every stream back to its entries at a checkpoint; archives do not change."""
+    for name, stream in list(draft.streams.items()):
+        segments = stream.at(marks.get(name))
+        draft.set_stream(stream.model_copy(update={"segments": segments}))

@@ -1,0 +1,132 @@
+"""The keys of all files in a registry: typed, spelled and parsed.
+
+No other module joins or splits a key.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput, Malformed
+from holdfast.registry.values import Digest
+
+Kind = Literal["packs", "manifests", "placements"]
+KINDS: tuple[Kind, ...] = ("packs", "manifests", "placements")
+
+CONFIG = "registry.json"
+RUNS = "runs/"
+EPOCHS = "epochs/"
+#: The prefixes of all keys of a registry, except its configuration.
+FOLDERS: tuple[str, ...] = (*(f"{kind}/" for kind in KINDS), RUNS, EPOCHS)
+#: The folder of probes and clocks; its files are needed only for a moment.
+PROBES = ".probe/"
+_DIGITS = 20
+#: The highest number of a slot or epoch.
+LAST: int = 10**_DIGITS - 1
+
+_OBJECT = re.compile(r"(packs|manifests|placements)/([0-9a-f]{2})/([0-9a-f]{64})\.(0|[1-9][0-9]*)")
+_PROBE = re.compile(r"\.probe/(?:clock-[0-9a-f]{16}|[0-9a-f]{16}(?:-race)?/(?:scratch|[0-9]{4}))")
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_RESERVED = {"con", "prn", "aux", "nul", *(f"{p}{i}" for p in ("com", "lpt") for i in range(1, 10))}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ObjectKey:
+    """The key of an immutable object: `<kind>/<aa>/<sha256>.<generation>`.
+
+    Attributes:
+        kind: `packs`, `manifests` or `placements`.
+        digest: The digest that names the object.
+        generation: The epoch that its writer had seen when it was uploaded.
+    """
+
+    kind: Kind
+    digest: Digest
+    generation: int
+
+    def __str__(self) -> str:
+        return f"{stem(self.kind, self.digest)}{self.generation}"
+
+    @classmethod
+    def parse(cls, key: str) -> ObjectKey:
+        """Read a key.
+
+        Raises:
+            Malformed: It is not the key of an object.
+        """
+        match = _OBJECT.fullmatch(key)
+        if match is None or match[3][:2] != match[2]:
+            raise Malformed("not the key of an object", where=quoted(key))
+        kind: Kind = match[1]  # type: ignore[assignment]  # the pattern admits nothing else
+        return cls(kind, Digest.parse(match[3]), int(match[4]))
+
+
+def stem(kind: Kind, digest: Digest) -> str:
+    """Return the prefix of the keys of all generations of an object."""
+    plain = digest.hex()
+    return f"{kind}/{plain[:2]}/{plain}."
+
+
+def slot_key(run_id: str, slot: int) -> str:
+    """Return the key of a slot of a run's log."""
+    return f"{log_prefix(run_id)}{slot:0{_DIGITS}d}"
+
+
+def log_prefix(run_id: str) -> str:
+    """Return the prefix of the keys of all slots of a run."""
+    return f"{RUNS}{run_id}/log/"
+
+
+def snapshot_prefix(run_id: str) -> str:
+    """Return the prefix of the keys of all snapshots of a run."""
+    return f"{RUNS}{run_id}/snapshots/"
+
+
+def snapshot_key(run_id: str, slot: int) -> str:
+    """Return the key of a snapshot; slots are inverted, so that the newest is listed first."""
+    return f"{snapshot_prefix(run_id)}{LAST - slot:0{_DIGITS}d}"
+
+
+def epoch_key(epoch: int) -> str:
+    """Return the key of an entry of the registry-wide log."""
+    return f"{EPOCHS}{epoch:0{_DIGITS}d}"
+
+
+def parse_number(key: str) -> int:
+    """Return the number at the end of the key of a slot or epoch."""
+    name = key.rpartition("/")[2]
+    if len(name) != _DIGITS or not (name.isascii() and name.isdigit()):
+        raise Malformed("not a numbered key", where=quoted(key), expected=f"{_DIGITS} digits")
+    return int(name)
+
+
+def snapshot_slot(key: str) -> int:
+    """Return the slot that a snapshot's key names."""
+    return LAST - parse_number(key)
+
+
+def is_probe(key: str) -> bool:
+    """Return whether a key is of a file that a probe or a collection makes."""
+    return _PROBE.fullmatch(key) is not None
+
+
+def is_run_id(name: object) -> bool:
+    """Return whether this is a legal id of a run."""
+    if not isinstance(name, str) or not _RUN_ID.fullmatch(name) or name.endswith("."):
+        return False
+    return name.split(".")[0].lower() not in _RESERVED
+
+
+def check_run_id(run_id: str) -> str:
+    """Return `run_id` if it is a legal id of a run."""
+    if not is_run_id(run_id):
+        raise InvalidInput(
+            "not a legal run id",
+            where=quoted(run_id)[:200],
+            expected="1 to 128 of [A-Za-z0-9._-], first a letter or digit, last not '.', "
+            "and no device name such as CON or NUL",
+        )
+    return run_id

@@ -1,0 +1,388 @@
+"""The manifest `holdfast.checkpoint/1`: WHAT a state is.
+
+It has the skeleton and the tensors (dtype, shape, chunk digests) of each component. A component's
+digest is the SHA-256 of its canonical JSON. The state's id is the digest of the manifest in which
+each component is replaced by its digest. A manifest names no location, run, step or time, so equal
+states have equal ids everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from holdfast.registry.errors import IntegrityError, InvalidInput, Malformed, UnsupportedFormat
+from holdfast.registry.objects.chunking import GRID
+from holdfast.registry.objects.framing import content_bytes, unwrap_frame, wrap_frame
+from holdfast.registry.objects.tensor_entry import (
+    TensorEntry,
+    parse_entry,
+    parse_form,
+    with_chunks,
+    with_data,
+    with_list,
+)
+from holdfast.registry.values import (
+    DIGEST_BYTES,
+    Digest,
+    HexDigests,
+    canonical,
+    check_json,
+    collector_paused,
+    taking_turns,
+)
+
+# Find the parts of a manifest in its canonical text, without parsing the digests of chunks.
+
+
+# A quote within a string has a backslash before it, so these texts occur in no string.
+_PART = re.compile(rb'\[("(?:[^"\\]|\\.)*+"),(\{"grid":"rows/1","skeleton":)')
+_TENSORS = b',"tensors":['
+_CLOSING = re.compile(rb'\],"format":"holdfast\.checkpoint/1","kind":("[a-z]+")\}\Z')
+_ENTRY = re.compile(
+    rb'\{"chunks":\[([0-9a-f",]*+)\],("dtype":[^{}]*+\})'
+    rb'|\{"data":"([^"\\]*+)",("dtype":[^{}]*+\})'
+    rb'|\{("dtype":"[^"\\]*+"),"list":"([^"\\]*+)"(,[^{}]*+\})'
+)
+
+
+class OtherSpelling(Exception):
+    """No writer spells a manifest so."""
+
+
+class EntryText(NamedTuple):
+    """A tensor in the text of its component: one of `chunks`, `data` and `listed` is given."""
+
+    form: bytes  # the JSON of its other fields
+    chunks: tuple[int, int] | None = None  # where the digests begin and end
+    data: bytes | None = None  # its inline bytes, as they are spelled
+    listed: bytes | None = None  # the digest of its list, as it is spelled
+
+
+class PartText(NamedTuple):
+    """A component in the text of its manifest."""
+
+    name: bytes  # the JSON of its name
+    skeleton: bytes  # the JSON of its skeleton
+    encoded: bytes  # the JSON of the whole component
+    tensors: list[EntryText]  # its tensors
+
+
+def split(content: bytes) -> tuple[bytes, list[PartText]]:
+    """Return the JSON of the kind, and the components."""
+    at = _after(content, 0, b'{"components":[')
+    parts: list[PartText] = []
+    has_more = False
+    while found := _PART.match(content, at):
+        begin, inner = found.start(2), found.end()
+        cut = content.find(_TENSORS, inner)
+        if cut < 0:
+            raise OtherSpelling
+        tensors, end = _tensors(content, begin, cut + len(_TENSORS))
+        end = _after(content, end, b"]}")
+        parts.append(PartText(found[1], content[inner:cut], content[begin:end], tensors))
+        at = _after(content, end, b"]")
+        has_more = content.startswith(b",", at)
+        at += has_more
+        if not has_more:
+            break
+    closing = _CLOSING.match(content, at)
+    if closing is None or has_more:
+        raise OtherSpelling
+    return closing[1], parts
+
+
+def _tensors(content: bytes, begin: int, at: int) -> tuple[list[EntryText], int]:
+    """Return the tensors from `at` on, as they are in the text from `begin` on; and their end."""
+    found: list[EntryText] = []
+    while entry := _ENTRY.match(content, at):
+        _, form, data, other, dtype, listed, rest = entry.groups()
+        if form is not None:
+            start, stop = entry.span(1)
+            found.append(EntryText(form, (start - begin, stop - begin)))
+        elif data is not None:
+            found.append(EntryText(other, data=data))
+        else:
+            found.append(EntryText(dtype + rest, listed=listed))
+        at = entry.end()
+        if content[at : at + 1] != b",":
+            return found, at
+        at += 1
+    if found:
+        raise OtherSpelling  # a comma without a tensor after it
+    return found, at
+
+
+def _after(content: bytes, at: int, expected: bytes) -> int:
+    """Return the end of a text that must be at a position."""
+    if not content.startswith(expected, at):
+        raise OtherSpelling
+    return at + len(expected)
+
+
+FORMAT = "holdfast.checkpoint/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A top-level key of a state."""
+
+    #: The values, with an index into `tensors` for each tensor (`holdfast.registry.pytree`).
+    skeleton: canonical.Json
+    tensors: tuple[TensorEntry, ...]  # the tensors, in order of their index
+    digest: Digest  # SHA-256 of `encoded`
+    encoded: bytes  # the component's canonical JSON
+
+    @classmethod
+    def build(
+        cls,
+        skeleton: canonical.Json,
+        tensors: Sequence[TensorEntry],
+        encoded_skeleton: bytes | None = None,
+    ) -> Component:
+        """Make a component and hash it."""
+        encoded = b'{"grid":%b,"skeleton":%b,"tensors":%b}' % (
+            canonical.encode(GRID),
+            encoded_skeleton or canonical.encode(skeleton),
+            canonical.encode([tensor.to_json() for tensor in tensors]),
+        )
+        return cls(skeleton, tuple(tensors), Digest.of(encoded), encoded)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, equal ones counted each time."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of a state.
+
+    Attributes:
+        kind: `dict` or `odict`: the type of the state itself.
+        components: The components by name, in the order of the state's keys.
+    """
+
+    kind: str
+    components: Mapping[str, Component]
+
+    @cached_property
+    def digest(self) -> Digest:
+        """The state's id."""
+        named = [[name, component.digest.hex()] for name, component in self.components.items()]
+        return Digest.of(
+            canonical.encode({"format": FORMAT, "kind": self.kind, "components": named})
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, equal ones counted each time."""
+        return sum(component.nbytes for component in self.components.values())
+
+    @cached_property
+    def content_bytes(self) -> int:
+        """Length of its canonical JSON without names and braces."""
+        return sum(len(component.encoded) for component in self.components.values())
+
+    def tensors(self) -> Iterator[TensorEntry]:
+        """Yield every tensor in manifest order."""
+        for component in self.components.values():
+            yield from component.tensors
+
+    @cached_property
+    def direct_chunks(self) -> Mapping[Digest, int]:
+        """Distinct chunks that the manifest itself names, in order, with their raw lengths.
+
+        Digest lists are among them; the chunks that the lists name come after them in a placement.
+        """
+        lengths: dict[Digest, int] = {}
+        for tensor in self.tensors():
+            if tensor.chunk_list is not None:
+                lengths.setdefault(tensor.chunk_list, tensor.grid.count * DIGEST_BYTES)
+            elif tensor.chunks:
+                for digest, length in zip(tensor.chunks, tensor.grid.sizes(), strict=True):
+                    lengths.setdefault(digest, length)
+        return lengths
+
+    @cached_property
+    def chunk_lists(self) -> Mapping[Digest, TensorEntry]:
+        """Stored digest lists by their digest, each with a tensor that names it."""
+        return {t.chunk_list: t for t in self.tensors() if t.chunk_list is not None}
+
+    @cached_property
+    def first_named(self) -> tuple[Mapping[Digest, int], int]:
+        """By the first chunk or the list of each tensor, how many chunks and lists come before it.
+
+        Equal ones count each time here; the number of all of them comes second.
+        """
+        first, total = {}, 0
+        for tensor in self.tensors():
+            if tensor.chunk_list is not None:
+                first[tensor.chunk_list] = total
+                total += 1
+            elif tensor.chunks:
+                first[tensor.chunks[0]] = total
+                total += len(tensor.chunks)
+        return first, total
+
+    def all_chunks(self, lists: Mapping[Digest, bytes]) -> dict[Digest, int]:
+        """Return every distinct chunk and its raw length, in the order of a placement's rows.
+
+        Args:
+            lists: The bytes of each stored digest list.
+        """
+        lengths = dict(self.direct_chunks)
+        for tensor in self.chunk_lists.values():
+            members = zip(tensor.chunk_digests(lists), tensor.grid.sizes(), strict=True)
+            for member, length in members:
+                lengths.setdefault(member, length)
+        return lengths
+
+    def encode(self) -> bytes:
+        """Return the file.
+
+        Raises:
+            InvalidInput: Reading it would take more memory than allowed.
+        """
+        content = b"".join(self._content())
+        check_json(content, where=f"manifest {self.digest.short}", kind=InvalidInput)
+        return wrap_frame(content)
+
+    def _content(self) -> Iterator[bytes]:
+        """Yield the canonical JSON of the manifest in parts."""
+        before = b'{"components":[['
+        for name, component in self.components.items():
+            yield before + canonical.encode(name) + b","
+            yield component.encoded
+            before = b"],["
+        named = canonical.encode(FORMAT), canonical.encode(self.kind)
+        yield b'%b],"format":%b,"kind":%b}' % (b"]" if self.components else before[:-1], *named)
+
+    @classmethod
+    def decode(cls, data: bytes, expected: Digest, *, where: str) -> Manifest:
+        """Verify and parse a file.
+
+        Raises:
+            Damaged: Its bytes do not match its closing digest.
+            Malformed: A rule of the format is broken, or it is another checkpoint's manifest.
+            BeyondLimit: It would take too much memory.
+            UnsupportedFormat: This version does not know its format.
+        """
+        with taking_turns(content_bytes(data)), collector_paused():
+            content = unwrap_frame(data, where=where)
+            check_json(content, where=where)
+            manifest = cls._spelled(content, where) or cls._parse(content, where)
+        if manifest.digest != expected:
+            raise Malformed(
+                "another checkpoint's manifest",
+                where=where,
+                expected=expected,
+                found=manifest.digest,
+            )
+        return manifest
+
+    @classmethod
+    def _spelled(cls, content: bytes, where: str) -> Manifest | None:
+        """Read a text as a writer spells it; `None` for every other one."""
+        try:
+            kind, parts = split(content)
+            forms: dict[bytes, TensorEntry] = {}
+            found = {
+                str(canonical.decode(part.name, where=where)): _of_text(part, forms, where)
+                for part in parts
+            }
+            if len(found) == len(parts) and kind in (b'"dict"', b'"odict"'):
+                return cls(kind[1:-1].decode("ascii"), found)
+        except (OtherSpelling, IntegrityError, KeyError, TypeError, ValueError):
+            pass
+        return None
+
+    @classmethod
+    def _parse(cls, content: bytes, where: str) -> Manifest:
+        """Parse a text in full, and tell what is wrong with it."""
+        body = canonical.parse(content, where=where)
+        if not isinstance(body, dict) or body.get("format") != FORMAT:
+            found = body.get("format") if isinstance(body, dict) else type(body).__name__
+            raise UnsupportedFormat(
+                "unknown manifest format", where=where, expected=FORMAT, found=found
+            )
+        with _rules(where):
+            if set(body) != {"format", "kind", "components"} or body["kind"] not in (
+                "dict",
+                "odict",
+            ):
+                raise ValueError("wrong keys")
+            components = {_name(name): _component(part) for name, part in body["components"]}
+            if len(components) != len(body["components"]):
+                raise ValueError("a component occurs twice")
+            manifest = cls(body["kind"], components)
+            _check_canonical(content, manifest._content(), where)
+            return manifest
+        raise AssertionError  # `_rules` lets no error pass
+
+
+def _check_canonical(content: bytes, parts: Iterator[bytes], where: str) -> None:
+    """Compare a content with its expected parts without joining them, since they may be long."""
+    end = 0
+    for part in parts:
+        canonical.check(content[end : end + len(part)], part, where=where)
+        end += len(part)
+    canonical.check(content[end:], b"", where=where)
+
+
+class _rules:  # noqa: N801 - reads as a statement
+    """Turn every error that a hostile body can cause into `Malformed`."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (KeyError, TypeError, ValueError, AttributeError, OverflowError)):
+            raise Malformed("breaks the manifest format", where=self.where, found=error) from error
+
+
+def _name(name: object) -> str:
+    if type(name) is not str:
+        raise ValueError(f"a component is named {name!r}")
+    return name
+
+
+def _of_text(part: PartText, forms: dict[bytes, TensorEntry], where: str) -> Component:
+    """Return the component that has a text."""
+    skeleton = canonical.decode(part.skeleton, where=where)
+    entries = []
+    for form, span, data, listed in part.tensors:
+        one = forms.get(form)
+        if one is None:
+            body = canonical.decode(b"{" + form, where=where)
+            if not {"dtype", "shape"} <= set(body) <= {"dtype", "shape", "original"}:
+                raise ValueError(f"a tensor has keys {sorted(body)}")
+            one = forms[form] = parse_form(body)
+        if span is not None:
+            entries.append(with_chunks(one, HexDigests(part.encoded, *span)))
+        elif data is not None:
+            entries.append(with_data(one, data.decode("ascii")))
+        else:
+            entries.append(with_list(one, (listed or b"").decode("ascii")))
+    return Component(skeleton, tuple(entries), Digest.of(part.encoded), part.encoded)
+
+
+def _component(body: Any) -> Component:
+    if set(body) != {"grid", "skeleton", "tensors"}:
+        raise ValueError(f"a component has keys {sorted(body)}")
+    if body["grid"] != GRID:
+        raise ValueError(f"unknown grid {body['grid']!r}")
+    encoded = canonical.encode(body)
+    entries = body["tensors"]
+    if type(entries) is not list:
+        raise ValueError("tensors are not a list")
+    for index, entry in enumerate(entries):
+        # In place, since a second list would double the memory.
+        entries[index] = parse_entry(entry)
+    return Component(body["skeleton"], tuple(entries), Digest.of(encoded), encoded)

@@ -1,0 +1,388 @@
+"""The placement `holdfast.placement/1`: WHERE this registry stores the chunks of one manifest.
+
+Content of the file: a line of canonical JSON (format, manifest, packs, number of rows, extra
+digests), then columns of little-endian integers: pack (u32), offset (u64), stored length (u32),
+codec (u8), base row (u32, `NO_BASE` for none). There is a row for each distinct chunk of the
+manifest, in order; extra rows are for bases of deltas outside the manifest. Collection reads
+placements and nothing else, so a placement names every pack that decoding needs.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+from operator import add
+from typing import Any, NamedTuple, overload
+
+from holdfast.registry.errors import (
+    BeyondLimit,
+    InvalidInput,
+    Malformed,
+    RegistryError,
+    UnsupportedFormat,
+)
+from holdfast.registry.objects.codecs import RAW, codec_name
+from holdfast.registry.objects.framing import content_bytes, unwrap_frame, wrap_frame
+from holdfast.registry.objects.keys import ObjectKey
+from holdfast.registry.values import (
+    ROW_BYTES,
+    Digest,
+    Digests,
+    canonical,
+    check_bytes,
+    check_json,
+    collector_paused,
+    taking_turns,
+)
+
+FORMAT = "holdfast.placement/1"
+NO_BASE = 2**32 - 1
+#: The most deltas in a chain.
+MAX_DEPTH = 32
+_COLUMNS = "IQIBI"
+_ROW_BYTES = struct.calcsize("<" + _COLUMNS)
+#: Bytes of a digest in the line of JSON.
+_EXTRA_BYTES = 67
+_IS_BIG_ENDIAN = sys.byteorder == "big"
+
+
+@dataclass(frozen=True, slots=True)
+class PackRef:
+    """A pack that a placement names."""
+
+    key: ObjectKey  # its key, generation included
+    size_bytes: int  # its size; a file of another size is damaged
+
+
+class ChunkRow(NamedTuple):
+    """A row of a placement: where one chunk is stored."""
+
+    pack: int  # the pack's position in the placement's list
+    offset: int  # offset of its stored bytes
+    stored_bytes: int  # their length
+    codec: int = 0  # number in `holdfast.registry.objects.codecs`
+    base: int = NO_BASE  # for a delta, the row of its base; otherwise `NO_BASE`
+
+
+class Rows(Sequence[ChunkRow]):
+    """Rows in columns, `_ROW_BYTES` each; a `ChunkRow` is made on demand.
+
+    As objects they would take six times that, and the bases of chains of deltas can make a
+    placement many times as long as its manifest.
+    """
+
+    __slots__ = ("_columns",)
+
+    def __init__(self, rows: Iterable[ChunkRow]) -> None:
+        columns = list(zip(*rows, strict=True)) or [()] * len(_COLUMNS)
+        self._columns = [
+            array(code, column) for code, column in zip(_COLUMNS, columns, strict=True)
+        ]
+
+    @classmethod
+    def parse(cls, data: bytes, count: int) -> Rows:
+        """Read the columns of `count` rows."""
+        rows, start = cls(()), 0
+        for column in rows._columns:
+            column.frombytes(data[start : start + count * column.itemsize])
+            start += count * column.itemsize
+            if _IS_BIG_ENDIAN:
+                column.byteswap()
+        return rows
+
+    def encode(self) -> bytes:
+        """Return the columns, little-endian, one after another."""
+        columns = [array(column.typecode, column) for column in self._columns]
+        if _IS_BIG_ENDIAN:
+            for column in columns:
+                column.byteswap()
+        return b"".join(column.tobytes() for column in columns)
+
+    @property
+    def bases(self) -> Sequence[int]:
+        """The row of each one's base, or `NO_BASE`."""
+        return self._columns[-1]
+
+    @property
+    def has_deltas(self) -> bool:
+        """Whether some chunk has a base."""
+        return self._columns[-1].count(NO_BASE) < len(self)
+
+    @property
+    def codecs(self) -> set[int]:
+        """The numbers of all codecs."""
+        return set(self._columns[3])
+
+    def ends(self, packs: int) -> list[int]:
+        """Return the end of the last known chunk of each pack; 0 if none is known."""
+        ends = [0] * packs
+        pack, offset, stored, *_ = self._columns
+        if max(pack, default=-1) >= packs:
+            raise ValueError(f"pack {max(pack)} of {packs}")
+        for number, end in zip(pack, map(add, offset, stored), strict=True):
+            if end > ends[number]:
+                ends[number] = end
+        return ends
+
+    @property
+    def has_empty(self) -> bool:
+        """Whether some chunk has no bytes."""
+        return 0 in self._columns[2]
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    @overload
+    def __getitem__(self, number: int) -> ChunkRow: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[ChunkRow]: ...
+    def __getitem__(self, number: int | slice) -> ChunkRow | Sequence[ChunkRow]:
+        if isinstance(number, slice):
+            return Rows(list(self)[number])
+        return ChunkRow(*(column[number] for column in self._columns))
+
+    def __iter__(self) -> Iterator[ChunkRow]:
+        return map(ChunkRow, *self._columns)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rows) and self._columns == other._columns
+
+    def __hash__(self) -> int:
+        return hash(self.encode())
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the chunks of one manifest are stored.
+
+    Attributes:
+        manifest: The state's id.
+        packs: Packs with their keys and sizes.
+        rows: A row for each distinct chunk of the manifest, in order, then the extra rows.
+        extra: Digests of the extra rows.
+    """
+
+    manifest: Digest
+    packs: tuple[PackRef, ...]
+    rows: Rows
+    extra: Digests = field(default_factory=lambda: Digests(()))
+
+    @cached_property
+    def content(self) -> bytes:
+        """The content of the file; its digest names the placement."""
+        return self._content()
+
+    def _content(self) -> bytes:
+        header = canonical.encode(
+            {
+                "format": FORMAT,
+                "manifest": self.manifest.hex(),
+                "packs": [[p.key.digest.hex(), p.key.generation, p.size_bytes] for p in self.packs],
+                "rows": len(self.rows),
+                "extra": [digest.hex() for digest in self.extra],
+            }
+        )
+        return b"".join([header, b"\n", self.rows.encode()])
+
+    @cached_property
+    def digest(self) -> Digest:
+        """The digest that names the file."""
+        return Digest.of(self.content)
+
+    @cached_property
+    def content_bytes(self) -> int:
+        """About the length of `content`, without making it."""
+        return len(self.rows) * _ROW_BYTES + len(self.extra) * _EXTRA_BYTES
+
+    def encode(self) -> bytes:
+        """Return the file.
+
+        Raises:
+            InvalidInput: Reading it would take more memory than allowed.
+        """
+        _check_memory(self.content, f"placement {self.digest.short}", InvalidInput)
+        return wrap_frame(self.content)
+
+    @cached_property
+    def ends(self) -> Sequence[int]:
+        """The end of the last known chunk of each pack: the table comes after it."""
+        return self.rows.ends(len(self.packs))
+
+    @cached_property
+    def depths(self) -> Sequence[int]:
+        """The number of deltas in the chain of each row; 0 for a chunk that is no delta.
+
+        Raises:
+            Malformed: A chain has more than `MAX_DEPTH` deltas, or is a cycle.
+        """
+        bases = self.rows.bases
+        depths = bytearray(len(bases))  # 0: no delta, or not known yet
+        if not self.rows.has_deltas:
+            return depths
+        for start in range(len(bases)):
+            chain: list[int] = []
+            number = start
+            while not depths[number] and bases[number] != NO_BASE and len(chain) <= MAX_DEPTH:
+                chain.append(number)
+                number = bases[number]
+            depth = depths[number]
+            if depth + len(chain) > MAX_DEPTH:
+                raise Malformed(
+                    "a chain of deltas is too long",
+                    where=f"placement {self.digest.short} of {self.manifest.short}, row {start}",
+                    expected=f"at most {MAX_DEPTH}",
+                    hint="Run `holdfast verify`; a mirror can restore the checkpoint.",
+                )
+            for above in reversed(chain):
+                depth += 1
+                depths[above] = depth
+        return depths
+
+    def index(self, chunks: Mapping[Digest, int]) -> ChunkIndex:
+        """Return the index of the rows, given the manifest's distinct chunks in order.
+
+        Raises:
+            Malformed: There are more or fewer rows than chunks, or a chain of deltas is too long.
+        """
+        count = len(chunks) + len(self.extra)
+        if count != len(self.rows):
+            raise Malformed(
+                "placement does not cover its manifest",
+                where=self.digest,
+                expected=f"{count} rows",
+                found=len(self.rows),
+            )
+        _ = self.depths  # checks the chains before anything is read
+        return ChunkIndex(self, chunks)
+
+    @classmethod
+    def decode(cls, data: bytes, expected: Digest, *, where: str) -> Placement:
+        """Verify and parse a file.
+
+        Raises:
+            Damaged: Its bytes do not match its closing digest.
+            Malformed: A rule of the format is broken, or it is another placement.
+            BeyondLimit: It would take too much memory.
+            UnsupportedFormat: This version does not know its format.
+        """
+        with taking_turns(content_bytes(data)), collector_paused():
+            return cls._decode(unwrap_frame(data, where=where), expected, where)
+
+    @classmethod
+    def _decode(cls, content: bytes, expected: Digest, where: str) -> Placement:
+        _check_memory(content, where, BeyondLimit)
+        if (found := Digest.of(content)) != expected:
+            raise Malformed("another placement", where=where, expected=expected, found=found)
+        line, _, columns = content.partition(b"\n")
+        header = canonical.parse(line, where=where)
+        if not isinstance(header, dict) or header.get("format") != FORMAT:
+            kind = header.get("format") if isinstance(header, dict) else type(header).__name__
+            raise UnsupportedFormat(
+                "unknown placement format", where=where, expected=FORMAT, found=kind
+            )
+        try:
+            placement = _parse(header, columns, where)
+        except (KeyError, TypeError, ValueError) as error:
+            raise Malformed("breaks the placement format", where=where, found=error) from error
+        del header, line, columns  # they are long if there are many extra rows
+        canonical.check(content, placement._content(), where=where)
+        return placement
+
+
+class ChunkIndex:
+    """The index of a placement: from a chunk to its row number, and back.
+
+    Args:
+        placement: The placement.
+        chunks: The chunks of its first rows, in order; it names the chunks of extra rows itself.
+    """
+
+    def __init__(self, placement: Placement, chunks: Iterable[Digest]) -> None:
+        self._placement = placement
+        self._rows = {digest: row for row, digest in enumerate(chunks)}
+
+    def add(self, first: int, chunks: Iterable[Digest]) -> None:
+        """Name the chunks of further rows, in order; no row may have a base then."""
+        self._rows.update(zip(chunks, count(first), strict=False))
+
+    @cached_property
+    def _chunks(self) -> list[Digest]:
+        return list(self._rows)
+
+    def __contains__(self, digest: Digest) -> bool:
+        """Return whether a chunk is in a known row that is not extra."""
+        return digest in self._rows
+
+    def row(self, digest: Digest) -> int:
+        """Return the row of a chunk that is not in an extra row."""
+        return self._rows[digest]
+
+    def digest(self, row: int) -> Digest:
+        """Return the chunk of any row.
+
+        Raises:
+            Malformed: Its chunk is not known, so it cannot be a base.
+        """
+        if row < len(self._chunks):
+            return self._chunks[row]
+        extra = self._placement.extra
+        number = row - len(self._placement.rows) + len(extra)
+        if number < 0:
+            raise Malformed(
+                "the base of a delta is not known",
+                where=f"placement {self._placement.digest.short}, row {row}",
+                expected=f"one of the first {len(self._chunks)} rows, or an extra one",
+                hint="Run `holdfast verify`; a mirror can restore the checkpoint.",
+            )
+        return extra[number]
+
+
+def _check_memory(content: bytes, where: str, kind: type[RegistryError]) -> None:
+    """Check the memory for reading a content: its line of JSON and its rows."""
+    line = content.find(b"\n") + 1
+    check_json(content[:line], where=where, kind=kind)
+    rows = (len(content) - line) // _ROW_BYTES
+    check_bytes(rows * (_ROW_BYTES + ROW_BYTES), f"reading {rows} rows", where=where, kind=kind)
+
+
+def _parse(header: dict[str, Any], columns: bytes, where: str) -> Placement:
+    if set(header) != {"format", "manifest", "packs", "rows", "extra"}:
+        raise ValueError(f"keys {sorted(header)}")
+    packs = tuple(_pack(*row) for row in header["packs"])
+    total = header["rows"]
+    if type(total) is not int or len(columns) != total * _ROW_BYTES:
+        raise ValueError(f"{len(columns)} bytes of columns for {total} rows")
+    rows = Rows.parse(columns, total)
+    for codec in rows.codecs:
+        codec_name(codec, where=where)
+    for row in rows if rows.has_deltas else ():
+        if codec_name(row.codec, where=where) == RAW and row.base != NO_BASE:
+            raise ValueError(f"a raw chunk with a base: {row}")
+        if row.base != NO_BASE:
+            _within(row.base, total)
+    if rows.has_empty:
+        raise ValueError("a chunk of no bytes")
+    extra = Digests(Digest.from_hex(text) for text in header["extra"])
+    placement = Placement(Digest.from_hex(header["manifest"]), packs, rows, extra)
+    for pack, end in zip(packs, placement.ends, strict=True):
+        if end > pack.size_bytes:
+            raise ValueError(f"a chunk ends beyond its pack: {pack}")
+    return placement
+
+
+def _pack(digest: object, generation: Any, size_bytes: Any) -> PackRef:
+    for number in (generation, size_bytes):
+        if type(number) is not int or number < 0:
+            raise ValueError(f"generation {generation!r}, size {size_bytes!r}")
+    return PackRef(ObjectKey("packs", Digest.from_hex(digest), generation), size_bytes)
+
+
+def _within(index: int, count: int) -> int:
+    if index >= count:
+        raise ValueError(f"index {index} of {count}")
+    return index

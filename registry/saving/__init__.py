@@ -1,0 +1,42 @@
+"""Saves: from the arguments of a call to the commit; and restoring.
+
+- `save_request`: `SaveRequest` checks the arguments; `prepare_save` takes the state apart.
+- `trainer`: `Trainer` makes a `SaveCommit` and gives it to the committer of `writing`.
+- `save_commit`: `SaveCommit` answers the committer: whether the run allows the save, which objects
+  to write, which lines to add to the log.
+- `background`, `pending`: saves in the background, and the end of the program.
+- `restoring`: the newest checkpoint that can be loaded whole.
+- `journal`: a save is durable on the trainer's own disk first, and in the registry later.
+- `collective`: saves and loads that all ranks of a job make together.
+- `loop`: when a training loop saves, and how it stops.
+
+`holdfast.registry.history.writer_token` decides who may save. Specified in docs/spec.md, sections
+11, 12, 21, 36, 40 and 43; docs/architecture.md has every step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.registry.values.first_use import at_first_use
+
+if TYPE_CHECKING:
+    from holdfast.registry.saving.earlier_steps import EarlierSteps as EarlierSteps
+    from holdfast.registry.saving.pending import EXIT_WAIT as EXIT_WAIT
+    from holdfast.registry.saving.pending import Backlog as Backlog
+    from holdfast.registry.saving.pending import Busy as Busy
+    from holdfast.registry.saving.pending import PendingSave as PendingSave
+    from holdfast.registry.saving.restoring import Attempt as Attempt
+    from holdfast.registry.saving.restoring import Restored as Restored
+    from holdfast.registry.saving.restoring import check_source as check_source
+    from holdfast.registry.saving.restoring import restore_newest as restore_newest
+    from holdfast.registry.saving.save_commit import SaveCommit as SaveCommit
+    from holdfast.registry.saving.save_request import DEFAULT_PHASE as DEFAULT_PHASE
+    from holdfast.registry.saving.save_request import OnError as OnError
+    from holdfast.registry.saving.save_request import PreparedSave as PreparedSave
+    from holdfast.registry.saving.save_request import SaveRequest as SaveRequest
+    from holdfast.registry.saving.save_request import check_on_error as check_on_error
+    from holdfast.registry.saving.save_request import prepare_save as prepare_save
+    from holdfast.registry.saving.trainer import Trainer as Trainer
+else:
+    __getattr__ = at_first_use(__name__)

@@ -1,0 +1,39 @@
+"""Saves and loads that every rank of a job makes together; one commit for all.
+
+- `group`: `Group`, the seam between the ranks: messages with deadlines, and bulk bytes.
+  `torch_group` is that of torch.distributed.
+- `shards`, `torch_shards`: a state as one rank has it, with the box that it has of each tensor;
+  `per_rank`: values that each rank has for itself.
+- `structure`: tensors and chunks as boxes; `boxes`: those of one rank, written shortly;
+  `patterns`: tensors that are cut alike; `plan`: who stores which chunk, and which bytes travel
+  for that.
+- `part`: the share of a state that one rank stores; `agreement` compares what all have, and carries
+  out the plan of a save.
+- `chunk_table`: chunks and where they are stored, in columns.
+- `leading`: rank 0's side of a save; `side`: the parts of both sides; `talk`: the messages and
+  errors of a save, and how they are spelled. `trainer`: the trainer of a run with a group, and the
+  side of the other ranks.
+- `filling`: fill boxes of stored tensors; `loading`: those of sharded models.
+
+Nothing on the store shows how many ranks wrote a state. Specified in docs/spec.md, section 43.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.registry.values.first_use import at_first_use
+
+if TYPE_CHECKING:
+    from holdfast.registry.saving.collective.filling import Box as Box
+    from holdfast.registry.saving.collective.filling import Filling as Filling
+    from holdfast.registry.saving.collective.group import DEADLINE_S as DEADLINE_S
+    from holdfast.registry.saving.collective.group import Group as Group
+    from holdfast.registry.saving.collective.loading import load_into as load_into
+    from holdfast.registry.saving.collective.shards import ShardLeaf as ShardLeaf
+    from holdfast.registry.saving.collective.talk import LOADS as LOADS
+    from holdfast.registry.saving.collective.talk import Calls as Calls
+    from holdfast.registry.saving.collective.talk import Talk as Talk
+    from holdfast.registry.saving.collective.trainer import CollectiveTrainer as CollectiveTrainer
+else:
+    __getattr__ = at_first_use(__name__)

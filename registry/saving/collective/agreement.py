@@ -1,0 +1,363 @@
+"""What every rank says before a save, and the comparison: one name has one value on all ranks."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState, component_path, segment
+from holdfast.registry.saving.collective.boxes import Boxes
+from holdfast.registry.saving.collective.group import Group
+from holdfast.registry.saving.collective.plan import Part
+from holdfast.registry.saving.collective.shards import Layout, ShardLeaf, whole_shape
+from holdfast.registry.saving.collective.structure import Ints
+from holdfast.registry.saving.collective.talk import Message, join
+from holdfast.registry.saving.save_request import SaveRequest
+from holdfast.registry.values import Digest, canonical, float_to_hex, item_size
+
+_HINT = (
+    "Give every rank the same value (rank 0's, by torch.distributed.broadcast), or wrap what each "
+    "rank has for itself in holdfast.distributed.PerRank."
+)
+#: The arguments that all ranks must give alike, even where rank 0 decides about the others.
+_OF_ALL = ("step", "companions")
+_DICTS = {"d": None, "od": None, "sd": 0, "dd": 1}
+
+
+@dataclass(frozen=True)
+class RankPart:
+    """One state of a save as this rank has it."""
+
+    flat: FlatState  # its components
+    layout: Layout  # its tensors and boxes
+    own: tuple[bytes, ...]  # the values that the rank has for itself, as messages
+    checksums: Mapping[int, int]  # of each leaf, by its id: those that other ranks have too
+
+    @classmethod
+    def of(cls, flat: FlatState, own: tuple[bytes, ...], pool: Executor | None) -> RankPart:
+        """Describe a state; without a pool there are no other ranks, and nothing is compared."""
+        leaves = [leaf for part in flat.components for leaf in part.leaves]
+        shared = [one for one in leaves if not isinstance(one, ShardLeaf) or one.is_copied]
+        sums = [] if pool is None else list(pool.map(_checksum, shared))
+        return cls(flat, Layout(flat), own, dict(zip(map(id, shared), sums, strict=False)))
+
+    def digest(self, part: FlatComponent) -> str:
+        """Return the digest of what all ranks must have alike in a component."""
+        return hashlib.sha256(canonical.encode(self.description(part))).hexdigest()
+
+    def description(self, part: FlatComponent) -> Any:
+        """Return what all ranks must have alike in a component, as JSON."""
+        return [part.skeleton, [self._form(leaf) for leaf in part.leaves]]
+
+    def _form(self, leaf: ArrayLeaf) -> list[Any]:
+        is_sharded = isinstance(leaf, ShardLeaf)
+        known = None if is_sharded else self.checksums.get(id(leaf))
+        return [str(leaf.dtype), list(whole_shape(leaf)), is_sharded, known]
+
+    @property
+    def copies(self) -> Ints:
+        """Tensor, offset, extent and checksum of each box that other ranks have too."""
+        layout = self.layout
+        by_number = {int(row[0]): row for row in layout.rows}
+        rows = [
+            [*by_number[number], self.checksums[id(leaf)]]
+            for number, leaf in enumerate(layout.leaves)
+            if isinstance(leaf, ShardLeaf) and id(leaf) in self.checksums
+        ]
+        return np.array(rows, np.int64).reshape(-1, layout.rows.shape[1] + 1)
+
+    @property
+    def small(self) -> list[Any]:
+        """The parts of sharded tensors that are too small to be cut."""
+        return [
+            [leaf.offset, leaf.shape, base64.b64encode(leaf.buffer()).decode()]
+            for leaf in self.layout.inline
+        ]
+
+
+def _checksum(leaf: ArrayLeaf) -> int:
+    # It finds copies that have come apart; what is stored is verified by SHA-256.
+    return zlib.crc32(leaf.buffer())
+
+
+def layout_digest(layout: Layout) -> str:
+    """Return the digest of a rank's layout."""
+    return hashlib.sha256(layout.structure.digest + layout.rows.tobytes()).hexdigest()
+
+
+def greeting(
+    request: SaveRequest, parts: Mapping[str, RankPart], plans: Mapping[str, str]
+) -> bytes:
+    """Return what a rank says first."""
+    states = {
+        name: {
+            "kind": part.flat.kind,
+            "components": [[one.name, part.digest(one)] for one in part.flat.components],
+            "layout": layout_digest(part.layout),
+            "plan": plans.get(name, ""),
+            "small": part.small,
+            "own": len(part.own),
+        }
+        for name, part in parts.items()
+    }
+    columns: list[bytes] = []
+    for part in parts.values():
+        columns += [part.copies.tobytes(), *part.own]
+    said = {"request": _fields(request), "decides": request.first_rank_decides, "states": states}
+    return join({"step": request.step, **said}, *columns)
+
+
+def explanation(parts: Mapping[str, RankPart], name: str, component: str) -> bytes:
+    """Return what a rank has in a component, or its components, for `difference`."""
+    part = parts[name]
+    value: Any = [part.flat.kind, *(one.name for one in part.flat.components)]
+    if component:
+        [found] = [one for one in part.flat.components if one.name == component]
+        value = part.description(found)
+    return join({"value": value})
+
+
+def layout_of(parts: Mapping[str, RankPart], name: str) -> bytes:
+    """Return the layout of a state as a message."""
+    layout = parts[name].layout
+    return join({}, *Boxes.from_rows(layout.rows, len(layout.leaves)).encode())
+
+
+def _fields(request: SaveRequest) -> dict[str, Any]:
+    streams = {
+        name: hashlib.sha256(repr(list(entries)).encode()).hexdigest()
+        for name, entries in request.streams.items()
+    }
+    return {
+        "step": request.step,
+        "phase": request.phase,
+        "tier": request.tier,
+        **{f"metrics[{n!r}]": float_to_hex(v) for n, v in sorted(request.metrics.items())},
+        "meta": canonical.encode(request.meta).decode(),
+        **{f"streams[{name!r}]": digest for name, digest in sorted(streams.items())},
+        "companions": sorted(request.companions),
+        "compression": request.compression,
+        "allow_nonfinite": request.allow_nonfinite,
+    }
+
+
+def check_requests(greetings: Sequence[Message], where: str) -> None:
+    """Refuse ranks that save something else than rank 0.
+
+    Where rank 0 decides, for itself, why it saves and with which metrics, only step and companions
+    are compared.
+    """
+    first, decides = greetings[0][0]["request"], greetings[0][0]["decides"]
+    for rank, (header, _) in enumerate(greetings):
+        for name in _OF_ALL if decides else dict.fromkeys([*first, *header["request"]]):
+            mine, theirs = first.get(name), header["request"].get(name)
+            if mine != theirs:
+                raise IncompatibleState(
+                    f"the ranks save with different arguments: {name}",
+                    where=f"{where}, rank {rank}",
+                    expected=f"{mine}, as on rank 0",
+                    found=theirs,
+                    hint="Give every rank the same arguments; reduce metrics over the ranks first.",
+                )
+
+
+def differing(greetings: Sequence[Message]) -> tuple[str, str] | None:
+    """Return the state and component of which the ranks have different values; `None` if none."""
+    first = greetings[0][0]["states"]
+    for header, _ in greetings:
+        for name, state in header["states"].items():
+            mine = [state["kind"], [one[0] for one in state["components"]]]
+            if mine != [first[name]["kind"], [one[0] for one in first[name]["components"]]]:
+                return name, ""
+            for here, there in zip(first[name]["components"], state["components"], strict=True):
+                if here != there:
+                    return name, str(here[0])
+    return None
+
+
+def difference(
+    where: str, component: str, descriptions: Sequence[Any], paths: Sequence[str]
+) -> IncompatibleState:
+    """Return the error for values that differ: it names the first of them."""
+    first = descriptions[0]
+    rank = next(number for number, one in enumerate(descriptions) if not _same(one, first))
+    other = descriptions[rank]
+    if not component:
+        return IncompatibleState(
+            "the ranks have different components",
+            where=f"{where}, rank {rank}",
+            expected=f"{', '.join(map(str, first))}, as on rank 0",
+            found=", ".join(map(str, other)),
+            hint="Give every rank a state with the same keys.",
+        )
+    path = _unequal(component_path(component), first[0], other[0])
+    if path is None:
+        at = next((n for n, one in enumerate(first[1]) if [*other[1], None][n] != one), 0)
+        path = paths[at]
+    return IncompatibleState(
+        "the ranks have different values under one name",
+        where=f"{where}, rank {rank}: {path}",
+        expected="the value of rank 0",
+        found="another one",
+        hint=_HINT,
+    )
+
+
+def _unequal(path: str, here: Any, there: Any) -> str | None:
+    """Return the first path at which two skeletons differ; `None` if they are the same."""
+    if _same(here, there):
+        return None
+    mine, theirs = _pairs(here) or [], _pairs(there) or []
+    if _same([key for key, _ in mine], [key for key, _ in theirs]):
+        for (key, one), (_, other) in zip(mine, theirs, strict=True):
+            step = segment(key) if type(key) in (str, int) else canonical.encode(key).decode()
+            found = _unequal(f"{path}/{step}", one, other)
+            if found is not None:
+                return found
+    return path  # another kind of value, other keys, or another kind of dict
+
+
+def _same(here: Any, there: Any) -> bool:
+    # By the bytes: to Python 1 and true are equal.
+    return canonical.encode(here) == canonical.encode(there)
+
+
+def _pairs(node: Any) -> list[Any] | None:
+    if type(node) is list:
+        return [[number, item] for number, item in enumerate(node)]
+    if type(node) is not dict or len(node) != 1:
+        return None
+    [(tag, payload)] = node.items()
+    if tag not in _DICTS:
+        return _pairs(payload) if tag == "tu" else None
+    at = _DICTS[tag]
+    found: list[Any] = payload if at is None else payload[at]
+    return found
+
+
+def check_copies(tables: Sequence[Ints], leaves: Sequence[ArrayLeaf], where: str) -> None:
+    """Refuse copies of a part that differ."""
+    rows = np.concatenate(tables)
+    if not len(rows):
+        return
+    ranks = np.repeat(np.arange(len(tables)), [len(one) for one in tables])
+    order = np.lexsort([ranks, *rows[:, :-1].T[::-1]])
+    rows, ranks = rows[order], ranks[order]
+    same_box = (rows[1:, :-1] == rows[:-1, :-1]).all(axis=1)
+    wrong = np.flatnonzero(same_box & (rows[1:, -1] != rows[:-1, -1]))
+    if len(wrong):
+        at = int(wrong[0])
+        raise IncompatibleState(
+            "two ranks have different values of one part of a tensor",
+            where=f"{where}, ranks {ranks[at]} and {ranks[at + 1]}: "
+            f"{leaves[int(rows[at, 0])].path}",
+            hint="The replicas of this tensor have come apart: synchronize them before the save.",
+        )
+
+
+def join_small(leaf: ArrayLeaf, parts: Sequence[Any], where: str) -> bytes:
+    """Return the bytes of a sharded tensor that is too small to be cut."""
+    shape, item = whole_shape(leaf), item_size(leaf.dtype)
+    data = np.zeros((*shape, item), np.uint8)
+    known = np.zeros(shape, bool)
+    for offset, extent, text in parts:
+        piece = np.frombuffer(base64.b64decode(text), np.uint8).reshape(*extent, item)
+        at = tuple(slice(o, o + n) for o, n in zip(offset, extent, strict=True))
+        if known[at].any() and not np.array_equal(data[at], piece):
+            raise IncompatibleState(
+                "two ranks have different values of one part of a tensor",
+                where=f"{where}: {leaf.path}",
+            )
+        data[at], known[at] = piece, True
+    if not known.all():
+        raise IncompatibleState(
+            "the ranks' parts of a tensor overlap or leave gaps", where=f"{where}: {leaf.path}"
+        )
+    return data.tobytes()
+
+
+def plan_key(layouts: Sequence[str]) -> str:
+    """Return the digest of the layouts of all ranks."""
+    return Digest.of("\n".join(layouts).encode()).hex()
+
+
+# Carry out a plan for saving, round by round: send pieces to the owners of their chunks.
+
+
+#: Returns the bytes of this rank's box of a tensor, with an axis for those of an element, and the
+#: begin of the box.
+Memory = Callable[[int], tuple[Any, Ints]]
+
+
+def complete_chunks(
+    group: Group, links: str, part: Part, items: list[int], memory: Memory
+) -> Iterator[tuple[int, Ints, memoryview]]:
+    """Yield each chunk that this rank owns, with a copy of its bytes; every rank must go through.
+
+    They come round by round, each with its number in the part, whose order is another one.
+    """
+    axes = (part.chunks.shape[1] - 4) // 2
+    for now in range(max(part.rounds, 1)):
+        arrived: dict[int, memoryview] = {}
+        takes = part.takes[part.takes[:, 2] == now]
+        if now < part.rounds:
+            arrived = _exchange(group, links, part, now, items, memory)
+        used = dict.fromkeys(arrived, 0)
+        cuts = np.searchsorted(takes[:, 0], np.arange(len(part.chunks) + 1))
+        for number in np.flatnonzero(part.chunks[:, 3] == now).tolist():
+            chunk = part.chunks[number]
+            tensor, low, high = int(chunk[0]), chunk[4 : 4 + axes], chunk[4 + axes :]
+            item = items[tensor]
+            data = np.empty((*(high - low), item), np.uint8)
+            for take in takes[cuts[number] : cuts[number + 1]]:
+                source, begin, end = int(take[1]), take[3 : 3 + axes], take[3 + axes :]
+                if source == group.rank:
+                    box, offset = memory(tensor)
+                    piece = box[within(begin - offset, end - offset)]
+                else:
+                    shape = (*(end - begin), item)
+                    size = int(np.prod(shape))
+                    start = used[source]
+                    used[source] = start + size
+                    flat = np.frombuffer(arrived[source][start : start + size], np.uint8)
+                    piece = flat.reshape(shape)
+                data[within(begin - low, end - low)] = piece
+            yield number, chunk, view_of(data)
+
+
+def _exchange(
+    group: Group, links: str, part: Part, now: int, items: list[int], memory: Memory
+) -> dict[int, memoryview]:
+    axes = (part.gives.shape[1] - 3) // 2
+    outgoing: dict[int, list[Any]] = {}
+    for give in part.gives[part.gives[:, 2] == now]:
+        tensor, begin, end = int(give[0]), give[3 : 3 + axes], give[3 + axes :]
+        box, offset = memory(tensor)
+        piece = np.ascontiguousarray(box[within(begin - offset, end - offset)])
+        outgoing.setdefault(int(give[1]), []).append(piece.reshape(-1))
+    incoming: dict[int, int] = {}
+    takes = part.takes[(part.takes[:, 2] == now) & (part.takes[:, 1] != group.rank)]
+    for take in takes:
+        size = int((take[3 + axes :] - take[3 : 3 + axes]).prod())
+        size *= items[int(part.chunks[int(take[0]), 0])]
+        incoming[int(take[1])] = incoming.get(int(take[1]), 0) + size
+    joined = {rank: view_of(np.concatenate(some)) for rank, some in outgoing.items()}
+    return group.exchange(links, joined, incoming)
+
+
+def within(begin: Ints, end: Ints) -> tuple[slice, ...]:
+    """Return the slices of a box."""
+    return tuple(slice(int(a), int(b)) for a, b in zip(begin, end, strict=True))
+
+
+def view_of(data: Any) -> memoryview:
+    """Return the bytes of a contiguous array."""
+    return memoryview(data.reshape(-1))

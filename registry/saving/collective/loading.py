@@ -1,0 +1,133 @@
+"""Fill the tensors of a sharded model: every rank fetches a share, and sends the others theirs."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from holdfast.registry.loading import (
+    Destination,
+    LoadReport,
+    Stored,
+    arrays_in,
+    check_component,
+    check_components,
+    check_fit,
+    filled_once,
+    reader_of,
+    select,
+    settle,
+    tensors_by_path,
+    widened_paths,
+)
+from holdfast.registry.objects import TensorEntry
+from holdfast.registry.pytree import ArrayLeaf
+from holdfast.registry.saving.collective import shards
+from holdfast.registry.saving.collective.filling import Box, Filling
+from holdfast.registry.saving.collective.group import Group
+from holdfast.registry.saving.collective.shards import ShardLeaf, whole_shape
+from holdfast.registry.saving.collective.talk import LOADS, Calls, Talk
+
+
+def load_into(
+    stored: Stored,
+    target: object,
+    *,
+    group: Group,
+    component: str | None = None,
+    strict: bool = True,
+) -> LoadReport:
+    """Fill the tensors of a sharded module, or of a nest of dicts and lists, in place.
+
+    Every rank calls it with its part of the target: DTensors of any layout, and plain tensors that
+    are whole on every rank. The layout need not be the one of the save. Each rank fetches and
+    verifies about its share of the chunks, and sends the other ranks their pieces. Chunks are read
+    straight into the target where its memory holds them whole; for the others a rank needs memory
+    for about 100 MiB. Otherwise as `Stored.load_into`.
+
+    Args:
+        stored: A checkpoint, or another stored state; the same on every rank.
+        target: An object with `state_dict()`, or a dict of tensors.
+        group: The ranks, such as `holdfast.distributed.TorchGroup`.
+        component: The component for the target; by default the target's top-level keys are
+            components.
+        strict: Whether a path on only one side is an error.
+
+    Returns:
+        The paths that were loaded, missing and unexpected.
+
+    Raises:
+        InvalidInput: The component is not a name.
+        IncompatibleState: Paths, shapes or dtypes differ, the ranks load different states, or
+            memory is read-only or shared in part; nothing was read.
+        UnsupportedValue: The layout of a tensor is none that can be filled.
+        NotFound: There is no such component.
+        IntegrityError: An object is damaged; do not use the target's tensors then.
+        RankFailed: Another rank is dead or late; do not use the target's tensors then.
+    """
+    calls = Calls(group, LOADS)
+
+    def load(talk: Talk) -> LoadReport:
+        wanted = _Target(stored, target, component, strict=strict)
+        filling = Filling(reader_of(stored), wanted.boxes)
+        filling.together(calls, talk, wanted.digest, wanted.settle)
+        return wanted.report
+
+    return calls.make_apart(load)
+
+
+@dataclass
+class _Whole:
+    """A tensor of the target as `check_fit` compares it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class _Target:
+    """The tensors of a target on this rank, and where they come from.
+
+    Attributes:
+        report: The paths on each side.
+        boxes: The part of each tensor that is filled.
+        digest: The digest of what all ranks must have alike.
+    """
+
+    def __init__(
+        self, stored: Stored, target: object, component: str | None, *, strict: bool
+    ) -> None:
+        named = target if check_component(component) is None else {component: target}
+        manifest = stored.manifest
+        if component is not None:
+            check_components(stored.ref, [component], manifest.components)
+        parts = select(stored.ref, manifest, None if component is None else [component])
+        sources = tensors_by_path(parts)
+        leaves = _leaves(named)
+        wholes = {path: _Whole(str(one.dtype), whole_shape(one)) for path, one in leaves.items()}
+        self.report = LoadReport.of(sources, leaves)
+        widened = widened_paths(sources, wholes)
+        check_fit(stored.ref, self.report, sources, wholes, strict=strict, widened=widened)
+        paths = filled_once(stored.ref, sources, leaves)
+        self._into = {p: Destination(leaves[p].source, widened.get(p)) for p in paths}
+        reader_of(stored).check_lists(manifest)
+        self.boxes = [_box(leaves[p], sources[p], one.view) for p, one in self._into.items()]
+        self.digest = repr([stored.digest.hex(), sorted(self.report.loaded)])
+
+    def settle(self) -> None:
+        """Widen tensors in place, and copy staged ones to their target."""
+        with ThreadPoolExecutor() as pool:
+            settle(self._into, pool)
+
+
+def _box(leaf: ArrayLeaf, entry: TensorEntry, view: memoryview) -> Box:
+    is_sharded = isinstance(leaf, ShardLeaf)
+    offset = leaf.offset if isinstance(leaf, ShardLeaf) else (0,) * len(leaf.shape)
+    return Box(leaf.path, entry, offset, leaf.shape, view, is_sharded)
+
+
+def _leaves(target: object) -> dict[str, ArrayLeaf]:
+    return {
+        part.leaves[index].path: part.leaves[index]
+        for part in shards.flatten(target).flat.components
+        for index in arrays_in(part.skeleton)
+    }

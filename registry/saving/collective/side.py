@@ -1,0 +1,47 @@
+"""The two sides of a save, rank 0 and the others: what each of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from holdfast.registry.saving.collective import agreement
+from holdfast.registry.saving.collective.agreement import RankPart
+from holdfast.registry.saving.collective.plan import Part, Plan
+from holdfast.registry.saving.collective.talk import Calls, Talk
+from holdfast.registry.saving.save_request import SaveRequest
+from holdfast.registry.writing import Committer
+
+
+@dataclass
+class Plans:
+    """The plans that this rank remembers, by the name of the state."""
+
+    #: This rank's part, and the digest of the layouts of all ranks.
+    parts: dict[str, tuple[str, str, Part]] = field(default_factory=dict)
+    whole: dict[str, Plan] = field(default_factory=dict)  # on rank 0 the plan itself
+
+    def keys(self, parts: Mapping[str, RankPart]) -> dict[str, str]:
+        """Return the digests of the plans that fit this rank's layouts."""
+        return {
+            name: known[1]
+            for name, part in parts.items()
+            if (known := self.parts.get(name)) is not None
+            and known[0] == agreement.layout_digest(part.layout)
+        }
+
+    def part(self, name: str) -> Part:
+        """Return this rank's part of a state's plan."""
+        return self.parts[name][2]
+
+
+@dataclass
+class Side:
+    """One save as one rank takes part in it."""
+
+    committer: Committer  # of this rank's handle; it chooses keys, and on rank 0 it commits
+    calls: Calls  # the calls of the ranks
+    talk: Talk  # this call
+    plans: Plans  # what this rank remembers
+    parts: Mapping[str, RankPart]  # the states as this rank has them
+    request: SaveRequest  # the arguments of the save

@@ -1,0 +1,413 @@
+"""The messages of one save or load: what every rank says to rank 0, and rank 0 to all."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NoReturn, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import zstandard
+
+from holdfast.backends import Buffer
+from holdfast.registry import errors
+from holdfast.registry.errors import IncompatibleState, RankFailed, RegistryError
+from holdfast.registry.saving.collective.group import Group
+from holdfast.registry.saving.collective.structure import Ints
+
+# Messages between ranks: a line of JSON, then columns of bytes. Errors cross as their parts.
+
+
+_CLASSES: dict[str, type[RegistryError]] = {name: getattr(errors, name) for name in errors.__all__}
+_PARTS = ("expected", "found", "hint")
+#: Before a table: rows, columns, and the number of its type.
+_TABLE = "<IIB"
+_TYPES = (np.dtype("<i4"), np.dtype("<i8"))
+
+
+def join(header: dict[str, Any], *columns: Buffer) -> bytes:
+    """Return a message."""
+    line = json.dumps([header, [len(column) for column in columns]]).encode()
+    return b"".join([line, b"\n", *columns])
+
+
+def split(data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
+    """Return the header and the columns of a message."""
+    line, _, _ = data.partition(b"\n")
+    header, lengths = json.loads(line)
+    columns, start, view = [], len(line) + 1, memoryview(data)
+    for length in lengths:
+        columns.append(view[start : start + length])
+        start += length
+    return header, columns
+
+
+def pack_table(table: Ints) -> bytes:
+    """Return a table of integers as bytes."""
+    is_small = not table.size or (int(table.min()) >= -(2**31) and int(table.max()) < 2**31)
+    columns = np.ascontiguousarray(table.T, _TYPES[not is_small])
+    head = struct.pack(_TABLE, *table.shape, not is_small)
+    return head + zstandard.ZstdCompressor(level=1).compress(columns.tobytes())
+
+
+def unpack_table(data: Buffer) -> Ints:
+    """Read what `pack_table` has made."""
+    view = memoryview(data)
+    rows, width, kind = struct.unpack_from(_TABLE, view)
+    columns = zstandard.ZstdDecompressor().decompress(view[struct.calcsize(_TABLE) :])
+    return np.frombuffer(columns, _TYPES[kind]).reshape(width, rows).T.astype(np.int64)
+
+
+def describe(error: BaseException, rank: int) -> dict[str, Any]:
+    """Return an error of a rank as JSON; one that came from another rank keeps that rank."""
+    if not isinstance(error, RegistryError):
+        return {"class": "", "rank": rank, "what": f"{type(error).__name__}: {error}"}
+    parts = {name: getattr(error, name) for name in ("what", "where", *_PARTS)}
+    name = type(error).__name__
+    known = name if _CLASSES.get(name) is type(error) else ""
+    return {"class": known, "rank": getattr(error, "rank", rank), **parts}
+
+
+def rebuild(failure: dict[str, Any]) -> RegistryError:
+    """Return the error of another rank: of its own class if it is ours, else `RankFailed`."""
+    place = f"rank {failure['rank']}"
+    where = failure.get("where")
+    if failure["class"] in ("", RankFailed.__name__):
+        kind: type[RegistryError] = RankFailed
+    else:
+        kind = _CLASSES[failure["class"]]
+    if where is None or not where.startswith(place):
+        where = place if where is None else f"{place}: {where}"
+    made = kind(failure["what"], where=where, **{part: failure.get(part) for part in _PARTS})
+    made.rank = failure["rank"]  # type: ignore[attr-defined]
+    return made
+
+
+def broken(error: BaseException, rank: int) -> bytes:
+    """Return the report of a rank that only lost its connections."""
+    return join({"failure": {**describe(error, rank), "is_broken": True}})
+
+
+def lost(ranks: Sequence[int], deadline_s: float, doing: str) -> RankFailed:
+    """Return the error for ranks that were not heard of in time."""
+    named = ", ".join(map(str, ranks[:8])) + (
+        f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    )
+    made = RankFailed(
+        f"no word from rank {named}" if len(ranks) == 1 else f"no word from ranks {named}",
+        where=f"rank {named}",
+        found=f"dead, or later than {deadline_s:g} s, while {doing}",
+        hint="Nothing was committed. Look at the log of that rank; then save again, or requeue.",
+    )
+    made.rank = ranks[0]
+    return made
+
+
+def unlinked(ranks: Sequence[int], found: str) -> RankFailed:
+    """Return the error for ranks that are there, and have lost their connections."""
+    made = RankFailed(
+        "the connections between the ranks broke",
+        where=", ".join(f"rank {one}" for one in ranks),
+        found=found,
+        hint="Nothing was committed. Save again: new connections are made.",
+    )
+    made.rank = ranks[0]
+    return made
+
+
+def out_of_step(steps: Mapping[int, int], behind: Sequence[int]) -> IncompatibleState:
+    """Return the error for ranks that save different steps."""
+    highest = max(steps.values())
+    ahead = [rank for rank, step in steps.items() if step == highest]
+    return IncompatibleState(
+        "the ranks are out of step: they save different steps",
+        where=f"rank {behind[0]}",
+        expected=f"step {highest}, as on rank {ahead[0]}",
+        found=f"step {steps[behind[0]]}",
+        hint=f"Nothing was committed. Rank {ahead[0]} may have missed a save by an error that the "
+        "program caught: look at its log; the next save works again. Or the steps are wrong.",
+    )
+
+
+#: Messages are kept for this many later calls, so that a late rank learns how its call ended.
+_KEPT_CALLS = 8
+#: After the connections broke, the others are heard of within this time, or they are dead. The
+#: others wait for rank 0 that much longer, so that it can tell them who is. A rank that is ahead of
+#: the others waits this long for them.
+_GRACE_S = 10.0
+
+#: The name of the calls that load.
+LOADS = "load"
+
+#: The header and the columns of a message.
+Message = tuple[dict[str, Any], list[memoryview]]
+#: What a call is about: the step of a save, the digest of a load.
+Label = int | str | None
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class _Said:
+    """The messages of one call: their names, and whether nobody needs those of earlier calls."""
+
+    names: list[str] = field(default_factory=list)
+    is_met: bool = False
+
+
+@dataclass
+class _Series:
+    """What a rank remembers of the calls of one name; it does not keep the group."""
+
+    links: str
+    calls: int = 0
+    breaks: int = 0
+    said: deque[_Said] = field(default_factory=deque)
+
+
+_series: WeakKeyDictionary[Group, dict[str, _Series]] = WeakKeyDictionary()
+
+
+class Calls:
+    """The calls of one name that the ranks of a group make together, one after another.
+
+    Each rank counts them. A rank that has missed calls hears at once how they ended, and goes on to
+    the call that the others make now; one that has made calls alone is answered in the same way.
+
+    Attributes:
+        group: The ranks.
+    """
+
+    def __init__(self, group: Group, name: str) -> None:
+        self.group = group
+        self._name = name
+        self._series = _series.setdefault(group, {}).setdefault(name, _Series(f"{name}/0"))
+
+    @property
+    def links(self) -> str:
+        """The name of the connections; they are made again after a call that failed."""
+        return self._series.links
+
+    @links.setter
+    def links(self, name: str) -> None:
+        self._series.links = name
+
+    def begin(self, label: Label = None, limit_s: float | None = None) -> Talk:
+        """Begin the next call."""
+        mine = self._series
+        mine.calls += 1
+        said = mine.said
+        said.append(_Said())
+        while len(said) > _KEPT_CALLS and any(one.is_met for one in islice(said, 1, None)):
+            for name in said.popleft().names:
+                self.group.forget(name)
+        return Talk(self.group, f"{self._name}/{mine.calls}", said[-1], label, limit_s)
+
+    def make(self, act: Callable[[Talk], _T], label: Label = None) -> _T:
+        """Make the next call; if it fails here, the others hear it."""
+        limit_s, earlier = None, None
+        while True:
+            talk = self.begin(label, limit_s)
+            try:
+                return act(talk)
+            except BaseException as error:
+                self.end(talk, error)
+                if talk.again_s is None:
+                    if earlier is not None and not talk.said.is_met:
+                        raise earlier from error
+                    raise
+                limit_s, earlier = talk.again_s, error if talk.is_brief else None
+
+    def make_apart(self, act: Callable[[Talk], _T]) -> _T:
+        """Make the next call with connections of its own."""
+
+        def act_apart(talk: Talk) -> _T:
+            self.links = talk.name
+            return act(talk)
+
+        made = self.make(act_apart)
+        self.break_links()
+        return made
+
+    def end(self, talk: Talk, error: BaseException) -> None:
+        """Tell the other ranks that this one has failed."""
+        try:
+            talk.fail(error)
+        finally:
+            self.break_links()
+
+    def break_links(self) -> None:
+        """End the connections; the next exchange makes new ones, on every rank."""
+        mine = self._series
+        self.group.break_links(mine.links)
+        mine.breaks += 1
+        mine.links = f"{self._name}/{mine.calls}-{mine.breaks}"
+
+
+class Talk:
+    """One call, as one rank takes part in it.
+
+    Attributes:
+        name: The name of the call.
+        said: What this rank has said in it.
+        label: What the call is about.
+        is_broken: Whether the connections broke, so that a silent rank is probably dead.
+        again_s: How long this rank waits for the others in the next call, as this one was an
+            earlier call than its own; `None` if it was its own.
+        is_brief: Whether that is because the ranks were out of step.
+    """
+
+    def __init__(
+        self, group: Group, name: str, said: _Said, label: Label, limit_s: float | None
+    ) -> None:
+        self._group = group
+        self._parts: list[str] = []
+        self._orders = self._reports = 0
+        self._past: Label
+        self._limit_s = group.deadline_s if limit_s is None else limit_s
+        self._is_out = False
+        self.name, self.said = name, said
+        self.is_about(label)
+        self.is_broken = self.is_brief = False
+        self.again_s: float | None = None
+
+    def is_about(self, label: Label) -> None:
+        """Note what the call is about; it is past for all ranks that do not come to it in time."""
+        self.label = self._past = label
+
+    @property
+    def _grace_s(self) -> float:
+        return min(self._group.deadline_s, _GRACE_S)
+
+    def _send(self, to: list[int], name: str, data: bytes) -> None:
+        self.said.names.append(name)
+        self._group.send(to, name, data)
+
+    def _passes(self, past: Label, *, is_brief: bool) -> None:
+        """Note that the others have ended a call; this rank goes on if its own is a later one."""
+        mine = self.label
+        is_later = mine > past if isinstance(mine, int) and isinstance(past, int) else mine != past
+        if past is not None and mine is not None and is_later:
+            self.is_brief = is_brief
+            self.again_s = self._grace_s if is_brief else self._group.deadline_s
+
+    # Of rank 0
+
+    def order(self, header: dict[str, Any], *columns: Buffer) -> None:
+        """Tell all ranks what comes next."""
+        self._orders += 1
+        others = list(range(1, self._group.size))
+        self._send(others, f"{self.name}/order/{self._orders}", join(header, *columns))
+
+    def order_one(self, rank: int, header: dict[str, Any], *columns: Buffer) -> None:
+        """Tell a rank its own part of the last order."""
+        name = f"{self.name}/order/{self._orders}/{rank}"
+        self._parts.append(name)
+        self._group.send([rank], name, join(header, *columns))
+
+    def gather(self, own: bytes, doing: str) -> list[Message]:
+        """Return what each rank reports, in their order."""
+        self._reports += 1
+        group, others = self._group, range(1, self._group.size)
+        limit_s = self._grace_s if self.is_broken else self._limit_s
+        self._limit_s = group.deadline_s
+        found = group.receive(f"{self.name}/report/{self._reports}", others, limit_s)
+        made = {rank: split(data) for rank, data in found.items()}
+        made[0] = split(own)
+        missing = [rank for rank in others if rank not in made]
+        if self._reports == 1 and not missing:
+            self.said.is_met, self._past = True, None
+            self._check_steps(made)
+        failures = _failures(made)
+        _raise_reason(failures)
+        if missing:
+            raise lost(missing, group.deadline_s, doing)
+        if failures:
+            # A rank that reported, and then gave up waiting for another one, has told why.
+            later = group.receive(f"{self.name}/report/{self._reports + 1}", others, 0)
+            _raise_reason(_failures({rank: split(data) for rank, data in later.items()}))
+            raise unlinked([one["rank"] for one in failures], failures[0]["what"])
+        for name in self._parts:  # they are long, and every rank has read its own
+            group.forget(name)
+        self._parts.clear()
+        return [made[rank] for rank in range(group.size)]
+
+    def _check_steps(self, reports: Mapping[int, Message]) -> None:
+        """Refuse reports of different steps: some ranks have missed a save, or are late."""
+        found = {rank: header.get("step") for rank, (header, _) in sorted(reports.items())}
+        steps = {rank: step for rank, step in found.items() if step is not None}
+        highest = max(steps.values(), default=0)
+        behind = [rank for rank, step in steps.items() if step < highest]
+        if behind:
+            self.go_on(highest - 1)
+            raise out_of_step(steps, behind)
+
+    def go_on(self, past: Label) -> None:
+        """Let the ranks whose call is a later one than `past` go on to the next, this one too."""
+        self._past, self._is_out = past, True
+        self._passes(past, is_brief=True)
+
+    def has_left(self, rank: int) -> bool:
+        """Return whether a rank has given this call up since its last report."""
+        later = self._group.receive(f"{self.name}/report/{self._reports + 1}", [rank], 0)
+        return rank in later
+
+    def say_why(self, error: BaseException, doing: str) -> NoReturn:
+        """Raise why the connections of rank 0 broke, once the others were heard."""
+        self.is_broken = True
+        self.gather(broken(error, 0), doing)
+        raise AssertionError("a report that tells of broken connections is raised")
+
+    # Of the others
+
+    def hear(self, doing: str) -> Message:
+        """Return the next order of rank 0."""
+        self._orders += 1
+        return self._from_first(f"{self.name}/order/{self._orders}", doing)
+
+    def hear_own(self, doing: str) -> Message:
+        """Return this rank's own part of the last order."""
+        return self._from_first(f"{self.name}/order/{self._orders}/{self._group.rank}", doing)
+
+    def _from_first(self, name: str, doing: str) -> Message:
+        found = self._group.receive(name, [0], self._limit_s + self._grace_s)
+        if not found:
+            raise lost([0], self._limit_s, doing)
+        self.said.is_met, self._limit_s = True, self._group.deadline_s
+        return split(found[0])
+
+    def failed(self, outcome: Mapping[str, Any]) -> RegistryError:
+        """Return the error of a call that has failed, as rank 0 tells it."""
+        self._passes(outcome.get("past"), is_brief=outcome.get("is_out", False))
+        return rebuild(outcome["failure"])
+
+    def report(self, data: bytes) -> None:
+        """Report to rank 0."""
+        self._reports += 1
+        self._send([0], f"{self.name}/report/{self._reports}", data)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this rank has failed: rank 0 tells all ranks, others rank 0."""
+        failure = describe(error, self._group.rank)
+        if self._group.rank == 0:
+            past = {"past": self._past, "is_out": self._is_out}
+            self.order({"kind": "outcome", "failure": failure, **past})
+        else:
+            self.report(join({"failure": failure, "step": self.label}))
+
+
+def _failures(reports: Mapping[int, Message]) -> list[dict[str, Any]]:
+    found = (header.get("failure") for _, (header, _) in sorted(reports.items()))
+    return [one for one in found if one]
+
+
+def _raise_reason(failures: Sequence[dict[str, Any]]) -> None:
+    """Raise the first error that is more than that connections broke."""
+    for failure in failures:
+        if not failure.get("is_broken"):
+            raise rebuild(failure)

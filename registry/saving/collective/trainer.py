@@ -1,0 +1,247 @@
+"""The trainer of a run whose ranks save together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from holdfast.registry import pytree
+from holdfast.registry.errors import Conflict, InvalidInput, RankFailed
+from holdfast.registry.history.actions import RunStatus
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.loading import Checkpoint, LoadReport, Stored
+from holdfast.registry.saving.collective import agreement, shards
+from holdfast.registry.saving.collective.agreement import RankPart
+from holdfast.registry.saving.collective.group import Group, LinksBroken
+from holdfast.registry.saving.collective.leading import CollectiveSave, Leading
+from holdfast.registry.saving.collective.loading import load_into
+from holdfast.registry.saving.collective.part import PartOrder, find_write, write_part
+from holdfast.registry.saving.collective.plan import Part
+from holdfast.registry.saving.collective.side import Plans, Side
+from holdfast.registry.saving.collective.talk import Calls, Talk, broken
+from holdfast.registry.saving.pending import Busy, PendingSave
+from holdfast.registry.saving.save_request import PreparedSave, SaveRequest, prepare_save
+from holdfast.registry.saving.trainer import Trainer
+from holdfast.registry.values import collector_paused
+from holdfast.registry.writing import Committer, NewCommit
+
+# The side of every other rank: it does what rank 0 says, and learns how the save ended.
+
+
+class Following(Side):
+    """One save as a rank above 0 takes part in it; its committer commits nothing."""
+
+    #: The write and the first slot that it can be in, once rank 0 has all to commit.
+    _reported: tuple[str, int] | None = None
+
+    def follow(self) -> int:
+        """Take part until the save has ended; return the number of its checkpoint."""
+        plans = self.plans.keys(self.parts)
+        self.talk.report(agreement.greeting(self.request, self.parts, plans))
+        while True:
+            try:
+                header, _ = self.talk.hear("leading the save")
+            except RankFailed as error:
+                return self._look_for_it(error)
+            if header["kind"] == "outcome":
+                if header["failure"] is not None:
+                    raise self.talk.failed(header)
+                return int(header["n"])
+            self._obey(header)
+
+    def _obey(self, order: Mapping[str, Any]) -> None:
+        name, talk = order["state"], self.talk
+        if order["kind"] == "explain":
+            talk.report(agreement.explanation(self.parts, name, order["component"]))
+        elif order["kind"] == "layout":
+            talk.report(agreement.layout_of(self.parts, name))
+        else:
+            _, columns = talk.hear_own("leading the save")
+            self.calls.links = order["links"]
+            try:
+                talk.report(self._store(name, order, columns))
+            except LinksBroken as error:
+                self.calls.group.break_links(self.calls.links)
+                talk.report(broken(error, self.calls.group.rank))
+                return
+            self._reported = order["write"], order["began"]
+
+    def _store(self, name: str, order: Mapping[str, Any], columns: Sequence[memoryview]) -> bytes:
+        known, *tables = columns
+        layout = self.parts[name].layout
+        if tables:
+            key = agreement.layout_digest(layout), order["plan"]
+            self.plans.parts[name] = (*key, Part.decode(tables))
+        told = PartOrder(order["links"], order["codec"], order["watched"], order["epoch"], known)
+        committer, group = self.committer, self.calls.group
+        part = self.plans.part(name)
+        return write_part(committer.store, committer.writer, group, layout, part, told).encode()
+
+    def _look_for_it(self, error: RankFailed) -> int:
+        """Look into the log for the outcome (CS5)."""
+        if self._reported is None:
+            raise error
+        log = self.committer.log
+        write, began = self._reported
+        run = log.refresh()
+        found = find_write(log.fetch(range(began, run.next_slot)), write)
+        if found is not None:
+            return found
+        unknown = RankFailed(
+            "the outcome of the save is unknown: rank 0 had all to commit it, and fell silent",
+            where="rank 0",
+            found=error.found,
+            hint="It may still become visible. Saving the same state again is safe.",
+        )
+        unknown.rank = 0
+        raise unknown from error
+
+
+@dataclass(frozen=True)
+class RankSave(PreparedSave):
+    """What a rank gives to a save; rank 0 prepares the whole of it, once it has heard all."""
+
+    #: The values that the rank has for itself, by the name of the state.
+    own: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
+
+
+class CollectiveTrainer(Trainer):
+    """A trainer of which every rank has one, and whose saves all ranks make together.
+
+    Rank 0 owns the run. Saves in the background use a thread of each rank, and no process group of
+    the training.
+    """
+
+    is_collective = True
+
+    def __init__(self, committer: Committer, group: Group) -> None:
+        super().__init__(committer)
+        store = committer.store
+        self._calls = Calls(group, f"{store.config.id}/{committer.log.run_id}")
+        self._plans = Plans()
+        self._shards: dict[str, list[Any]] = {}
+
+    @property
+    def group(self) -> Group:
+        """The ranks."""
+        return self._calls.group
+
+    @property
+    def _leads(self) -> bool:
+        return self._calls.group.rank == 0
+
+    def save_async(self, state: object, request: SaveRequest, busy: Busy = "wait") -> PendingSave:
+        """Copy this rank's part of a state, then save it in the background."""
+        if busy != "wait":
+            raise InvalidInput(
+                "ranks that save together cannot leave a save out each for itself",
+                where="busy",
+                expected="wait",
+                found=repr(busy),
+            )
+        return super().save_async(state, request, busy)
+
+    def commit(self, change: NewCommit) -> RunManifest:
+        """Commit a change that only the trainer of a run may make; it takes the run over."""
+        if not self._leads:
+            raise Conflict(
+                f"only rank 0 may make this {change.noun}",
+                where=f"rank {self._calls.group.rank}",
+                hint="Guard the call: `if rank == 0:`. All ranks call `save`.",
+            )
+        return super().commit(change)
+
+    def fill(
+        self, stored: Stored, target: object, component: str | None, *, strict: bool
+    ) -> LoadReport:
+        """Load a stored state into this rank's part of a target."""
+        return load_into(
+            stored, target, group=self._calls.group, component=component, strict=strict
+        )
+
+    def abstain(self, error: BaseException, step: int | None) -> None:
+        """Tell the other ranks, which begin a save, that this one has failed before it."""
+        with suppress(Exception):  # `settle` raises it
+            self._background.wait(None)
+        self._calls.end(self._calls.begin(step), error)
+
+    def leave(self, status: RunStatus, error: BaseException | None = None) -> None:
+        """Set the status; the other ranks leave it to rank 0."""
+        if self._leads:
+            super().leave(status, error)
+
+    def close(self) -> None:
+        """Finish the running saves, and end the connections."""
+        try:
+            super().close()
+        finally:
+            self._calls.break_links()
+
+    def _prepare(self, state: object, request: SaveRequest) -> PreparedSave:
+        with self.abstaining(request.step):
+            return self._flattened(state, request)
+
+    def _flattened(self, state: object, request: SaveRequest) -> PreparedSave:
+        if request.precision is not None:
+            raise InvalidInput(
+                "ranks that save together store tensors unchanged",
+                where="precision",
+                expected="None",
+                hint="Cast the tensors before the save.",
+            )
+        states = {"": state, **request.companions}
+        with collector_paused():
+            flats = {
+                name: shards.flatten(one, self._shards.setdefault(name, []))
+                for name, one in states.items()
+            }
+        for one in flats.values():
+            pytree.await_devices(one.flat)
+        return RankSave(
+            request=request,
+            phase="",
+            given=flats[""].flat,
+            narrowing=None,
+            commit_keys=None,
+            companions={name: flats[name].flat for name in request.companions},
+            metrics={},
+            counters={},
+            own={name: one.own for name, one in flats.items()},
+        )
+
+    def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
+        assert isinstance(save, RankSave)
+        take_part = self._lead if self._leads else self._follow
+        with self._lock:
+            return self._calls.make(partial(take_part, save), save.request.step)
+
+    def _parts(self, save: RankSave) -> dict[str, RankPart]:
+        is_alone = self._calls.group.size == 1
+        pool = None if is_alone else self._committer.store.pools.hashing
+        flats = {"": save.given, **save.companions}
+        return {name: RankPart.of(flat, save.own[name], pool) for name, flat in flats.items()}
+
+    def _lead(self, save: RankSave, talk: Talk) -> Checkpoint:
+        request = save.request
+        parts = self._parts(save)
+        leading = Leading(self._committer, self._calls, talk, self._plans, parts, request)
+        state, companions = leading.agree()
+        request.companions = {**companions}
+        prepared = prepare_save(state, request, self.run)
+        commit = CollectiveSave(
+            self._committer, self._writer_token, prepared, self._earlier, leading
+        )
+        made = self._carry_through(commit, prepared)
+        talk.order({"kind": "outcome", "failure": None, "n": commit.outcome})
+        return made
+
+    def _follow(self, save: RankSave, talk: Talk) -> Checkpoint:
+        parts = self._parts(save)
+        following = Following(self._committer, self._calls, talk, self._plans, parts, save.request)
+        n = following.follow()
+        self._log.refresh()
+        record = self._log.knowing(n).by_n[n]
+        return Checkpoint(self._committer.store, self._log, record)

@@ -1,0 +1,33 @@
+"""The journal: a save is durable on the trainer's own disk first, and in the registry later.
+
+- `settings`: `Journal`, the folder and its bound.
+- `records`: the files of a journal. `folder`: `RunFolder`, the journal of one run; `locks`.
+- `states`: the bytes of one entry, in a store of their own.
+- `entry_saves`: a save as an entry: checked now, composed again when it is carried.
+- `log_scan`: what the log says since a takeover. `expected`: the run with the entries that wait.
+- `carrier`: adds the entries to the run, in order. `background`: its thread and its pools.
+- `trainer`: `JournaledTrainer`, which acknowledges saves. `bound`: a save waits for room.
+  `checkpoint`: a checkpoint that may be only here. `ending`: the end of the program. `pushing`:
+  stranded entries into a fork.
+
+Specified in docs/spec.md, section 40.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.registry.values.first_use import at_first_use
+
+if TYPE_CHECKING:
+    from holdfast.registry.saving.journal.carrier import Carrier as Carrier
+    from holdfast.registry.saving.journal.folder import RunFolder as RunFolder
+    from holdfast.registry.saving.journal.folder import run_folders as run_folders
+    from holdfast.registry.saving.journal.pushing import Listed as Listed
+    from holdfast.registry.saving.journal.records import Note as Note
+    from holdfast.registry.saving.journal.settings import FOLDER_VARIABLE as FOLDER_VARIABLE
+    from holdfast.registry.saving.journal.settings import Journal as Journal
+    from holdfast.registry.saving.journal.settings import choose_journal as choose_journal
+    from holdfast.registry.saving.journal.trainer import JournaledTrainer as JournaledTrainer
+else:
+    __getattr__ = at_first_use(__name__)

@@ -1,0 +1,243 @@
+"""The carrier's thread, and thread pools that never delay the end of a program."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from queue import SimpleQueue
+from threading import Condition, Event, Thread, current_thread
+from typing import ParamSpec, TypeVar
+
+from holdfast.registry.errors import (
+    IntegrityError,
+    RegistryError,
+    StoreUnsuitable,
+    UnsupportedFormat,
+)
+from holdfast.registry.saving.journal.carrier import Carrier
+from holdfast.registry.saving.journal.ending import finish_at_the_end
+from holdfast.registry.saving.journal.folder import RunFolder
+from holdfast.registry.saving.journal.records import Note
+from holdfast.registry.store import Pools, Store
+
+_LOGGER = logging.getLogger("holdfast")
+#: Seconds after a failure; twice as long after each further one, up to the second number.
+RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
+#: Seconds after which a carrier, or who waits for it, looks again: another process may carry.
+LOOK_S = 0.5
+#: A wait for the registry is logged after the first time, and then in each interval of the second.
+SILENT_S, REMINDER_S = 2.0, 60.0
+#: Threads that move objects.
+_THREADS = 8
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class BackgroundCarrier:
+    """Carries the entries of one run in a thread of this process.
+
+    Attributes:
+        told: Notified at each outcome and at each failure.
+        error: The failure of the last attempt; `None` after a success.
+        outcomes: The outcomes of entries that this process has carried.
+    """
+
+    def __init__(self, store: Store, folder: RunFolder) -> None:
+        self._registry = store
+        self._folder = folder
+        self._work = Event()
+        self._stopped = Event()
+        self._thread: Thread | None = None
+        self._pid = os.getpid()
+        self._is_awaited = False
+        self.told = Condition()
+        self.error: Exception | None = None
+        self.outcomes: dict[int, Note] = {}
+
+    def wake(self) -> None:
+        """Carry what waits; the thread starts at its first use.
+
+        If the system gives no thread, the entries wait: they are durable, so their saves are done.
+        """
+        self._work.set()
+        if self._thread is None or not self._thread.is_alive():
+            self._stopped.clear()
+            thread = Thread(target=self._run, name="holdfast-carrier", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self.error = error
+            else:
+                self._thread = thread
+
+    def stop(self, within_s: float) -> None:
+        """Stop after the present entry, or leave it to a later process."""
+        self._stopped.set()
+        self._work.set()
+        if self._thread is not None:
+            self._thread.join(within_s)
+
+    def take(self) -> None:
+        """Carry an entry that was just acknowledged; the end of the program waits for it."""
+        self._is_awaited = True
+        finish_at_the_end(self)
+        self.wake()
+
+    def await_all(self, timeout_s: float | None) -> None:
+        """Wait until each entry that waits now has an outcome; say so if it takes a while."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        said = time.monotonic() + SILENT_S - REMINDER_S
+        last = max(self._folder.waiting(), default=0)  # a training may acknowledge without end
+        while waiting := [number for number in self._folder.waiting() if number <= last]:
+            if time.monotonic() - said >= REMINDER_S:
+                said = time.monotonic()
+                _LOGGER.warning(
+                    "%s: waiting until the registry has %d saves that are durable in the journal "
+                    "%s%s: %s",
+                    self._folder.run_id,
+                    len(waiting),
+                    self._folder.path,
+                    "" if until is None else f", at most {until - said:.0f} s",
+                    self.why(),
+                )
+            left_s = LOOK_S if until is None else min(LOOK_S, until - time.monotonic())
+            if left_s <= 0:
+                raise TimeoutError(
+                    f"{self._folder.run_id}: {len(waiting)} saves are only in the journal "
+                    f"{self._folder.path}: {self.why()}"
+                )
+            self.sleep(left_s)
+            if isinstance(self.error, (IntegrityError, UnsupportedFormat, StoreUnsuitable)):
+                raise self.error  # no waiting mends that; the carrier tries again all the same
+
+    def finish(self, limit_s: float) -> None:
+        """Wait for the entries of this process, say what is only in the journal, and stop."""
+        if self._pid != os.getpid():
+            return
+        is_awaited, self._is_awaited = self._is_awaited, False
+        try:
+            if is_awaited:
+                self.await_all(limit_s)
+        except (TimeoutError, RegistryError) as error:
+            _LOGGER.warning(
+                "%s; the next program with this journal carries them, or `holdfast journal carry`",
+                error,
+            )
+        finally:
+            self.stop(1.0)
+
+    def sleep(self, most_s: float) -> None:
+        """Wait until something was carried, or for some time."""
+        with self.told:
+            self.wake()
+            self.told.wait(most_s)
+
+    def why(self) -> str:
+        """Return why entries wait, for messages."""
+        if self.error is None:
+            return "they are being carried"
+        return f"the last attempt failed: {self.error}"
+
+    def _run(self) -> None:
+        store = Store(self._registry.backend, self._registry.config, heads=self._registry.heads)
+        store.pools = DaemonPools()
+        pause_s = RETRY_S
+        carrier: Carrier | None = None
+        try:
+            while not self._stopped.is_set():
+                self._work.clear()
+                try:
+                    carrier = carrier or Carrier(store, self._folder, self._tell)
+                    carrier.carry(lambda: not self._stopped.is_set())
+                except Exception as error:
+                    self._fail(error)
+                    carrier = None  # open the log again: it may have been replaced
+                    self._stopped.wait(pause_s)
+                    pause_s = min(2 * pause_s, LONGEST_RETRY_S)
+                    self._work.set()
+                else:
+                    self.error, pause_s = None, RETRY_S
+                    # Another process is the carrier, if anything still waits.
+                    self._work.wait(LOOK_S if self._folder.waiting() else None)
+        finally:
+            store.pools.close()
+
+    def _tell(self, number: int, note: Note) -> None:
+        with self.told:
+            self.outcomes[number] = note
+            self.told.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        if str(error) != str(self.error):
+            _LOGGER.warning(
+                "%s: the journal is not carried into the registry now, and is tried again: %s: %s",
+                self._folder.run_id,
+                type(error).__name__,
+                error,
+            )
+        with self.told:
+            self.error = error
+            self.told.notify_all()
+
+
+class DaemonPools(Pools):
+    """Pools whose threads do not delay the end of a program: it would wait for a silent store."""
+
+    def __init__(self) -> None:
+        super().__init__(_THREADS)
+        self._daemons = _Daemons(_THREADS)
+
+    def close(self) -> None:
+        """Stop the threads when their present work is done."""
+        self._daemons.shutdown()
+
+    def _pool(self, name: str) -> Executor:  # noqa: ARG002
+        return self._daemons
+
+
+class _Daemons(Executor):
+    """Threads that may be left behind. Work that one of them gives runs in it."""
+
+    def __init__(self, threads: int) -> None:
+        self._most = threads
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads: list[Thread] = []
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        future: Future[_T] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        if current_thread() in self._threads:
+            work()
+            return future
+        self._queue.put(work)
+        if len(self._threads) < self._most:
+            thread = Thread(target=self._serve, name="holdfast-carrying", daemon=True)
+            self._threads.append(thread)
+            try:
+                thread.start()
+            except RuntimeError:  # the system gives no more
+                self._threads.remove(thread)
+                if not self._threads:
+                    self._queue.get()  # nobody else is there to take it
+                    work()
+        return future
+
+    def _serve(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
+        for _ in self._threads:
+            self._queue.put(None)

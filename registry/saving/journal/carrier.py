@@ -1,0 +1,190 @@
+"""Carry the entries of a run into the registry, in order, each exactly once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from holdfast.registry.errors import (
+    IntegrityError,
+    MissingObject,
+    ObjectNotFound,
+    RegistryError,
+    RolledBack,
+    Stranded,
+)
+from holdfast.registry.history import RunLog
+from holdfast.registry.history.actions import SetStatus
+from holdfast.registry.saving.journal.entry_saves import (
+    CarriedSave,
+    CarriedStatus,
+    Refused,
+    refusing,
+    require_line,
+)
+from holdfast.registry.saving.journal.folder import RunFolder
+from holdfast.registry.saving.journal.log_scan import LogScan
+from holdfast.registry.saving.journal.records import Entry, Note
+from holdfast.registry.saving.journal.states import EntryStates
+from holdfast.registry.store import Store
+from holdfast.registry.writing import Committer
+
+_LOGGER = logging.getLogger("holdfast")
+
+
+class Carrier:
+    """Carries the entries of one run; `told` is called with each outcome, after it was noted."""
+
+    def __init__(
+        self,
+        store: Store,
+        folder: RunFolder,
+        told: Callable[[int, Note], object] = lambda number, note: None,  # noqa: ARG005
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._told = told
+        self._committer: Committer | None = None
+        self._scan: LogScan | None = None
+        # Kept open, since opening a lock costs as much as taking it.
+        self._lock = folder.lock("carrying")
+
+    def carry(self, goes_on: Callable[[], bool] = lambda: True) -> bool:
+        """Carry everything that waits; return whether this process was the carrier (J9).
+
+        `goes_on` is asked before each entry. After an error what waits still waits.
+        """
+        if not self._lock.acquire(wait=False):
+            return False
+        try:
+            self._folder.remove_unacknowledged()
+            self._folder.remove_damaged_notes()
+            while goes_on():
+                waiting = self._folder.waiting()
+                if not waiting:
+                    break
+                number = waiting[0]  # J5
+                note = self._folder.put_note(number, self._outcome(number))
+                self._log_outcome(number, note)
+                self._told(number, note)
+                self._prune(number)
+        finally:
+            self._lock.release()
+        return True
+
+    def _outcome(self, number: int) -> Note:
+        """Carry an entry, or find that it can never be carried."""
+        committer = self._open()
+        committer.log.refresh()
+        try:
+            entry = self._folder.entry(number)
+        except IntegrityError as error:
+            self._put_own_slot(committer)
+            return Note(outcome="damaged", reason=str(error))
+        if number < max(self._folder.noted(), default=0):
+            lost = MissingObject("its note is lost or damaged", where=self._folder.path)
+            return self._damaged(committer, entry, lost)
+        while True:
+            read = committer.log.run.next_slot
+            try:
+                return self._carry(committer, number, entry)
+            except Stranded as error:
+                committer.log.make_durable()
+                return Note(outcome="stranded", reason=str(error))
+            except Refused as refused:
+                # Judged again at the head: a longer log may allow it (J8).
+                if committer.log.refresh().next_slot == read:
+                    committer.log.make_durable()
+                    return Note(outcome="refused", reason=str(refused.error))
+            except RolledBack:
+                raise
+            except (IntegrityError, ObjectNotFound):
+                damage, is_mended = self._damage(entry)
+                if damage is not None:
+                    return self._damaged(committer, entry, damage)
+                if not is_mended:
+                    raise  # it is not the journal that is damaged
+
+    def _carry(self, committer: Committer, number: int, entry: Entry) -> Note:
+        scan, states = self._scan_for(entry), EntryStates(self._folder, entry.write, self._store)
+        scan.read_to(committer.log.run)
+        takeover = scan.takeover_of(self._folder, entry)
+        scan.require_taken(takeover)
+        if scan.commit_of(entry.write) is None:
+            scan.require_own(takeover)
+            self._require_followed(number, entry)
+        if entry.save is None:
+            committer.commit(CarriedStatus(entry, takeover, scan))
+            outcome = None
+        else:
+            save = CarriedSave(committer, entry, entry.save, takeover, scan, states)
+            committer.commit(save)
+            outcome = save.outcome
+        scan.read_to(committer.log.run)  # reads the slot back (J4)
+        landed = scan.commit_of(entry.write)
+        # A save that repeats a checkpoint, with nothing new, needs no commit.
+        return Note(outcome="carried", commit=outcome if landed is None else landed)
+
+    def _require_followed(self, number: int, entry: Entry) -> None:
+        """Refuse an entry that continues from one that never enters the run (J8).
+
+        One that continues from a damaged entry is carried: its own state is whole.
+        """
+        note = None if entry.follows is None else self._folder.outcome_of(entry.follows, number)
+        with refusing():
+            require_line(self._folder.run_id, note)
+
+    def _damage(self, entry: Entry) -> tuple[RegistryError | None, bool]:
+        """Return the damage of an entry in the journal, and whether some was mended."""
+        try:
+            self._scan_for(entry).takeover_of(self._folder, entry)
+            states = EntryStates(self._folder, entry.write, self._store)
+            return None, states.check_whole(entry.places)
+        except (IntegrityError, ObjectNotFound) as error:
+            return error, False
+
+    def _damaged(self, committer: Committer, entry: Entry, damage: RegistryError) -> Note:
+        """Note damage, unless the entry was carried by a process that died (J8)."""
+        self._put_own_slot(committer)
+        scan = self._scan_for(entry)
+        scan.read_to(committer.log.run)
+        landed = scan.commit_of(entry.write)
+        if landed is not None:
+            return Note(outcome="carried", commit=landed)
+        return Note(outcome="damaged", reason=str(damage))
+
+    def _put_own_slot(self, committer: Committer) -> None:
+        """Put a slot that changes nothing: after it, the put of a dead carrier cannot land."""
+        if committer.log.run.dropped is None:
+            committer.commit(lambda run: [SetStatus(status=run.status)])
+
+    def _open(self) -> Committer:
+        if self._committer is None:
+            log = RunLog(self._store, self._folder.run_id)
+            log.open()
+            self._committer = Committer(self._store, log)
+        return self._committer
+
+    def _scan_for(self, entry: Entry) -> LogScan:
+        if self._scan is None or self._scan.start > entry.search_from:
+            log = self._open().log
+            self._scan = LogScan(log, entry.search_from, self._folder.ids())
+        return self._scan
+
+    def _log_outcome(self, number: int, note: Note) -> None:
+        if note.outcome != "carried":
+            _LOGGER.error(
+                "%s: entry %d of the journal is %s: %s",
+                self._folder.run_id,
+                number,
+                note.outcome,
+                note.reason,
+            )
+
+    def _prune(self, last: int) -> None:
+        """Delete carried entries, except the newest one of the journal."""
+        older = [number for number in self._folder.numbers()[:-1] if number <= last]
+        for number, entry in self._folder.entries(older):
+            note = self._folder.note(number)
+            if note is not None and note.outcome in ("carried", "pushed", "deleted"):
+                self._folder.remove(number, entry.write)

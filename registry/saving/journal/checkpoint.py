@@ -1,0 +1,217 @@
+"""A checkpoint of a save with a journal: it may be only on this machine."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Literal, TypeVar
+
+from holdfast.registry.errors import (
+    IntegrityError,
+    MissingObject,
+    OnlyLocal,
+    StorageError,
+    StoreFull,
+)
+from holdfast.registry.history import RunLog
+from holdfast.registry.history.actions import Place
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.loading import Checkpoint, LoadPrecision, LoadReport
+from holdfast.registry.objects import Manifest
+from holdfast.registry.saving.journal.background import LOOK_S, REMINDER_S, BackgroundCarrier
+from holdfast.registry.saving.journal.folder import RunFolder
+from holdfast.registry.saving.journal.records import Entry
+from holdfast.registry.saving.journal.settings import BYTES_VARIABLE
+from holdfast.registry.saving.journal.states import EntryStates
+from holdfast.registry.saving.save_request import PreparedSave
+from holdfast.registry.values import Digest
+
+_T = TypeVar("_T")
+
+
+class JournaledCheckpoint(Checkpoint):
+    """A checkpoint that was acknowledged by a journal.
+
+    `n` is its number in the expected run. `find` returns the checkpoint in the registry, or `None`
+    while it is not there.
+    """
+
+    def __init__(
+        self,
+        states: EntryStates,
+        number: int,
+        entry: Entry,
+        expected: RunManifest,
+        n: int,
+        find: Callable[[int, Entry], Checkpoint | None],
+    ) -> None:
+        log = _EntryLog(states, entry, expected)
+        super().__init__(states.store, log, expected.by_n[n])
+        self._find: Callable[[int, Entry], Checkpoint | None] | None = find
+        self._number, self._entry, self._states = number, entry, states
+
+    @property
+    def number(self) -> int:
+        """The number of its entry."""
+        return self._number
+
+    @property
+    def write(self) -> str:
+        """The `write` of its entry."""
+        return self._entry.write
+
+    @property
+    def search_from(self) -> int:
+        """The slot of the log from which on its commit can be."""
+        return self._entry.search_from
+
+    @property
+    def durable_in(self) -> Literal["journal", "registry"]:
+        """Where it is durable: in the `journal` of this machine, or in the `registry`."""
+        self._look()
+        return "registry" if self._find is None else "journal"
+
+    @property
+    def n(self) -> int:
+        """Number of the commit that added it."""
+        self._look()
+        if self._find is not None:
+            raise OnlyLocal(
+                "this checkpoint is durable on this machine, and not in the registry yet",
+                where=self.ref,
+                hint="Call `run.wait(remote=True)` first: reports, pins and promotions need the "
+                "commit in the registry.",
+            )
+        return self._n
+
+    @property
+    def _identity(self) -> tuple[str, int, bytes]:
+        self._look()
+        return self.run_id, self._n if self._find is None else -1, self.digest
+
+    def _look(self) -> None:
+        """Become the checkpoint in the registry, once it is there."""
+        found = None if self._find is None else self._find(self._number, self._entry)
+        if found is not None:
+            self._find = None
+            vars(self).pop("_reader", None)
+            self._store, self._log = found._store, found._log
+            self._n, self._record = found._n, found._record
+
+    @property
+    def manifest(self) -> Manifest:
+        """Its manifest, from this machine or from the registry."""
+        return self._anywhere(lambda: super(JournaledCheckpoint, self).manifest)
+
+    def load(
+        self,
+        *,
+        only: str | Iterable[str] | None = None,
+        map_location: object = "cpu",
+        precision: LoadPrecision | None = None,
+        version: int | str | None = None,
+    ) -> Any:
+        """Return the state, from this machine or from the registry; see `Checkpoint.load`."""
+
+        def load() -> Any:
+            return super(JournaledCheckpoint, self).load(
+                only=only, map_location=map_location, precision=precision, version=version
+            )
+
+        return self._anywhere(load)
+
+    def load_into(
+        self, target: object, *, component: str | None = None, strict: bool = True
+    ) -> LoadReport:
+        """Fill tensors in place; see `Checkpoint.load_into`."""
+
+        def load() -> LoadReport:
+            return super(JournaledCheckpoint, self).load_into(
+                target, component=component, strict=strict
+            )
+
+        return self._anywhere(load)
+
+    def _anywhere(self, load: Callable[[], _T]) -> _T:
+        try:
+            return load()
+        except IntegrityError as error:
+            # The carrier deletes the bytes here once they are in the registry.
+            is_moved = isinstance(error, MissingObject) and self._find is not None
+            if (is_moved and self.durable_in == "registry") or self._is_mended():
+                return load()
+            raise
+
+    def _is_mended(self) -> bool:
+        """Return whether objects that are damaged here were taken from the registry."""
+        with suppress(IntegrityError, StorageError):
+            if self._find is not None and self._states.check_whole(self._entry.places):
+                vars(self).pop("_reader", None)
+                return True
+        return False
+
+
+class _EntryLog(RunLog):
+    """Stands in for the log of a run: the expected run, and the places of one entry."""
+
+    def __init__(self, states: EntryStates, entry: Entry, expected: RunManifest) -> None:
+        super().__init__(states.store, expected.run_id)
+        self._places: Mapping[Digest, Place] = {place.manifest: place for place in entry.places}
+        self.run = expected
+
+    def place_of(self, manifest: Digest) -> Place | None:
+        """Return the place of a state of the entry."""
+        return self._places.get(manifest)
+
+    def refresh(self) -> RunManifest:
+        """Return the expected run: there is nothing to read."""
+        return self.run
+
+    def history(self) -> RunManifest:
+        """Return the expected run."""
+        return self.run
+
+
+# The bound of a journal: a save waits until its states have room beside those that wait.
+
+
+_LOGGER = logging.getLogger("holdfast")
+
+
+def await_room(
+    folder: RunFolder, carrier: BackgroundCarrier, save: PreparedSave, check: Callable[[], None]
+) -> float:
+    """Wait until a save fits into the journal, and say so; return the seconds."""
+    needed, most = _size_bytes(save), folder.journal.max_bytes
+    if needed > most:
+        raise StoreFull(
+            "the state is larger than the journal may be",
+            where=folder.path,
+            expected=f"at most {most} bytes",
+            found=f"{needed} bytes",
+            hint=f"Set {BYTES_VARIABLE}, or save without a journal.",
+        )
+    began = said = time.monotonic()
+    while (held := folder.waiting_bytes()) + needed > most:
+        check()
+        if began == said or time.monotonic() > said + REMINDER_S:
+            said = time.monotonic()
+            _LOGGER.warning(
+                "%s: the save waits: %d bytes are only in the journal %s, of at most %d (%s); %s",
+                folder.run_id,
+                held,
+                folder.path,
+                most,
+                BYTES_VARIABLE,
+                carrier.why(),
+            )
+        carrier.sleep(LOOK_S)
+    return 0.0 if said == began else time.monotonic() - began
+
+
+def _size_bytes(save: PreparedSave) -> int:
+    states = [save.given, *save.companions.values()]
+    parts = [part for state in states for part in state.components]
+    return sum(leaf.nbytes for part in parts for leaf in part.leaves)

@@ -1,0 +1,486 @@
+"""The journal of one run: numbered files that are put once, and the states of entries."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+from weakref import WeakSet
+
+from holdfast.backends.local import disk, folders
+from holdfast.backends.local.backend import LocalBackend
+from holdfast.registry.errors import (
+    Fenced,
+    IntegrityError,
+    Malformed,
+    MissingObject,
+    ObjectNotFound,
+    StorageError,
+    StoreFull,
+    UnsupportedFormat,
+)
+from holdfast.registry.history import new_signature
+from holdfast.registry.history.actions import SetStatus
+from holdfast.registry.objects import join_lines, split_lines
+from holdfast.registry.saving.journal.records import (
+    ID_DIGITS,
+    Entry,
+    JournalId,
+    Machine,
+    Note,
+    SaveFields,
+    Takeover,
+)
+from holdfast.registry.saving.journal.settings import Journal, this_machine
+from holdfast.registry.saving.pending import Backlog
+from holdfast.registry.store import open_folder
+from holdfast.registry.values import Record
+
+# Locks of the operating system between the processes of one machine.
+
+
+class FileLock:
+    """A lock on a file; every object is another holder."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = -1
+
+    def acquire(self, *, shared: bool = False, wait: bool = True) -> bool:
+        """Take the lock; return whether it was taken."""
+        kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            disk.fail(error, self._path)
+        # Known before it is locked: a child may be forked while this process waits for the lock.
+        self._fd = fd
+        _open.add(self)
+        try:
+            fcntl.flock(fd, kind)
+        except BlockingIOError:
+            self._close()
+            return False
+        except BaseException:
+            self._close()
+            raise
+        return True
+
+    def release(self) -> None:
+        """Release the lock."""
+        if self._fd >= 0:
+            # Closing alone would keep it, if a child has a copy of the descriptor.
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        _open.discard(self)
+        if fd >= 0:
+            os.close(fd)
+
+    @contextmanager
+    def held(self, *, shared: bool = False) -> Iterator[None]:
+        """Hold the lock for a block."""
+        self.acquire(shared=shared)
+        try:
+            yield
+        finally:
+            self.release()
+
+
+_open: WeakSet[FileLock] = WeakSet()
+
+
+def _close_in_child() -> None:
+    # Closing the copy of a descriptor does not release the parent's lock.
+    for lock in list(_open):
+        lock._close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+# Paths are strings here, as in the store of folders.
+# ruff: noqa: PTH102, PTH112, PTH116, PTH118, PTH208
+
+
+_LOGGER = logging.getLogger("holdfast")
+_ID = "journal.json"
+_MACHINES, _TAKEOVERS, _ENTRIES, _NOTES = "machines/", "takeovers/", "entries/", "notes/"
+_STATES = "states"
+#: Files with other names are not the journal's: it neither reads nor deletes them.
+_NUMBER, _WRITE = re.compile(r"[0-9]{20}"), re.compile(r"[0-9a-f]{16}")
+#: Files of the reserve that are given up for one note.
+_GIVEN = 4
+
+_R = TypeVar("_R", bound=Record)
+_T = TypeVar("_T")
+
+
+class PrivateFolder(LocalBackend):
+    """A folder that only this user can read."""
+
+    file_mode, folder_mode = 0o600, 0o700
+
+
+class RunFolder:
+    """The journal of one run; `path` is its folder."""
+
+    def __init__(self, journal: Journal, registry_id: str, run_id: str) -> None:
+        self.journal = journal
+        self.run_id = run_id
+        self.path = os.path.join(journal.path, registry_id, run_id)
+        self._states = f"{registry_id}/{run_id}/{_STATES}"
+        self._files = PrivateFolder(self.path)
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything was ever acknowledged here."""
+        return os.path.isdir(os.path.join(self.path, _ENTRIES))
+
+    # Locks
+
+    def lock(self, name: str) -> FileLock:
+        """Return a new holder of a lock: `carrying`, `acknowledging` or `writing`."""
+        self._prepare()
+        return FileLock(os.path.join(self.path, f"lock-{name}"))
+
+    def _prepare(self) -> None:
+        """Make the folders for this user alone; refuse those of others, and links in them."""
+        root = os.path.realpath(self.journal.path)
+        try:
+            folders.refuse_links(root, self._states)
+            os.close(open_folder(os.path.join(root, self._states.partition("/")[0]), make=True))
+            found = os.stat(root)
+            if found.st_uid not in (0, os.geteuid()):
+                raise PermissionError(errno.EACCES, "the folder belongs to another user", root)
+            if found.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+                raise PermissionError(errno.EACCES, "every user may rename what is in it", root)
+            for path in (self.path, self._path(_STATES)):
+                with suppress(FileExistsError):
+                    os.mkdir(path, 0o700)
+            self._files.keep_reserve(_ENTRIES)
+        except OSError as error:
+            disk.fail(error, root)
+
+    # Takeovers
+
+    def id(self) -> str:
+        """Return the id of this machine, with which its tokens begin; it is made at first use."""
+        return self.ids()[-1]
+
+    def ids(self) -> list[str]:
+        """Return the ids of this journal in the order in which machines began to use it."""
+        known, here = list(self._sound(_MACHINES, Machine)), this_machine()
+        if known and known[-1].machine == here:
+            return [one.id for one in known]
+        if known:
+            _LOGGER.warning(
+                "%s: the journal was copied or moved from another machine. Its saves are carried "
+                "from here too, each once; if the other machine goes on with this run, one of the "
+                "two is refused",
+                self.path,
+            )
+        self._prepare()
+        number = max(self._numbers(_MACHINES), default=0) + 1
+        made = secrets.token_hex(8) if known else self._first_id()
+        self._put(_key(_MACHINES, number), Machine(id=made, machine=here))
+        return self.ids()
+
+    def _first_id(self) -> str:
+        """Return the id of a journal that knows no machine: of version 1, damaged, or new."""
+        with suppress(ObjectNotFound, IntegrityError):
+            return self._read(_ID, JournalId).id
+        tokens = [one.token for one in self._sound(_TAKEOVERS, Takeover)]
+        return tokens[0][:ID_DIGITS] if tokens else secrets.token_hex(8)
+
+    def take_over(self, token: str, slot: int) -> int:
+        """Note a takeover that is in the registry; from here on other handles are fenced."""
+        with self.lock("acknowledging").held():
+            number = self.newest_takeover() + 1
+            self._put(_key(_TAKEOVERS, number), Takeover(token=token, slot=slot))
+        return number
+
+    def takeover(self, number: int) -> Takeover:
+        """Return a takeover."""
+        return self._read(_key(_TAKEOVERS, number), Takeover)
+
+    def restore_takeover(self, number: int, found: Collection[Takeover]) -> Takeover:
+        """Write a lost takeover again: the first one of the log that is no other number's."""
+        known = {one.token for one in self._sound(_TAKEOVERS, Takeover)}
+        for one in found:
+            if one.token not in known:
+                self._files.put(_key(_TAKEOVERS, number), join_lines([one.encode()]))
+                return one
+        raise ObjectNotFound("a takeover is neither in the journal nor in the log", where=self.path)
+
+    def newest_takeover(self) -> int:
+        """Return the number of the newest takeover, lost ones included; 0 before the first."""
+        newest = [entry.takeover for _, entry in self.entries(self.numbers()[-1:])]
+        return max([*newest, *self._numbers(_TAKEOVERS)], default=0)
+
+    # Entries
+
+    def acknowledge(self, entry: Entry) -> int:
+        """Make an entry durable; return its number.
+
+        Raises `Fenced` if another handle of this machine has taken the run over, and
+        `MissingObject` if the journal was removed.
+        """
+        with self.lock("acknowledging").held():
+            newest = self.newest_takeover()
+            if newest < entry.takeover:
+                raise MissingObject(
+                    "the journal was removed while this handle used it",
+                    where=self.path,
+                    hint="Call `run.restore()` to continue from its newest checkpoint.",
+                )
+            if newest != entry.takeover:
+                raise Fenced(
+                    "another trainer of this machine has taken this run over",
+                    where=self.run_id,
+                    hint="Stop this process; its earlier saves are kept.",
+                )
+            numbers = [*self._numbers(_ENTRIES), *self._numbers(_NOTES)]
+            number = max(numbers, default=0) + 1
+            self._put(_key(_ENTRIES, number), entry)
+        return number
+
+    def new_entry(
+        self,
+        takeover: int,
+        search_from: int,
+        follows: str | None,
+        *,
+        write: str,
+        save: SaveFields | None = None,
+        said: SetStatus | None = None,
+    ) -> Entry:
+        """Return an entry, signed now; its fields are those of `Entry`."""
+        signed = new_signature()
+        return Entry(
+            run=self.run_id,
+            takeover=takeover,
+            search_from=search_from,
+            write=write,
+            author=signed.author,
+            time_ms=signed.time_ms,
+            save=save,
+            status=None if said is None else said.status,
+            reason=None if said is None else said.reason,
+            follows=follows,
+        )
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all entries, ascending."""
+        return self._numbers(_ENTRIES)
+
+    def waiting(self) -> list[int]:
+        """Return the numbers of the entries without a note, ascending."""
+        if not self.exists:
+            return []
+        # A note comes after its entry, and is deleted after it: entries before and behind the notes
+        # show what has none.
+        entries = self._numbers(_ENTRIES)
+        noted = set(self._numbers(_NOTES))
+        there = set(self._numbers(_ENTRIES))
+        return [number for number in entries if number in there - noted]
+
+    def carried_to(self) -> int:
+        """Return the number of the last entry that does not wait; it never goes back."""
+        entries = self.numbers() if self.exists else []
+        waiting = self.waiting()  # after them: a new entry does not look carried
+        return waiting[0] - 1 if waiting else max(entries, default=0)
+
+    def entry(self, number: int) -> Entry:
+        """Return an entry; `ObjectNotFound` says that it was carried and deleted."""
+        return self._read(_key(_ENTRIES, number), Entry)
+
+    def entries(self, numbers: list[int]) -> Iterator[tuple[int, Entry]]:
+        """Yield entries that can be read and are still there."""
+        for number in numbers:
+            with suppress(ObjectNotFound, IntegrityError, UnsupportedFormat):
+                yield number, self.entry(number)
+
+    # Notes
+
+    def note(self, number: int) -> Note | None:
+        """Return the outcome of an entry; `None` while it waits, and if its note is damaged."""
+        with suppress(ObjectNotFound, IntegrityError):
+            return self._read(_key(_NOTES, number), Note)
+        return None
+
+    def outcome_of(self, write: str, before: int) -> Note | None:
+        """Return the outcome of the entry of a write, if that is before a number and kept."""
+        older = [number for number in self.numbers() if number < before]
+        for number, entry in self.entries(older[::-1]):
+            if entry.write == write:
+                return self.note(number)
+        return None
+
+    def remove_damaged_notes(self) -> None:
+        """Delete the notes that cannot be read: the carrier finds these outcomes again."""
+        for number in self.noted():
+            try:
+                self._read(_key(_NOTES, number), Note)
+            except IntegrityError:
+                self._files.delete(_key(_NOTES, number))
+            except (ObjectNotFound, UnsupportedFormat):
+                pass
+
+    def noted(self) -> list[int]:
+        """Return the numbers of all notes, ascending."""
+        return self._numbers(_NOTES)
+
+    def put_note(self, number: int, note: Note) -> Note:
+        """Note an outcome durably; return it, or the one that was noted before."""
+        key = _key(_NOTES, number)
+        if self._with_reserve(lambda: self._put(key, note)):
+            return note
+        return self._read(key, Note)
+
+    def replace_note(self, number: int, note: Note) -> None:
+        """Replace the outcome of an entry that a person has dealt with."""
+        data = join_lines([note.encode()])
+        self._with_reserve(lambda: self._files.put(_key(_NOTES, number), data))
+
+    def _with_reserve(self, put: Callable[[], _T]) -> _T:
+        """Put a note; on a full disk free the reserve for it, since it frees the states."""
+        while True:
+            try:
+                return put()
+            except StoreFull:
+                if not self._files.give_up_reserve(_GIVEN):
+                    raise
+
+    # States
+
+    def states_path(self, write: str) -> str:
+        """Return the folder of the states of an entry."""
+        return os.path.join(self.path, _STATES, write)
+
+    def remove_states(self, write: str) -> None:
+        """Delete the states of an entry, without following links."""
+        with suppress(FileNotFoundError), folders.opened(self.journal.path, self._states) as held:
+            shutil.rmtree(write, ignore_errors=True, dir_fd=held)
+
+    def remove(self, number: int, write: str) -> None:
+        """Delete a noted entry: states, entry, note."""
+        self.remove_states(write)
+        self.remove_entry(number)
+        self._files.delete(_key(_NOTES, number))
+
+    def remove_entry(self, number: int) -> None:
+        """Delete the file of a noted entry."""
+        self._files.delete(_key(_ENTRIES, number))
+
+    def remove_unacknowledged(self) -> None:
+        """Delete states of saves that were never acknowledged, unless a save is running."""
+        lock = self.lock("writing")
+        if not lock.acquire(wait=False):
+            return
+        try:
+            present = self._state_folders()
+            if present:
+                numbers = self.numbers()
+                known = {entry.write for _, entry in self.entries(numbers)}
+                if len(known) == len(numbers):  # an unreadable entry may own any of them
+                    for write in present - known:
+                        self.remove_states(write)
+        finally:
+            lock.release()
+
+    def _state_folders(self) -> set[str]:
+        with suppress(FileNotFoundError), folders.opened(self.journal.path, self._states) as held:
+            return set(filter(_WRITE.fullmatch, os.listdir(held)))
+        return set()
+
+    def size_bytes(self, writes: list[str]) -> int:
+        """Return the bytes on the disk of the states of entries; linked files count once."""
+        sizes: dict[tuple[int, int], int] = {}
+        for write in writes:
+            for folder, _, names in os.walk(self.states_path(write)):
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        found = os.lstat(os.path.join(folder, name))
+                        sizes[found.st_dev, found.st_ino] = found.st_size
+        return sum(sizes.values())
+
+    def waiting_bytes(self) -> int:
+        """Return the bytes of the states that wait."""
+        return self.size_bytes([entry.write for _, entry in self.entries(self.waiting())])
+
+    def backlog(self) -> Backlog:
+        """Return what is only here."""
+        numbers = self.waiting()
+        waiting = [entry for _, entry in self.entries(numbers)]
+        notes = [self.note(number) for number in self.noted()] if self.exists else []
+        outcomes = Counter(note.outcome for note in notes if note is not None)
+        return Backlog(
+            entries=len(numbers),
+            size_bytes=self.size_bytes([entry.write for entry in waiting]),
+            oldest_ms=waiting[0].time_ms if waiting else None,
+            refused=outcomes["refused"],
+            stranded=outcomes["stranded"],
+            damaged=outcomes["damaged"],
+        )
+
+    # Files
+
+    def _numbers(self, prefix: str) -> list[int]:
+        names = (info.key.removeprefix(prefix) for info in self._files.list(prefix))
+        return [int(name) for name in names if _NUMBER.fullmatch(name)]
+
+    def _sound(self, prefix: str, kind: type[_R]) -> Iterator[_R]:
+        for number in self._numbers(prefix):
+            with suppress(ObjectNotFound, IntegrityError):
+                yield self._read(_key(prefix, number), kind)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    def _put(self, key: str, record: Record) -> bool:
+        return self._files.put_if_absent(key, join_lines([record.encode()]))
+
+    def _read(self, key: str, kind: type[_R]) -> _R:
+        where = self._path(key)
+        line, *_ = split_lines(self._files.get(key), where=where)
+        try:
+            return kind.decode(line, where=where)
+        except Malformed as error:  # its digest fits, so these are the bytes that were written
+            raise UnsupportedFormat(
+                "a newer Holdfast wrote this file of the journal",
+                where=where,
+                found=error.found,
+                hint="Nothing is lost: it waits for a program of that version, and so do the "
+                "saves after it.",
+            ) from error
+
+
+def _key(prefix: str, number: int) -> str:
+    return f"{prefix}{number:020d}"
+
+
+def run_folders(journal: Journal) -> Iterator[tuple[str, RunFolder]]:
+    """Yield the id of the registry and the journal of each run, by name."""
+    for registry_id in _listed(journal.path):
+        for run_id in _listed(os.path.join(journal.path, registry_id)):
+            yield registry_id, RunFolder(journal, registry_id, run_id)
+
+
+def _listed(path: str) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(path) if not name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StorageError(f"the journal cannot be read: {error.strerror}", where=path) from error

@@ -1,0 +1,99 @@
+"""What the log of a run says since a takeover: writes that landed, and takeovers of others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from holdfast.registry.errors import IntegrityError, ObjectNotFound, RolledBack, Stranded
+from holdfast.registry.history import RunLog, format_time
+from holdfast.registry.history.actions import AddCheckpoint, Commit, ReportMetrics, TakeOver
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.saving.journal.folder import RunFolder
+from holdfast.registry.saving.journal.records import ID_DIGITS, Entry, Takeover
+
+
+class LogScan:
+    """A scan of a log that goes on where it ended (J2, J6).
+
+    The scan reads the slots themselves: a snapshot keeps no `write` ids, and no takeovers but the
+    last.
+    """
+
+    def __init__(self, log: RunLog, start: int, ids: Sequence[str]) -> None:
+        self._log = log
+        self._ids = ids
+        self._next = start
+        self._commits: dict[str, int] = {}
+        self._taken: list[tuple[int, TakeOver, Commit]] = []
+        self.start = start
+
+    def read_to(self, run: RunManifest) -> None:
+        """Read every slot that a run was replayed from."""
+        for slot in self._log.fetch(range(self._next, run.next_slot)):
+            for _, commit in slot.commits:
+                self._take(slot.number, commit)
+            self._next = slot.number + 1
+
+    def _take(self, slot: int, commit: Commit) -> None:
+        n = commit.n
+        for action in commit.actions:
+            match action:
+                case ReportMetrics():
+                    n = action.checkpoint  # a save that repeated a checkpoint
+                case AddCheckpoint():
+                    n = commit.n
+                case TakeOver():
+                    self._taken.append((slot, action, commit))
+        self._commits[commit.write] = n
+
+    def commit_of(self, write: str) -> int | None:
+        """Return the number of the commit that has the checkpoint of a write; `None` if none."""
+        return self._commits.get(write)
+
+    def takeover_of(self, folder: RunFolder, entry: Entry) -> Takeover:
+        """Return the takeover of an entry; the log has it too, if its file is lost."""
+        try:
+            return folder.takeover(entry.takeover)
+        except (IntegrityError, ObjectNotFound):
+            found = [
+                Takeover(token=action.token, slot=slot)
+                for slot, action, _ in self._taken
+                if slot >= entry.search_from and action.token[:ID_DIGITS] in self._ids
+            ]
+            return folder.restore_takeover(entry.takeover, found)
+
+    def require_taken(self, takeover: Takeover) -> None:
+        """Check that this is the log in which the run was taken over, and not a shorter one."""
+        if (takeover.slot, takeover.token) not in [
+            (slot, one.token) for slot, one, _ in self._taken
+        ]:
+            raise RolledBack(
+                "the log is not the one in which this machine took the run over",
+                where=self._log.run_id,
+                expected=f"its takeover in slot {takeover.slot}",
+                found=f"{self._log.run.next_slot} slots without it",
+                hint="The registry was replaced or set back. The journal keeps the saves: "
+                "`holdfast journal push RUN FORK --to URL` puts them into a registry.",
+            )
+
+    def foreign(self, takeover: Takeover) -> Iterator[tuple[int, TakeOver, Commit]]:
+        """Yield the takeovers by other machines since a takeover, with their slots and commits.
+
+        A copy of this journal on another machine is another journal: it has an id of its own.
+        """
+        first, ids = takeover.token[:ID_DIGITS], self._ids
+        own = {first, *(ids[ids.index(first) :] if first in ids else ids[-1:])}
+        for slot, action, commit in self._taken:
+            if slot > takeover.slot and action.token[:ID_DIGITS] not in own:
+                yield slot, action, commit
+
+    def require_own(self, takeover: Takeover) -> None:
+        """Check that no other machine has taken the run over since a takeover (J2)."""
+        for _, action, commit in self.foreign(takeover):
+            raise Stranded(
+                "another machine took this run over before the save was in the registry",
+                where=self._log.run_id,
+                found=f"{action.host} at {format_time(commit.time_ms)}",
+                hint="Stop this process. The save stays in the journal: `holdfast journal ls` "
+                "lists it, `holdfast journal push` puts it into a fork.",
+            )

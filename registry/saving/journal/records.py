@@ -1,0 +1,116 @@
+"""The files of a journal: its id, takeovers, entries and notes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from holdfast.registry.history import Signature
+from holdfast.registry.history.actions import CommitKeys, Place, RunStatus, SetStatus
+from holdfast.registry.values import Metrics, Name, PhaseName, Plain, Record, Step
+
+FORMAT: Literal["holdfast.journal/2"] = "holdfast.journal/2"
+#: Length of the id of a journal.
+ID_DIGITS = 16
+Id = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+Outcome = Literal["carried", "refused", "stranded", "damaged", "pushed", "deleted"]
+
+
+class JournalId(Record):
+    """`journal.json` of version 1: the only id of the journal."""
+
+    format: Literal["holdfast.journal/1"]
+    id: Id  # random; the tokens of its takeovers begin with it
+
+
+class Machine(Record):
+    """A machine that uses the journal; the newest one is the present one."""
+
+    format: Literal["holdfast.journal/2"] = FORMAT
+    id: Id  # random; the tokens of its takeovers begin with it
+    machine: str  # tells it from other machines
+
+
+class Takeover(Record):
+    """A takeover of the run by a handle of this machine; it is in the registry."""
+
+    token: str  # the token of the handle
+    slot: Annotated[int, Field(ge=0)]  # the slot of the log that has it
+
+
+class SaveFields(Record):
+    """A save: its request and the places of its states; never actions."""
+
+    phase: PhaseName  # the phase
+    step: Step  # the step
+    metrics: Metrics = Field(default={})  # metrics by name
+    meta: Plain = None  # plain values, encoded
+    tier: Name | None = None  # the given retention class
+    #: Values of the counters that the tiers of the phase name.
+    counters: dict[str, int] = Field(default={})
+    commit_keys: CommitKeys | None = None  # keys of the state that the commit stores
+    nonfinite: tuple[str, ...] = ()  # paths of watched tensors that hold NaN or infinity
+    allow_nonfinite: bool = False  # whether it counts nevertheless
+    size_bytes: Annotated[int, Field(ge=0)]  # bytes of all tensors
+    place: Place  # the state, in the store of the entry
+    companions: dict[Name, Place] = Field(default={})  # the given companions, there too
+    streams: dict[Name, Plain] = Field(default={})  # new entries of streams, encoded
+    #: The checkpoint that training continues from: its commit number.
+    resumes_commit: int | None = None
+    #: The same for a checkpoint that was only in the journal: the `write` of its entry.
+    resumes_write: str | None = None
+    #: Commit number of a pivot after that checkpoint, from which training continues too.
+    keeps: int | None = None
+
+
+class Entry(Record):
+    """An acknowledged save, or a change of the status."""
+
+    format: Literal["holdfast.journal/1", "holdfast.journal/2"] = FORMAT
+    run: str  # the run
+    takeover: Annotated[int, Field(ge=1)]  # number of the takeover under which it was acknowledged
+    #: The slot from which on its `write`, and that of `resumes_write`, can be.
+    search_from: Annotated[int, Field(ge=0)]
+    write: Id  # the `write` of its commit
+    author: str  # `user@host`
+    time_ms: int  # the time of its acknowledgement, by the clock of this machine
+    save: SaveFields | None = None  # the save
+    status: RunStatus | None = None  # the new status
+    #: The `write` of the entry that its training continues from, if there is one; entries of
+    #: version 1 have none.
+    follows: Id | None = None
+    reason: str | None = None  # the exception that made it `failed`
+
+    @property
+    def action(self) -> SetStatus:
+        """The action of an entry without a save."""
+        assert self.status is not None
+        return SetStatus(status=self.status, reason=self.reason)
+
+    @property
+    def signature(self) -> Signature:
+        """The signature of its commit."""
+        return Signature(self.write, self.author, self.time_ms)
+
+    @property
+    def places(self) -> list[Place]:
+        """The places of its states."""
+        return [] if self.save is None else [self.save.place, *self.save.companions.values()]
+
+    @property
+    def title(self) -> str:
+        """Its subject, for messages."""
+        if self.save is None:
+            return f"status {self.status}"
+        return f"phase {self.save.phase}, step {self.save.step}"
+
+
+class Note(Record):
+    """The outcome of an entry."""
+
+    #: Carried into the run, refused, stranded, damaged, or what a person did then: pushed into a
+    #: fork, or deleted.
+    outcome: Outcome
+    commit: int | None = None  # number of the commit of its checkpoint
+    reason: str | None = None  # why it was not carried, or the fork

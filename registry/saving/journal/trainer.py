@@ -1,0 +1,487 @@
+"""The trainer with a journal: a save returns when it is durable on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from threading import RLock
+from typing import Any
+
+from holdfast.registry.errors import (
+    Conflict,
+    Fenced,
+    MissingObject,
+    RegistryError,
+    StorageError,
+    Stranded,
+)
+from holdfast.registry.history import PlacedState
+from holdfast.registry.history.actions import Action, RunStatus, SetStatus
+from holdfast.registry.history.replay import Forgotten, RunManifest
+from holdfast.registry.loading import Checkpoint
+from holdfast.registry.saving import ending
+from holdfast.registry.saving.journal.background import BackgroundCarrier
+from holdfast.registry.saving.journal.checkpoint import JournaledCheckpoint, await_room
+from holdfast.registry.saving.journal.ending import finish_at_the_end, set_status_behind
+from holdfast.registry.saving.journal.entry_saves import EntryToken, JournaledSave, require_line
+from holdfast.registry.saving.journal.expected import ExpectedRun, expect
+from holdfast.registry.saving.journal.folder import RunFolder
+from holdfast.registry.saving.journal.log_scan import LogScan
+from holdfast.registry.saving.journal.records import Entry, SaveFields
+from holdfast.registry.saving.journal.settings import Journal
+from holdfast.registry.saving.journal.states import EntryStates
+from holdfast.registry.saving.pending import Backlog, exit_wait_s
+from holdfast.registry.saving.save_request import PreparedSave
+from holdfast.registry.saving.trainer import Claimed, Trainer
+from holdfast.registry.writing import Committer, Composed, NewCommit
+
+_LOGGER = logging.getLogger("holdfast")
+
+
+class JournaledTrainer(Trainer):
+    """A trainer whose saves are durable in a journal first.
+
+    Attributes:
+        folder: The journal of the run.
+        waited_s: Seconds that saves have waited at the bound of the journal.
+    """
+
+    def __init__(self, committer: Committer, journal: Journal) -> None:
+        super().__init__(committer)
+        self.folder = RunFolder(journal, committer.store.config.id, committer.log.run_id)
+        self.waited_s = 0.0
+        self._begin()
+        committer.await_earlier = self._await_earlier
+        finish_at_the_end(self)
+
+    def _begin(self) -> None:
+        self._carrier = BackgroundCarrier(self._committer.store, self.folder)
+        self._expecting = RLock()
+        self._takeover = self._slot = 0
+        # The entry that training continues from, by number and `write`.
+        self._follows: tuple[int, str] | None = None
+        # Acknowledged entries whose outcome is not known: `write`, and the slot to search from.
+        self._own: dict[int, tuple[str, int]] = {}
+        self._resumes: int | str | None = None
+        self._keeps: int | None = None
+        self._search_from = 0
+        self._read_to = 0
+        self._expected: ExpectedRun | None = None
+        self._last: tuple[EntryStates, Mapping[str, PlacedState]] | None = None
+        self._told: set[int] = set()
+
+    def _reset_after_fork(self) -> None:
+        if self._pid != os.getpid():
+            super()._reset_after_fork()
+            self._begin()
+
+    # Acknowledging
+
+    def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
+        if not save.request.takes_over:
+            self._await_entries()  # before the lock, which saves of other threads need
+            self._expected = None
+            return super()._store_and_commit(save)
+        with self._lock:
+            with suppress(StorageError):  # then nothing can be said of them
+                self._raise_lost()
+            self._raise_outcomes()
+            self._require_line()
+            self.waited_s += await_room(self.folder, self._carrier, save, self._raise_outcomes)
+            with self.folder.lock("writing").held(shared=True):
+                states = EntryStates(self.folder, secrets.token_hex(8), self._committer.store)
+                try:
+                    commit, actions = self._write(save, states)
+                except BaseException:
+                    states.remove()
+                    raise
+                return self._acknowledge(save, states, commit, actions)
+
+    def _write(
+        self, save: PreparedSave, states: EntryStates
+    ) -> tuple[JournaledSave, Sequence[Action]]:
+        """Write the states of a save, and check it; return it with its actions."""
+        log, begins = self._log, not self._takeover
+        if begins:
+            log.refresh()
+            self._expected = None
+        token = EntryToken(log.run_id, None, begins=begins and self._resumes is None)
+        bases = self._link_bases(states)
+        expected = self._expect().run
+        commit = JournaledSave(states.committer, token, save, expected, self._earlier, bases)
+        token.continue_from(self._resumed_at(), self._keeps)
+        commit.check(expected)
+        commit.write_states()
+        states.keep_only(list(commit.written.values()))
+        actions = self._compose(commit, token)
+        if begins:
+            self._take_over()
+            actions = self._compose(commit, token)
+        return commit, actions
+
+    def _acknowledge(
+        self,
+        save: PreparedSave,
+        states: EntryStates,
+        commit: JournaledSave,
+        actions: Sequence[Action],
+    ) -> Checkpoint:
+        """Make a save durable. From here on its states belong to an entry, so they stay."""
+        # A save that repeats a checkpoint is an entry too: the log may have gone on meanwhile, and
+        # only its carrier knows whether that is still there.
+        n = commit.outcome
+        entry = self._entry(states.write, save=commit.fields(self._resumes, self._keeps))
+        number = self._append(entry, n, actions)
+        self._warn(commit, save.request)
+        self._earlier.remember(save.phase, save.request.step, commit.components)
+        self._last = states, {name: one.base for name, one in commit.written.items()}
+        return JournaledCheckpoint(states, number, entry, self._expect().run, n, self._find)
+
+    def _compose(self, commit: JournaledSave, token: EntryToken) -> list[Action]:
+        """Return the actions of a save for the expected run, or refuse the save."""
+        token.continue_from(self._resumed_at(), self._keeps)
+        try:
+            commit.check(self._expect().run)
+            return list(commit.actions(self._expect().run))
+        except Forgotten:  # a rule needs the record of an evicted checkpoint
+            self._log.recall()
+            self._expected = None
+            return list(commit.actions(self._expect().run))
+
+    def _append(self, entry: Entry, n: int | None, actions: Sequence[Action]) -> int:
+        with self._expecting:
+            expected, self._expected = self._expect(), None
+            number = self.folder.acknowledge(entry)
+            self._resumes = self._keeps = None
+            self._follows = number, entry.write
+            if actions:  # otherwise its commit may be that of another entry
+                self._own[number] = entry.write, entry.search_from
+            expected.add(number, entry, n, actions)
+            self._expected = expected
+        self._carrier.take()
+        return number
+
+    def _entry(
+        self, write: str, *, save: SaveFields | None = None, said: SetStatus | None = None
+    ) -> Entry:
+        slot = self._slot
+        if isinstance(self._resumes, str):
+            slot = min(slot, self._search_from)
+        follows = self._follows and self._follows[1]
+        return self.folder.new_entry(
+            self._takeover, slot, follows, write=write, save=save, said=said
+        )
+
+    @property
+    def run(self) -> RunManifest:
+        """The run with the saves that are only in the journal."""
+        return self._expect().run
+
+    @property
+    def resumed_step(self) -> int | None:
+        """The step of the checkpoint that training resumed from, before the first save."""
+        n = self._resumed_at()
+        resumed = None if n is None else self.run.by_n.get(n)
+        return None if resumed is None else resumed.step
+
+    def _link_bases(self, states: EntryStates) -> Mapping[str, PlacedState]:
+        """Return the newest states of this handle, linked into the store of a new entry."""
+        if self._last is None:
+            return {}
+        before, bases = self._last
+        if states.link(before, bases.values()):
+            return bases
+        states.remove()
+        return {}
+
+    def _take_over(self) -> None:
+        """Take the run over in the registry, and read that back (J1)."""
+        token, log = self._writer_token, self._log
+        token.warn_of_owner(log.run)
+        token.prefix, token.resumed_at = self.folder.id(), None
+        token.reset()
+        nothing = Composed(lambda run: ())  # noqa: ARG005
+        self._committer.commit(Claimed(token, nothing), waits=False)
+        log.look().outcome.result()
+        self._note_takeover()
+
+    def _note_takeover(self) -> None:
+        """Note the takeover that this handle has just committed."""
+        self._slot = self._log.run.next_slot - 1
+        self._takeover = self.folder.take_over(self._writer_token.token, self._slot)
+        self._committed()
+        self._told = set(self.folder.noted())
+        self._expected = None
+
+    def _committed(self) -> None:
+        super()._committed()
+        behind = partial(set_status_behind, self.folder, self._takeover, self._slot)
+        ending.owns(self._committer.store, self._log.run_id, self._writer_token.token, behind)
+
+    # The expected run
+
+    def _expect(self) -> ExpectedRun:
+        # Other threads ask too, such as one that prepares a save while another one is running.
+        with self._expecting:
+            while self._expected is None:
+                carried = self.folder.carried_to()
+                if carried > self._read_to:  # into slots that this handle has not read
+                    self._read()
+                expected = expect(self.folder, self._log, self._committer.store)
+                if self.folder.carried_to() == carried:  # nothing was carried meanwhile
+                    self._expected = expected
+            return self._expected
+
+    def _resumed_at(self) -> int | None:
+        """Return the checkpoint that training continues from, by its number in that run."""
+        if not isinstance(self._resumes, str):
+            return self._resumes
+        found = self._expect().numbers.get(self._resumes)
+        if found is None:  # it was carried meanwhile
+            scan = LogScan(self._log, self._search_from, self.folder.ids())
+            scan.read_to(self._log.run)
+            found = self._resumes = scan.commit_of(self._resumes)
+        return found
+
+    def _known(self, n: int) -> Checkpoint:
+        """Return a checkpoint of the expected run."""
+        expected, store = self._expect(), self._committer.store
+        if n in expected.entries:
+            number, entry = expected.entries[n]
+            states = EntryStates(self.folder, entry.write, store)
+            return JournaledCheckpoint(states, number, entry, expected.run, n, self._find)
+        return Checkpoint(store, self._log, expected.run.by_n[n])
+
+    def _find(self, number: int, entry: Entry) -> Checkpoint | None:
+        """Return the checkpoint of an entry in the registry; `None` if it is not there."""
+        note = self._carrier.outcomes.get(number) or self.folder.note(number)
+        if note is None and number in self.folder.numbers():
+            return None  # it waits
+        if note is not None and note.outcome != "carried":
+            return None
+        log = self._log
+        with suppress(StorageError):
+            n = None if note is None else note.commit
+            if n is None or n >= log.run.commits:
+                log.refresh()
+            if n is None:  # another process has carried it, and deleted the note
+                scan = LogScan(log, entry.search_from, self.folder.ids())
+                scan.read_to(log.run)
+                n = scan.commit_of(entry.write)
+            if n is not None:
+                return Checkpoint(self._committer.store, log, log.knowing(n).by_n[n])
+        return None
+
+    # Restoring
+
+    def refresh(self) -> RunManifest:
+        """Read the log; return the run with the saves that are only in the journal."""
+        self._read()
+        return self._expect().run
+
+    def _read(self) -> None:
+        """Read the log; the expected run is made again when it is needed."""
+        carried = self.folder.carried_to()
+        self._log.refresh()
+        self._read_to, self._expected = carried, None
+
+    def waiting_entry(self, checkpoint: Checkpoint, stream: str) -> Mapping[str, Any] | None:
+        """Return the last entry of a stream at a checkpoint, if it is only in the journal."""
+        if not isinstance(checkpoint, JournaledCheckpoint) or checkpoint.durable_in == "registry":
+            return None
+        expected = self._expect()
+        return expected.last_entries.get(expected.numbers[checkpoint.write], {}).get(stream)
+
+    def newest_first(self) -> list[Checkpoint]:
+        """Return the kept checkpoints, those that are only here included, newest first."""
+        self._expected = None
+        self._carrier.wake()
+        expected, backlog = self._expect(), self.folder.backlog()
+        if backlog.stranded or backlog.refused or backlog.damaged:
+            _LOGGER.warning(
+                "%s: the journal %s has saves that are not in the run: %d stranded, %d refused, "
+                "%d damaged; `holdfast journal ls` lists them",
+                self._log.run_id,
+                self.folder.path,
+                backlog.stranded,
+                backlog.refused,
+                backlog.damaged,
+            )
+        return [self._known(record.n) for record in reversed(expected.run.live())]
+
+    def resume_at(self, checkpoint: Checkpoint) -> None:
+        """Continue from exactly a checkpoint; the next save takes the run over."""
+        self._earlier.forget()
+        self._continue_from(checkpoint)
+
+    def resume_after(self, checkpoint: Checkpoint) -> str | None:
+        """Continue from a checkpoint and, if it is the newest, from the pivots after it."""
+        if checkpoint.durable_in == "journal":  # a pivot waits until the registry has everything
+            self._continue_from(checkpoint)
+            return None
+        name, token = super().resume_after(checkpoint), self._writer_token
+        self._continue_from(checkpoint)
+        self._keeps, token.resumed_at = token.keeps, None
+        return name
+
+    def _continue_from(self, checkpoint: Checkpoint) -> None:
+        self._keeps = self._follows = None
+        if isinstance(checkpoint, JournaledCheckpoint) and checkpoint.durable_in == "journal":
+            self._resumes, self._search_from = checkpoint.write, checkpoint.search_from
+            self._follows = checkpoint.number, checkpoint.write
+        else:
+            self._resumes = checkpoint.n
+        components = checkpoint.manifest.components
+        self._earlier.remember(checkpoint.record.phase, checkpoint.step, components)
+        self._takeover, self._expected, self._last = 0, None, None
+
+    def suspect(self, checkpoint: Checkpoint) -> None:
+        """Do not use the objects of a damaged checkpoint of the registry."""
+        if checkpoint.durable_in == "registry":
+            super().suspect(checkpoint)
+
+    # Everything else goes to the registry directly, after the entries.
+
+    def commit(self, change: NewCommit) -> RunManifest:
+        """Commit a change that only the trainer may make, once the registry has every save."""
+        self.settle()
+        self._await_entries()
+        with self._lock:
+            token = self._writer_token
+            self._log.refresh()
+            if not self._takeover:
+                token.prefix = self.folder.id()
+                token.reset()
+            resumed_at = self._resumed_at()
+            if resumed_at is not None:
+                token.resume_at(resumed_at, self._log.run, keeps=self._keeps)
+            run = super().commit(change)
+            if not self._takeover and not token.is_fenced(run):
+                self._note_takeover()
+            self._expected = None
+            if token.resumed_at is None:  # otherwise there was nothing to commit
+                self._resumes = self._keeps = None
+            return run
+
+    def set_status(self, status: RunStatus) -> None:
+        """Set the status: in the journal, if this handle owns the run."""
+        self.settle()
+        if self._takeover:
+            self._append_status(SetStatus(status=status))
+        else:
+            super().set_status(status)
+
+    def leave(self, status: RunStatus, error: BaseException | None = None) -> None:
+        """Set the status, unless another trainer owns the run; after a signal `interrupted`."""
+        if self._takeover:
+            said = self._said(status, error)
+            with suppress(Fenced):
+                if self.run.status != said.status:
+                    self._append_status(said)
+            self._ended()
+            return
+        if not self._writer_token.is_fenced(self._log.run):
+            # Saves that wait must come first: a completed run would refuse them.
+            try:
+                self._carrier.await_all(exit_wait_s())
+            except (TimeoutError, RegistryError) as late:
+                _LOGGER.warning("%s; the status was not set to %s", late, status)
+                return
+        super().leave(status, error)
+
+    def _append_status(self, said: SetStatus) -> None:
+        with self._lock:
+            entry = self._entry(secrets.token_hex(8), said=said)
+            self._append(entry, None, [said])
+
+    # Waiting
+
+    def wait(self, *, remote: bool, timeout_s: float | None) -> None:
+        """Wait for the running save; with `remote` until the registry has everything."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        super().wait(remote=remote, timeout_s=timeout_s)
+        if remote:
+            self._await_entries(None if until is None else until - time.monotonic())
+
+    def _await_earlier(self) -> None:
+        """Wait before a commit for the saves that come first, and read them."""
+        if self.folder.exists:
+            self._await_entries()
+            with self._lock:
+                self._read()  # the carrier has a log of its own
+
+    def _await_entries(self, timeout_s: float | None = None) -> None:
+        """Wait until the registry has the saves of this machine; raise what became of them."""
+        self._reset_after_fork()
+        self._carrier.await_all(timeout_s)
+        self._raise_lost()
+        self._raise_outcomes()
+
+    def backlog(self) -> Backlog:
+        """Return what is only in the journal."""
+        return self.folder.backlog()
+
+    def _raise_outcomes(self) -> None:
+        """Raise what became of the saves of this handle, once; if they are stranded, each time."""
+        for number in self.folder.noted():
+            note = self.folder.note(number) if number not in self._told else None
+            if self._takeover and note is not None and note.outcome != "carried":
+                if note.outcome == "stranded":
+                    raise Stranded(note.reason or "")
+                self._told.add(number)
+                raise Conflict(
+                    f"a save that was acknowledged by the journal is {note.outcome}",
+                    where=f"{self._log.run_id}: entry {number} of {self.folder.path}",
+                    found=note.reason,
+                    hint="Its bytes are kept there; this call did nothing.",
+                )
+
+    def _require_line(self) -> None:
+        """Refuse to continue from a save that never enters the run."""
+        if self._follows is not None:
+            number, _ = self._follows
+            note = self._carrier.outcomes.get(number) or self.folder.note(number)
+            require_line(self._log.run_id, note)
+
+    def _raise_lost(self) -> None:
+        """Raise, once, if acknowledged saves are neither in the journal nor in the registry."""
+        with self._expecting:  # another thread may acknowledge meanwhile
+            here = set(self.folder.numbers())
+            noted = {*self.folder.noted(), *self._carrier.outcomes}
+            lost = {n: one for n, one in self._own.items() if n not in here | noted}
+            if lost:
+                self._log.refresh()
+                scan = LogScan(self._log, min(start for _, start in lost.values()), ())
+                scan.read_to(self._log.run)
+                lost = {n: one for n, one in lost.items() if scan.commit_of(one[0]) is None}
+            self._own = {n: one for n, one in self._own.items() if n in here - noted}
+        if lost:
+            self._takeover, self._follows, self._expected, self._last = 0, None, None, None
+            raise MissingObject(
+                f"{len(lost)} saves that were acknowledged are gone from the journal",
+                where=f"{self._log.run_id}: {self.folder.path}",
+                found=f"entries {', '.join(map(str, lost))} are neither there nor in the registry",
+                hint="This is said once; later saves go on without them. Put the folder back "
+                "before the next save, if it was moved.",
+            )
+
+    def close(self) -> None:
+        """Finish the running save, wait for the registry, and stop the carrier."""
+        try:
+            super().close()
+        finally:
+            self.finish(exit_wait_s())
+
+    def finish(self, limit_s: float) -> None:
+        """Wait for the registry, for a limited time; say what is only in the journal."""
+        if self._pid != os.getpid():
+            return
+        until = time.monotonic() + limit_s
+        with suppress(TimeoutError):  # reported by the module of the end of the program
+            self._background.wait(limit_s)
+        self._carrier.finish(until - time.monotonic())

@@ -1,0 +1,29 @@
+"""In the training loop: when to save, and what signals, notices and other ranks ask for.
+
+- `checkpointer`: `Checkpointer`, what `run.checkpointer(...)` gives; `options`: its arguments.
+- `overhead`: for how long training waited for saves.
+- `stopping`: the handlers of signals, and the thread that ends a process that takes too long to
+  leave; `notice`: a file or a callable that announces the end, and whether a run is still heard of.
+- `ranks`: several processes that leave together; `torch_ranks`: those of torch.distributed.
+
+It stores nothing of its own: it calls the trainer of the run. Specified in docs/spec.md, section
+36; docs/training.md is for users.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.registry.values.first_use import at_first_use
+
+if TYPE_CHECKING:
+    from holdfast.registry.saving.loop.checkpointer import Checkpointer as Checkpointer
+    from holdfast.registry.saving.loop.notice import LastHeard as LastHeard
+    from holdfast.registry.saving.loop.notice import NoticeSource as NoticeSource
+    from holdfast.registry.saving.loop.notice import last_heard as last_heard
+    from holdfast.registry.saving.loop.options import LoopOptions as LoopOptions
+    from holdfast.registry.saving.loop.overhead import failed_saves as failed_saves
+    from holdfast.registry.saving.loop.overhead import waited_share as waited_share
+    from holdfast.registry.saving.loop.ranks import Ranks as Ranks
+else:
+    __getattr__ = at_first_use(__name__)

@@ -1,0 +1,347 @@
+"""One save as a commit: its states, its preconditions, and its actions.
+
+The checkpoint, the evictions that it causes, its entry in the pool and its entries in streams are
+in one slot, so they become visible together or not at all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from holdfast.registry.curation.pool import (
+    candidate_of,
+    find_entry,
+    pool_rules,
+    promotion,
+    rating_of,
+)
+from holdfast.registry.curation.streams import PlannedAppend, plan_append
+from holdfast.registry.errors import Conflict, IncompatibleState
+from holdfast.registry.history import (
+    PlacedState,
+    WriterToken,
+    choose_tier,
+    format_time,
+    has_policies,
+    plan_retention,
+)
+from holdfast.registry.history.actions import Action, AddCheckpoint, ReportMetrics
+from holdfast.registry.history.replay import CheckpointRecord, Forgotten, RunManifest
+from holdfast.registry.objects import Component
+from holdfast.registry.pytree import FlatState
+from holdfast.registry.saving.earlier_steps import EarlierSteps
+from holdfast.registry.saving.save_request import PreparedSave, SaveRequest, joined_streams
+from holdfast.registry.spec import inference_parts
+from holdfast.registry.values import Digest, float_to_hex
+from holdfast.registry.writing import Committer, NewCommit, Stale, Written, after_commit, cut_state
+
+
+class SaveCommit(NewCommit):
+    """A running save.
+
+    Attributes:
+        outcome: Commit number of the checkpoint, once the commit has landed.
+        nonfinite: Paths of watched tensors that hold NaN or infinity, the first few, once the state
+            is stored.
+        unrated: The phases whose evictions the commit decided without a best.
+    """
+
+    def __init__(
+        self,
+        committer: Committer,
+        writer_token: WriterToken,
+        save: PreparedSave,
+        earlier: EarlierSteps,
+    ) -> None:
+        self._committer = committer
+        self._writer_token = writer_token
+        self._save = save
+        self._request = save.request
+        self._earlier = earlier
+        self._watched = committer.log.run.spec.finite
+        self._main: Written
+        self._companions: dict[str, Written] = {}
+        self._model: Written | None = None
+        self._appends: list[PlannedAppend] = []
+        self._carried: list[SaveRequest] = []
+        self._replanned = False
+        self._repeats = False
+        self.outcome = -1
+        self.nonfinite: tuple[str, ...] = ()
+        self.unrated: Mapping[str, str] = {}
+
+    def check(self, run: RunManifest) -> None:
+        """Refuse a save into a completed run, or one that another trainer has taken over."""
+        self._writer_token.recognize(run)
+        self._writer_token.check_allowed(run, takes_over=self._request.takes_over)
+        if self._request.takes_over:
+            self._writer_token.warn_of_owner(run)
+
+    def write_states(self) -> Sequence[Written]:
+        """Write all states that the commit names."""
+        committer, run = self._committer, self._committer.log.run
+        bases = committer.choose_bases(self._writer_token.base_order(run))
+        self._main = self._write(self._save.state, bases, self._watched)
+        self.nonfinite = self._main.nonfinite
+        if self._request.takes_over:
+            self._check_changes(run, bases)
+        if self._same_step(run) is not None:
+            # The known checkpoint may have been evicted since this handle read the log.
+            run = committer.log.refresh()
+            super().check(run)
+        self._companions = {
+            name: self._write(flat, committer.choose_bases(_companions(run, name)))
+            for name, flat in self._save.companions.items()
+        }
+        return self._write_others(run)
+
+    def _write_others(self, run: RunManifest) -> Sequence[Written]:
+        """Write what is made from the state and its companions; return all states."""
+        committer, known = self._committer, self._same_step(run)
+        self._repeats = known is not None and known.manifest == self._main.base.manifest.digest
+        if self._repeats:
+            return [self._main]  # its companions were committed with the first save
+        self._model = self._cut_model(run)
+        claimed = self._claimed(run)
+        # At the second attempt segments are not merged, so that nothing can make them stale.
+        self._appends = [
+            plan_append(committer, claimed, name, entries, merge=not self._replanned)
+            for name, entries in self._streams(run).items()
+            if entries
+        ]
+        self._replanned = True
+        return [
+            self._main,
+            *self._companions.values(),
+            *([self._model] if self._model else []),
+            *(append.written for append in self._appends),
+        ]
+
+    def _streams(self, run: RunManifest) -> Mapping[str, list[dict[str, Any]]]:
+        """Return the entries for streams, with those of failed saves that have not landed."""
+        self._carried = [one for one in self._request.carries if not self._has_landed(one, run)]
+        return joined_streams([*self._carried, self._request])
+
+    def _has_landed(self, request: SaveRequest, run: RunManifest) -> bool:
+        return bool(run.at_step(self._save.phase, request.step))
+
+    def _check_changes(self, run: RunManifest, bases: Sequence[PlacedState]) -> None:
+        """Compare the state with earlier steps: those of this handle, and the newest checkpoint."""
+        phase, step = self._save.phase, self._request.step
+        newest = next((one for one in run.newest_first(phase) if not self._is_behind(one)), None)
+        if newest is not None:
+            for base in bases:
+                if base.manifest.digest == newest.manifest:
+                    self._earlier.remember(phase, newest.step, base.manifest.components)
+        self._earlier.check(phase, step, self.components, run.spec.must_change, self._where)
+
+    def _is_behind(self, record: CheckpointRecord) -> bool:
+        return self._writer_token.is_behind(record)
+
+    @property
+    def components(self) -> Mapping[str, Component]:
+        """The components of the state, once it is stored."""
+        return self._main.base.manifest.components
+
+    def _write(
+        self, state: FlatState, bases: Sequence[PlacedState], watched: Sequence[str] = ()
+    ) -> Written:
+        request = self._request
+        return self._committer.write(
+            state, bases, request.compression, request.keyframe_every, watched
+        )
+
+    def actions(self, run: RunManifest) -> Sequence[Action]:
+        """Return the actions of the commit for a run."""
+        claims = self._claim(run)
+        known = self._same_step(run)
+        digest = self._main.base.manifest.digest
+        if known is not None:
+            if known.manifest != digest:
+                if self._request.takes_over:
+                    self._writer_token.check_alone(run)
+                raise self._step_taken(known, digest)
+            self._check_companions(known)
+            self.outcome = known.n
+            return [*claims, *_new_metrics(known, self._save.metrics)]
+        if self._repeats or any(self._has_landed(one, run) for one in self._carried):
+            # The checkpoint that it repeats was evicted meanwhile, or one came that seemed lost.
+            raise Stale
+        self._check_continues(run)
+        claimed = after_commit(run, claims)
+        self._check_phase(claimed)
+        self.outcome = run.commits
+        if self._request.takes_over:
+            self._writer_token.attempt(run.commits, digest)
+        actions = [*claims, *(append.action(claimed) for append in self._appends)]
+        actions.append(self._addition(claimed))
+        saved = after_commit(run, actions)
+        actions += self._promotion(saved)
+        if has_policies(run.spec):
+            plan = plan_retention(saved, int(time.time() * 1000))
+            self.unrated = plan.unrated
+            actions += plan.actions()
+        return actions
+
+    def _claim(self, run: RunManifest) -> list[Action]:
+        return self._writer_token.claim(run) if self._request.takes_over else []
+
+    def _claimed(self, run: RunManifest) -> RunManifest:
+        """Return the run after this trainer has taken it over."""
+        try:
+            return after_commit(run, self._claim(run))
+        except Forgotten:
+            # Not `log.recall()`: any refresh, also while appends are planned, makes it compact.
+            run = self._committer.log.history()
+            return after_commit(run, self._claim(run))
+
+    def _same_step(self, run: RunManifest) -> CheckpointRecord | None:
+        """Return the checkpoint of this step on the line of training that is continued."""
+        for checkpoint in run.at_step(self._save.phase, self._request.step):
+            if not (self._request.takes_over and self._writer_token.is_behind(checkpoint)):
+                return checkpoint
+        return None
+
+    def _check_companions(self, known: CheckpointRecord) -> None:
+        """Refuse a repeated save that has other companions than the first."""
+        for name, digest in self._given.items():
+            if known.companions.get(name) != digest:
+                before = known.companions.get(name)
+                raise Conflict(
+                    "the step was saved with another companion",
+                    where=f"{self._where}, companion {name}",
+                    expected=before.short if before else "none",
+                    found=digest.short,
+                    hint="Pass a companion with the first save of a step.",
+                )
+
+    def _check_continues(self, run: RunManifest) -> None:
+        """Refuse a trainer that restored nothing if the run already has later steps."""
+        newest = run.latest(self._save.phase)
+        begins = self._request.takes_over and self._writer_token.begins
+        if begins and newest is not None and self._request.step < newest.step:
+            self._writer_token.check_alone(run)
+            raise Conflict(
+                "the run already has later steps, and this trainer restored nothing",
+                where=self._where,
+                expected=f"a step after {newest.step}",
+                hint="Call `run.restore()` first, or create another run.",
+            )
+
+    def _check_phase(self, run: RunManifest) -> None:
+        """Refuse a save in an earlier phase, or in a phase that needs a transition first."""
+        phase, before = self._save.phase, run.phase
+        order = [one.name for one in run.spec.phases]
+        if before == phase or phase not in order:
+            return
+        if before is None and not self._request.takes_over:
+            return  # a push may begin in any phase
+        if before in order and order.index(phase) < order.index(before):
+            raise Conflict(
+                "this phase is over",
+                where=self._where,
+                expected=f"phase {before} or a later one",
+                hint="To go back, call `run.restore(at=...)` with a checkpoint of that phase.",
+            )
+        declared = any(one.to_phase == phase for one in run.spec.transitions)
+        if declared and run.entered(phase) is None:
+            raise Conflict(
+                "the run's preset declares a transition into this phase",
+                where=self._where,
+                expected=f"run.transition({phase!r}) first: it checks and records the change",
+            )
+
+    def _addition(self, run: RunManifest) -> AddCheckpoint:
+        save, request = self._save, self._request
+        phase = run.spec.phase(save.phase)
+        tier = request.tier or choose_tier(run, phase, save.metrics, save.counters)
+        manifest = self._main.base.manifest
+        held_back = bool(self.nonfinite) and not request.allow_nonfinite
+        return AddCheckpoint(
+            manifest=manifest.digest,
+            phase=save.phase,
+            step=request.step,
+            metrics=dict(save.metrics),
+            meta=request.meta,
+            size_bytes=manifest.nbytes,
+            tier=tier,
+            companions=self._all_companions(run) or None,
+            commit_keys=save.commit_keys,
+            nonfinite=self.nonfinite or None,
+            held_back=held_back or None,
+        )
+
+    @property
+    def _given(self) -> dict[str, Digest]:
+        return {name: one.base.manifest.digest for name, one in self._companions.items()}
+
+    def _all_companions(self, run: RunManifest) -> dict[str, Digest]:
+        """Return the given companions, and for the other declared ones the newest known ones."""
+        found = self._given
+        entered = run.entered(self._save.phase)
+        for name in run.spec.phase(self._save.phase).companions:
+            if name in found:
+                continue
+            known = next(_companions(run, name, self._save.phase), None)
+            if known is None and entered is not None:
+                known = entered.companions.get(name)
+            if known is None:
+                raise IncompatibleState(
+                    "a checkpoint of this phase needs a companion, and none is known",
+                    where=self._where,
+                    expected=name,
+                    hint=f"Pass companions={{{name!r}: state}} once; later saves use it too.",
+                )
+            found[name] = known
+        return found
+
+    def _cut_model(self, run: RunManifest) -> Written | None:
+        """Make the model for the pool, if the phase promotes on save."""
+        rules, spec = pool_rules(run), run.spec
+        if not rules.promote_on_save or rules.phase != self._save.phase or self.nonfinite:
+            return None
+        committer, base = self._committer, self._main.base
+        names = inference_parts(spec, base.manifest.components, where=self._where)
+        return cut_state(committer.store, committer.writer, base, names)
+
+    def _promotion(self, run: RunManifest) -> list[Action]:
+        if self._model is None:
+            return []
+        candidate = candidate_of(run.record(self.outcome), self._model.base.manifest.digest)
+        if find_entry(run, candidate) is not None:
+            return []
+        return promotion(run, candidate, rating_of(run, self._save.metrics))
+
+    @property
+    def _where(self) -> str:
+        run_id = self._committer.log.run_id
+        return f"{run_id}: phase {self._save.phase}, step {self._request.step}"
+
+    def _step_taken(self, known: CheckpointRecord, digest: Digest) -> Conflict:
+        return Conflict(
+            "the step has another state already",
+            where=self._where,
+            expected=f"the state of {known.manifest.short}, saved at {format_time(known.time_ms)}",
+            found=digest.short,
+            hint="To continue from an earlier checkpoint, call `run.restore()` first; it "
+            "supersedes the later ones. Otherwise use another step, phase or run.",
+        )
+
+
+def _companions(run: RunManifest, name: str, phase: str | None = None) -> Iterator[Digest]:
+    """Yield the companions of a name of kept checkpoints, newest first."""
+    found = (record.companions.get(name) for record in run.newest_first(phase))
+    return (digest for digest in found if digest is not None)
+
+
+def _new_metrics(known: CheckpointRecord, given: Mapping[str, float]) -> list[Action]:
+    """Return the action for the metrics of a repeated save that its checkpoint does not have."""
+    metrics = {
+        name: value
+        for name, value in given.items()
+        if name not in known.metrics
+        or float_to_hex(known.metrics[name]) != float_to_hex(value)  # NaN equals NaN here
+    }
+    return [ReportMetrics(checkpoint=known.n, metrics=metrics)] if metrics else []

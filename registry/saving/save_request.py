@@ -1,0 +1,338 @@
+"""The arguments of a save: check them, and flatten its states, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from numbers import Real
+from typing import Any, Literal, get_args
+
+from holdfast.backends.escape import quoted
+from holdfast.registry import pytree
+from holdfast.registry.curation.streams import check_entries
+from holdfast.registry.errors import IncompatibleState, InvalidInput, Malformed, UnsupportedValue
+from holdfast.registry.history import (
+    check_metrics,
+    check_name,
+    check_phase,
+    check_step,
+    decode_plain,
+    encode_plain,
+    join_plain,
+)
+from holdfast.registry.history.actions import CommitKeys
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.objects.codecs import Compression, check_compression
+from holdfast.registry.pytree import FlatState
+from holdfast.registry.spec import (
+    MIGRATIONS,
+    Phase,
+    RunSpec,
+    check_dtypes,
+    check_keys,
+    check_phase_is_declared,
+    flat_dtypes,
+)
+from holdfast.registry.spec.precision import (
+    Narrowing,
+    Precision,
+    PrecisionPolicy,
+    narrow_state,
+    stored_dtypes,
+)
+from holdfast.registry.values import Json, collector_paused, float_to_hex, near, require_first_rank
+from holdfast.registry.writing import check_keyframe_every
+
+#: What a training does if a save fails: raise the store's error, or warn and go on.
+OnError = Literal["raise", "warn"]
+#: The phase of runs that declare none.
+DEFAULT_PHASE = "main"
+#: The tags of dicts in a skeleton.
+_DICTS = frozenset({"d", "od"})
+
+
+class SaveRequest:
+    """The checked arguments of a save, without its state; see `Run.save`.
+
+    Attributes:
+        takes_over: Whether the program becomes the run's only trainer; for a push it does not.
+        phase: The given phase; `None` for the present phase of the run.
+        meta: The encoded plain value.
+        first_rank_decides: Whether the arguments of rank 0 count for all ranks that save together.
+        carries: Failed saves before this one: it has their entries for streams, too.
+        is_forgiven: Whether it has failed, and the training goes on.
+    """
+
+    def __init__(
+        self,
+        step: object,
+        *,
+        takes_over: bool,
+        phase: int | str | None = None,
+        metrics: Mapping[str, object] | None = None,
+        meta: object = None,
+        tier: str | None = None,
+        companions: Mapping[str, object] | None = None,
+        streams: Mapping[str, Iterable[Mapping[str, Any]]] | None = None,
+        allow_nonfinite: bool = False,
+        compression: Compression | None = None,
+        keyframe_every: int | None = None,
+        precision: PrecisionPolicy | None = None,
+        allow_lossy_optimizer: bool = False,
+        every_rank: bool = False,
+        first_rank_decides: bool = False,
+        goes_on: int = 0,
+    ) -> None:
+        if not every_rank:
+            require_first_rank()
+        self._goes_on = goes_on
+        self.carries: Sequence[SaveRequest] = ()
+        self.is_forgiven = False
+        self.first_rank_decides = first_rank_decides
+        self.takes_over = takes_over
+        self.phase = None if phase is None else check_phase(phase)
+        self.step = check_step(step)
+        self.metrics = check_metrics(metrics)
+        self.meta: Any = None if meta is None else encode_plain(meta, "meta")
+        self.tier = tier
+        self.companions = {
+            check_name(name, "a companion"): state for name, state in (companions or {}).items()
+        }
+        self.streams = {
+            check_name(name, "a stream"): check_entries(entries)
+            for name, entries in (streams or {}).items()
+        }
+        self.allow_nonfinite = bool(allow_nonfinite)
+        self.compression = check_compression(compression)
+        self.keyframe_every = check_keyframe_every(keyframe_every, compresses=compression != "none")
+        self.precision = Precision.check(precision, allow_optimizer=bool(allow_lossy_optimizer))
+
+    def forgives(self, earlier: int) -> bool:
+        """Return whether the training goes on if this save fails after some others in a row."""
+        self.is_forgiven = earlier < self._goes_on
+        self.companions = {}  # the next save only needs its entries for streams
+        return self.is_forgiven
+
+    def follow(self, superseded: SaveRequest) -> None:
+        """Take over the entries for streams of a save that is not made."""
+        self.streams = joined_streams([superseded, self])
+
+
+def joined_streams(requests: Iterable[SaveRequest]) -> dict[str, list[dict[str, Any]]]:
+    """Return the entries for streams of several saves, in their order."""
+    joined: dict[str, list[dict[str, Any]]] = {}
+    for request in requests:
+        for name, entries in request.streams.items():
+            joined.setdefault(name, []).extend(entries)
+    return joined
+
+
+def check_on_error(on_error: object, give_up_after: object, *, every_rank: bool) -> int:
+    """Return how many failed saves in a row a training goes on past."""
+    is_count = type(give_up_after) is int and give_up_after > 0
+    if on_error not in get_args(OnError) or not is_count or (every_rank and on_error == "warn"):
+        raise InvalidInput(
+            "not what a training does if a save fails",
+            where="on_error, give_up_after",
+            expected="raise, since all ranks save together"
+            if every_rank
+            else "raise or warn, and a whole number from 1",
+            found=f"{quoted(on_error)}, {quoted(give_up_after)}",
+        )
+    return int(str(give_up_after)) - 1 if on_error == "warn" else 0
+
+
+@dataclass(frozen=True)
+class PreparedSave:
+    """A save whose states are flattened and meet the rules of the run."""
+
+    request: SaveRequest  # the arguments
+    phase: str  # the phase
+    given: FlatState  # the given state, without the keys that its commit stores
+    narrowing: Narrowing | None  # the leaves that are stored with less precision
+    commit_keys: CommitKeys | None  # the keys that its commit stores
+    companions: Mapping[str, FlatState]  # the companions by name
+    #: Those of the request, and those in the state where the preset names their key.
+    metrics: Mapping[str, float]
+    counters: Mapping[str, int]  # values of the counters that the tiers of the phase name
+
+    @cached_property
+    def state(self) -> FlatState:
+        """The state to store, with narrowed tensors.
+
+        A save in the background narrows its copy, in its own thread.
+        """
+        return narrow_state(self.given, self.narrowing) if self.narrowing else self.given
+
+    def copied(self, copy: Callable[[str, FlatState], FlatState]) -> PreparedSave:
+        """Return the same save with every state copied, each under its own name."""
+        return replace(
+            self,
+            given=copy("", self.given),
+            companions={name: copy(name, flat) for name, flat in self.companions.items()},
+        )
+
+
+def prepare_save(state: object, request: SaveRequest, run: RunManifest) -> PreparedSave:
+    """Flatten a state and check it against the rules of the run."""
+    spec = run.spec
+    with collector_paused():
+        flat = _flat(state)
+        companions = {name: _flat(value) for name, value in request.companions.items()}
+    pytree.await_devices(flat)
+    for companion in companions.values():
+        pytree.await_devices(companion)
+    phase = request.phase or run.phase or (spec.phases[0].name if spec.phases else DEFAULT_PHASE)
+    where = f"{run.run_id}: phase {phase}, step {request.step}"
+    check_phase_is_declared(spec, phase)
+    check_keys(spec, phase, [part.name for part in flat.components], where=where)
+    check_dtypes(spec, flat_dtypes(flat), where=where)
+    _check_version(spec, flat, where)
+    _check_tier(spec.phase(phase), request.tier, where)
+    kept, commit_keys = _split(flat, spec)
+    narrowing = _narrowing(kept, request, spec, where)
+    metrics = _metrics(spec, request, flat, where)
+    counters = _counters(spec.phase(phase), request, flat)
+    return PreparedSave(request, phase, kept, narrowing, commit_keys, companions, metrics, counters)
+
+
+def _flat(state: object) -> FlatState:
+    return state if isinstance(state, FlatState) else pytree.flatten(state)
+
+
+def _check_version(spec: RunSpec, state: FlatState, where: str) -> None:
+    """Refuse a state that this program could save but not load again."""
+    for part in state.components:
+        if part.name == spec.version_key and spec.version is not None:
+            found = None if part.leaves else decode_plain(part.skeleton)
+            if found != spec.version:
+                MIGRATIONS.check(found, spec.version, where=f"{where}, state[{part.name!r}]")
+
+
+def _metrics(spec: RunSpec, request: SaveRequest, state: FlatState, where: str) -> dict[str, float]:
+    """Return the given metrics, and those that are numbers under the state's key for metrics.
+
+    Without that key, they are the last entries of the history of metrics, where not given.
+    """
+    metrics = dict(request.metrics)
+    parts = {part.name: part.skeleton for part in state.components}
+    if spec.metrics_key is not None and spec.metrics_key not in parts:
+        last = _last_entry(parts.get(f"{spec.metrics_key}_history"))
+        return {**_numbers(last), **metrics}
+    for part in state.components:
+        if part.name != spec.metrics_key:
+            continue
+        for name, value in _numbers(part.skeleton).items():
+            if float_to_hex(metrics.setdefault(name, value)) != float_to_hex(value):
+                raise InvalidInput(
+                    "a metric has two values",
+                    where=f"{where}, metric {name}",
+                    expected=f"{value:g}, as in state[{part.name!r}]",
+                    found=f"{metrics[name]:g}, as in metrics=",
+                    hint="Give it once, or the same value in both places.",
+                )
+    return metrics
+
+
+def _last_entry(history: Json) -> Json:
+    """Return the newest metrics of a list of them, or of lists by name."""
+    if isinstance(history, list):
+        return history[-1] if history else None
+    ends = [[name, item[-1]] for name, item in _pairs(history) if isinstance(item, list) and item]
+    return {"d": ends}
+
+
+def _pairs(node: Json) -> list[Any]:
+    """Return the names and values of a dict; none of anything else."""
+    if not isinstance(node, dict) or len(node) != 1 or not node.keys() <= _DICTS:
+        return []
+    (pairs,) = node.values()
+    return pairs if isinstance(pairs, list) else []
+
+
+def _numbers(node: Json) -> dict[str, float]:
+    """Return the numbers on the top level of a dict; arrays and nested values are none."""
+    values = {}
+    for name, item in _pairs(node):
+        with suppress(Malformed):  # it holds arrays, so it is no number
+            values[name] = decode_plain(item)
+    return check_metrics(
+        {
+            name: value
+            for name, value in values.items()
+            if isinstance(name, str) and not isinstance(value, bool) and isinstance(value, Real)
+        }
+    )
+
+
+def _narrowing(
+    state: FlatState, request: SaveRequest, spec: RunSpec, where: str
+) -> Narrowing | None:
+    """Choose the leaves that are stored with less precision; the stored dtypes must be allowed."""
+    if request.precision is None:
+        return None
+    narrowing = request.precision.resolved(spec).choose(state, where=where)
+    try:
+        check_dtypes(spec, stored_dtypes(state, narrowing), where=where)
+    except IncompatibleState as error:
+        raise IncompatibleState(
+            "tensors would be stored in a dtype that the run does not allow",
+            where=f"{where}, precision",
+            found=error.found,
+            hint="Give them the policy 'keep', before the other patterns; or change the preset.",
+        ) from error
+    return narrowing
+
+
+def _split(state: FlatState, spec: RunSpec) -> tuple[FlatState, CommitKeys | None]:
+    """Separate the keys that the commit stores from a state."""
+    moved = [part for part in state.components if part.name in spec.commit_keys]
+    if not moved:
+        return state, None
+    for part in moved:
+        if part.leaves:
+            raise UnsupportedValue(
+                "a key in commit_keys holds an array or a very long string",
+                where=part.leaves[0].path,
+                hint="The run's preset lists it in commit_keys; the log is for small plain values.",
+            )
+    kept = tuple(part for part in state.components if part.name not in spec.commit_keys)
+    values = join_plain({part.name: part.skeleton for part in moved}, "the commit keys")
+    order = tuple(part.name for part in state.components)
+    return FlatState(state.kind, kept), CommitKeys(order=order, values=values)
+
+
+def _check_tier(phase: Phase, tier: str | None, where: str) -> None:
+    tiers = [one.name for one in phase.tiers]
+    if tier is not None and tier not in tiers:
+        raise InvalidInput(
+            "the phase has no such tier",
+            where=f"{where}, tier {tier}",
+            expected=", ".join(tiers) or "no tier",
+            hint=near(tier, tiers),
+        )
+
+
+def _counters(phase: Phase, request: SaveRequest, state: FlatState) -> dict[str, int]:
+    """Return the counters that the phase's tiers name: the step, or a value of state or meta."""
+    plain = {part.name: part.skeleton for part in state.components}
+    meta = decode_plain(request.meta)
+    if isinstance(meta, dict):
+        plain = {**plain, **meta}
+    found = {phase.counter: request.step}
+    for tier in phase.tiers:
+        name = tier.counter or phase.counter
+        if tier.every is None or name in found:
+            continue
+        value = plain.get(name)
+        if type(value) is not int:
+            raise InvalidInput(
+                f"the counter {name} of tier {tier.name} has no value",
+                where=f"phase {phase.name}, step {request.step}",
+                expected=f"a whole number as state[{name!r}] or meta[{name!r}]",
+                found=type(value).__name__,
+            )
+        found[name] = value
+    return found

@@ -1,0 +1,122 @@
+"""Connect to the store of a registry: create its `registry.json`, or read it.
+
+`holdfast.registry.registries` makes a `Registry` of the `Store` that these functions return.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any, Literal
+
+from holdfast.backends import Backend
+from holdfast.backends.probe import probe_put_if_absent
+from holdfast.backends.wrappers import ReadOnly
+from holdfast.registry.errors import Conflict
+from holdfast.registry.objects import PROBES
+from holdfast.registry.objects.codecs import Compression
+from holdfast.registry.store.address import Address
+from holdfast.registry.store.chunk_cache import ChunkCache
+from holdfast.registry.store.heads import Heads, forget, open_heads
+from holdfast.registry.store.store import Store, create_config, read_config
+
+
+def create_store(
+    address: Address,
+    *,
+    compression: Compression | None,
+    keyframe_every: int | None,
+    skip_race_probe: bool,
+) -> Store:
+    """Race the store's put-if-absent and write `registry.json`; see `holdfast.init`."""
+    backend = address.open()
+    try:
+        if not skip_race_probe:
+            probe_put_if_absent(backend, prefix=f"{PROBES}{secrets.token_hex(8)}")
+        probed: Literal["passed", "skipped"] = "skipped" if skip_race_probe else "passed"
+        config = create_config(
+            backend,
+            probed,
+            None if compression == "none" else compression,
+            None if keyframe_every == 1 else keyframe_every,
+        )
+        heads = open_heads(address.location(backend))
+        if heads is not None:
+            heads.check_registry(config.id, replace=True)
+    except BaseException:
+        backend.close()
+        raise
+    return Store(backend, config, heads=heads, address=address)
+
+
+def open_store(
+    address: Address,
+    *,
+    read_only: bool = False,
+    expect_id: str | None = None,
+    cache: ChunkCache | None = None,
+    remember: bool = True,
+) -> Store:
+    """Open the store of a registry; see `holdfast.open`."""
+    backend = address.open()
+    location = address.location(backend)
+    if read_only:
+        backend = ReadOnly(backend)
+    try:
+        heads = open_heads(location, wanted=remember)
+        store = open_store_on(backend, expect_id=expect_id, cache=cache, heads=heads)
+        store.address = address
+        return store
+    except BaseException:
+        backend.close()
+        raise
+
+
+def open_store_on(
+    backend: Backend,
+    *,
+    expect_id: str | None = None,
+    cache: ChunkCache | None = None,
+    heads: Heads | None = None,
+) -> Store:
+    """Open the store of the registry behind a backend."""
+    config = read_config(backend)
+    if expect_id is not None and config.id != expect_id:
+        raise Conflict(
+            "another registry is here than the one that was expected",
+            where=backend.url,
+            expected=expect_id,
+            found=config.id,
+            hint="Check the URL; if the registry was replaced on purpose, forget the old id.",
+        )
+    if heads is not None:
+        heads.check_registry(config.id, replace=expect_id is not None)
+    return Store(backend, config, cache, heads)
+
+
+def trust(
+    url: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: Any = None,
+) -> bool:
+    """Accept a registry as it is now: forget its heads on this machine.
+
+    Args:
+        url: Where it is.
+        storage_options: Options of the file system, as for `holdfast.open`: they may say which
+            server it is on.
+        fs: A file system object of fsspec; `url` is then a path in it.
+
+    Returns:
+        Whether anything was remembered.
+
+    Raises:
+        InvalidLocation: The URL names no place.
+        InvalidInput: The file of heads cannot be removed.
+    """
+    address = Address(url, storage_options, fs)
+    with closing(address.open()) as backend:
+        return forget(address.location(backend))

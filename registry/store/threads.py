@@ -1,0 +1,166 @@
+"""The thread pools of a handle, started at their first use, also in a forked child.
+
+A thread of a pool may wait only for pools of a lower rank. Work that it gives to its own pool or to
+a higher one runs in the thread itself. So bulk threads may wait for small ones, small and hashing
+threads wait for nobody, and pools full of waiting threads cannot block each other. For the same
+reason no work in the small pool may take the lock of a log: its holder waits for that pool.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import partial
+from threading import Lock, local
+from typing import Any, ParamSpec, TypeVar
+
+#: Threads that fetch small objects: enough to read the tail of a log in one round trip.
+_SMALL_FETCHES = 64
+
+#: A thread may wait only for pools of a lower rank.
+_RANKS = {"hash": 0, "small": 0, "bulk": 1}
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+#: The rank of the pool that the current thread belongs to.
+_thread = local()
+
+
+class _Caller(Executor):
+    """Runs work in the calling thread."""
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        done: Future[_T] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            done.set_exception(error)
+        return done
+
+    def map(self, fn: Callable[..., _T], *iterables: Iterable[Any], **_: Any) -> Iterator[_T]:
+        return map(fn, *iterables)
+
+
+_CALLER = _Caller()
+
+
+class _Once:
+    """Work that is done by whoever begins it first: a thread of the pool, or the caller.
+
+    Attributes:
+        made: Its result.
+    """
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self._begun = Lock()
+        self.made: Future[Any] = Future()
+
+    def __call__(self) -> Any:
+        if not self._begun.acquire(blocking=False):
+            return None
+        try:
+            result = self._work()
+        except BaseException as error:
+            self.made.set_exception(error)
+            del self  # or the error would hold the work, and that the caller's memory
+            raise
+        self.made.set_result(result)
+        return result
+
+
+class Threads(ThreadPoolExecutor):
+    """A thread pool that runs work in the calling thread if no thread can be started for it.
+
+    Python refuses new work for pools after the main thread has ended, but other threads may still
+    be saving. The system refuses new threads where a container or a user may have only a few.
+    """
+
+    _closed = False
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Give work to the pool."""
+        work = _Once(partial(fn, *args, **kwargs))
+        try:
+            return super().submit(work)
+        except RuntimeError:
+            if self._closed:
+                raise
+            # If a thread could not be started, the pool has queued the work all the same.
+            with suppress(BaseException):
+                work()
+            return work.made
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Accept no more work."""
+        self._closed = True
+        super().shutdown(wait, cancel_futures=cancel_futures)
+
+
+def _join(rank: int) -> None:
+    _thread.rank = rank
+
+
+def results(futures: Sequence[Future[_T]]) -> list[_T]:
+    """Return the results of all of them; after an error, none of them is still running."""
+    try:
+        return [future.result() for future in futures]
+    finally:
+        abandon(futures)
+
+
+def abandon(futures: Iterable[Future[Any]]) -> None:
+    """Cancel work that has not begun and wait for the rest: it uses the caller's memory."""
+    begun = [future for future in futures if not future.cancel()]
+    wait(begun)
+
+
+class Pools:
+    """One thread pool for each kind of work."""
+
+    def __init__(self, concurrency: int) -> None:
+        cores = os.cpu_count() or 1
+        self._sizes = {
+            "hash": cores,
+            "bulk": max(cores, concurrency),
+            "small": _SMALL_FETCHES,
+        }
+        self._lock = Lock()
+        self._pid = os.getpid()
+        self._started: dict[str, Threads] = {}
+
+    @property
+    def hashing(self) -> Executor:
+        """Threads for SHA-256, one for each core."""
+        return self._pool("hash")
+
+    @property
+    def bulk(self) -> Executor:
+        """Threads that move packs."""
+        return self._pool("bulk")
+
+    @property
+    def small(self) -> Executor:
+        """Threads that move small objects."""
+        return self._pool("small")
+
+    def close(self) -> None:
+        """Wait for running work, cancel waiting work, and stop the threads."""
+        for pool in self._started.values():
+            pool.shutdown(wait=self._pid == os.getpid(), cancel_futures=True)
+        self._started.clear()
+
+    def _pool(self, name: str) -> Executor:
+        if _RANKS[name] >= getattr(_thread, "rank", len(_RANKS)):
+            return _CALLER
+        if self._pid != os.getpid():
+            # A fork copies the pools without their threads; their work would never start.
+            self._pid, self._lock, self._started = os.getpid(), Lock(), {}
+        with self._lock:
+            if name not in self._started:
+                self._started[name] = Threads(
+                    self._sizes[name], f"holdfast-{name}", _join, (_RANKS[name],)
+                )
+            return self._started[name]

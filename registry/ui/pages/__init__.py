@@ -1,0 +1,36 @@
+"""Every view, in the order of the navigation. A view is added by its line here.
+
+- `view`: the type `View`, and what it is asked (`Asked`) and answers (`Shown`).
+- Each other module is one view, named as in its path.
+
+The docstring of `holdfast.registry.ui` says step by step how a view is added. Specified in
+docs/spec.md, section 42.
+"""
+
+from __future__ import annotations
+
+from holdfast.registry.ui.pages import (
+    checkpoint,
+    diff,
+    health,
+    lineage,
+    pool,
+    run,
+    runs,
+    side_by_side,
+    storage,
+)
+from holdfast.registry.ui.pages.view import View
+
+VIEWS: tuple[View, ...] = (
+    runs.VIEW,
+    lineage.VIEW,
+    run.VIEW,
+    lineage.OF_RUN,
+    pool.VIEW,
+    side_by_side.VIEW,
+    checkpoint.VIEW,
+    diff.VIEW,
+    storage.VIEW,
+    health.VIEW,
+)

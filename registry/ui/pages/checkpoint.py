@@ -1,0 +1,388 @@
+"""One checkpoint, release, artifact or entry of a pool. Tensors are read where the URL asks."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.registry.comparing import Histogram, TensorStats, histogram, stats_of
+from holdfast.registry.curation import Release, checkpoint_marks
+from holdfast.registry.errors import RegistryError, StoreUnavailable
+from holdfast.registry.formats import OPAQUE
+from holdfast.registry.history import decode_or_keep, parent_ref
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.loading import (
+    Checkpoint,
+    FileInfo,
+    Stored,
+    is_tree,
+    log_of,
+    reader_of,
+    tensors_by_path,
+)
+from holdfast.registry.objects import TensorEntry
+from holdfast.registry.pytree import leaf_kinds
+from holdfast.registry.ui.charts import Chart
+from holdfast.registry.ui.pages.contents import Contents, contents_of
+from holdfast.registry.ui.pages.states import find, source_of
+from holdfast.registry.ui.pages.tensor_charts import histogram_chart, treemap
+from holdfast.registry.ui.pages.trouble import Trouble, tried
+from holdfast.registry.ui.pages.view import Asked, Shown, View
+from holdfast.registry.ui.source import Source
+from holdfast.registry.upkeep import Damage
+from holdfast.registry.values import Digest
+
+# One checkpoint, release, artifact or entry of a pool: what it is, what is in it, how to get it.
+
+
+#: The most characters of a card that are shown.
+CARD_SHOWN = 20_000
+FILES_SHOWN = 500
+#: Marks that are no names; the page says them in words.
+_STATES = ("superseded", "evicted", "held back")
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """A state that was saved with the checkpoint."""
+
+    name: str
+    ref: str
+    id: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """The origin of a run, as its first commit tells it."""
+
+    created_ms: int  # when the run was created, by its author's clock
+    preset: str  # name of its preset; empty without one
+    seed: str  # the master seed
+    input_hash: str | None  # what identifies the input data
+    parent: str | None  # name of the checkpoint that the run was forked from, as `RUN/PHASE/stepN`
+    parent_ref: str | None  # A ref that finds it, as `RUN/ID`
+    environment: tuple[tuple[str, str], ...]  # git commit, versions, device and host
+    config: Any  # the configuration; `None` without one
+
+
+@dataclass(frozen=True, slots=True)
+class StateView:
+    """A stored state."""
+
+    ref: str  # its ref
+    run: str  # its run
+    kind: str  # `checkpoint`, `release`, `artifact`, `pool entry` or `companion`
+    id: Digest  # its id
+    record: CheckpointRecord | None  # its record in the log; `None` if it is no checkpoint
+    names: tuple[str, ...]  # the names that point at it: `latest`, `best`, `gates/NAME`, ..
+    metrics: Mapping[str, float]  # its metrics
+    #: Ref of the checkpoint that it was made from, if it is none and the run keeps it.
+    made_from: str | None
+    previous: str | None  # ref of the kept checkpoint before it; `None` if there is none
+    contents: Contents | None  # its components and tensors; `None` if its manifest is damaged
+    companions: tuple[Companion, ...]  # the states that were saved with it
+    #: The files of a folder that was pushed; the first `FILES_SHOWN`.
+    files: tuple[tuple[str, FileInfo], ...]
+    file_count: int  # number of these files
+    meta: Any  # the plain values that were saved with it; `None` without any
+    card: str  # the model card of a release, as YAML; empty without one
+    provenance: Provenance | None  # the origin of the run
+    pull: str  # A command that writes it to a file
+    load: str  # lines of Python that load it
+    troubles: tuple[Trouble, ...]  # what could not be read
+
+
+def state_view(source: Source, ref: str) -> StateView:
+    """Return a stored state: the log of its run and its manifest are read, and no tensors.
+
+    A card, and the list of files of a pushed folder, are states or components of their own, which
+    are read too. Damage of what is below the log is said in the result.
+    """
+    stored = find(source, ref)
+    run = log_of(stored).run
+    troubles: list[Trouble] = []
+    record = stored.record if isinstance(stored, Checkpoint) else None
+    contents = tried(lambda: contents_of(stored), troubles)
+    files = None if contents is None else tried(stored.files, troubles)
+    card = tried(stored.card_yaml, troubles) if isinstance(stored, Release) else None
+    return StateView(
+        ref=stored.ref,
+        run=stored.run_id,
+        kind=_kind(stored),
+        id=stored.digest,
+        record=record,
+        names=()
+        if record is None
+        else (
+            *Damage.of(source.registry.store).marks(stored.run_id, record),
+            *_names(run, record),
+        ),
+        metrics=stored.metrics if isinstance(stored, Checkpoint | Release) else {},
+        made_from=None if record is not None else _made_from(source, stored),
+        previous=None if record is None else _previous(source, stored, record),
+        contents=contents,
+        companions=_companions(stored),
+        files=tuple((files or {}).items())[:FILES_SHOWN],
+        file_count=len(files or {}),
+        meta=None if record is None else decode_or_keep(record.meta),
+        card=(card or "")[:CARD_SHOWN],
+        provenance=_provenance(run),
+        pull=_pull(source.registry.url, stored, contents),
+        load=_load(source.registry.url, stored),
+        troubles=tuple(dict.fromkeys(troubles)),
+    )
+
+
+def _names(run: RunManifest, record: CheckpointRecord) -> Iterator[str]:
+    """Yield the names that point at a checkpoint, or at a state that was made from it."""
+    marks = checkpoint_marks(run).get(record.n, [])
+    yield from (mark for mark in marks if mark not in _STATES)
+    yield from sorted(
+        pin.ref for pin in run.pins if pin.checkpoint == record.n and pin.ref not in marks
+    )
+
+
+def _previous(source: Source, stored: Stored, record: CheckpointRecord) -> str | None:
+    log = log_of(stored)
+    before = [one for one in log.run.live() if one.n < record.n]
+    return Checkpoint(source.registry.store, log, before[-1]).ref if before else None
+
+
+def _made_from(source: Source, stored: Stored) -> str | None:
+    log, n = log_of(stored), source_of(stored)
+    record = None if n is None else log.run.by_n.get(n)
+    return None if record is None else Checkpoint(source.registry.store, log, record).ref
+
+
+def _kind(stored: Stored) -> str:
+    kinds = {"artifacts": "artifact", "releases": "release", "pool": "pool entry"}
+    segments = stored.ref.split("/")
+    if "companions" in segments:
+        return "companion"
+    return "checkpoint" if isinstance(stored, Checkpoint) else kinds.get(segments[1], "state")
+
+
+def _companions(stored: Stored) -> tuple[Companion, ...]:
+    if not isinstance(stored, Checkpoint):
+        return ()
+    return tuple(
+        Companion(name, other.ref, other.digest) for name, other in stored.companions.items()
+    )
+
+
+def _provenance(run: RunManifest) -> Provenance | None:
+    created = run.created
+    if created is None:
+        return None
+    parent = created.parent
+    return Provenance(
+        run.created_ms,
+        run.spec.name or "",
+        f"0x{created.seed}",
+        created.input_hash,
+        None if parent is None else parent_ref(parent),
+        None if parent is None else f"{parent.run}/{parent.checkpoint.short}",
+        tuple(sorted(created.environment.items())),
+        decode_or_keep(created.config),
+    )
+
+
+def _pull(url: str, stored: Stored, contents: Contents | None) -> str:
+    """Return a command that writes a file which can hold the state."""
+    target = stored.ref.replace("/", "-") + ("" if contents is None else _extension(stored))
+    lines = ["holdfast", "pull", stored.ref], ["--to", target], ["-r", url]
+    return " \\\n  ".join(map(shlex.join, lines))
+
+
+def _extension(stored: Stored) -> str:
+    parts = stored.manifest.components
+    if is_tree(parts) or set(parts) == {OPAQUE}:
+        return ""
+    kinds = {kind for part in parts.values() for kind in leaf_kinds(part.skeleton).values()}
+    return ".zarr" if "numpy" in kinds else ".pt"  # arrays of NumPy need code in a `.pt`
+
+
+def _load(url: str, stored: Stored) -> str:
+    call = "checkpoint" if isinstance(stored, Checkpoint) else "stored"
+    opened = f"reg = holdfast.open({url!a})"
+    return f"import holdfast\n\n{opened}\nstate = reg.{call}({stored.ref!a}).load()"
+
+
+# What a state shares with the checkpoints that are nearest to it in the log of its run.
+
+
+#: The checkpoints before and after one that its chunks are compared with, together.
+NEIGHBOURS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What a checkpoint shares with another one of its run."""
+
+    ref: str  # the other one
+    id: Digest  # its id
+    step: int  # its step
+    phase: str  # its phase
+    shared_bytes: int  # bytes of this checkpoint's tensors whose chunks the other one has too
+    components: tuple[str, ...]  # the components that are equal in both
+    damage: str | None = None  # why it could not be compared
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What a checkpoint shares with its neighbours in the log."""
+
+    others: tuple[Shared, ...]  # the neighbours, oldest first
+    size_bytes: int  # bytes of the checkpoint's tensors
+    not_compared: int  # number of kept checkpoints of the run that were not looked at
+
+
+def sharing(source: Source, ref: str, *, neighbours: int = NEIGHBOURS) -> Sharing:
+    """Compare the chunks of a state with those of the nearest checkpoints of its run.
+
+    One manifest is read for each; a list of digests only where the lists of two tensors differ.
+    """
+    stored = find(source, ref)
+    log = log_of(stored)
+    kept = [one for one in log.run.checkpoints if one.evicted is None]
+    n = stored.n if isinstance(stored, Checkpoint) else source_of(stored)
+    others = [one for one in kept if one.n != n or one.manifest != stored.digest]
+    near = sorted(others, key=lambda one: abs(one.n - (log.run.commits if n is None else n)))
+    chosen = sorted(near[:neighbours], key=lambda one: one.n)
+    mine = tensors_by_path(stored.manifest.components)
+
+    def compare(record: CheckpointRecord) -> Shared:
+        other = Checkpoint(source.registry.store, log, record)
+        values = other.ref, record.manifest, record.step, record.phase
+        try:
+            equal = [n for n, d in stored.components.items() if other.components.get(n) == d]
+            return Shared(*values, _shared_bytes(stored, mine, other), tuple(equal))
+        except StoreUnavailable:
+            raise
+        except RegistryError as error:
+            return Shared(*values, 0, (), error.summary)
+
+    found = tuple(source.registry.store.pools.small.map(compare, chosen))
+    return Sharing(found, stored.manifest.nbytes, len(others) - len(chosen))
+
+
+def _shared_bytes(stored: Stored, mine: Mapping[str, TensorEntry], other: Stored) -> int:
+    theirs = tensors_by_path(other.manifest.components).values()
+    lists = {one.chunk_list for one in theirs if one.chunk_list is not None}
+    unknown = [one for one in mine.values() if one.chunk_list and one.chunk_list not in lists]
+    inline = {one.content for one in theirs if one.inline is not None}
+    chunks = {digest for one in theirs for digest in one.chunks}
+    if unknown:
+        chunks |= {d for one in theirs for d in reader_of(other).chunk_digests(one)}
+    shared = 0
+    for entry in mine.values():
+        if entry.inline is not None:
+            shared += entry.nbytes * (entry.content in inline)
+        elif entry.chunk_list in lists:
+            shared += entry.nbytes
+        else:
+            digests = reader_of(stored).chunk_digests(entry)
+            sizes = zip(digests, entry.grid.sizes(), strict=True)
+            shared += sum(size for digest, size in sizes if digest in chunks)
+    return shared
+
+
+# The values of tensors within a budget of bytes: statistics of many, the histogram of one.
+
+
+#: Bytes of tensors that one request may read.
+BUDGET_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Statistics of tensors, as far as the budget went."""
+
+    #: The statistics of those that were read, in the order of the state.
+    tensors: tuple[TensorStats, ...]
+    read_bytes: int  # their bytes
+    left: int  # number of tensors that the budget did not reach
+    left_bytes: int  # their bytes
+    budget_bytes: int  # the budget
+
+
+def statistics(source: Source, ref: str, *, budget_bytes: int = BUDGET_BYTES) -> Statistics:
+    """Read tensors in their order until the budget is spent, and return their statistics."""
+    stored = find(source, ref)
+    chosen, left, spent = [], [], 0
+    for path, entry in tensors_by_path(stored.manifest.components).items():
+        nbytes = 0 if entry.inline is not None else entry.nbytes
+        if spent + nbytes <= budget_bytes:
+            chosen.append(path)
+            spent += nbytes
+        else:
+            left.append(entry.nbytes)
+    found = stats_of(stored, chosen)
+    return Statistics(found.tensors, spent, len(left), sum(left), budget_bytes)
+
+
+def distribution(
+    source: Source, ref: str, path: str, *, budget_bytes: int = BUDGET_BYTES
+) -> Histogram:
+    """Return the histogram of one tensor; read at most the budget, spread over the tensor."""
+    return histogram(find(source, ref), path, budget_bytes=budget_bytes)
+
+
+#: MiB of tensors that a page reads at most, where it reads any, and what a URL may ask for.
+BUDGET_MIB, MOST_MIB = 64, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPage:
+    """What the page of a stored state shows."""
+
+    state: StateView  # the state
+    treemap: Chart | None  # its tensors by bytes; `None` if its manifest is damaged
+    statistics: Statistics | None  # the statistics of its tensors, where they were asked for
+    by_path: Mapping[str, TensorStats]  # the same by path
+    histogram: Histogram | None  # the histogram of the tensor that was asked for
+    values: Chart | None  # the same as a chart; `None` if no element is finite
+    sharing: Sharing | None  # what it shares with its neighbours, where that was asked for
+    budget_mib: int  # the budget for reading tensors
+
+
+def _ask(source: Source, asked: Asked) -> Shown:
+    ref, path = asked.text("ref"), asked.text("tensor")
+    budget_mib = asked.number("budget", BUDGET_MIB, least=4, most=MOST_MIB)
+    budget_bytes = budget_mib * 2**20
+    state = state_view(source, ref)
+    troubles = list(state.troubles)
+    is_whole = state.contents is not None
+    found = read = shared = None
+    if is_whole and asked.text("stats"):
+        found = tried(lambda: statistics(source, ref, budget_bytes=budget_bytes), troubles)
+    if is_whole and path:
+        read = tried(lambda: distribution(source, ref, path, budget_bytes=budget_bytes), troubles)
+    if is_whole and asked.text("shared"):
+        shared = tried(lambda: sharing(source, ref), troubles)
+    page = CheckpointPage(
+        state,
+        None if state.contents is None else treemap(state.contents),
+        found,
+        {} if found is None else {one.path: one for one in found.tensors},
+        read,
+        histogram_chart(read) if read is not None and read.counts else None,
+        shared,
+        budget_mib,
+    )
+    return Shown(state.ref, page, tuple(troubles), run=state.run)
+
+
+def _parts(source: Source, runs: Sequence[str]) -> Iterable[Asked]:
+    for run in source.runs(runs).runs.values():
+        latest = run.manifest.latest()
+        best = run.manifest.best(run.manifest.monitors[0]) if run.manifest.monitors else None
+        for record in {one.n: one for one in (best, latest) if one is not None}.values():
+            yield Asked(path={"ref": run.find(record.n).ref})
+
+
+VIEW = View(
+    "checkpoint", "Checkpoint", "/checkpoints/{ref:path}", "checkpoint.html", _ask, parts=_parts
+)

@@ -1,0 +1,239 @@
+"""Two checkpoints side by side: tensors, values, metrics and configurations.
+
+The first view reads two logs and two manifests. The heat map reads the chunks that differ, within a
+budget of bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from holdfast.registry.comparing import (
+    ComponentDiff,
+    Diff,
+    Distance,
+    TensorDiff,
+    diff,
+    differing_bytes,
+    distances,
+)
+from holdfast.registry.history import ValueDiff, compare_configs, step_ref
+from holdfast.registry.loading import Checkpoint, log_of
+from holdfast.registry.ui.pages.states import find_checkpoint
+from holdfast.registry.ui.source import Source
+from holdfast.registry.values import Digest
+
+#: Bytes of chunks, of both checkpoints together, that one request may read.
+BUDGET_BYTES = 64 * 2**20
+#: Rows of tables; the rest is counted.
+SHOWN = 500
+#: The most layers, and the most parameters of a layer, of a heat map.
+LAYERS, PARAMETERS = 200, 60
+
+_NUMBER = re.compile(r"(?:^|[/.])\d+(?=[/.]|$)")
+
+
+#: Names that are offered for each side.
+OFFERED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two checkpoints."""
+
+    ref: str
+    run: str
+    id: Digest
+    phase: str
+    step: int
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetricPair:
+    """A metric of either checkpoint."""
+
+    name: str  # its name
+    before: float | None  # its value in the first; `None` where it has none
+    after: float | None  # its value in the second
+
+    @property
+    def change(self) -> float | None:
+        """The second minus the first; `None` where one of them is absent."""
+        return None if self.before is None or self.after is None else self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two checkpoints compared without reading tensors."""
+
+    before: Side  # the first one
+    after: Side  # the second one
+    is_same: bool  # whether both are the same state
+    #: Number of tensors, and their bytes, by kind of change.
+    counts: tuple[tuple[str, int, int], ...]
+    components: tuple[ComponentDiff, ...]  # every component of either
+    tensors: tuple[TensorDiff, ...]  # the tensors that differ; the first `SHOWN`, larger ones first
+    tensor_count: int  # number of tensors that differ
+    values: tuple[ValueDiff, ...]  # the plain values of the states that differ; the first `SHOWN`
+    value_count: int  # number of these values
+    metrics: tuple[MetricPair, ...]  # the metrics of both, by name
+    #: The differences of the configurations; empty for checkpoints of one run.
+    configs: tuple[ValueDiff, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How far one tensor moved."""
+
+    path: str  # its path
+    #: The part of its path up to the last number: `model/layers.3`; without a number, up to the
+    #: last name.
+    layer: str
+    parameter: str  # the rest: `attn.weight`
+    distance: Distance  # the distance of its elements
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """How far tensors moved, by layer and parameter."""
+
+    tensors: tuple[Moved, ...]  # the tensors that changed and were read, in the order of the state
+    layers: tuple[str, ...]  # their layers, in order; at most `LAYERS`
+    parameters: tuple[str, ...]  # their parameters, in order; at most `PARAMETERS`
+    #: The relative norms of the differences, by layer and parameter; `None` where no tensor was
+    #: read. Tensors that did not change are 0.
+    cells: tuple[tuple[float | None, ...], ...]
+    hidden: int  # number of tensors beyond these layers and parameters; `tensors` has them
+    read_bytes: int  # bytes of chunks that were read at most, of both checkpoints
+    left: int  # number of changed tensors that the budget did not reach
+    left_bytes: int  # bytes of their chunks that differ, of both checkpoints
+    budget_bytes: int  # the budget
+
+
+def comparison(source: Source, before: str, after: str) -> Comparison:
+    """Compare two checkpoints of the registry by their manifests and records."""
+    old, new = find_checkpoint(source, before), find_checkpoint(source, after)
+    found = diff(old, new)
+    differing = found.differing
+    return Comparison(
+        _side(old),
+        _side(new),
+        found.is_same,
+        _counts(found),
+        found.components,
+        tuple(sorted(differing, key=lambda one: -one.nbytes)[:SHOWN]),
+        len(differing),
+        found.values[:SHOWN],
+        len(found.values),
+        _metrics(old, new),
+        _configs(old, new),
+    )
+
+
+def heat_map(
+    source: Source, before: str, after: str, *, budget_bytes: int = BUDGET_BYTES
+) -> HeatMap:
+    """Read chunks that differ, tensor by tensor until the budget is spent, and compare elements."""
+    old, new = find_checkpoint(source, before), find_checkpoint(source, after)
+    tensors = diff(old, new).tensors
+    changed = [one.path for one in tensors if one.kind == "changed"]
+    sizes = differing_bytes(old, new, changed)
+    chosen, spent, left = list[str](), 0, 0
+    for path in changed:
+        if spent + sizes[path] <= budget_bytes:
+            chosen.append(path)
+            spent += sizes[path]
+        else:
+            left += sizes[path]
+    found = distances(old, new, chosen)
+    moved = tuple(Moved(path, *split_path(path), found[path]) for path in chosen)
+    same = [one.path for one in tensors if one.kind in ("same", "moved")]
+    return _grid(
+        moved,
+        same,
+        HeatMap(moved, (), (), (), 0, spent, len(changed) - len(chosen), left, budget_bytes),
+    )
+
+
+def offered(source: Source, refs: Iterable[str]) -> tuple[str, ...]:
+    """Return refs that may be compared: of the runs in `refs`, or else the latest of any run.
+
+    Runs that are open already cost a look each; without one the names are listed.
+    """
+    names = dict.fromkeys(ref.partition("/")[0] for ref in refs if "/" in ref)
+    found = source.runs(list(names)).runs.values()
+    if not found:
+        return tuple(f"{name}/latest" for name in source.names()[-OFFERED:])
+    known = []
+    for run in found:
+        known += [f"{run.id}/latest", *([f"{run.id}/best"] if run.manifest.monitors else [])]
+        known += [f"{run.id}/{pin.ref}" for pin in run.manifest.pins if pin.kind in ("gate", "tag")]
+        newest = islice(run.manifest.newest_first(), OFFERED)
+        known += [f"{run.id}/{step_ref(one)}" for one in newest]
+    return tuple(known)
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """Return the layer of a tensor and its name in that layer, by the last number in its path."""
+    *_, last = [None, *_NUMBER.finditer(path)]
+    end = last.end() if last is not None else 0
+    if not 0 < end < len(path):
+        end = max(path.rfind("/"), path.rfind("."))
+    return (path[:end], path[end + 1 :]) if end > 0 else ("", path)
+
+
+def _grid(moved: Iterable[Moved], same: Iterable[str], found: HeatMap) -> HeatMap:
+    changed = {(one.layer, one.parameter): one.distance.relative for one in moved}
+    values = {split_path(path): 0.0 for path in same} | changed
+    # Layers in which nothing changed tell nothing; the others show what stayed, too.
+    within = {layer for layer, _ in changed}
+    layers = sorted(within, key=_natural)[:LAYERS]
+    names = dict.fromkeys(parameter for layer, parameter in values if layer in within)
+    parameters = list(names)[:PARAMETERS]
+    cells = tuple(tuple(values.get((row, name)) for name in parameters) for row in layers)
+    hidden = sum(layer not in layers or parameter not in parameters for layer, parameter in changed)
+    return replace(
+        found, layers=tuple(layers), parameters=tuple(parameters), cells=cells, hidden=hidden
+    )
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts `layers.10` after `layers.9`."""
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
+def _side(checkpoint: Checkpoint) -> Side:
+    record = checkpoint.record
+    return Side(
+        checkpoint.ref,
+        checkpoint.run_id,
+        checkpoint.digest,
+        record.phase,
+        record.step,
+        record.time_ms,
+    )
+
+
+def _counts(found: Diff) -> tuple[tuple[str, int, int], ...]:
+    kinds = dict.fromkeys(one.kind for one in found.tensors)
+    return tuple((kind, found.count(kind), found.nbytes(kind)) for kind in kinds)
+
+
+def _metrics(old: Checkpoint, new: Checkpoint) -> tuple[MetricPair, ...]:
+    before, after = old.metrics, new.metrics
+    names = dict.fromkeys([*after, *before])
+    return tuple(MetricPair(name, before.get(name), after.get(name)) for name in names)
+
+
+def _configs(old: Checkpoint, new: Checkpoint) -> tuple[ValueDiff, ...]:
+    if old.run_id == new.run_id:
+        return ()
+    before, after = (log_of(one).run.created for one in (old, new))
+    assert before is not None  # a run with a checkpoint was created
+    assert after is not None
+    return compare_configs(before.config, after.config)[:SHOWN]

@@ -1,0 +1,136 @@
+"""The commits of a run as events of its time line, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.registry.history import actions, parent_ref, step_ref
+from holdfast.registry.history.actions import Action, Commit
+from holdfast.registry.ui.pages.forks import Fork
+
+Lane = Literal["checkpoints", "names", "phases", "trainer", "retention", "pool", "streams"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A change of a run."""
+
+    n: int  # number of its commit
+    time_ms: int  # time of the commit, by its author's clock
+    author: str  # `user@host`
+    lane: Lane  # the part of the run that it changed
+    kind: str  # what happened, in a word or two
+    subject: str = ""  # what it happened to
+    reason: str = ""  # why, or with what result
+    checkpoint: int | None = None  # number of the commit of the checkpoint that it is about
+
+
+def read_events(commits: Iterable[Commit], forks: Iterable[Fork] = ()) -> list[Event]:
+    """Return the events of commits, and the forks of the run, oldest first."""
+    found = list(_of_commits(list(commits)))
+    found += [
+        Event(0, one.time_ms, "", "names", "fork to", one.run, f"from {one.ref}") for one in forks
+    ]
+    return sorted(found, key=lambda one: one.time_ms) if forks else found
+
+
+def _of_commits(commits: Sequence[Commit]) -> Iterator[Event]:
+    refs = _refs(commits)
+    trains = False
+    for commit in commits:
+        for action in commit.actions:
+            first = isinstance(action, actions.TakeOver) and not trains
+            trains = trains or first
+            for lane, kind, subject, reason, n in _described(action, commit.n, refs, first=first):
+                yield Event(commit.n, commit.time_ms, commit.author, lane, kind, subject, reason, n)
+
+
+#: Lane, kind, subject, reason, checkpoint.
+_Said = tuple[Lane, str, str, str, int | None]
+
+
+def _described(action: Action, n: int, refs: Mapping[int, str], *, first: bool) -> Iterator[_Said]:
+    match action:
+        case actions.AddCheckpoint():
+            held = "held back: NaN or infinity in " + ", ".join(action.nonfinite or ())
+            yield "checkpoints", "save", refs[n], held if action.held_back else "", n
+        case actions.Evict():
+            for one in action.evictions:
+                yield "retention", "evict", _of(refs, one.checkpoint), one.reason, one.checkpoint
+        case actions.Recover():
+            for back in action.checkpoints:
+                yield "retention", "bring back", _of(refs, back), "undo", back
+        case actions.ReportMetrics():
+            names = ", ".join(action.metrics)
+            yield "checkpoints", "report", _of(refs, action.checkpoint), names, action.checkpoint
+        case actions.SetTag():
+            yield "names", "tag", action.name, _of(refs, action.checkpoint), action.checkpoint
+        case actions.SetPin():
+            source = "" if action.checkpoint is None else _of(refs, action.checkpoint)
+            yield "names", action.kind, action.name, source, action.checkpoint
+        case actions.PointRelease():
+            yield "names", "latest release", action.version, action.reason, None
+        case actions.Promote() | actions.EvictEntries() | actions.RateMatch():
+            yield _in_pool(action)
+        case actions.AppendStream():
+            count = action.start + action.count
+            yield "streams", "append", action.stream, f"{count:,} entries in all", None
+        case actions.ArchiveStream():
+            yield "streams", "archive", action.stream, action.label, None
+        case _:
+            yield from _of_run(action, refs, first=first)
+
+
+def _of_run(action: Action, refs: Mapping[int, str], *, first: bool) -> Iterator[_Said]:
+    match action:
+        case actions.CreateRun():
+            parent = action.parent
+            if parent is None:
+                yield "trainer", "begin", action.environment.get("host", ""), "", None
+            else:
+                origin = parent_ref(parent)
+                yield "trainer", "fork", origin, "no data was copied", None
+        case actions.TakeOver():
+            reason = "training begins" if first else "the earlier trainer may no longer save"
+            yield "trainer", "train" if first else "take over", action.host, reason, None
+        case actions.Rewind():
+            to = "the beginning" if action.to is None else _of(refs, action.to)
+            yield "trainer", "restore", to, "later checkpoints are superseded", action.to
+        case actions.SetStatus():
+            yield "trainer", "status", action.status, (action.reason or "").partition("\n")[0], None
+        case actions.DropRun():
+            yield "trainer", "drop", "the run", action.reason, None
+        case actions.EnterPhase():
+            stays = action.from_phase == action.to_phase
+            kind = "pivot" if action.name else "warm start" if stays else "transition"
+            subject = action.name or f"{action.from_phase} to {action.to_phase}"
+            yield "phases", kind, subject, f"from {action.source}", None
+
+
+def _in_pool(action: actions.Promote | actions.EvictEntries | actions.RateMatch) -> _Said:
+    match action:
+        case actions.Promote():
+            of = action.gate or step_ref(action)
+            return "pool", "promote", f"v{action.version:04d}", of, action.checkpoint
+        case actions.EvictEntries():
+            versions = ", ".join(f"v{version:04d}" for version in action.versions)
+            return "pool", "evict", versions, action.reason, None
+        case actions.RateMatch():
+            played = ", ".join(f"v{one.version:04d}" for one in action.ratings)
+            return "pool", "match", action.match, played, None
+
+
+def _refs(commits: Iterable[Commit]) -> dict[int, str]:
+    """Return the names of checkpoints within their run, by the numbers of their commits."""
+    return {
+        commit.n: step_ref(action)
+        for commit in commits
+        for action in commit.actions
+        if isinstance(action, actions.AddCheckpoint)
+    }
+
+
+def _of(refs: Mapping[int, str], n: int) -> str:
+    return refs.get(n, f"the checkpoint of commit {n}")

@@ -1,0 +1,309 @@
+"""The health of a registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from holdfast.registry.errors import NotFound, RegistryError, StorageError, StoreUnavailable
+from holdfast.registry.history import Epochs, RunLog
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.objects import epoch_key
+from holdfast.registry.saving.journal import (
+    Journal,
+    RunFolder,
+    choose_journal,
+    pushing,
+    run_folders,
+)
+from holdfast.registry.saving.loop import last_heard
+from holdfast.registry.store import WRITER_VERSION, Store
+from holdfast.registry.ui.pages.runs import PAGE, newest_first
+from holdfast.registry.ui.pages.trouble import Trouble, tried, trouble_of
+from holdfast.registry.ui.pages.view import Asked, Shown, View
+from holdfast.registry.ui.source import FRESH_S, Source, now_ms
+from holdfast.registry.upkeep import Finding, LastVerify, VerifyReport, last_verify
+
+# The health of a registry: its epoch, its writers, mirrors, the journal of this machine, findings.
+
+
+#: Rows of tables; the rest is counted.
+SHOWN = 500
+#: Slots that are read back to find out whether two logs of different length are one history.
+SLOTS_BACK = 64
+#: The statuses of runs that a writer may still continue.
+_ALIVE = ("running", "interrupted")
+
+MirrorState = Literal["same", "behind", "ahead", "absent", "diverged", "unknown", "unreadable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """The newest epoch of a registry."""
+
+    number: int = 0  # its number; 0 before any
+    kind: str = ""  # `sweep` or `upgrade`; empty before any
+    time_ms: int | None = None  # when it was put, by the store's clock; `None` before any
+    min_writer: int = 1  # the least version that may write
+    trouble: Trouble | None = None  # why the epochs cannot be read
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """The trainer of a run."""
+
+    run: str  # the run
+    status: str  # the run's status
+    host: str  # the trainer's machine; empty before the first save
+    #: When it took the run over, by its clock; `None` before the first save.
+    took_over_ms: int | None
+    heard_ms: int  # when it was last heard of
+    interval_ms: int | None  # expected time between two checkpoints, if something tells it
+    is_overdue: bool  # whether it was silent for too long
+
+
+@dataclass(frozen=True, slots=True)
+class MirroredRun:
+    """A run here and in a mirror."""
+
+    run: str  # the run
+    #: What the mirror is, seen from here: it is `behind` if commits are missing there, and `ahead`
+    #: if they are missing here. `unknown` says that the logs have different lengths and are too
+    #: long to compare.
+    state: MirrorState
+    here: int  # number of commits here
+    there: int  # number of commits in the mirror
+    trouble: Trouble | None = None  # why it cannot be read there
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """A mirror, compared by some runs."""
+
+    url: str  # where it is
+    runs: tuple[MirroredRun, ...] = ()  # the runs that were compared
+    trouble: Trouble | None = None  # why the mirror cannot be read
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A save that is only in the journal of this machine."""
+
+    run: str  # its run
+    number: int  # its number in the journal
+    title: str  # its phase and step
+    outcome: str  # `waiting`, `stranded`, `refused` or `damaged`
+    reason: str | None  # why it is not in the registry
+    #: When it was acknowledged, by this machine's clock; `None` if it is damaged.
+    time_ms: int | None
+    size_bytes: int  # its bytes on the disk
+
+
+@dataclass(frozen=True, slots=True)
+class JournalView:
+    """The journal of this machine, as far as this registry is concerned."""
+
+    path: str  # its folder
+    waiting: tuple[Waiting, ...] = ()  # the saves that are not in the registry; at most `SHOWN`
+    trouble: Trouble | None = None  # why it cannot be read
+
+
+@dataclass(frozen=True, slots=True)
+class HealthView:
+    """The health of a registry."""
+
+    url: str  # where it is
+    id: str  # its own id
+    created_ms: int  # when it was made
+    race_probe: str  # `passed` or `skipped`: whether its store was raced for exclusive creation
+    compression: str  # how chunks are stored; `none` for raw
+    writer_version: int  # the version that this program writes
+    remembers_heads: bool  # whether this machine would see that a log went back
+    epoch: Epoch  # the newest epoch
+    verified: LastVerify | None  # the last verification on this machine; `None` if there is none
+    #: The trainers of the newest runs that are running or were interrupted, the one that was heard
+    #: of last first.
+    writers: tuple[Writer, ...]
+    #: Runs among the newest that cannot be read, with the reasons.
+    damaged: tuple[tuple[str, Trouble], ...]
+    runs_read: int  # how many runs were looked at
+    pending: int  # how many more are still being read
+    runs: int  # how many there are
+
+
+def health_view(source: Source, *, count: int = PAGE, within_s: float | None = None) -> HealthView:
+    """Return the health of a registry, by its epochs and its newest runs."""
+    store = source.registry.store
+    epoch = source.begin(lambda: _epoch(store))
+    names = source.names(max_age_s=0 if within_s is None else FRESH_S)
+    opened = source.runs(newest_first(source, names)[:count], within_s)
+    manifests = [run.manifest for run in opened.runs.values()]
+    live = [one for one in manifests if one.status in _ALIVE and one.dropped is None]
+    damaged = {
+        name: trouble_of(error)
+        for name, error in opened.failed.items()
+        if not isinstance(error, NotFound)  # a stray folder is no run
+    }
+    return HealthView(
+        source.registry.url,
+        source.registry.id,
+        store.config.created_ms,
+        store.config.race_probe,
+        store.config.compression or "none",
+        WRITER_VERSION,
+        store.heads is not None,
+        epoch.result(),
+        last_verify(store),
+        tuple(sorted(map(_writer, live), key=lambda one: -one.heard_ms)),
+        tuple(damaged.items()),
+        len(manifests) + len(damaged),
+        len(opened.pending),
+        len(names),
+    )
+
+
+def check(source: Source) -> VerifyReport:
+    """Verify the structure of the registry; reads every log and placement, and no data."""
+    return source.registry.verify()
+
+
+def shown_findings(report: VerifyReport) -> tuple[Finding, ...]:
+    """Return the findings of a report, errors first; at most `SHOWN`."""
+    return tuple(sorted(report.findings, key=lambda one: one.severity != "error")[:SHOWN])
+
+
+def mirror_view(source: Source, mirror: Source, *, count: int = PAGE) -> Mirror:
+    """Compare the newest runs of a registry with those of a mirror, by their logs alone."""
+    names = newest_first(source, source.names())[:count]
+    here = source.runs(names).runs
+    try:
+        there = mirror.runs(list(here))
+    except StorageError as error:
+        return Mirror(mirror.registry.url, (), trouble_of(error))
+    rows = []
+    for name, run in here.items():
+        ours, failure = run.manifest, there.failed.get(name)
+        if isinstance(failure, NotFound):
+            rows.append(MirroredRun(name, "absent", ours.commits, 0))
+        elif failure is not None:
+            rows.append(MirroredRun(name, "unreadable", ours.commits, 0, trouble_of(failure)))
+        else:
+            theirs = there.runs[name].manifest
+            state = _mirror_state(source, ours, mirror, theirs)
+            rows.append(MirroredRun(name, state, ours.commits, theirs.commits))
+    return Mirror(mirror.registry.url, tuple(rows))
+
+
+def journal_view(source: Source, journal: Journal) -> JournalView:
+    """Return the saves in a journal that this registry does not have; reads the local disk only."""
+    try:
+        folders = [folder for of, folder in run_folders(journal) if of == source.registry.id]
+        waiting = tuple(islice((one for folder in folders for one in _waiting(folder)), SHOWN))
+        return JournalView(journal.path, waiting)
+    except RegistryError as error:
+        return JournalView(journal.path, (), trouble_of(error))
+
+
+def _epoch(store: Store) -> Epoch:
+    epochs = Epochs.of(store)
+    try:
+        number = epochs.observe()
+        if not number:
+            return Epoch()
+        header = epochs.entry(number)[0]
+        put = store.backend.stat(epoch_key(number)).modified_s
+        return Epoch(number, header.entry, int(put * 1000), header.min_writer)
+    except StoreUnavailable:
+        raise
+    except RegistryError as error:
+        return Epoch(trouble=trouble_of(error))
+
+
+def _writer(run: RunManifest) -> Writer:
+    heard, writer = last_heard(run, now_ms()), run.writer
+    return Writer(
+        run.run_id,
+        run.status,
+        "" if writer is None else writer.host,
+        None if writer is None else writer.time_ms,
+        heard.time_ms,
+        heard.interval_ms,
+        heard.is_overdue,
+    )
+
+
+def _mirror_state(
+    source: Source, ours: RunManifest, mirror: Source, theirs: RunManifest
+) -> MirrorState:
+    if ours.commits == theirs.commits:
+        return "same" if ours.head == theirs.head else "diverged"
+    longer, shorter = (ours, theirs) if ours.commits > theirs.commits else (theirs, ours)
+    store = (source if longer is ours else mirror).registry.store
+    follows = _follows(store, longer, shorter)
+    if follows is None:
+        return "unknown"
+    if not follows:
+        return "diverged"
+    return "behind" if longer is ours else "ahead"
+
+
+def _follows(store: Store, longer: RunManifest, shorter: RunManifest) -> bool | None:
+    """Return whether a log continues a shorter one; `None` if that is too far back to look."""
+    numbers: Sequence[int] = range(max(0, longer.next_slot - SLOTS_BACK), longer.next_slot)
+    for slot in RunLog(store, longer.run_id).fetch(numbers):
+        for _, commit in slot.commits:
+            if commit.n == shorter.commits:  # it names the commit before it
+                return commit.prev == shorter.head
+    return None
+
+
+def _waiting(folder: RunFolder) -> Iterator[Waiting]:
+    for one in pushing.listed(folder):
+        entry = one.entry
+        yield Waiting(
+            folder.run_id,
+            one.number,
+            "" if entry is None else entry.title,
+            one.outcome,
+            one.reason,
+            None if entry is None else entry.time_ms,
+            one.size_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HealthPage:
+    """What the page of the health shows."""
+
+    health: HealthView  # the epoch, the writers and what is damaged
+    journal: JournalView | None  # the journal of this machine; `None` if none is named
+    report: VerifyReport | None  # the verification that was asked for
+    findings: tuple[Finding, ...]  # its findings, errors first
+    #: The mirrors, compared by the newest runs, where that was asked for.
+    mirrors: tuple[Mirror, ...]
+    mirror_urls: tuple[str, ...]  # where the mirrors are
+
+
+def _ask(source: Source, asked: Asked) -> Shown:
+    troubles: list[Trouble] = []
+    # An answer in part is asked for again at once, and a verification should not be.
+    is_long = asked.text("verify") or asked.text("mirrors")
+    health = health_view(source, within_s=None if is_long else asked.within_s)
+    if health.epoch.trouble is not None:
+        troubles.append(health.epoch.trouble)
+    journal = choose_journal(None)
+    report = tried(lambda: check(source), troubles) if asked.text("verify") else None
+    page = HealthPage(
+        health,
+        None if journal is None else journal_view(source, journal),
+        report,
+        () if report is None else shown_findings(report),
+        tuple(mirror_view(source, one) for one in source.mirrors) if asked.text("mirrors") else (),
+        tuple(one.registry.url for one in source.mirrors),
+    )
+    return Shown("Health", page, tuple(troubles), is_partial=health.pending > 0)
+
+
+VIEW = View("health", "Health", "/health", "health.html", _ask, place="registry")

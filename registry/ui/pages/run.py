@@ -1,0 +1,279 @@
+"""One run: its time line, its curves, its checkpoints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from holdfast.registry.errors import IntegrityError, UnsupportedFormat
+from holdfast.registry.face import Run
+from holdfast.registry.history import decode_or_keep, parent_ref
+from holdfast.registry.history.replay import RunManifest, StreamRecord
+from holdfast.registry.plots import numbers_by_key
+from holdfast.registry.saving.loop import waited_share
+from holdfast.registry.ui.charts import Chart, Curve, Mark, Point, curves
+from holdfast.registry.ui.chronicle import Chronicle
+from holdfast.registry.ui.pages.checkpoint_rows import CheckpointRow, read_rows
+from holdfast.registry.ui.pages.events import Event, read_events
+from holdfast.registry.ui.pages.forks import MAX_AGE_S, Fork, read_forks
+from holdfast.registry.ui.pages.runs import RunRow, marked_row, row_of
+from holdfast.registry.ui.pages.timeline import timeline
+from holdfast.registry.ui.pages.trouble import Trouble, trouble_of
+from holdfast.registry.ui.pages.values import MOST_CHARTS, Saved, curves_of, metric_names, saved_of
+from holdfast.registry.ui.pages.view import Asked, Shown, View
+from holdfast.registry.ui.source import Source
+from holdfast.registry.upkeep import Damage
+
+# The streams of a run: how long they are, and the numbers in those that are read.
+
+
+#: Segments that are read without being asked to; each costs two or three requests.
+SEGMENTS_UNASKED = 16
+#: Fields of which a chart is drawn.
+_MOST_FIELDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class StreamShown:
+    """A stream."""
+
+    name: str  # its name
+    lifetime: str  # `forever` or `resettable`
+    count: int  # entries that it holds
+    archives: int  # number of its archives
+    segments: int  # segments that reading it fetches
+    is_read: bool  # whether it was read
+    charts: tuple[Chart, ...] = ()  # A chart for each field of numbers
+    trouble: Trouble | None = None  # why it could not be read
+
+
+def read_streams(run: Run, wanted: Sequence[str]) -> Iterator[StreamShown]:
+    """Yield the streams of a run; the small ones and those that are wanted are read."""
+    left = SEGMENTS_UNASKED
+    for record in run.manifest.streams:
+        segments = len(record.segments)
+        if record.name in wanted or segments <= left:
+            left -= segments
+            yield _read(run, record)
+        else:
+            yield _shown(record)
+
+
+def _shown(
+    record: StreamRecord,
+    *,
+    is_read: bool = False,
+    charts: tuple[Chart, ...] = (),
+    trouble: Trouble | None = None,
+) -> StreamShown:
+    return StreamShown(
+        record.name,
+        record.lifetime,
+        record.count,
+        len(record.archives),
+        len(record.segments),
+        is_read,
+        charts,
+        trouble,
+    )
+
+
+def _read(run: Run, record: StreamRecord) -> StreamShown:
+    try:
+        entries = run.stream(record.name).read()
+    except IntegrityError as error:
+        return _shown(record, trouble=trouble_of(error))
+    return _shown(record, is_read=True, charts=tuple(_stream_charts(record.name, entries)))
+
+
+def _stream_charts(name: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
+    for field, numbers in islice(numbers_by_key(entries).items(), _MOST_FIELDS):
+        points = tuple(Point(step, None, value) for step, value in numbers)
+        yield curves(f"{name}: {field}" if field != name else name, [Curve(field, points)])
+
+
+# One run: what it is, its events, its checkpoints with the reasons why they stay, its curves.
+
+
+@dataclass(frozen=True, slots=True)
+class RunShown:
+    """A run."""
+
+    row: RunRow | None  # its summary; `None` if the run cannot be read
+    #: Names and values of its settings, in the order in which they are shown.
+    facts: tuple[tuple[str, str], ...]
+    forks: tuple[Fork, ...]  # the runs that were forked from it, as far as they are known
+    events: tuple[Event, ...]  # what happened, the newest first
+    checkpoints: tuple[CheckpointRow, ...]  # its checkpoints, the newest first
+    timeline: Chart | None  # the events by time; `None` without any
+    #: A chart for each metric with several values, the monitored ones first; at most `MOST_CHARTS`.
+    charts: tuple[Chart, ...]
+    metrics: int  # how many metrics have several values
+    #: Metrics with one value, each with it and the checkpoint that has it.
+    single: tuple[tuple[str, float, str], ...]
+    streams: tuple[StreamShown, ...]  # its streams
+    config: object  # its configuration
+    environment: Mapping[str, str]  # where it began
+    first_commit: int  # number of the first commit whose events are shown
+    pending: int  # how many older slots of its log are still being read
+    waited: float | None  # share of the time in which training waited for saves, 0 to 1
+    troubles: tuple[Trouble, ...]  # what could not be read
+
+
+def show_run(
+    source: Source,
+    name: str,
+    *,
+    streams: Sequence[str] = (),
+    metric: str = "",
+    within_s: float | None = None,
+) -> RunShown:
+    """Return a run: the requests of opening it, and one for each slot of its log, once.
+
+    And one listing, with the first commits of runs that may be its forks. Kept checkpoints and
+    their metrics need no slots.
+    """
+    names = source.begin(lambda: source.names(max_age_s=MAX_AGE_S))
+    run, troubles = _open(source, name)
+    manifest = None if run is None else run.manifest
+    source.begin_chronicle(name)
+    shown = () if run is None else tuple(read_streams(run, streams))
+    forks = read_forks(source, name, names.result())
+    chronicle = source.chronicle(name, within_s=within_s)
+    troubles.extend(trouble_of(error) for error in chronicle.errors)
+    saved = saved_of(manifest, chronicle.commits)
+    events = tuple(read_events(chronicle.commits, forks))
+    damage = Damage.of(source.registry.store)
+    rows = tuple(read_rows(saved, events, manifest, damage))
+    counts = Counter(name for one in saved for name in one.metrics)
+    return RunShown(
+        row=None if manifest is None else marked_row(row_of(manifest), damage),
+        facts=() if manifest is None else tuple(_facts(manifest)),
+        forks=forks,
+        events=events[::-1],
+        checkpoints=rows[::-1],
+        timeline=timeline(events, rows) if events or rows else None,
+        charts=tuple(_charts(saved, rows, manifest, metric, counts)),
+        metrics=sum(count > 1 for count in counts.values()),
+        single=tuple(_single(rows, counts)),
+        streams=shown,
+        config=_config(manifest),
+        environment=_environment(manifest),
+        first_commit=chronicle.commits[0].n if chronicle.commits else 0,
+        pending=chronicle.pending,
+        waited=_waited(manifest),
+        troubles=_distinct(troubles, chronicle),
+    )
+
+
+def _open(source: Source, name: str) -> tuple[Run | None, list[Trouble]]:
+    try:
+        return source.run(name), []
+    except (IntegrityError, UnsupportedFormat) as error:
+        return None, [trouble_of(error)]
+
+
+def _distinct(troubles: Iterable[Trouble], chronicle: Chronicle) -> tuple[Trouble, ...]:
+    found = list(dict.fromkeys(troubles))
+    if chronicle.first_slot and not chronicle.pending:
+        text = f"only the newest {len(chronicle.commits):,} commits were read for events"
+        found.append(Trouble(text, None))
+    return tuple(found)
+
+
+def _charts(
+    saved: Sequence[Saved],
+    rows: Sequence[CheckpointRow],
+    run: RunManifest | None,
+    wanted: str,
+    counts: Mapping[str, int],
+) -> Iterable[Chart]:
+    first = [need for monitor in run.monitors for need in monitor.needs] if run else []
+    counter = "step" if run is None else run.spec.phase(run.phase or "").counter
+    names = [one for one in metric_names(saved, first, matching=wanted) if counts[one] > 1]
+    for metric in names[:MOST_CHARTS]:
+        found = curves_of(saved, metric)
+        if len(found) == 1:
+            found = (Curve(metric, found[0].points, found[0].is_faint),)
+        yield curves(metric, found, tuple(_marks(rows, metric)), counter=counter)
+
+
+def _single(
+    rows: Iterable[CheckpointRow], counts: Mapping[str, int]
+) -> Iterable[tuple[str, float, str]]:
+    for row in rows:
+        for name, value in row.saved.metrics.items():
+            if counts[name] == 1:
+                yield name, value, row.ref
+
+
+def _marks(rows: Iterable[CheckpointRow], metric: str) -> Iterable[Mark]:
+    for row in rows:
+        if metric not in row.saved.metrics:
+            continue
+        point = Point(row.saved.step, row.saved.time_ms, row.saved.metrics[metric])
+        for name in row.marks:
+            if name == "best":
+                yield Mark("best", "best", point)
+            elif name.startswith(("gates/", "releases/")):
+                yield Mark("gate" if name.startswith("gates/") else "release", name, point)
+
+
+def _facts(run: RunManifest) -> Iterable[tuple[str, str]]:
+    created, writer = run.created, run.writer
+    yield "preset", run.spec.name
+    yield "monitors", ", ".join(f"{one.label} ({one.mode})" for one in run.monitors)
+    yield "seed", f"0x{created.seed}" if created else ""
+    if created is not None and created.parent is not None:
+        parent = created.parent
+        yield "forked from", parent_ref(parent)
+    yield "trainer", writer.host if writer else ""
+    yield "releases", ", ".join(pin.name for pin in run.pins_of("release"))
+    yield "gates", ", ".join(pin.name for pin in run.pins_of("gate"))
+    yield "artifacts", ", ".join(pin.name for pin in run.pins_of("artifact"))
+    yield "evicted", f"{run.evicted_count:,}" if run.evicted_count else ""
+    yield "superseded", f"{run.superseded_count:,}" if run.superseded_count else ""
+    yield "dropped", run.dropped or ""
+
+
+def _config(run: RunManifest | None) -> object:
+    return None if run is None or run.created is None else decode_or_keep(run.created.config)
+
+
+def _environment(run: RunManifest | None) -> Mapping[str, str]:
+    return {} if run is None or run.created is None else run.created.environment
+
+
+def _waited(run: RunManifest | None) -> float | None:
+    latest = None if run is None else run.latest()
+    return None if latest is None else waited_share(decode_or_keep(latest.meta))
+
+
+def _ask(source: Source, asked: Asked) -> Shown:
+    name = asked.text("run")
+    found = show_run(
+        source,
+        name,
+        streams=asked.texts("stream"),
+        metric=asked.text("metric"),
+        within_s=asked.within_s,
+    )
+    row = found.row
+    return Shown(
+        title=name,
+        body=found,
+        troubles=found.troubles,
+        live={name: row.commits} if row is not None and row.is_live else {},
+        is_partial=found.pending > 0,
+        run=name,
+    )
+
+
+def _parts(source: Source, runs: Sequence[str]) -> Iterable[Asked]:  # noqa: ARG001
+    return (Asked(path={"run": name}) for name in runs)
+
+
+VIEW = View("run", "Overview", "/runs/{run}", "run.html", _ask, place="run", parts=_parts)

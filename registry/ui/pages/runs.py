@@ -1,0 +1,239 @@
+"""The runs of a registry, the newest first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import islice
+
+from holdfast.registry.curation import run_remarks
+from holdfast.registry.errors import NotFound, RegistryError
+from holdfast.registry.face import Run
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.saving.loop import last_heard
+from holdfast.registry.spec import Monitor
+from holdfast.registry.ui.pages.trouble import Trouble, trouble_of
+from holdfast.registry.ui.pages.view import Asked, Shown, View
+from holdfast.registry.ui.source import FRESH_S, Source, now_ms
+from holdfast.registry.upkeep import Damage
+
+# The newest runs of a registry, each in a row. Only the runs that are shown are opened.
+
+
+#: Rows of the first view, and of each "load more".
+PAGE = 50
+#: Beginnings of runs that are read to find the newest, without being asked to.
+BIRTHS_UNASKED = 200
+#: Points of a sparkline.
+SPARK = 60
+#: Names that Holdfast gives by default begin with the time.
+_DATED = re.compile(r"(\d{8}_\d{6})_[0-9a-f]{8}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run in the table."""
+
+    name: str  # its name
+    status: str = ""  # its status, `dropped`, or `damaged`
+    is_overdue: bool = False  # whether it is running and was silent for too long
+    phase: str | None = None  # its phase
+    checkpoints: int = 0  # how many it keeps on its line
+    step: int | None = None  # step of the latest
+    created_ms: int | None = None  # when it was created
+    heard_ms: int | None = None  # when it was last heard of
+    size_bytes: int = 0  # sum of the tensors of its kept checkpoints; shared ones count in each
+    metric: str | None = None  # the metric of the next three; `None` without one
+    best: float | None = None  # its best value
+    latest: float | None = None  # the value of the latest checkpoint
+    spark: tuple[float, ...] = ()  # its values by checkpoint, oldest first
+    commits: int = 0  # commits of its log as they are shown
+    parent: str | None = None  # the run that it was forked from
+    #: In words: damage, a monitored metric that is not finite or never came.
+    problems: tuple[str, ...] = ()
+    reason: str | None = None  # the exception that made it `failed`, if it is known
+    trouble: Trouble | None = None  # why it cannot be read
+    is_pending: bool = False  # whether it is still being read
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it may still grow."""
+        return self.status == "running"
+
+
+@dataclass(frozen=True, slots=True)
+class RunsPage:
+    """Some runs of a registry, the newest first."""
+
+    rows: tuple[RunRow, ...]  # the runs that are shown
+    total: int  # runs in the registry
+    matching: int  # the runs whose names match
+    undated: int  # runs with names without a date whose beginnings were not read: they come last
+
+
+def list_runs(
+    source: Source,
+    *,
+    count: int = PAGE,
+    matching: str = "",
+    only: Sequence[str] = (),
+    reads_births: bool = False,
+    within_s: float | None = None,
+) -> RunsPage:
+    """Return the newest runs.
+
+    The age of a run is in its name if Holdfast chose the name; of other runs the first commit is
+    read, one request each and once only, unless there are more than `BIRTHS_UNASKED` of them.
+    """
+    names = list(only) or source.names(max_age_s=0 if within_s is None else FRESH_S)
+    wanted = [name for name in names if matching.lower() in name.lower()]
+    ages = _ages(source, wanted, reads_births=reads_births)
+    wanted = _sorted(wanted, ages)
+    chosen = wanted[:count]
+    opened, damage = source.runs(chosen, within_s), Damage.of(source.registry.store)
+    pending = set(opened.pending)
+    return RunsPage(
+        rows=tuple(
+            _row(name, opened.runs, opened.failed, damage, is_pending=name in pending)
+            for name in chosen
+            if not isinstance(opened.failed.get(name), NotFound)  # a stray folder is no run
+        ),
+        total=len(names),
+        matching=len(wanted),
+        undated=len(wanted) - len(ages),
+    )
+
+
+def newest_first(source: Source, names: Sequence[str]) -> list[str]:
+    """Return names of runs, the newest first; those of unknown age come last."""
+    return _sorted(names, _ages(source, names, reads_births=False))
+
+
+def _sorted(names: Sequence[str], ages: Mapping[str, int]) -> list[str]:
+    return sorted(names, key=lambda name: (name in ages, ages.get(name, 0), name), reverse=True)
+
+
+def _ages(source: Source, names: Sequence[str], *, reads_births: bool) -> dict[str, int]:
+    """Return when runs began, in milliseconds, as far as that is known or cheap to find out."""
+    found = {name: time for name in names if (time := dated_by_name(name)) is not None}
+    undated = [name for name in names if name not in found]
+    unread = source.unread_births(undated)
+    if len(unread) > BIRTHS_UNASKED and not reads_births:
+        undated = [name for name in undated if name not in set(unread)]
+    births = source.births(undated)
+    # A run whose first commit is unreadable is damaged: it comes first, to be seen.
+    return found | {
+        name: now_ms() if one is None else one.created_ms for name, one in births.items()
+    }
+
+
+def dated_by_name(name: str) -> int | None:
+    """Return the time in a name that Holdfast has given, in milliseconds; `None` for others."""
+    match = _DATED.match(name)
+    if match is None:
+        return None
+    try:
+        found = datetime.strptime(match[1], "%Y%m%d_%H%M%S").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return int(found.timestamp() * 1000)
+
+
+def _row(
+    name: str,
+    runs: Mapping[str, Run],
+    failed: Mapping[str, RegistryError],
+    damage: Damage,
+    *,
+    is_pending: bool,
+) -> RunRow:
+    if is_pending:
+        return RunRow(name, is_pending=True)
+    error = failed.get(name)
+    if error is not None:
+        return RunRow(name, status="damaged", trouble=trouble_of(error))
+    return marked_row(row_of(runs[name].manifest), damage)
+
+
+def marked_row(row: RunRow, damage: Damage) -> RunRow:
+    """Return a row that says whether anything of the run is damaged."""
+    if not damage.in_run(row.name):
+        return row
+    return replace(row, problems=("damaged", *row.problems))
+
+
+def row_of(run: RunManifest) -> RunRow:
+    """Return a run as a row."""
+    heard, latest = last_heard(run, now_ms()), run.latest()
+    monitor = monitor_of(run)
+    best = run.best(run.monitors[0]) if run.monitors else None
+    live = run.live()
+    return RunRow(
+        name=run.run_id,
+        status="dropped" if run.dropped is not None else run.status,
+        is_overdue=heard.is_overdue,
+        phase=run.phase,
+        checkpoints=len(live),
+        step=None if latest is None else latest.step,
+        created_ms=run.created_ms,
+        heard_ms=heard.time_ms,
+        size_bytes=sum(one.size_bytes for one in live),
+        metric=None if monitor is None else monitor.label,
+        best=_value(monitor, best),
+        latest=_value(monitor, latest),
+        problems=tuple(run_remarks(run)),
+        reason=run.reason,
+        # Values of different declared phases are not compared.
+        spark=_spark(run.live(run.phase if run.spec.phases else None), monitor),
+        commits=run.commits,
+        parent=run.created.parent.run if run.created and run.created.parent else None,
+    )
+
+
+def monitor_of(run: RunManifest) -> Monitor | None:
+    """Return the monitor whose values are shown: the first, or without one the first metric."""
+    if run.monitors:
+        return run.monitors[0]
+    newest = next((one for one in islice(run.newest_first(), SPARK) if one.metrics), None)
+    return None if newest is None else Monitor(metric=next(iter(newest.metrics)), mode="min")
+
+
+def _value(monitor: Monitor | None, record: CheckpointRecord | None) -> float | None:
+    return None if monitor is None or record is None else monitor.measured(record.metrics)
+
+
+def _spark(live: Sequence[CheckpointRecord], monitor: Monitor | None) -> tuple[float, ...]:
+    if monitor is None:
+        return ()
+    values = (monitor.measured(one.metrics) for one in live[-SPARK:])
+    return tuple(value for value in values if value is not None)
+
+
+#: Rows of one table at most.
+_MOST = 2000
+
+
+def _ask(source: Source, asked: Asked) -> Shown:
+    found = list_runs(
+        source,
+        count=asked.number("count", PAGE, least=1, most=_MOST),
+        matching=asked.text("q"),
+        only=asked.texts("run"),
+        reads_births=asked.text("dates") == "all",
+        within_s=asked.within_s,
+    )
+    return Shown(
+        title="Runs",
+        body=found,
+        live={row.name: row.commits for row in found.rows if row.is_live},
+        is_partial=any(row.is_pending for row in found.rows),
+    )
+
+
+def _parts(source: Source, runs: Sequence[str]) -> Iterable[Asked]:  # noqa: ARG001
+    return [Asked(query={"run": runs})] if len(runs) > 1 else ()
+
+
+VIEW = View("runs", "Runs", "/", "runs.html", _ask, place="registry", parts=_parts)

@@ -1,0 +1,419 @@
+"""The bytes of a registry, and dry runs of what would free some."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from holdfast.backends import ObjectInfo
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.history import DAY_S, Verdict, has_policies
+from holdfast.registry.objects import KINDS
+from holdfast.registry.spec import Retention
+from holdfast.registry.ui.charts import Chart, figure, moment, table
+from holdfast.registry.ui.pages.trouble import Trouble, tried, trouble_of
+from holdfast.registry.ui.pages.view import Asked, Shown, View
+from holdfast.registry.ui.source import Source
+from holdfast.registry.upkeep import GcReport, RunUsage, Usage
+from holdfast.registry.values import Digest, size
+
+# The bytes of a registry: what is on the store, who needs it, what a prune or a gc would free.
+
+
+#: Objects of each kind that are listed: ten requests on S3.
+LISTED = 10_000
+#: Steps of the curve of growth.
+STEPS = 120
+#: Upper bounds of the classes of pack sizes, in bytes.
+PACK_SIZES = tuple(2**power for power in (16, 18, 20, 22, 24, 26))
+#: Rows of tables; the rest is counted.
+SHOWN = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The objects of one kind, as far as they were listed."""
+
+    name: str  # `packs`, `manifests` or `placements`
+    objects: int  # how many were listed
+    nbytes: int  # their bytes
+    is_all: bool  # whether these are all
+
+
+@dataclass(frozen=True, slots=True)
+class PackClass:
+    """Packs of similar size."""
+
+    below: int | None  # they have at most this many bytes; `None` for the largest
+    packs: int  # how many
+    nbytes: int  # their bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The bytes that were put until a moment and are still there."""
+
+    time_ms: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StorageView:
+    """What is on the store."""
+
+    kinds: tuple[Kind, ...]  # the objects by kind
+    packs: tuple[PackClass, ...]  # the packs by size; empty classes are left out
+    growth: tuple[Growth, ...]  # the listed objects by the time when they were put, oldest first
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all listed objects."""
+        return sum(kind.nbytes for kind in self.kinds)
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every object was listed; otherwise it is a sample that chance chose."""
+        return all(kind.is_all for kind in self.kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The bytes by run."""
+
+    usage: Usage  # the whole count
+    runs: tuple[RunUsage, ...]  # the runs, those that need most bytes alone first; at most `SHOWN`
+
+
+@dataclass(frozen=True, slots=True)
+class PrunePlan:
+    """What a prune of one run would evict."""
+
+    run: str  # the run
+    policy: Retention | None  # the policy that was given; `None` for the run's own
+    kept: tuple[Verdict, ...]  # the checkpoints that stay, newest first; at most `SHOWN`
+    kept_count: int  # how many stay
+    evicted: tuple[Verdict, ...]  # those that would go, newest first; at most `SHOWN`
+    evicted_count: int  # how many would go
+    evicted_ids: frozenset[Digest]  # their ids
+    #: Bytes of the tensors of those that would go; what they share with others stays on the store.
+    evicted_bytes: int
+
+
+def storage_view(source: Source) -> StorageView:
+    """List the objects on the store, at most `LISTED` of each kind.
+
+    Keys begin with digests, so the first ones of a listing are a random sample of all.
+    """
+    store = source.registry.store
+
+    def listed(kind: str) -> list[ObjectInfo]:
+        return list(islice(store.backend.list(f"{kind}/", limit=LISTED + 1), LISTED + 1))
+
+    found = dict(zip(KINDS, store.pools.bulk.map(listed, KINDS), strict=True))
+    kinds = [
+        Kind(
+            kind,
+            min(len(infos), LISTED),
+            sum(info.size_bytes for info in infos[:LISTED]),
+            len(infos) <= LISTED,
+        )
+        for kind, infos in found.items()
+    ]
+    objects = [info for infos in found.values() for info in infos[:LISTED]]
+    return StorageView(tuple(kinds), _classes(found["packs"][:LISTED]), _growth(objects))
+
+
+def count_bytes(source: Source) -> Counted:
+    """Count the bytes on the store by the runs that need them; reads every log and placement."""
+    usage = source.registry.usage()
+    runs = sorted(usage.runs, key=lambda one: (-one.own_bytes, one.run))
+    return Counted(usage, tuple(runs[:SHOWN]))
+
+
+def plan_gc(source: Source, *, grace_s: float = DAY_S) -> GcReport:
+    """Return what a collection would delete; reads every log and placement, writes nothing."""
+    return source.registry.gc(grace_s=grace_s, dry_run=True)
+
+
+def plan_prune(source: Source, run_id: str, policy: Retention | None = None) -> PrunePlan:
+    """Return what a prune of a run would evict, by the log alone."""
+    run = source.run(run_id)
+    if policy is None and not has_policies(run.spec):
+        raise InvalidInput(
+            "the run has no retention policy: it keeps everything",
+            where=run_id,
+            hint="Say how many of the last or best checkpoints to keep.",
+        )
+    plan = run.prune(policy, dry_run=True)
+    return PrunePlan(
+        run_id,
+        policy,
+        plan.kept[::-1][:SHOWN],
+        len(plan.kept),
+        plan.evicted[::-1][:SHOWN],
+        len(plan.evicted),
+        frozenset(one.checkpoint.manifest for one in plan.evicted),
+        sum(one.checkpoint.size_bytes for one in plan.evicted),
+    )
+
+
+def _classes(packs: Sequence[ObjectInfo]) -> tuple[PackClass, ...]:
+    found = []
+    for low, high in zip((0, *PACK_SIZES), (*PACK_SIZES, None), strict=True):
+        sizes = [
+            pack.size_bytes
+            for pack in packs
+            if low < pack.size_bytes and (high is None or pack.size_bytes <= high)
+        ]
+        if sizes:
+            found.append(PackClass(high, len(sizes), sum(sizes)))
+    return tuple(found)
+
+
+def _growth(objects: Sequence[ObjectInfo]) -> tuple[Growth, ...]:
+    """Return the bytes until each of at most `STEPS` moments with equal distances."""
+    if not objects:
+        return ()
+    times = [info.modified_s for info in objects]
+    first, last = min(times), max(times)
+    width = (last - first) / STEPS or 1.0
+    added = [0] * (STEPS + 1)
+    for info in objects:
+        added[min(STEPS, int((info.modified_s - first) / width))] += info.size_bytes
+    points, total = [], 0
+    for step, nbytes in enumerate(added):
+        total += nbytes
+        if nbytes or step == STEPS:
+            points.append(Growth(int(1000 * (first + step * width)), total))
+    return tuple(points)
+
+
+# Axes of charts in units of bytes.
+
+
+#: About as many steps has an axis.
+_STEPS = 5
+
+
+def byte_axis(most: int) -> dict[str, Any]:
+    """Return an axis of a chart from 0 to `most` bytes, with steps in binary units."""
+    unit = 1024 ** max(0, int(math.log(max(most, 1), 1024)))
+    rough = most / unit / _STEPS
+    power = 10 ** math.floor(math.log10(rough)) if rough else 1
+    step = unit * next(power * n for n in (1, 2, 5, 10) if power * n >= rough)
+    ticks = [int(step * n) for n in range(int(most / step) + 1)] if most else [0]
+    return {
+        "rangemode": "tozero",
+        "tickvals": ticks,
+        "ticktext": [size(tick) for tick in ticks],
+    }
+
+
+# Charts of bytes: by what needs them, by run, by time, and the sizes of packs.
+
+
+#: Runs that have a bar.
+_BARS = 25
+_LEGEND = {"orientation": "h", "traceorder": "normal", "y": 1.02, "yanchor": "bottom", "x": 0}
+
+
+def growth_chart(view: StorageView) -> Chart:
+    """Return the bytes that were put until each moment and are still there."""
+    trace = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [point.time_ms for point in view.growth],
+        "y": [point.nbytes for point in view.growth],
+        "fill": "tozeroy",
+        "fillcolor": "var(--band)",
+        "line": {"color": "var(--accent)", "shape": "hv", "width": 1.5},
+        "customdata": [size(point.nbytes) for point in view.growth],
+        "hovertemplate": "%{x}<br>%{customdata}<extra></extra>",
+    }
+    rows = [(moment(point.time_ms), point.nbytes) for point in view.growth]
+    return figure(
+        "Growth",
+        "Bytes of the objects that are on the store now, by the time when they were put",
+        [trace],
+        {
+            "xaxis": {"type": "date", "nticks": 6},
+            "yaxis": byte_axis(view.nbytes),
+            "showlegend": False,
+        },
+        table(("time", "bytes"), rows),
+    )
+
+
+def packs_chart(view: StorageView) -> Chart:
+    """Return the bytes of packs by the size of a pack."""
+    names = [size_class(one.below) for one in view.packs]
+    trace = {
+        "type": "bar",
+        "x": names,
+        "y": [one.nbytes for one in view.packs],
+        "text": [f"{one.packs:,}" for one in view.packs],
+        "marker": {"color": "var(--accent)"},
+        "customdata": [size(one.nbytes) for one in view.packs],
+        "hovertemplate": "%{x}: %{text} packs, %{customdata}<extra></extra>",
+    }
+    return figure(
+        "Packs by size",
+        "Bytes of packs by the size of a pack; the number on a bar is how many there are",
+        [trace],
+        {
+            "xaxis": {"type": "category"},
+            "yaxis": byte_axis(max((one.nbytes for one in view.packs), default=0)),
+        },
+        table(
+            ("size of a pack", "packs", "bytes"),
+            [(name, one.packs, one.nbytes) for name, one in zip(names, view.packs, strict=True)],
+        ),
+    )
+
+
+def parts_chart(usage: Usage) -> Chart:
+    """Return one bar of all bytes on the store, by what needs them."""
+    parts = {
+        "needed by one state": (usage.own_bytes, "var(--accent)"),
+        "shared by several": (usage.shared_bytes, "var(--good)"),
+        "dead, for repack": (usage.dead_bytes, "var(--warn)"),
+        "unneeded, for gc": (usage.unneeded_bytes, "var(--bad)"),
+        "tables of packs": (usage.table_bytes, "var(--second)"),
+        "logs": (usage.log_bytes, "var(--muted)"),
+        "other files": (usage.other_bytes, "var(--faint)"),
+    }
+    traces = [
+        _bar([nbytes], [""], name, colour) for name, (nbytes, colour) in parts.items() if nbytes
+    ]
+    return figure(
+        "All bytes",
+        f"{usage.total_bytes:,} bytes by what needs them",
+        traces,
+        {
+            "barmode": "stack",
+            "xaxis": byte_axis(usage.total_bytes),
+            "yaxis": {"visible": False},
+            "margin": {"l": 24, "r": 24, "t": 22, "b": 8},
+            "legend": _LEGEND,
+            "showlegend": True,
+        },
+        table(("bytes of", "bytes"), [(name, nbytes) for name, (nbytes, _) in parts.items()]),
+        height_px=190,
+    )
+
+
+def runs_chart(runs: Sequence[RunUsage]) -> Chart:
+    """Return a bar for each of the largest runs: what it alone needs, and what it shares."""
+    shown = [one for one in runs[:_BARS] if one.own_bytes or one.shared_bytes][::-1]
+    names = [one.run for one in shown]
+    traces = [
+        _bar([one.own_bytes for one in shown], names, "its own", "var(--accent)"),
+        _bar([one.shared_bytes for one in shown], names, "shared with other runs", "var(--good)"),
+    ]
+    rows = [
+        (one.run, len(one.states), one.own_bytes, one.shared_bytes, one.log_bytes) for one in runs
+    ]
+    return figure(
+        "Bytes by run",
+        f"Bytes of {len(shown)} runs: those that a run needs alone, and those that it shares",
+        traces,
+        {
+            "barmode": "stack",
+            "xaxis": byte_axis(max((one.own_bytes + one.shared_bytes for one in shown), default=0)),
+            "yaxis": {"type": "category"},
+            "legend": _LEGEND,
+            "showlegend": True,
+        },
+        table(("run", "states", "own", "shared", "log"), rows),
+        height_px=110 + 22 * len(shown),
+    )
+
+
+def size_class(below: int | None) -> str:
+    """Return a class of sizes: `up to 4 MiB`, `more`."""
+    if below is None:
+        return "more"
+    return f"up to {below >> 20} MiB" if below >= 2**20 else f"up to {below >> 10} KiB"
+
+
+def _bar(x: Sequence[int], y: Sequence[str], name: str, colour: str) -> Mapping[str, Any]:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "x": list(x),
+        "y": list(y),
+        "name": name,
+        "marker": {"color": colour},
+        "customdata": [size(nbytes) for nbytes in x],
+        "hovertemplate": "%{y} %{customdata}<extra>%{fullData.name}</extra>",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class StoragePage:
+    """What the page of the bytes shows."""
+
+    view: StorageView  # what is on the store
+    growth: Chart | None  # the objects by time; `None` if there are none
+    packs: Chart | None  # the packs by size; `None` if there are none
+    counted: Counted | None  # the bytes by run, where they were asked for
+    parts: Chart | None  # all bytes as one bar
+    runs: Chart | None  # A bar for each of the largest runs
+    gc: GcReport | None  # what a collection would delete, where that was asked for
+    prune: PrunePlan | None  # what a prune would evict, where that was asked for
+    #: The bytes that the evicted checkpoints alone need, if bytes were counted too.
+    freed: int | None
+
+
+def _ask(source: Source, asked: Asked) -> Shown:
+    troubles: list[Trouble] = []
+    view = storage_view(source)
+    counted = gc = prune = None
+    if asked.text("bytes"):
+        counted = tried(lambda: count_bytes(source), troubles)
+        if counted is not None:
+            troubles += map(trouble_of, counted.usage.damaged.values())
+    if asked.text("gc"):
+        grace_s = DAY_S * asked.number("grace", 1, most=36_500)
+        gc = tried(lambda: plan_gc(source, grace_s=grace_s), troubles)
+    if asked.text("prune"):
+        run, policy = asked.text("prune").strip(), _policy(asked)
+        prune = tried(lambda: plan_prune(source, run, policy), troubles)
+    page = StoragePage(
+        view,
+        growth_chart(view) if view.growth else None,
+        packs_chart(view) if view.packs else None,
+        counted,
+        None if counted is None else parts_chart(counted.usage),
+        runs_chart(counted.runs) if counted is not None and counted.runs else None,
+        gc,
+        prune,
+        _freed(counted, prune),
+    )
+    told = {one.what: one for one in reversed(troubles)}  # a damaged run stops each of the three
+    return Shown("Storage", page, tuple(reversed(told.values())))
+
+
+def _policy(asked: Asked) -> Retention | None:
+    """Return the policy that a URL gives; `None` for the run's own."""
+    last, best, every, days = (
+        asked.number(name, 0) or None for name in ("last", "best", "every", "days")
+    )
+    if not any((last, best, every, days)):
+        return None
+    return Retention(last=last, best=best, every=every, for_days=days)
+
+
+def _freed(counted: Counted | None, prune: PrunePlan | None) -> int | None:
+    """Return the least number of bytes that go: those that a single evicted checkpoint needs."""
+    if counted is None or prune is None:
+        return None
+    run = next((one for one in counted.usage.runs if one.run == prune.run), None)
+    states = () if run is None else run.states
+    return sum(one.freed_bytes or 0 for one in states if one.id in prune.evicted_ids)
+
+
+VIEW = View("storage", "Storage", "/storage", "storage.html", _ask, place="registry")

@@ -1,0 +1,201 @@
+"""Charts of tensors: a treemap by bytes, the histogram of one, the heat map of a comparison."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.registry.comparing import Histogram
+from holdfast.registry.ui.charts import Chart, figure, table
+from holdfast.registry.ui.grids import Cell, Grid, tone
+from holdfast.registry.ui.pages.compare import HeatMap
+from holdfast.registry.ui.pages.contents import Contents
+from holdfast.registry.values import size
+
+#: A part of a path: a name in quotes, or what is between slashes and dots.
+_PART = re.compile(r'"(?:[^"\\]|\\.)*"|[^/.]+')
+#: Exponents of ten that a heat map shows below its greatest value.
+_DECADES = 4
+
+
+@dataclass(slots=True)
+class _Node:
+    """A part of the paths of tensors, with what is below it."""
+
+    label: str
+    nbytes: int = 0
+    about: str = ""
+    is_lossy: bool = False
+    below: dict[str, _Node] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A rectangle of a treemap."""
+
+    number: str
+    parent: str
+    label: str
+    nbytes: int
+    about: str
+    is_lossy: bool
+
+
+def treemap(contents: Contents) -> Chart:
+    """Return the tensors of a state as a treemap by bytes; those with fewer bits are hatched."""
+    parts = list(_flat(_tree(contents)))
+    trace = {
+        "type": "treemap",
+        "ids": [one.number for one in parts],
+        "parents": [one.parent for one in parts],
+        "labels": [one.label for one in parts],
+        "values": [one.nbytes for one in parts],
+        "customdata": [one.about for one in parts],
+        "branchvalues": "total",
+        "texttemplate": "%{label}",
+        "hovertemplate": "%{label}<br>%{customdata}, %{percentRoot:.1%}<extra></extra>",
+        "marker": {
+            "pattern": {
+                "shape": ["/" if one.is_lossy else "" for one in parts],
+                "fillmode": "overlay",
+                "fgcolor": "var(--paper)",
+                "fgopacity": 0.5,
+            },
+            "line": {"width": 1.5, "color": "var(--paper)"},
+            "depthfade": False,
+        },
+        "textfont": {"color": "var(--paper)"},
+        "pathbar": {"visible": False},
+        "maxdepth": 4,
+    }
+    rows = [
+        (one.path, one.dtype, one.original or "", shape_text(one.shape), one.nbytes)
+        for one in sorted(contents.tensors, key=lambda one: -one.nbytes)
+    ]
+    hidden = sum(part.others for part in contents.components)
+    rows += [
+        (f"{part.name}: {part.others} smaller tensors", "", "", "", part.other_bytes)
+        for part in contents.components
+        if part.others
+    ]
+    return figure(
+        "Tensors by bytes",
+        f"A treemap of {len(contents.tensors) + hidden} tensors in "
+        f"{len(contents.components)} components, by bytes",
+        [trace],
+        {"margin": {"l": 0, "r": 0, "t": 4, "b": 0}},
+        table(("tensor", "dtype", "was", "shape", "bytes"), rows),
+        height_px=420,
+    )
+
+
+def histogram_chart(found: Histogram) -> Chart:
+    """Return the histogram of a tensor."""
+    pairs = list(zip(found.edges, found.edges[1:], found.counts, strict=False))
+    trace = {
+        "type": "bar",
+        "x": [(low + high) / 2 for low, high, _ in pairs],
+        "y": [count for _, _, count in pairs],
+        "width": [high - low for low, high, _ in pairs],
+        "customdata": [[_number(low), _number(high)] for low, high, _ in pairs],
+        "hovertemplate": "%{customdata[0]} to %{customdata[1]}<br>%{y:,} elements<extra></extra>",
+        "marker": {"color": "var(--accent)"},
+    }
+    return figure(
+        f"Values of {found.path}",
+        f"A histogram of {found.read:,} elements in {len(pairs)} bins",
+        [trace],
+        {
+            "bargap": 0.03,
+            "xaxis": {"title": {"text": "value"}},
+            "yaxis": {"title": {"text": "elements"}},
+        },
+        table(
+            ("from", "to", "elements"), [(_number(a), _number(b), count) for a, b, count in pairs]
+        ),
+    )
+
+
+def heat_grid(found: HeatMap) -> Grid:
+    """Return how far tensors moved, by layer and parameter, on a logarithmic scale of colours."""
+    finite = [cell for row in found.cells for cell in row if cell and math.isfinite(cell)]
+    top = math.log10(max(finite)) if finite else 0.0
+    bottom = min(max(math.log10(min(finite)), top - _DECADES), top - 1) if finite else -1.0
+
+    def cell(row: str, column: str, value: float | None) -> Cell | None:
+        if value is None:
+            return None
+        if value == 0:
+            return Cell("0", f"{row} {column}: did not change")
+        at = math.log10(value) if math.isfinite(value) else top
+        text = f"{value:.2g}"
+        return Cell(text, f"{row} {column}: {value:.6g}", tone((at - bottom) / (top - bottom)))
+
+    rows = tuple(
+        (row, tuple(cell(row, *pair) for pair in zip(found.parameters, cells, strict=True)))
+        for row, cells in zip(found.layers, found.cells, strict=True)
+    )
+    return Grid(
+        "Norm of the difference by layer",
+        "The norm of the difference relative to the norm before, by layer and parameter",
+        found.parameters,
+        rows,
+        (f"{10**bottom:.2g} and less", f"{10**top:.2g} of the norm before"),
+    )
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Return a shape: `64 x 128`; a single number is `scalar`."""
+    return " x ".join(map(str, shape)) or "scalar"
+
+
+def _flat(node: _Node, parent: str = "") -> Iterator[_Part]:
+    """Yield everything below a node; a node with a single thing in it becomes one with that."""
+    for at, child in enumerate(node.below.values()):
+        label, number = child.label, f"{parent}.{at}" if parent else str(at)
+        while len(child.below) == 1 and not child.about:
+            (child,) = child.below.values()
+            label = f"{label}.{child.label}"
+        about = child.about or f"{_count(child):,} tensors"
+        about = f"{about}, {size(child.nbytes)}"
+        yield _Part(number, parent, label, child.nbytes, about, _is_lossy(child))
+        yield from _flat(child, number)
+
+
+def _tree(contents: Contents) -> _Node:
+    root = _Node("")
+    for one in contents.tensors:
+        about = f"{one.dtype} {shape_text(one.shape)}"
+        about += f", was {one.original}" if one.original else ""
+        names = _PART.findall(one.path) or [one.path]
+        _add(root, names, one.nbytes, about, is_lossy=one.original is not None)
+    for part in contents.components:
+        if part.others:
+            name = f"{part.others:,} smaller tensors"
+            _add(root, [*_PART.findall(part.name), name], part.other_bytes, f"of {part.name}")
+    return root
+
+
+def _add(
+    root: _Node, names: Iterable[str], nbytes: int, about: str, *, is_lossy: bool = False
+) -> None:
+    node = root
+    for name in names:
+        node = node.below.setdefault(name, _Node(name))
+        node.nbytes += nbytes
+    node.about, node.is_lossy = about, is_lossy
+
+
+def _count(node: _Node) -> int:
+    return sum(map(_count, node.below.values())) + bool(node.about)
+
+
+def _is_lossy(node: _Node) -> bool:
+    """Return whether everything in a part lost precision."""
+    return node.is_lossy if node.about else all(map(_is_lossy, node.below.values()))
+
+
+def _number(value: float) -> str:
+    return f"{value:.6g}"

@@ -1,0 +1,204 @@
+"""The time line of a run as a chart: lanes of events over bands of phases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from holdfast.registry.ui.charts import Chart, figure, moment, table
+from holdfast.registry.ui.pages.checkpoint_rows import CheckpointRow
+from holdfast.registry.ui.pages.events import Event, Lane
+
+#: Lanes from bottom to top, with their names.
+_LANES: dict[Lane, str] = {
+    "pool": "pool",
+    "retention": "retention",
+    "trainer": "trainer",
+    "phases": "phases",
+    "names": "gates, releases, forks",
+    "checkpoints": "checkpoints",
+}
+#: The look of checkpoints by their state.
+_STATES = {
+    "kept": {"symbol": "circle", "color": "var(--accent)", "size": 9},
+    "best": {"symbol": "star", "color": "var(--accent)", "size": 13},
+    "evicted": {"symbol": "circle-open", "color": "var(--muted)", "size": 9},
+    "superseded": {"symbol": "x-thin-open", "color": "var(--muted)", "size": 9},
+}
+#: Symbol and colour of other events by their kind; of all others a circle.
+_SYMBOLS = {
+    "gate": ("diamond", "var(--good)"),
+    "release": ("star-diamond", "var(--good)"),
+    "latest release": ("star-diamond-open", "var(--good)"),
+    "tag": ("triangle-down", "var(--good)"),
+    "artifact": ("hexagon", "var(--good)"),
+    "transition": ("triangle-right", "var(--second)"),
+    "warm start": ("triangle-right-open", "var(--second)"),
+    "pivot": ("triangle-left", "var(--second)"),
+    "begin": ("circle-open-dot", "var(--second)"),
+    "status": ("square", "var(--second)"),
+    "restore": ("arrow-left", "var(--warn)"),
+    "take over": ("cross", "var(--warn)"),
+    "fork": ("triangle-up", "var(--second)"),
+    "fork to": ("triangle-up-open", "var(--second)"),
+    "evict": ("circle-open", "var(--muted)"),
+    "bring back": ("circle", "var(--good)"),
+    "promote": ("triangle-up", "var(--accent)"),
+    "match": ("hourglass", "var(--second)"),
+    "drop": ("x", "var(--bad)"),
+}
+#: Characters that look like the symbols.
+_GLYPHS = {
+    "arrow-left": "◂",
+    "circle": "●",
+    "circle-open": "○",
+    "circle-open-dot": "◉",
+    "cross": "✚",
+    "diamond": "◆",
+    "hexagon": "⬢",
+    "hourglass": "⧗",
+    "square": "■",
+    "star": "★",
+    "star-diamond": "✦",
+    "star-diamond-open": "✧",
+    "triangle-down": "▼",
+    "triangle-left": "◀",
+    "triangle-right": "▶",
+    "triangle-right-open": "▷",
+    "triangle-up": "▲",
+    "triangle-up-open": "△",
+    "x": "✖",
+    "x-thin-open": "✕",
+}
+_HOVER = "%{customdata[0]}<br>%{customdata[1]}<br>%{customdata[2]}<extra></extra>"
+
+
+def timeline(events: Sequence[Event], rows: Sequence[CheckpointRow]) -> Chart:
+    """Return the time line: hovering over a checkpoint says why it stays or went."""
+    told = [one for one in events if one.lane in _LANES and one.lane != "checkpoints"]
+    lanes = [lane for lane in _LANES if (rows and lane == "checkpoints") or _has(told, lane)]
+    traces = [*_checkpoints(rows), *_others(told)]
+    layout = {
+        "xaxis": {"type": "date"},
+        "yaxis": {
+            "type": "category",
+            "categoryarray": [_LANES[lane] for lane in lanes],
+            "categoryorder": "array",
+            "range": [-0.6, len(lanes) - 0.4],
+            "fixedrange": True,
+        },
+        "shapes": list(_bands(rows)),
+        "annotations": list(_names(rows)),
+        "showlegend": False,
+    }
+    listed = [
+        (moment(one.time_ms), _LANES.get(one.lane, one.lane), one.kind, one.subject, one.reason)
+        for one in events
+        if one.lane in _LANES
+    ]
+    looks = [(one["marker"]["symbol"], one["marker"]["color"], one["name"]) for one in traces]
+    key = [(_GLYPHS[symbol], colour[len("var(--") : -1], name) for symbol, colour, name in looks]
+    return figure(
+        "Time line",
+        f"{len(rows)} checkpoints and {len(told)} other events by time",
+        traces,
+        layout,
+        table(("time", "lane", "event", "of", "reason"), listed[::-1]),
+        height_px=90 + 36 * len(lanes),
+        key=key,
+    )
+
+
+def _has(events: Iterable[Event], lane: Lane) -> bool:
+    return any(one.lane == lane for one in events)
+
+
+def _checkpoints(rows: Sequence[CheckpointRow]) -> Iterator[dict[str, Any]]:
+    """Yield the checkpoints of each state, the best ones apart."""
+    for state, look in _STATES.items():
+        found = [row for row in rows if _state(row) == state]
+        if not found:
+            continue
+        yield {
+            "type": "scatter",
+            "mode": "markers",
+            "name": state,
+            "x": [row.saved.time_ms for row in found],
+            "y": [_LANES["checkpoints"]] * len(found),
+            "marker": look,
+            "customdata": [
+                [row.ref, f"{row.state}: {row.reason}".rstrip(": "), ", ".join(row.marks)]
+                for row in found
+            ],
+            "hovertemplate": _HOVER,
+        }
+
+
+def _state(row: CheckpointRow) -> str:
+    return "best" if "best" in row.marks else row.state
+
+
+def _others(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
+    """Yield the events of each kind."""
+    for kind in dict.fromkeys(one.kind for one in events):
+        found = [one for one in events if one.kind == kind]
+        symbol, colour = _SYMBOLS.get(kind, ("circle", "var(--second)"))
+        yield {
+            "type": "scatter",
+            "mode": "markers",
+            "name": kind,
+            "x": [one.time_ms for one in found],
+            "y": [_LANES[one.lane] for one in found],
+            "marker": {"symbol": symbol, "color": colour, "size": 10},
+            "customdata": [
+                [
+                    f"{one.kind} {one.subject}",
+                    one.reason,
+                    f"commit {one.n}, {one.author}" if one.author else "",
+                ]
+                for one in found
+            ],
+            "hovertemplate": _HOVER,
+        }
+
+
+def _spans(rows: Sequence[CheckpointRow]) -> list[tuple[str, int, int]]:
+    """Return the phases in the order of training, each with its first and last time."""
+    found = []
+    for phase, group in groupby(rows, key=lambda row: row.saved.phase):
+        times = [row.saved.time_ms for row in group]
+        found.append((phase, min(times), max(times)))
+    return found
+
+
+def _bands(rows: Sequence[CheckpointRow]) -> Iterator[dict[str, Any]]:
+    spans = _spans(rows)
+    for index, (_, start, end) in enumerate(spans):
+        until = spans[index + 1][1] if index + 1 < len(spans) else end
+        yield {
+            "type": "rect",
+            "xref": "x",
+            "yref": "paper",
+            "x0": start,
+            "x1": until,
+            "y0": 0,
+            "y1": 1,
+            "fillcolor": "var(--band)" if index % 2 == 0 else "var(--band-2)",
+            "line": {"width": 0},
+            "layer": "below",
+        }
+
+
+def _names(rows: Sequence[CheckpointRow]) -> Iterator[dict[str, Any]]:
+    for phase, start, _ in _spans(rows):
+        yield {
+            "x": start,
+            "y": 1,
+            "xref": "x",
+            "yref": "paper",
+            "text": phase,
+            "showarrow": False,
+            "xanchor": "left",
+            "yanchor": "bottom",
+        }

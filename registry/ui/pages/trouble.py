@@ -1,0 +1,35 @@
+"""An error as a page shows it: the view goes on without what could not be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from holdfast.registry.errors import RegistryError, StoreUnavailable
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What could not be read."""
+
+    what: str  # the problem, with its place
+    hint: str | None  # the next step; `None` if there is none
+
+
+def trouble_of(error: RegistryError) -> Trouble:
+    """Return an error for a page."""
+    return Trouble(error.summary, error.hint)
+
+
+def tried(read: Callable[[], _T], troubles: list[Trouble]) -> _T | None:
+    """Return what a function reads; if it cannot be read, note that and return `None`."""
+    try:
+        return read()
+    except StoreUnavailable:
+        raise
+    except RegistryError as error:
+        troubles.append(trouble_of(error))
+        return None

@@ -1,0 +1,84 @@
+"""A view: a path, a template, and the query behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.ui.pages.trouble import Trouble
+from holdfast.registry.ui.source import Source
+
+#: Seconds that a view waits for runs; what is not read by then comes with a later poll.
+PATIENCE_S = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a URL asks for."""
+
+    #: The parts of its path, by the names in the path of the view.
+    path: Mapping[str, str] = field(default_factory=dict)
+    #: The values of its query, by name.
+    query: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: Seconds after which a view may answer in part. Default: it answers in full.
+    within_s: float | None = None
+
+    def text(self, name: str, default: str = "") -> str:
+        """Return a value of the path or the query; of several the last."""
+        if name in self.path:
+            return self.path[name]
+        return self.query[name][-1] if self.query.get(name) else default
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return every value of the query of this name, each once."""
+        return tuple(dict.fromkeys(self.query.get(name, ())))
+
+    def number(self, name: str, default: int, *, least: int = 0, most: int = 1_000_000) -> int:
+        """Return a whole number of the query."""
+        text = self.text(name)
+        if not text:
+            return default
+        if not text.isdecimal() or len(text) > 12 or not least <= int(text) <= most:
+            raise InvalidInput(
+                "not a number for this page",
+                where=name,
+                expected=f"{least} to {most}",
+                found=repr(text[:40]),
+            )
+        return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The answer of a view."""
+
+    title: str  # the heading and title of the page
+    body: Any  # the answer of its query, for the template
+    troubles: tuple[Trouble, ...] = ()  # what could not be read
+    #: The runs that may grow, each with the number of commits that are shown.
+    live: Mapping[str, int] = field(default_factory=dict)
+    is_partial: bool = False  # whether runs are still being read: the page asks again at once
+    run: str | None = None  # the run that it is about; its other views are linked
+
+
+def _none(source: Source, runs: Sequence[str]) -> Iterable[Asked]:  # noqa: ARG001
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view of a registry."""
+
+    name: str  # its name in links
+    label: str  # its name in the navigation
+    #: Its path, with `{name}` for parts and `{name:path}` for a part that may have slashes.
+    path: str
+    template: str  # the file in `templates/`
+    #: Returns what it shows. Its errors become a page that says them.
+    ask: Callable[[Source, Asked], Shown]
+    #: Where the navigation has it: among the views of the registry, or of a run, or nowhere.
+    place: Literal["registry", "run"] | None = None
+    #: Returns what a written page about some runs shows of this view.
+    parts: Callable[[Source, Sequence[str]], Iterable[Asked]] = _none

@@ -1,0 +1,46 @@
+"""Keep a registry in order: collect, verify, repair, repack, and count bytes.
+
+- `gc`: `Collector`, the collector's rules G1 to G5: choose, condemn, mark, delete. Nothing else
+  deletes an object. `live` finds what the runs need, `gc_report` has the result.
+- `verifying`: `verify` checks structure, and with `deep` every byte. `histories`, `file_names`,
+  `placement_checks`, `object_checks`, `data_pass`, `decoding` and `head_check` are its parts.
+  `verify_notes` remembers its last result on this machine.
+- `repairing`: `repair` brings missing and damaged objects back from a mirror.
+- `repacking`: packs rewritten without the bytes that nobody needs.
+- `checkup`: whether a registry can be used at all, for `holdfast doctor`.
+- `usage`: `measure` counts the bytes of runs and checkpoints.
+
+`gc` is proven (docs/collection.md): its order of steps does not change without the proof. Reports
+and checks may. Specified in docs/spec.md,
+sections 13, 29 and 30.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.registry.values.first_use import at_first_use
+
+if TYPE_CHECKING:
+    from holdfast.registry.upkeep.checkup import Check as Check
+    from holdfast.registry.upkeep.checkup import checks as checks
+    from holdfast.registry.upkeep.findings import Finding as Finding
+    from holdfast.registry.upkeep.findings import VerifyReport as VerifyReport
+    from holdfast.registry.upkeep.gc import collect as collect
+    from holdfast.registry.upkeep.gc_report import GcReport as GcReport
+    from holdfast.registry.upkeep.gc_report import Tally as Tally
+    from holdfast.registry.upkeep.object_checks import check_object as check_object
+    from holdfast.registry.upkeep.repairing import Left as Left
+    from holdfast.registry.upkeep.repairing import RepairReport as RepairReport
+    from holdfast.registry.upkeep.repairing import repair as repair
+    from holdfast.registry.upkeep.usage import RunUsage as RunUsage
+    from holdfast.registry.upkeep.usage import Usage as Usage
+    from holdfast.registry.upkeep.usage import measure as measure
+    from holdfast.registry.upkeep.verify_notes import Damage as Damage
+    from holdfast.registry.upkeep.verify_notes import LastVerify as LastVerify
+    from holdfast.registry.upkeep.verify_notes import last_verify as last_verify
+    from holdfast.registry.upkeep.verify_notes import note_verify as note_verify
+    from holdfast.registry.upkeep.verifying import Progress as Progress
+    from holdfast.registry.upkeep.verifying import verify as verify
+else:
+    __getattr__ = at_first_use(__name__)

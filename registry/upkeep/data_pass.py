@@ -1,0 +1,276 @@
+"""Read and hash the packs of a registry, each once: all of them, or a random share.
+
+Packs are read by their names alone. `holdfast.registry.upkeep.verifying` finds out which runs
+need a damaged one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from threading import Lock
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from holdfast.backends import ObjectInfo
+from holdfast.registry.errors import (
+    AccessDenied,
+    IntegrityError,
+    InvalidInput,
+    Malformed,
+    ObjectNotFound,
+    StorageError,
+    StoreUnavailable,
+    UnsupportedFormat,
+)
+from holdfast.registry.objects import ObjectKey, PackTable
+from holdfast.registry.store import Outcome, Store, Workers
+from holdfast.registry.upkeep.findings import DataRead
+from holdfast.registry.upkeep.object_checks import Tables, check_object
+from holdfast.registry.values import Record
+
+# The file from which an interrupted verification resumes: the packs that were read in this pass.
+
+
+#: A pass that began longer ago starts again.
+MAX_AGE_S = 30 * 86_400
+_DIGEST_CHARS = 16
+
+
+class _Header(Record):
+    format: Literal["holdfast.verify-notes/1"] = "holdfast.verify-notes/1"
+    registry: str
+    began_s: Annotated[int, Field(ge=0)]
+    nonce: str
+
+
+class PassNotes:
+    """The packs that one pass over a registry has read so far.
+
+    Attributes:
+        ignored: Why existing notes were ignored; `None` where they count.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], registry_id: str) -> None:
+        self._path = Path(path)
+        self._registry_id = registry_id
+        self._read: set[str] = set()
+        self._lock = Lock()
+        self.ignored: str | None = None
+        try:
+            exists = self._path.exists()
+            held = self._path.read_bytes() if exists else b""
+            self._salt, whole = self._parse(held) if held else (b"", 0)
+            if not whole:
+                self._salt = self._header()
+            self._file = self._path.open("r+b" if exists else "xb")
+            self._file.truncate(whole)  # what a crash cut off
+            self._file.seek(whole)
+        except OSError as error:
+            raise InvalidInput(
+                "cannot keep notes of a verification", where=str(path), found=error
+            ) from error
+        if not whole:
+            self._append(self._salt)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def holds(self, info: ObjectInfo) -> bool:
+        """Return whether an object was read in this pass, and not written since."""
+        return _entry(info) in self._read
+
+    def add(self, info: ObjectInfo) -> None:
+        """Note that an object was read and is whole; may be called from any thread."""
+        line = _with_digest(_entry(info).encode(), self._salt)
+        with self._lock:
+            self._append(line)
+
+    def finish(self) -> None:
+        """End the pass: the next one reads everything again."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def _append(self, line: bytes) -> None:
+        # Handed to the system at once, so that the file is valid even if this process is killed.
+        self._file.write(line + b"\n")
+        self._file.flush()
+
+    def _header(self) -> bytes:
+        header = _Header(
+            registry=self._registry_id, began_s=int(time.time()), nonce=secrets.token_hex(8)
+        )
+        return _with_digest(header.encode(), b"")
+
+    def _parse(self, data: bytes) -> tuple[bytes, int]:
+        """Read the notes; return the first line, and the number of valid bytes in the file."""
+        first, *lines = data.split(b"\n")
+        header = self._parse_header(first)
+        age_s = time.time() - header.began_s
+        if not -86_400 < age_s < MAX_AGE_S:
+            days = age_s / 86_400
+            self.ignored = f"its pass began {days:.0f} days ago by this machine's clock"
+            return b"", 0
+        torn = lines.pop() if lines else b""
+        for line in lines:
+            entry = line[: -_DIGEST_CHARS - 1]
+            if line != _with_digest(entry, first):
+                raise self._refused("a line does not match its digest")
+            self._read.add(entry.decode())
+        return first, len(data) - len(torn)
+
+    def _parse_header(self, line: bytes) -> _Header:
+        encoded = line[: -_DIGEST_CHARS - 1]
+        if line != _with_digest(encoded, b""):
+            raise self._refused("not notes of a verification")
+        try:
+            header = _Header.decode(encoded, where=str(self._path))
+        except Malformed as error:
+            raise self._refused("notes of another version") from error
+        if header.registry != self._registry_id:
+            raise self._refused(
+                "notes on another registry", expected=self._registry_id, found=header.registry
+            )
+        return header
+
+    def _refused(self, what: str, **more: object) -> InvalidInput:
+        return InvalidInput(
+            what,
+            where=str(self._path),
+            hint="Give another file, or delete this one: everything is then read again.",
+            **more,
+        )
+
+
+def _entry(info: ObjectInfo) -> str:
+    return f"{info.key} {info.size_bytes} {float(info.modified_s).hex()}"
+
+
+def _with_digest(entry: bytes, salt: bytes) -> bytes:
+    digest = hashlib.sha256(salt + b"\n" + entry).hexdigest()[:_DIGEST_CHARS]
+    return entry + b" " + digest.encode()
+
+
+#: Called with the number of bytes that were read and hashed.
+Count = Callable[[int], object]
+
+#: A store that fails like this fails for every object: the verification ends, and may go on later.
+_OF_THE_STORE = (AccessDenied, StoreUnavailable)
+
+
+def check_sample(sample: float | None) -> None:
+    """Check a share of the data."""
+    if sample is not None and not 0 < sample <= 1:
+        raise InvalidInput(
+            "not a share of the data", expected="above 0 and at most 1", found=sample
+        )
+
+
+def fault_of(error: Exception | BaseException | None) -> str | None:
+    """Return the message of an error that makes an object unusable; `None` without an error."""
+    if error is None:
+        return None
+    if isinstance(error, IntegrityError | UnsupportedFormat):
+        return error.summary
+    # A verification is there to find a sector that cannot be read.
+    if isinstance(error, StorageError) and not isinstance(error, _OF_THE_STORE):
+        return error.summary
+    raise error
+
+
+class DataPass:
+    """The packs of a registry, read and hashed.
+
+    Attributes:
+        tables: The tables of the packs that were whole.
+        faults: The messages about damaged packs, by key.
+        whole: The packs that were read and are whole.
+    """
+
+    def __init__(self, store: Store, workers: Workers, count: Count) -> None:
+        self._store = store
+        self._workers = workers
+        self._count = count
+        self._bytes = 0
+        self.tables = Tables()
+        self.faults: dict[ObjectKey, str] = {}
+        self.whole: set[ObjectKey] = set()
+
+    def read(self, sample: float | None, notes: PassNotes | None) -> DataRead:
+        """Read the packs that are there."""
+        packs = dict(self._list())
+        noted = {key for key, info in packs.items() if notes is not None and notes.holds(info)}
+        rest = [info for key, info in packs.items() if key not in noted]
+        wanted = sum(info.size_bytes for info in packs.values())
+        chosen = rest if sample is None else list(_drawn(rest, sample * wanted))
+        self._bytes = 0
+        with nullcontext() if notes is None else notes:
+            self._workers.each(
+                read_pack,
+                chosen,
+                lambda info, outcome: self._take(info, outcome, notes),
+                size_of=lambda info: info.size_bytes,
+            )
+        return DataRead(
+            packs=len(packs),
+            packs_read=len(chosen),
+            packs_noted=len(noted),
+            pack_bytes=wanted,
+            bytes_read=self._bytes,
+            bytes_noted=sum(packs[key].size_bytes for key in noted),
+        )
+
+    def _list(self) -> Iterator[tuple[ObjectKey, ObjectInfo]]:
+        for info in self._store.backend.list("packs/"):
+            with suppress(Malformed):  # `file_names` reports it
+                yield ObjectKey.parse(info.key), info
+
+    def _take(
+        self,
+        info: ObjectInfo,
+        outcome: Outcome[tuple[PackTable | None, int]],
+        notes: PassNotes | None,
+    ) -> None:
+        key, error = ObjectKey.parse(info.key), outcome.error
+        if isinstance(error, ObjectNotFound):
+            return  # collected meanwhile; if a run needs it, the check of the structure reports it
+        fault = fault_of(error)
+        if fault is not None:
+            self.faults[key] = fault
+            size_bytes = info.size_bytes
+        else:
+            if notes is not None:  # at once, so that it counts even if this process is killed
+                notes.add(info)
+            self.whole.add(key)
+            table, size_bytes = outcome.result()
+            if table is not None:
+                self.tables.keep(key, table)
+        self._bytes += size_bytes
+        self._count(size_bytes)
+
+
+def read_pack(store: Store, info: ObjectInfo) -> tuple[PackTable | None, int]:
+    """Read and hash a pack; return its table, and the bytes that were read."""
+    data = store.backend.get(info.key)
+    return check_object(data, ObjectKey.parse(info.key)), len(data)
+
+
+def _drawn(packs: Iterable[ObjectInfo], size_bytes: float) -> Iterator[ObjectInfo]:
+    """Yield packs in a new random order until they make up `size_bytes`; at least one."""
+    shuffled = list(packs)
+    random.SystemRandom().shuffle(shuffled)
+    for info in shuffled:
+        if size_bytes <= 0:
+            return
+        yield info
+        size_bytes -= info.size_bytes

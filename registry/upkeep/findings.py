@@ -1,0 +1,75 @@
+"""The findings of a verification, and the report that holds them.
+
+Plain values that never read the store. `holdfast.registry.upkeep.verifying` makes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["error", "note"]
+#: The least that a check has to read to find something: names and sizes, the bytes, or the chunks
+#: as they are decoded.
+Needs = Literal["structure", "deep", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong in a registry."""
+
+    #: `config`, `log`, `head`, `epoch`, `manifest`, `placement`, `pack`, `missing`, `snapshot`,
+    #: `unknown-file`, `link` or `resume`.
+    kind: str
+    where: str  # the key, run or file concerned
+    message: str  # what is wrong
+    #: Refs of checkpoints, gates, releases, entries of the pool and streams that may not load
+    #: because of it. For a damaged pack these are all that have data in it, even if they do not
+    #: need the damaged chunk.
+    affects: tuple[str, ...] = ()
+    advice: str = ""  # what to do
+    severity: Severity = "error"  # A `note` does no harm: a cache, an orphan, a foreign file
+    needs: Needs = "structure"  # what a check has to read to find it
+
+
+@dataclass(frozen=True, slots=True)
+class DataRead:
+    """How much of the data a verification read."""
+
+    packs: int  # packs that were there when it began
+    packs_read: int  # packs that it read and hashed
+    packs_noted: int  # packs that were read earlier in this pass, by the file given as `resume`
+    pack_bytes: int  # bytes of `packs`
+    bytes_read: int  # bytes of `packs_read`
+    bytes_noted: int  # bytes of `packs_noted`
+    #: Encoded chunks that were decoded and are right; `None` where decoding was not asked for.
+    chunks_decoded: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """The report of a verification.
+
+    Attributes:
+        findings: Registry-wide files first, then runs, then objects by their keys.
+        runs: Number of runs.
+        checkpoints: Number of checkpoints, superseded ones included, evicted ones not.
+        objects: Objects under packs/, manifests/ and placements/.
+        bytes_checked: Bytes that were read and hashed.
+        data: How much of the packs was read; `None` where only the structure was checked.
+        standing: Errors that an earlier check of this machine found, and that this one did not look
+            for: it read too little.
+    """
+
+    findings: tuple[Finding, ...]
+    runs: int
+    checkpoints: int
+    objects: int
+    bytes_checked: int
+    data: DataRead | None = None
+    standing: tuple[Finding, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every checkpoint is whole, as far as this verification checked."""
+        return all(finding.severity == "note" for finding in self.findings)

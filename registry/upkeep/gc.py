@@ -1,0 +1,612 @@
+"""Delete the objects that no run needs, while others write: the collector's side of the protocol.
+
+*A condemned name is never used again.* Rules G1 to G5 of docs/spec.md, section 13, are four steps:
+choose (G1), condemn (G1), mark (G2 to G4), delete (G5). Anyone may repeat any step after any crash,
+and any number of collectors may work at once. The proof is in docs/collection.md, the protocol as a
+program in tests/model; the writers' side is `holdfast.registry.writing.object_writer`.
+
+No clock decides whether a deletion is safe. The grace saves writers from storing an object again
+that they were about to name, and keeps `undo` possible for a while.
+
+On a full store nothing can be condemned before some space is free: first delete files that need no
+epoch (`tidy`), then use the reserve (`spend_reserve`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+
+from holdfast.backends import ObjectInfo, ObjectNotFound, refuse_links
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import (
+    Conflict,
+    IntegrityError,
+    InvalidInput,
+    Malformed,
+    MissingObject,
+    NotFound,
+    StoreFull,
+    StoreUnsuitable,
+    UnsupportedFormat,
+)
+from holdfast.registry.history import (
+    DAY_S,
+    Epochs,
+    RunLog,
+    Slots,
+    encode_forget,
+    encode_sweep,
+    stale_snapshots,
+)
+from holdfast.registry.history.actions import Forget, Line, Mark
+from holdfast.registry.history.replay import RunManifest, Slot
+from holdfast.registry.objects import (
+    FOLDERS,
+    LAST,
+    PROBES,
+    RUNS,
+    ObjectKey,
+    epoch_key,
+    is_probe,
+    is_run_id,
+    log_prefix,
+    parse_number,
+    slot_key,
+    snapshot_slot,
+)
+from holdfast.registry.store import Store, results
+from holdfast.registry.store.heads import Head
+from holdfast.registry.upkeep.gc_report import GcReport, Tally
+from holdfast.registry.upkeep.live import (
+    Needs,
+    RunFiles,
+    StoredFile,
+    fold_recent,
+    list_by_run,
+    list_objects,
+    list_run_ids,
+    run_files,
+)
+from holdfast.registry.upkeep.window import RUNS_AT_ONCE, in_batches
+
+# Plan a collection: list the objects, replay the runs, and find what none of them needs.
+
+
+#: Unfinished files and probes younger than this stay, whatever the grace: their writers may be
+#: alive.
+LEFTOVER_S = 3600.0
+_UNREADABLE = (IntegrityError, UnsupportedFormat)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a collector would condemn."""
+
+    #: Unneeded objects that are not recent, with their sizes in bytes.
+    to_condemn: Mapping[ObjectKey, int]
+    recent: Tally  # unneeded objects within the grace
+    objects: Tally  # all objects
+    runs: int  # number of runs
+    #: Snapshots that newer ones have replaced, and files of probes that ended long ago.
+    stale: tuple[ObjectInfo, ...]
+
+
+class Planner:
+    """Finds the objects that no run needs.
+
+    Attributes:
+        logs: The logs that were replayed, by run.
+        passed: The runs that cannot be read and are passed over: they are in `forget`, or an epoch
+            says that they were forgotten.
+        forgotten: The slot that ends the log of each run that was forgotten up to now.
+    """
+
+    def __init__(
+        self, store: Store, epochs: Epochs, grace_s: float, forget: Collection[str] = ()
+    ) -> None:
+        self._store = store
+        self._epochs = epochs
+        self._grace_s = grace_s
+        self._needs = Needs(store)
+        self._seen: Mapping[str, Head] = {}
+        self._forget = frozenset(forget)
+        self.logs: dict[str, RunLog] = {}
+        self.passed: set[str] = set()
+        self.forgotten: dict[str, int] = {}
+
+    def plan(self, *, dry_run: bool = False) -> Plan:
+        """Find what no run needs; see `Collector.choose`."""
+        heads = self._store.heads
+        self.refuse_links()
+        if not dry_run:
+            self._store.prepare_writing()
+        # Before the logs, so that objects which are committed meanwhile are found to be needed.
+        objects = list_objects(self._store)
+        self._check_generations(objects)
+        self._needs, self.logs, self.passed = Needs(self._store, objects), {}, set()
+        self._seen = heads.all() if heads is not None else {}
+        probes = [p for p in self._store.backend.list(PROBES) if is_probe(p.key)]
+        newest_s = max((file.modified_s for file in objects.values()), default=0.0)
+        now_s = 0.0
+        if self._grace_s or probes:
+            now_s = self._now_s(newest_s, dry_run=dry_run)
+        cutoff_s = now_s - self._grace_s if self._grace_s else float("inf")
+        runs = []
+        for name, infos in list_by_run(self._store):
+            try:
+                runs.append(run_files(self._store, name, infos))
+            except _UNREADABLE as error:
+                self._pass_over(name, error)
+        listed = {files.run_id for files in runs} | self.passed
+        # A run that was seen before and is gone: nobody knows what it needed.
+        self.passed |= self._forget & self._seen.keys() - listed
+        if heads is not None:
+            heads.check_runs(listed | self.passed, self._seen)
+        needed, needed_recently = self._read_runs(runs, cutoff_s)
+        self._check_forget()
+        unneeded = objects.keys() - needed
+        recent = {
+            key for key in unneeded if objects[key].modified_s > cutoff_s or key in needed_recently
+        }
+        return Plan(
+            {key: objects[key].size_bytes for key in unneeded - recent},
+            Tally.of(objects[key].size_bytes for key in recent),
+            Tally.of(file.size_bytes for file in objects.values()),
+            len(listed),
+            tuple(_stale(runs, probes, now_s - max(self._grace_s, LEFTOVER_S))),
+        )
+
+    def refuse_links(self) -> None:
+        """Raise if there is a link: a run may be behind it, and nothing there may be deleted."""
+        for folder in (*FOLDERS, PROBES):
+            refuse_links(self._store.backend, folder)
+
+    def _check_generations(self, objects: Mapping[ObjectKey, StoredFile]) -> None:
+        """Refuse objects whose generation is above the newest epoch: epochs were lost."""
+        newest = self._epochs.observe()
+        header = self._epochs.header(newest)
+        self.forgotten = dict((header and header.forgotten) or {})
+        for key in objects:
+            if key.generation > newest:
+                raise Malformed(
+                    "an object was put under an epoch that is not there",
+                    where=key,
+                    expected=f"a generation of at most {newest}",
+                    hint=f"Restore {epoch_key(newest + 1)} and all later epochs from a backup, or "
+                    "move the object away if Holdfast did not write it.",
+                )
+
+    def _now_s(self, newest_s: float, *, dry_run: bool) -> float:
+        """Return the store's time; in a dry run, which writes nothing, this machine's.
+
+        A completely full store cannot give its time: then the result is at least `newest_s`.
+        """
+        if dry_run:
+            return time.time()
+        key = f"{PROBES}clock-{secrets.token_hex(8)}"
+        try:
+            self._store.with_reserve(lambda: self._store.backend.put(key, b""))
+        except StoreFull:
+            return newest_s
+        try:
+            return self._store.backend.stat(key).modified_s
+        except ObjectNotFound:  # this one stalled, and another one deleted the old probe
+            return self._now_s(newest_s, dry_run=dry_run)
+        finally:
+            self._store.backend.delete(key)
+
+    def _read_runs(
+        self, runs: Iterable[RunFiles], cutoff_s: float
+    ) -> tuple[set[ObjectKey], set[ObjectKey]]:
+        """Return what the runs need, and what some of them needed within the grace."""
+        needed: set[ObjectKey] = set()
+        needed_recently: set[ObjectKey] = set()
+        read = partial(self._read_unless_passed, cutoff_s=cutoff_s)
+        found = in_batches(self._store.pools.bulk, read, runs, at_once=RUNS_AT_ONCE)
+        for log, now, recently in filter(None, found):
+            self.logs[log.run_id] = log
+            needed |= now
+            needed_recently |= recently
+        return needed, needed_recently
+
+    def _read_unless_passed(
+        self, files: RunFiles, cutoff_s: float
+    ) -> tuple[RunLog, set[ObjectKey], set[ObjectKey]] | None:
+        try:
+            return self._read_run(files, cutoff_s)
+        except _UNREADABLE as error:
+            self._pass_over(files.run_id, error)
+            return None
+
+    def _read_run(
+        self, files: RunFiles, cutoff_s: float
+    ) -> tuple[RunLog, set[ObjectKey], set[ObjectKey]]:
+        newest = snapshot_slot(files.snapshots[0].key) if files.snapshots else -1
+        log = RunLog(self._store, files.run_id, snapshot_slot=newest)
+        log.seen.head = self._seen.get(files.run_id)
+        # Slots are put in order: a slot before an old one is old, whatever its time says.
+        ages = enumerate(files.slots_s, start=1)
+        settled = max((number for number, put_s in ages if put_s <= cutoff_s), default=0)
+        recent = range(settled, len(files.slots_s))
+        if recent:
+            log.recall()  # an undo among them names what was evicted before
+        log.read_to(settled)
+        places = fold_recent(log, list(log.fetch(recent)))
+        log.check_head()
+        log.forget()
+        return log, self.needed_by(log), self._needs.of_evicted(places)
+
+    def needed_by(self, log: RunLog) -> set[ObjectKey]:
+        """Return what a run needs at its head, or at an earlier slot that was read already."""
+        while True:
+            try:
+                return self._needs.of(log.run)
+            except MissingObject:
+                # Evicted since, and deleted by another collector? Then the log has grown.
+                read = log.run.next_slot
+                if log.refresh().next_slot == read:
+                    raise
+
+    # Runs that cannot be read
+
+    def _pass_over(self, run_id: str, error: IntegrityError | UnsupportedFormat) -> None:
+        """Raise an error of reading a run unless an operator gives the run up, or has done so."""
+        if run_id not in self._forget and not self.is_forgotten(run_id):
+            error.hint = (
+                f"{error.hint or ''} If nothing can mend the run, `holdfast gc --forget "
+                f"{quoted(run_id)}` gives it up, and collects for the others."
+            ).lstrip()
+            raise error
+        self.passed.add(run_id)
+
+    def is_forgotten(self, run_id: str) -> bool:
+        """Return whether an epoch says that a run is forgotten, and its log still ends there."""
+        end = self.forgotten.get(run_id)
+        if end is None or not is_run_id(run_id):
+            return end is not None  # no program can write to a run of another name
+        with suppress(*_UNREADABLE):
+            slot = Slots(self._store, run_id).get(end)
+            return slot is not None and any(isinstance(line, Forget) for _, line in slot.lines)
+        return False
+
+    def to_forget(self) -> list[str]:
+        """Return the runs that this collection has to forget."""
+        return sorted(name for name in self.passed & self._forget if not self.is_forgotten(name))
+
+    def _check_forget(self) -> None:
+        """Refuse to forget a run that can be read, or that nobody has heard of."""
+        for name in sorted(self._forget - self.passed):
+            log = self.logs.get(name)
+            if log is None:
+                raise NotFound("no such run", where=name, hint="`holdfast run ls` lists the runs.")
+            if log.run.dropped is None:
+                raise InvalidInput(
+                    "only a run that cannot be read is forgotten",
+                    where=name,
+                    found="it can be read",
+                    hint=f"To release what it holds, run `holdfast run drop {name}`.",
+                )
+
+
+def _stale(
+    runs: Iterable[RunFiles], probes: Iterable[ObjectInfo], before_s: float
+) -> Iterator[ObjectInfo]:
+    """Yield snapshots and probes that nobody uses any more."""
+    for files in runs:
+        yield from stale_snapshots(files.snapshots)
+    yield from (info for info in probes if info.modified_s <= before_s)
+
+
+#: The longest grace: 30,000 years.
+_LONGEST_S = 10**12
+#: Epochs that are searched for objects that a collector condemned and did not delete.
+_RECENT_EPOCHS = 4
+#: Seconds for which a mark may lose races: it waits for a busy run, never for a stuck one.
+_PATIENCE_S = 600.0
+#: The most objects that a sweep condemns on a full store: its epoch must fit into the reserve.
+_CONDEMNED_WHEN_FULL = 256
+_DELETES_AT_ONCE = 4096
+
+#: Called with the number of bytes that were deleted so far.
+Progress = Callable[[int], object]
+
+
+def collect(
+    store: Store,
+    *,
+    grace_s: float = DAY_S,
+    forget: Collection[str] = (),
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> GcReport:
+    """Delete what no run needs; see `Registry.gc`."""
+    report: GcReport | None = None
+    done_bytes = 0
+
+    def count(deleted_bytes: int) -> None:
+        if progress is not None:
+            progress(done_bytes + deleted_bytes)
+
+    while True:
+        collector = Collector(store, grace_s=grace_s, forget=forget, progress=count)
+        plan = collector.choose(dry_run=dry_run)
+        if dry_run:
+            return collector.report(dry_run=True)
+        if plan.to_condemn or collector.to_forget:
+            _sweep(collector)
+        made = collector.delete()
+        report = made if report is None else report.before(made)
+        if not collector.is_partial:
+            store.backend.keep_reserve(RUNS)
+            return report
+        # Now there is space for an epoch that condemns the other objects.
+        done_bytes += collector.deleted_bytes
+
+
+def _sweep(collector: Collector) -> None:
+    """Forget, condemn and mark; on a full store, make room for that first."""
+    for make_room in (collector.tidy, collector.spend_reserve):
+        try:
+            collector.forget()
+            collector.condemn()
+            collector.mark()
+        except StoreFull:
+            make_room()
+        else:
+            return
+    collector.forget()
+    collector.condemn()
+    collector.mark()
+
+
+@dataclass(slots=True)
+class _Sweep:
+    """A sweep under way."""
+
+    epoch: int  # its epoch
+    #: The objects that this collector saw and the epoch condemned, with sizes.
+    condemned: Mapping[ObjectKey, int]
+    #: The condemned that runs needed when they were marked; `None` before all of them are.
+    spared: frozenset[ObjectKey] | None = None
+
+
+class Collector:
+    """One collection, step by step.
+
+    Attributes:
+        to_forget: The runs that this collection forgets.
+        deleted_bytes: Bytes that were deleted so far.
+        is_partial: Whether only some unneeded objects are condemned, because space is short.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        grace_s: float = DAY_S,
+        forget: Collection[str] = (),
+        progress: Progress | None = None,
+    ) -> None:
+        number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
+        if not number or not 0 <= grace_s <= _LONGEST_S:
+            raise InvalidInput("a grace is a number of seconds, 0 or more", found=quoted(grace_s))
+        self._store = store
+        self._grace_s = grace_s
+        self._progress = progress
+        self._epochs = Epochs(store)
+        self._planner = Planner(store, self._epochs, grace_s, forget)
+        self._plan: Plan | None = None
+        self._sweep: _Sweep | None = None
+        self._unfinished_bytes = 0
+        self._may_cache = True
+        self._is_tidy = False
+        self.to_forget: tuple[str, ...] = ()
+        self.deleted_bytes = 0
+        self.is_partial = False
+
+    # G1: any choice is safe
+
+    def choose(self, *, dry_run: bool = False) -> Plan:
+        """Find what no run needs; write nothing but a file from which the store's time is read."""
+        with _nothing_deleted():
+            self._sweep, self._is_tidy = None, False
+            self._plan = self._planner.plan(dry_run=dry_run)
+            self.to_forget = tuple(self._planner.to_forget())
+        return self._plan
+
+    # G0: only what the operator says
+
+    def forget(self) -> None:
+        """End the logs of the runs that are given up, then record them in an epoch of their own."""
+        with _nothing_deleted(is_tidy=self._is_tidy):
+            ends = {name: self._end(name) for name in self._planner.to_forget()}
+            while ends:
+                newest = self._epochs.observe()
+                self._epochs.make_durable(newest)
+                entry = encode_forget(newest + 1, ends, self._epochs.header(newest))
+                if self._store.backend.put_if_absent(epoch_key(newest + 1), entry):
+                    self._planner.forgotten |= ends
+                    return
+
+    def _end(self, run_id: str) -> int:
+        """End the log of a run in each free slot that its writers may come to; return the last.
+
+        There are several if slots are lost, and those may be put back from a backup.
+        """
+        backend, end, ended = self._store.backend, Slot.build(0, [Forget()]).data, 0
+        if not is_run_id(run_id):
+            return ended  # no program can write to it
+        taken = set()
+        for info in backend.list(log_prefix(run_id)):
+            with suppress(Malformed):
+                taken.add(parse_number(info.key))
+        for number in sorted({0, *(one + 1 for one in taken if one < LAST)} - taken):
+            ended = number
+            while not backend.put_if_absent(slot_key(run_id, ended), end):
+                ended += 1
+        return ended
+
+    def condemn(self) -> int | None:
+        """Publish the chosen objects as an epoch, or join the sweep that condemned them already."""
+        with _nothing_deleted(is_tidy=self._is_tidy):
+            chosen = self._chosen().to_condemn
+            if not chosen:
+                return None
+            while self._sweep is None:
+                newest = self._epochs.observe()
+                # Its writer may have died before it was durable, and the next steps depend on it.
+                self._epochs.make_durable(newest)
+                fresh = chosen.keys() - self._condemned_before(chosen, newest)
+                entry = encode_sweep(newest + 1, fresh, self._epochs.header(newest))
+                # Nothing new: the collector that condemned these died or still works; finish it.
+                if not fresh:
+                    self._sweep = _Sweep(newest, chosen)
+                elif self._store.backend.put_if_absent(epoch_key(newest + 1), entry):
+                    self._sweep = _Sweep(newest + 1, chosen)
+            if self._store.heads is not None:
+                self._store.heads.check_epoch(self._sweep.epoch)
+            return self._sweep.epoch
+
+    def _condemned_before(self, keys: Collection[ObjectKey], newest: int) -> set[ObjectKey]:
+        found: set[ObjectKey] = set()
+        for epoch in range(max(1, newest - _RECENT_EPOCHS + 1), newest + 1):
+            listed = self._epochs.entry(epoch)[1]
+            found |= {key for key in keys if key.generation < epoch and key in listed}
+        return found
+
+    # G2 to G4
+
+    def mark(self) -> None:
+        """Mark every run, and find the condemned objects that it needs."""
+        sweep = self._sweep
+        if sweep is None:
+            return
+        with _nothing_deleted(is_tidy=self._is_tidy):
+            # G2: listed again after the epoch was put. Whoever creates a run later observes it.
+            passed = self._planner.passed
+            run_ids = {*self._planner.logs, *passed, *list_run_ids(self._store, passed)}
+            mark, pool = partial(self._mark_run, sweep), self._store.pools.bulk
+            spared: set[ObjectKey] = set()
+            for needed in in_batches(pool, mark, run_ids, at_once=RUNS_AT_ONCE):
+                spared |= needed
+            # Once more, since the logs were read long ago: a run may be behind a new link.
+            self._planner.refuse_links()
+            sweep.spared = frozenset(spared)
+
+    def _mark_run(self, sweep: _Sweep, run_id: str) -> set[ObjectKey]:
+        log = self._planner.logs.get(run_id)
+        if run_id in self._planner.passed:
+            if not self._planner.is_forgotten(run_id):
+                raise Malformed("the log of a run that was forgotten is another one", where=run_id)
+            return set()
+        if log is None:
+            log = RunLog(self._store, run_id)
+            log.read_to(log.length())
+            if not log.run.next_slot:
+                # A folder without slot 0 is no run yet, and its writer has observed nothing.
+                return set()
+
+        def compose(run: RunManifest) -> list[Line] | None:
+            # The mark of a later sweep also does: its readers refuse what both sweeps condemned.
+            # A dropped run needs none: no commit may follow, so nothing can be used again.
+            marked = run.epoch >= sweep.epoch or run.dropped is not None
+            return None if marked else [Mark(epoch=sweep.epoch)]
+
+        # The needs of the run at its mark, or, where there was a mark, at any slot after it.
+        log.append(compose, patience_s=_PATIENCE_S, caches=self._may_cache)
+        needed = self._planner.needed_by(log)
+        # If a loss of power undid one of these evictions, its run would need the objects again.
+        log.make_durable()
+        return needed & sweep.condemned.keys()
+
+    # On a full store
+
+    def tidy(self) -> None:
+        """Delete stale files and files of dead writers, which needs no epoch and no space."""
+        stale = () if self._is_tidy else self._chosen().stale
+        self._delete_all((info.key, info.size_bytes) for info in stale)
+        self._is_tidy = True
+        self._unfinished_bytes += self._store.backend.clear_unfinished(
+            max(self._grace_s, LEFTOVER_S)
+        )
+
+    def spend_reserve(self) -> None:
+        """Give up the store's reserve, and condemn only as much as it has space for."""
+        self._store.backend.give_up_reserve()
+        self._may_cache = False
+        chosen = self._chosen().to_condemn
+        if self._sweep is None and len(chosen) > _CONDEMNED_WHEN_FULL:
+            largest = sorted(chosen, key=chosen.__getitem__, reverse=True)
+            few = {key: chosen[key] for key in largest[:_CONDEMNED_WHEN_FULL]}
+            self._plan, self.is_partial = replace(self._chosen(), to_condemn=few), True
+
+    # G5
+
+    def delete(self) -> GcReport:
+        """Delete the condemned that were not spared, stale files, and files of dead writers."""
+        sweep = self._sweep
+        if sweep is not None:
+            if sweep.spared is None:
+                raise InvalidInput("nothing may be deleted before every run is marked")
+            to_delete = sweep.condemned.keys() - sweep.spared
+            # In the reverse order of writing: an object goes before the packs that it names.
+            for packs in (False, True):
+                keys = [key for key in to_delete if (key.kind == "packs") is packs]
+                self._delete_all((str(key), sweep.condemned[key]) for key in keys)
+        self.tidy()
+        return self.report()
+
+    def _delete_all(self, files: Iterable[tuple[str, int]]) -> None:
+        delete = self._store.backend.delete
+        waiting = iter(files)
+        while batch := list(islice(waiting, _DELETES_AT_ONCE)):
+            results([self._store.pools.small.submit(delete, key) for key, _ in batch])
+            self.deleted_bytes += sum(size for _, size in batch)
+            if self._progress is not None:
+                self._progress(self.deleted_bytes)
+
+    def report(self, *, dry_run: bool = False) -> GcReport:
+        """Return what was done so far."""
+        plan, sweep = self._chosen(), self._sweep
+        spared = None if sweep is None else sweep.spared
+        deleted = [] if spared is None or sweep is None else sweep.condemned.keys() - spared
+        return GcReport(
+            dry_run=dry_run,
+            epoch=None if sweep is None else sweep.epoch,
+            runs=plan.runs,
+            forgotten=self.to_forget,
+            objects=plan.objects,
+            condemned=Tally.of(plan.to_condemn.values()),
+            spared=Tally.of(plan.to_condemn[key] for key in spared or ()),
+            recent=plan.recent,
+            deleted=Tally.of(plan.to_condemn[key] for key in deleted),
+            stale=Tally.of(info.size_bytes for info in plan.stale),
+            unfinished_bytes=self._unfinished_bytes,
+            keeps_versions=self._store.backend.keeps_versions(),
+        )
+
+    def _chosen(self) -> Plan:
+        if self._plan is None:
+            self.choose()
+        assert self._plan is not None
+        return self._plan
+
+
+@contextmanager
+def _nothing_deleted(*, is_tidy: bool = False) -> Iterator[None]:
+    """Add to an error that it stopped the collection before anything was deleted."""
+    deleted = "No object was deleted" if is_tidy else "Nothing was deleted"
+    try:
+        yield
+    except Conflict as error:
+        error.hint = f"{deleted}; the next collection goes on from here."
+        raise
+    except (IntegrityError, StoreUnsuitable, UnsupportedFormat) as error:
+        error.hint = f"{deleted}. {error.hint or ''}".rstrip()
+        raise

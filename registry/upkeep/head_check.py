@@ -1,0 +1,152 @@
+"""Check the logs that a verification reads against heads that were seen before.
+
+This machine remembers some heads; others are in a file that an auditor keeps. Commits are the same
+in every registry, so the file of a registry also works for its mirrors.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.registry.errors import IntegrityError, InvalidInput
+from holdfast.registry.store import Store
+from holdfast.registry.store.heads import MAX_FILE_BYTES, Head, HeadLines, Heads, HeadsFile
+from holdfast.registry.upkeep.findings import Finding
+from holdfast.registry.upkeep.histories import History
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The heads of one source."""
+
+    source: str  # the name of the source, for messages
+    heads: Mapping[str, Head]  # the heads
+    epoch: int  # the highest epoch
+    advice: str  # what to do if the registry differs from the heads
+    is_of_this: bool  # whether they are heads of this registry and not of a mirror
+
+
+class HeadCheck:
+    """Heads that a verification expects."""
+
+    def __init__(self, store: Store, path: str | os.PathLike[str] | None = None) -> None:
+        self._store = store
+        self._seen = list(_remembered(store.heads))
+        if path is not None:
+            file = read_heads(path)
+            advice = (
+                f"The registry differs from {os.fspath(path)}: find out who changed it, and "
+                "restore the log from a backup. If the change was intended, write the file again."
+            )
+            is_of_this = file.registry == store.config.id
+            seen = _Seen(os.fspath(path), file.heads, file.epoch, advice, is_of_this)
+            self._seen.append(seen)
+        self._heads: dict[str, Head] = {}
+
+    def commits_of(self, run_id: str) -> frozenset[int]:
+        """Return the numbers of commits after which the link of a run is needed."""
+        heads = (seen.heads.get(run_id) for seen in self._seen)
+        return frozenset(head.commits for head in heads if head is not None)
+
+    def check(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for each source whose head the run does not continue."""
+        run_id, head = history.run_id, history.head
+        findings = [
+            Finding("head", run_id, message, (run_id,), seen.advice)
+            for seen in self._seen
+            if (message := _difference(history, seen)) is not None
+        ]
+        yield from findings
+        if head is None or findings:
+            return
+        self._heads[run_id] = head
+        if self._store.heads is not None and not history.findings:
+            self._store.heads.note(run_id, head.slots, head.commits, head.head, head.slot)
+
+    def check_registry(self, run_ids: Iterable[str], epoch: int) -> Iterator[Finding]:
+        """Yield runs that are gone, and a log of epochs that is too short."""
+        there = set(run_ids)
+        for seen in self._seen:
+            for run_id in sorted(seen.heads.keys() - there):
+                commits = seen.heads[run_id].commits
+                message = f"the run is gone; {seen.source} has seen {commits} commits of it"
+                yield Finding("head", run_id, message, (run_id,), seen.advice)
+            if seen.is_of_this and epoch < seen.epoch:
+                message = (
+                    f"the log of epochs ends at {epoch}; {seen.source} has seen epoch {seen.epoch}"
+                )
+                advice = f"Let nobody write. {seen.advice}"
+                yield Finding("epoch", "epochs/", message, advice=advice)
+
+    def write(self, path: str | os.PathLike[str], epoch: int) -> None:
+        """Write the heads of the runs that were checked to a file."""
+        target, heads = Path(path), HeadLines()
+        for _, head in sorted(self._heads.items()):
+            heads.add(head)
+        file = HeadsFile(self._store.config.id, self._store.backend.url, epoch, heads)
+        staged = target.with_name(f".{target.name}.{os.getpid()}.new")
+        try:
+            staged.write_bytes(file.encode())
+            staged.replace(target)
+        except OSError as error:
+            with suppress(OSError):
+                staged.unlink()
+            raise InvalidInput(
+                "the file of heads cannot be written", where=target, found=error.strerror or error
+            ) from error
+
+
+def read_heads(path: str | os.PathLike[str]) -> HeadsFile:
+    """Read an auditor's file."""
+    where = os.fspath(path)
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput(
+            "the file of heads cannot be read", where=where, found=error.strerror or error
+        ) from error
+    try:
+        if len(data) > MAX_FILE_BYTES:
+            raise InvalidInput("longer than a file of heads may be", where=where)
+        return HeadsFile.decode(data, where=where)
+    except IntegrityError as error:
+        raise InvalidInput(
+            "not a file of heads, or changed since it was written",
+            where=where,
+            found=error.what,
+            hint="`holdfast verify --write-heads FILE` writes one.",
+        ) from error
+
+
+def _remembered(heads: Heads | None) -> Iterator[_Seen]:
+    if heads is not None:
+        advice = (
+            "Find out who changed the registry, and restore the log from a backup. If the change "
+            f"was intended, run `holdfast trust {heads.url}`."
+        )
+        yield _Seen("this machine", heads.all(), heads.epoch, advice, is_of_this=True)
+
+
+def _difference(history: History, seen: _Seen) -> str | None:
+    """Say how a log differs from a head; `None` if it continues from the head."""
+    expected = seen.heads.get(history.run_id)
+    if expected is None:
+        return None
+    if history.commits < expected.commits:
+        return (
+            f"the log has {history.commits} commits; {seen.source} has seen {expected.commits}: "
+            "its end is gone"
+        )
+    if history.links.get(expected.commits) != expected.head:
+        return f"commit {expected.commits - 1} is not the one that {seen.source} has seen"
+    if seen.is_of_this and history.slots < expected.slots:
+        return (
+            f"the log has {history.slots} slots; {seen.source} has seen {expected.slots}: "
+            "its end is gone"
+        )
+    return None

@@ -1,0 +1,276 @@
+"""Read the logs of a registry as far as possible, and report what is wrong with them.
+
+Collection stops at the first file that it cannot read; a verification goes on with the slots before
+it. Snapshots are not trusted here: they are compared with the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from holdfast.registry import pytree
+from holdfast.registry.errors import Malformed, ObjectNotFound, RegistryError, StorageError
+from holdfast.registry.history import COMPLETE_VERSIONS, REPLAY_VERSION, RunLog, kept_ref
+from holdfast.registry.history.actions import Place, line_digest
+from holdfast.registry.history.replay import Forgotten, RunManifest, Slot, advance
+from holdfast.registry.objects import log_prefix, parse_number, slot_key, snapshot_key, split_lines
+from holdfast.registry.store import Store, gaps
+from holdfast.registry.store.heads import Head
+from holdfast.registry.upkeep.data_pass import fault_of
+from holdfast.registry.upkeep.findings import Finding
+from holdfast.registry.values import Digest, Json, canonical
+
+#: Slots folded in together, and fetched ahead.
+_TOGETHER = 512
+_AHEAD = 512
+_NO_VALUE = "It is lost; the tensors of the checkpoint can be read by `load_into`."
+_MEND_LOG = (
+    "Restore the slot from a backup of this registry, byte for byte; a mirror's slots name the "
+    "mirror's objects and cannot replace it. Without a backup: `holdfast sync` the run from a "
+    "mirror into a new registry."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A run to read, as a unit of work."""
+
+    run_id: str  # its name
+    #: Slots of snapshots that were listed before; they are checked on the way.
+    snapshots: tuple[int, ...] = ()
+    #: Numbers of commits after which the link of the history is wanted.
+    commits: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A run as far as its log can be read, up to the first slot that cannot be used."""
+
+    run_id: str  # its name
+    commits: int  # number of its commits
+    slots: int  # number of its slots
+    epoch: int  # the newest epoch that marks it
+    checkpoints: int  # number of its checkpoints that are not evicted
+    head: Head | None  # how far the log goes; `None` before the first commit
+    links: Mapping[int, Digest]  # links of the history after the requested numbers of commits
+    #: The places of all states that the run holds, with the refs that need them.
+    places: dict[Place, tuple[str, ...]]
+    #: The states that it holds and gives no place, with the refs that need them.
+    unplaced: dict[Digest, tuple[str, ...]]
+    findings: tuple[Finding, ...]  # what is wrong with its log and its snapshots
+    size_bytes: int  # bytes that were read
+
+
+def read_history(store: Store, asked: Asked) -> History:
+    """Replay a run from its first slot to its head, or to the first slot that cannot be read."""
+    return read_run(store, asked)[0]
+
+
+def read_run(store: Store, asked: Asked) -> tuple[History, RunManifest]:
+    """Return the history of a run, and its replay, as `read_history` does."""
+    empty = RunManifest(run_id=asked.run_id)
+    try:
+        # Compact, with only the numbers of evicted checkpoints: many runs are replayed at once.
+        reading = _Reading(store, empty.compact(), asked)
+        return reading.read(), reading.run
+    except Forgotten:
+        reading = _Reading(store, empty, asked)
+        return reading.read(), reading.run
+
+
+class _Reading:
+    def __init__(self, store: Store, empty: RunManifest, asked: Asked) -> None:
+        self._store = store
+        self._run_id = empty.run_id
+        self._snapshots = frozenset(asked.snapshots)
+        self._commits = asked.commits
+        self._findings: list[Finding] = []
+        self._links: dict[int, Digest] = {}
+        self._size_bytes = 0
+        self._slot: int | None = None
+        self.run = empty
+
+    def read(self) -> History:
+        numbers = self._numbers()
+        end = numbers[-1] + 1 if numbers else 0
+        gap = next(gaps(self._store.backend, numbers, partial(slot_key, self._run_id)), None)
+        try:
+            self._fold(end if gap is None else gap)
+            if gap is not None:
+                raise Malformed(
+                    "the log has a gap",
+                    where=self._run_id,
+                    expected=f"slot {gap}",
+                    found=f"slot {next(number for number in numbers if number > gap)}",
+                )
+        except RegistryError as error:
+            summary = fault_of(error) if isinstance(error, StorageError) else error.summary
+            self._report(summary or "", self.run.next_slot)
+        self._check_tail(end)
+        self._check_values()
+        return self._history()
+
+    def _history(self) -> History:
+        run, placed = self.run, self.run.by_manifest
+        holders = {
+            manifest: tuple(f"{run.run_id}/{ref}" for ref in refs)
+            for manifest, refs in run.holders().items()
+        }
+        return History(
+            run_id=run.run_id,
+            commits=run.commits,
+            slots=run.next_slot,
+            epoch=run.epoch,
+            checkpoints=sum(one.evicted is None for one in run.checkpoints),
+            head=self._head(),
+            links=self._links,
+            places={placed[one]: refs for one, refs in holders.items() if one in placed},
+            unplaced={one: refs for one, refs in holders.items() if one not in placed},
+            findings=tuple(self._findings),
+            size_bytes=self._size_bytes,
+        )
+
+    def _head(self) -> Head | None:
+        run = self.run
+        if run.head is None:
+            return None
+        return Head(
+            run=run.run_id,
+            commits=run.commits,
+            head=run.head,
+            slots=run.next_slot,
+            slot=self._slot,
+        )
+
+    def _numbers(self) -> list[int]:
+        numbers = []
+        for info in self._store.backend.list(log_prefix(self._run_id)):
+            try:
+                numbers.append(parse_number(info.key))
+            except Malformed:
+                continue  # `file_names` reports it
+        return numbers
+
+    def _fold(self, stop: int) -> None:
+        """Fold the slots in, many together; one by one where one of them is not legal."""
+        waiting: list[Slot] = []
+        try:
+            for slot in self._slots(stop):
+                waiting.append(slot)
+                self._size_bytes += len(slot.data)
+                if slot.number in self._snapshots or len(waiting) == _TOGETHER:
+                    together, waiting = waiting, []
+                    self._take(together)
+                    if slot.number in self._snapshots:
+                        self._check_snapshot(slot)
+        finally:
+            self._take(waiting)
+
+    def _slots(self, stop: int) -> Iterator[Slot]:
+        log = RunLog(self._store, self._run_id)
+        for start in range(0, stop, _AHEAD):
+            yield from log.fetch(range(start, min(start + _AHEAD, stop)))
+
+    def _take(self, slots: Sequence[Slot]) -> None:
+        try:
+            self._fold_in(slots)
+        except RegistryError:
+            for slot in slots:  # up to the one that is not legal
+                self._fold_in([slot])
+            raise
+
+    def _fold_in(self, slots: Sequence[Slot]) -> None:
+        self.run = advance(self.run, slots)
+        for slot in slots:
+            for raw, commit in slot.commits:
+                self._slot = slot.number
+                if commit.n + 1 in self._commits:
+                    self._links[commit.n + 1] = line_digest(raw)
+
+    def _check_tail(self, slots: int) -> None:
+        """Report a log that ends before its own snapshot: its newest slots were deleted."""
+        newest = max(self._snapshots, default=-1)
+        if newest >= slots:
+            self._report(
+                f"a snapshot was taken after slot {newest}, and the log has {slots} slots: its end "
+                "is gone",
+                slots,
+            )
+        for slot in self._snapshots:
+            if slot >= self.run.next_slot:
+                self._check_snapshot(None, slot)
+
+    def _check_values(self) -> None:
+        """Report values in the log that cannot be decoded."""
+        run, run_id = self.run, self._run_id
+        if run.created is not None:
+            advice = "The run's configuration is lost; its checkpoints are not affected."
+            self._check_value("config", run.created.config, run_id, advice)
+        for record in run.checkpoints:
+            ref = f"{run_id}/{kept_ref(record)}"
+            self._check_value("meta", record.meta, ref)
+            if record.commit_keys is not None:
+                self._check_value("commit keys", record.commit_keys.values, ref)
+
+    def _check_value(self, name: str, encoded: Json, ref: str, advice: str = _NO_VALUE) -> None:
+        try:
+            pytree.check_arrays(name, encoded, ())
+            pytree.check_values(name, encoded)
+        except Malformed as error:
+            self._findings.append(Finding("log", self._run_id, error.summary, (ref,), advice))
+
+    def _report(self, message: str, slot: int) -> None:
+        affected = (f"{self._run_id} from slot {slot} on",)
+        self._findings.append(Finding("log", self._run_id, message, affected, _MEND_LOG))
+
+    def _check_snapshot(self, slot: Slot | None, number: int = -1) -> None:
+        key = snapshot_key(self._run_id, slot.number if slot is not None else number)
+        try:
+            data = self._store.backend.get(key)
+        except ObjectNotFound:
+            return  # a cache; it may go at any time
+        except StorageError as error:
+            self._findings.append(_bad_snapshot(key, fault_of(error) or ""))
+            return
+        self._size_bytes += len(data)
+        run = None if slot is None else self.run
+        finding = _snapshot_finding(key, data, self._run_id, slot, run)
+        if finding is not None:
+            self._findings.append(finding)
+
+
+def _bad_snapshot(key: str, message: str) -> Finding:
+    advice = "A cache, ignored on reading; it may be deleted."
+    return Finding("snapshot", key, message, advice=advice, severity="note")
+
+
+def _snapshot_finding(
+    key: str, data: bytes, run_id: str, slot: Slot | None, run: RunManifest | None
+) -> Finding | None:
+    try:
+        header, body = split_lines(data, where=key)
+        fields = canonical.decode(header, where=key)
+        if not isinstance(fields, Mapping) or fields.get("format") != "holdfast.snapshot/1":
+            shown = header[:80].decode("utf-8", "replace")
+            raise Malformed("not a snapshot", where=key, found=shown)
+        if fields.get("replay") not in (REPLAY_VERSION, *COMPLETE_VERSIONS):
+            return None  # written by another version, and ignored by this one
+        found = RunManifest.decode(body, where=key)
+        if snapshot_key(found.run_id, found.next_slot - 1) != key or found.run_id != run_id:
+            raise Malformed("a snapshot of another run or slot", where=key)
+    except (RegistryError, ValueError) as error:
+        return _bad_snapshot(key, str(error))
+    if slot is None or run is None or fields.get("slot_digest") != Digest.of(slot.data).hex():
+        return None
+    if found.compact().encode() == run.compact().encode():
+        return None
+    # Readers trust a snapshot whose slot matches, so a wrong one is worse than a damaged one.
+    return Finding(
+        "snapshot",
+        key,
+        "it differs from the log that it was made from",
+        (f"{run_id} as it is opened",),
+        "Delete this file: it is a cache, and the log counts.",
+    )

@@ -1,0 +1,233 @@
+"""List the objects and the files of runs in a registry, and find the objects that runs need.
+
+A placement names every pack, so manifests and packs are never opened here. A file that cannot be
+read or is not known is an error and never skipped: a collector that overlooks a reference deletes
+the object that it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from math import inf
+
+from holdfast.backends import ObjectInfo
+from holdfast.registry.errors import IntegrityError, Malformed, MissingObject, ObjectNotFound
+from holdfast.registry.history import RunLog
+from holdfast.registry.history.actions import Action, Place, Recover
+from holdfast.registry.history.replay import RunManifest, Slot
+from holdfast.registry.objects import (
+    KINDS,
+    RUNS,
+    Kind,
+    ObjectKey,
+    Placement,
+    is_run_id,
+    parse_number,
+    slot_key,
+    snapshot_slot,
+)
+from holdfast.registry.store import Store, gaps
+from holdfast.registry.values import Digest
+
+_FOREIGN = (
+    "No file of a registry has this name: move it away, or upgrade if a newer Holdfast put it."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """Size and time of an object, from a listing."""
+
+    size_bytes: int  # its size
+    modified_s: float  # when it was put, seconds by the store's clock
+
+
+@dataclass(slots=True)
+class RunFiles:
+    """The files of one run, from a listing."""
+
+    run_id: str  # the run
+    #: When each slot was put, from slot 0 on, seconds by the store's clock.
+    slots_s: list[float] = field(default_factory=list)
+    snapshots: list[ObjectInfo] = field(default_factory=list)  # its snapshots, newest first
+
+
+def list_objects(store: Store) -> dict[ObjectKey, StoredFile]:
+    """Return every object."""
+
+    def listed(kind: Kind) -> dict[ObjectKey, StoredFile]:
+        found = {}
+        for info in store.backend.list(f"{kind}/"):
+            try:
+                key = ObjectKey.parse(info.key)
+            except Malformed as error:
+                error.hint = _FOREIGN
+                raise
+            found[key] = StoredFile(info.size_bytes, info.modified_s)
+        return found
+
+    everything: dict[ObjectKey, StoredFile] = {}
+    for part in store.pools.bulk.map(listed, KINDS):
+        everything |= part
+    return everything
+
+
+def list_run_ids(store: Store, known: Collection[str] = ()) -> list[str]:
+    """Return the ids of all runs."""
+    names = []
+    for info in store.backend.list(RUNS, delimiter=True):
+        name, is_folder = info.key[len(RUNS) :].rstrip("/"), info.key.endswith("/")
+        if name not in known and not (is_folder and is_run_id(name)):
+            raise Malformed("not a run", where=info.key, hint=_FOREIGN)
+        names.append(name)
+    return names
+
+
+def list_by_run(store: Store) -> Iterator[tuple[str, Iterable[ObjectInfo]]]:
+    """Yield each name among the runs with its files, in one listing."""
+    return groupby(store.backend.list(RUNS), key=lambda info: info.key.split("/")[1])
+
+
+def run_files(store: Store, run_id: str, infos: Iterable[ObjectInfo]) -> RunFiles:
+    """Return the files of one run, from a listing."""
+    files = RunFiles(run_id)
+    times: dict[int, float] = {}
+    for info in infos:
+        parts = info.key.split("/")
+        if len(parts) != 4 or not is_run_id(run_id) or parts[2] not in ("log", "snapshots"):
+            raise Malformed("not a file of a run", where=info.key, hint=_FOREIGN)
+        number = parse_number(info.key)
+        if parts[2] == "snapshots":
+            files.snapshots.append(info)
+        else:
+            times[number] = info.modified_s
+    gap = next(gaps(store.backend, times, partial(slot_key, run_id)), None)
+    if gap is not None:
+        raise _lost(run_id, gap)
+    # Slots that are not in the listing were put while it went on.
+    files.slots_s = [times.get(number, inf) for number in range(max(times, default=-1) + 1)]
+    _check_tail(store, files)
+    return files
+
+
+def _check_tail(store: Store, files: RunFiles) -> None:
+    """Refuse a log that ends before its own snapshot: somebody deleted its newest slots."""
+    if not files.snapshots:
+        return
+    newest = snapshot_slot(files.snapshots[0].key)
+    if newest < len(files.slots_s):
+        return
+    try:
+        # It may have been put while the listing went on.
+        store.backend.stat(slot_key(files.run_id, newest))
+    except ObjectNotFound as error:
+        raise _lost(files.run_id, len(files.slots_s)) from error
+
+
+def _lost(run_id: str, slot: int) -> Malformed:
+    return Malformed(
+        "a slot of the log is gone",
+        where=slot_key(run_id, slot),
+        hint="It was deleted from outside; put it back from a backup of this store.",
+    )
+
+
+class Needs:
+    """Finds the objects that runs need, by their placements.
+
+    Placements are immutable, so each is read once, however many runs name it.
+    """
+
+    def __init__(self, store: Store, known: Iterable[ObjectKey] = ()) -> None:
+        self._store = store
+        self._same = {key: key for key in known}
+        self._packs: dict[ObjectKey, tuple[Digest, tuple[ObjectKey, ...]]] = {}
+
+    def of(self, run: RunManifest) -> set[ObjectKey]:
+        """Return every object that a run needs."""
+        places = [place_of(run, manifest) for manifest in run.held]
+        needed: set[ObjectKey] = set()
+        for place, packs in zip(
+            places, self._store.pools.small.map(self._packs_of, places), strict=True
+        ):
+            needed.update((self._kept(place.manifest_key), self._kept(place.placement_key)), packs)
+        return needed
+
+    def of_evicted(self, places: Iterable[Place]) -> set[ObjectKey]:
+        """Return the objects of states that may be evicted already.
+
+        Of a state whose placement is gone or damaged, only manifest and placement are returned.
+        """
+
+        def needed(place: Place) -> tuple[ObjectKey, ...]:
+            own = (place.manifest_key, place.placement_key)
+            with suppress(IntegrityError):
+                return (*own, *self._packs_of(place))
+            return own
+
+        return {key for keys in self._store.pools.small.map(needed, places) for key in keys}
+
+    def _packs_of(self, place: Place) -> tuple[ObjectKey, ...]:
+        key = place.placement_key
+        known = self._packs.get(key)
+        if known is None:
+            # Not from the handle's cache: the bytes on the store count.
+            placement = Placement.decode(self._store.read(key), key.digest, where=str(key))
+            known = placement.manifest, tuple(self._kept(pack.key) for pack in placement.packs)
+            self._packs[self._kept(key)] = known
+        manifest, packs = known
+        if manifest != place.manifest:
+            raise Malformed(
+                "another checkpoint's placement",
+                where=key,
+                expected=place.manifest,
+                found=manifest,
+            )
+        return packs
+
+    def _kept(self, key: ObjectKey) -> ObjectKey:
+        return self._same.setdefault(key, key)
+
+
+def place_of(run: RunManifest, manifest: Digest) -> Place:
+    """Return the place of a manifest that a run holds."""
+    try:
+        return run.by_manifest[manifest]
+    except KeyError as error:
+        raise MissingObject(
+            "a state that the run holds has no place in this registry",
+            where=f"{run.run_id}/{manifest.short}",
+            hint="Run `holdfast verify` to see what is affected; a mirror can restore it.",
+        ) from error
+
+
+def fold_recent(log: RunLog, recent: Sequence[Slot]) -> set[Place]:
+    """Fold in the slots within the grace; return the places of all states held within it.
+
+    These are the states held before the grace, those placed since, and those that an undo or a
+    save of the same state named since without a new place. Without recent slots nothing is
+    returned: the states that the run holds are needed anyway.
+    """
+    if not recent:
+        return set()
+    before = log.run
+    needed = {place for place in before.places if place.manifest in before.held}
+    needed |= {line for slot in recent for _, line in slot.lines if type(line) is Place}
+    now = log.fold(recent)
+    actions = [a for slot in recent for _, commit in slot.commits for a in commit.actions]
+    named = {manifest for action in actions for manifest in _named(now, action)}
+    return needed | {now.by_manifest[manifest] for manifest in named & now.by_manifest.keys()}
+
+
+def _named(run: RunManifest, action: Action) -> Iterator[Digest]:
+    """Yield the manifests that an action names; other digests in it do no harm."""
+    if isinstance(action, Recover):
+        for record in map(run.by_n.__getitem__, action.checkpoints):
+            yield from (record.manifest, *record.companions.values())
+    for _, value in action:
+        values = value.values() if isinstance(value, Mapping) else (value,)
+        yield from (one for one in values if isinstance(one, Digest))

@@ -1,0 +1,202 @@
+"""Check the manifest, the placement and the packs of states, and that they fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Literal, TypeVar
+
+from holdfast.registry import pytree
+from holdfast.registry.errors import (
+    MissingObject,
+    ObjectNotFound,
+    RegistryError,
+)
+from holdfast.registry.history.actions import Place
+from holdfast.registry.objects import Manifest, ObjectKey, PackRef, Placement, content_bytes
+from holdfast.registry.store import Store, decode_manifest, missing
+from holdfast.registry.upkeep.data_pass import fault_of
+from holdfast.registry.upkeep.decoding import DecodePass
+from holdfast.registry.upkeep.object_checks import Tables, check_rows
+from holdfast.registry.values import Digest
+
+#: Manifests that unpack to more are checked one at a time.
+_LARGE_BYTES = 2**20
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with an object."""
+
+    message: str  # the fault in words
+    is_gone: bool = False  # whether the object is missing
+    size_bytes: int | None = None  # the size that it should have, where a placement gives one
+    is_within: bool = False  # whether its bytes are as they were stored, but decode to wrong ones
+
+
+@dataclass(slots=True)
+class Checked:
+    """The result of a check of some places."""
+
+    #: The packs that each place needs, where its placement can be read.
+    packs: dict[Place, tuple[PackRef, ...]] = field(default_factory=dict)
+    faults: dict[ObjectKey, Fault] = field(default_factory=dict)  # the faults, by object
+    #: Places whose placement is undamaged but wrong, or another state's, each with what is wrong:
+    #: other bytes under the same key cannot repair that.
+    unfit: dict[Place, str] = field(default_factory=dict)
+    #: The result of a comparison of each place with its packs.
+    rows: dict[Place, CheckedRows] = field(default_factory=dict)
+    size_bytes: int = 0  # bytes that were read
+
+    def blame(self, key: ObjectKey, fault: Fault) -> None:
+        """Note a fault of an object, unless it has one already."""
+        self.faults.setdefault(key, fault)
+
+
+@dataclass(slots=True)
+class CheckedRows:
+    """The result of a comparison of a placement with the tables of its packs.
+
+    It counts only if the packs are there and whole.
+    """
+
+    faults: dict[ObjectKey, Fault] = field(default_factory=dict)  # the faults of packs
+    unfit: str | None = None  # what is wrong in the placement, or `None`
+
+
+#: Whose rows are compared with the tables of their packs: those of no placement, of the placements
+#: whose packs were all read, or of every placement.
+WhichRows = Literal["none", "read", "all"]
+
+
+class PlaceCheck:
+    """Checks places. A copy in another process reads the tables of packs itself."""
+
+    def __init__(
+        self, rows: WhichRows, tables: Tables | None = None, decoding: DecodePass | None = None
+    ) -> None:
+        self._rows: WhichRows = rows
+        self._tables = tables or Tables()
+        self._decoding = decoding
+        self._proven: set[Digest] = set()  # components: most checkpoints share some
+        self._turn = Lock()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (PlaceCheck, (self._rows,))
+
+    def __call__(self, store: Store, places: Sequence[Place]) -> Checked:
+        """Check places of one manifest, which is read once for all of them."""
+        checked = Checked()
+        key = places[0].manifest_key
+        data = _get(store, key, checked)
+        if data is None:
+            return self._check(store, places, None, checked)
+        # A large manifest stays in memory until it is checked: only one of them at a time.
+        with self._turn if content_bytes(data) > _LARGE_BYTES else nullcontext():
+            manifest = _decode(self._manifest, data, key, checked)
+            return self._check(store, places, manifest, checked)
+
+    def _check(
+        self,
+        store: Store,
+        places: Sequence[Place],
+        manifest: Manifest | None,
+        checked: Checked,
+    ) -> Checked:
+        for place in places:
+            key = place.placement_key
+            data = _get(store, key, checked)
+            placement = None if data is None else _decode(_placement, data, key, checked)
+            if placement is None:
+                continue
+            checked.packs[place] = placement.packs
+            unfit = _unfit(place, manifest, placement)
+            if unfit is not None:
+                checked.unfit[place] = unfit
+            elif manifest is not None and self._may_check_rows(placement):
+                checked.rows[place] = self._check_rows(store, manifest, placement)
+        return checked
+
+    def _manifest(self, data: bytes, key: ObjectKey) -> Manifest:
+        """Return a manifest from which the state can be rebuilt."""
+        manifest = decode_manifest(data, key)
+        for name, part in manifest.components.items():
+            if part.digest not in self._proven:
+                pytree.check_values(name, part.skeleton)
+                self._proven.add(part.digest)
+        return manifest
+
+    def _may_check_rows(self, placement: Placement) -> bool:
+        if self._rows == "read":
+            return all(pack.key in self._tables for pack in placement.packs)
+        return self._rows == "all"
+
+    def _check_rows(self, store: Store, manifest: Manifest, placement: Placement) -> CheckedRows:
+        checked = CheckedRows()
+        for pack in placement.packs:
+            try:
+                self._tables.of(store, pack)
+            except RegistryError as error:
+                message, is_gone = fault_of(error) or "", isinstance(error, MissingObject)
+                checked.faults[pack.key] = Fault(message, is_gone, pack.size_bytes)
+                return checked
+        try:
+            check_rows(store, self._tables, manifest, placement)
+            if self._decoding is not None:
+                for key, message in self._decoding.check(manifest, placement).items():
+                    checked.faults[key] = Fault(message, is_within=True)
+        except RegistryError as error:
+            checked.unfit = fault_of(error)
+        return checked
+
+
+def check_pack(pack: PackRef, found_bytes: int | None) -> Fault | None:
+    """Return what is wrong with a pack, given the size of its object; `None` where it is gone."""
+    if found_bytes == pack.size_bytes:
+        return None
+    if found_bytes is None:
+        return Fault(missing(pack.key).summary, is_gone=True, size_bytes=pack.size_bytes)
+    message = f"{pack.key}: expected {pack.size_bytes} bytes; found {found_bytes}"
+    return Fault(message, size_bytes=pack.size_bytes)
+
+
+def _get(store: Store, key: ObjectKey, checked: Checked) -> bytes | None:
+    # Not from the handle's cache: the bytes on the store count.
+    try:
+        data = store.backend.get(str(key))
+    except ObjectNotFound:
+        checked.blame(key, Fault(missing(key).summary, is_gone=True))
+    except RegistryError as error:
+        checked.blame(key, Fault(fault_of(error) or ""))
+    else:
+        checked.size_bytes += len(data)
+        return data
+    return None
+
+
+def _decode(
+    decode: Callable[[bytes, ObjectKey], _T], data: bytes, key: ObjectKey, checked: Checked
+) -> _T | None:
+    try:
+        return decode(data, key)
+    except RegistryError as error:
+        checked.blame(key, Fault(fault_of(error) or ""))
+    return None
+
+
+def _placement(data: bytes, key: ObjectKey) -> Placement:
+    return Placement.decode(data, key.digest, where=str(key))
+
+
+def _unfit(place: Place, manifest: Manifest | None, placement: Placement) -> str | None:
+    """Return what is wrong in an undamaged placement, without its packs."""
+    if placement.manifest != place.manifest:
+        return f"{place.placement_key}: another checkpoint's placement"
+    # Lists of chunks are read with the packs; here only the manifest's own chunks count.
+    if manifest is not None and len(placement.rows) < len(manifest.direct_chunks):
+        return f"{place.placement_key}: the placement does not cover its manifest"
+    return None

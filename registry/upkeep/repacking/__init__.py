@@ -1,0 +1,24 @@
+"""Rewrite packs: drop bytes that nobody needs, put small packs together, encode chunks again.
+
+- `survey`: what the runs need, chunk by chunk; `repack_plan`: which packs are rewritten.
+- `recoding`: the encoding of each chunk, and the element sizes that it needs.
+- `targets`, `packs`, `chunks`: the new packs, and the chunks in them, read and verified.
+- `runs`: the new placement of each state, committed to its runs.
+- `execution`: `repack`, which does all of this in order.
+
+No id changes; the old packs stay until a collection deletes them. Specified in docs/spec.md,
+section 30.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.registry.values.first_use import at_first_use
+
+if TYPE_CHECKING:
+    from holdfast.registry.upkeep.repacking.execution import RepackReport as RepackReport
+    from holdfast.registry.upkeep.repacking.execution import repack as repack
+    from holdfast.registry.upkeep.repacking.repack_plan import RewrittenPack as RewrittenPack
+else:
+    __getattr__ = at_first_use(__name__)

@@ -1,0 +1,329 @@
+"""Plan a repack: choose the packs to rewrite, and the chunks of the new packs.
+
+The plan covers the whole registry and depends only on the states that the runs need. So runs that
+share packs, and repacks that work at the same time, plan the same new packs: a pack is named by its
+table. Nothing is written here.
+
+These packs are rewritten:
+
+- packs whose share of dead bytes is `min_dead` or more: chunks that no run needs, or that another
+  pack keeps. Of several packs with a chunk, the one with the most needed bytes keeps it; so a
+  repack that broke off, which leaves old and new packs together, is finished by the next one
+  without moving those bytes again;
+- packs with chunks that get another encoding, or with bases of deltas that nothing needs then
+  (`holdfast.registry.upkeep.repacking.recoding`);
+- small packs, where putting them together leaves fewer files.
+
+New packs hold chunks in the order in which the states of a run name them, oldest first, component
+after component, whichever pack they came from. So chunks that are loaded together are together, and
+ranged reads are long. Packs of a save never mix components, so that equal components of two runs
+become equal packs; for the chunks that remain of such packs this has no use any more, so a new pack
+is filled up to `PACK_BYTES` across components and saves. It is never filled across runs, so that a
+save of one run does not change the packs of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.registry.errors import NotFound
+from holdfast.registry.history.actions import Place
+from holdfast.registry.objects import MAX_DEPTH, PACK_BYTES, ObjectKey, PackEntry, PackTable
+from holdfast.registry.store import Store, Workers
+from holdfast.registry.upkeep.repacking.recoding import Recoding, plan_recoding
+from holdfast.registry.upkeep.repacking.survey import Chunk, Survey, chunk_of
+from holdfast.registry.upkeep.repacking.targets import Part, Target, Targets
+from holdfast.registry.values import Digest, near
+
+#: Packs smaller than this are put together.
+SMALL_BYTES = 16 * 2**20
+
+Reason = Literal["dead", "recoded", "small"]
+
+
+@dataclass(frozen=True, slots=True)
+class RewrittenPack:
+    """A pack whose chunks are moved to others."""
+
+    pack: ObjectKey  # its key
+    size_bytes: int  # its size
+    live_bytes: int  # bytes of the chunks that are moved out of it, as they are stored in it
+    #: Why: too many of its bytes are `dead`, because no run needs them or another pack keeps them;
+    #: chunks of it are `recoded`, or bases that nothing needs any more; or it is `small`.
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class RepackPlan:
+    """The plan of a repack."""
+
+    rewritten: Mapping[ObjectKey, RewrittenPack]  # the packs to rewrite, by key
+    new: tuple[Target, ...]  # the packs to make
+    #: The needed chunks of rewritten packs, by pack and offset: their target, and their entry
+    #: there.
+    moves: Mapping[ObjectKey, Mapping[int, tuple[Target, PackEntry]]]
+    #: The places of each run that needs a rewritten pack, each with the rewritten packs that it
+    #: names: where there are any, it needs a new place.
+    places: Mapping[str, Mapping[Place, frozenset[ObjectKey]]]
+    named: frozenset[ObjectKey]  # every pack that a run needs
+    #: The targets of bases that recoded deltas need, and of the bases below them.
+    locations: Mapping[Digest, tuple[Target, PackEntry]]
+    #: The tables of the packs that a run needs, by offset.
+    tables: Mapping[ObjectKey, Mapping[int, PackEntry]]
+    bases: Mapping[Chunk, int]  # bytes of each base of deltas that nothing needs any more
+
+
+def plan_repack(
+    store: Store,
+    runs: Iterable[str] | None = None,
+    *,
+    min_dead: float = 0.25,
+    codec: str | None = None,
+    keyframe_every: int | None = None,
+    workers: Workers | None = None,
+) -> RepackPlan:
+    """Choose the packs to rewrite."""
+    survey = Survey(store, workers=workers)
+    survey.read()
+    chosen = None if runs is None else list(runs)
+    for name in chosen or ():
+        if name not in survey.packs_of:
+            hint = near(name, survey.packs_of)
+            raise NotFound("no such run", where=f"{store.backend.url}: {name}", hint=hint)
+    within = survey.packs.keys() if chosen is None else survey.needed_by(chosen)
+    recoding = plan_recoding(store, survey, within, codec, keyframe_every)
+    return _Planner(survey, within, min_dead, recoding).plan()
+
+
+class _Planner:
+    """Chooses the packs to rewrite and the targets of their chunks."""
+
+    def __init__(
+        self,
+        survey: Survey,
+        within: Iterable[ObjectKey],
+        min_dead: float,
+        recoding: Recoding | None = None,
+    ) -> None:
+        self._survey = survey
+        self._recoding = recoding or Recoding()
+        self._ranks: dict[Chunk, float] = {}
+        self._origins: dict[Chunk, tuple[int, ObjectKey, PackEntry]] = {}
+        self._bases: dict[Chunk, int] = {}
+        self._changed: set[ObjectKey] = set()
+        self._rank_chunks()
+        self._rank_bases()
+        self._homes = self._find_homes()
+        self._made_from = self._find_origins()
+        self._mostly_dead: list[ObjectKey] = []
+        self._small: list[ObjectKey] = []
+        for key in within:
+            if key in self._changed:
+                self._mostly_dead.append(key)
+                continue
+            table = survey.tables[key].values()
+            held = sum(entry.stored_bytes for entry in table)
+            live = self._live_bytes(key)
+            if live < held and held - live >= min_dead * held:
+                self._mostly_dead.append(key)
+            elif survey.packs[key].size_bytes < SMALL_BYTES:
+                self._small.append(key)
+
+    def plan(self) -> RepackPlan:
+        reasons: dict[ObjectKey, Reason] = {}
+        new: list[Target] = []
+        dead, small = self._by_run(self._mostly_dead), self._by_run(self._small)
+        for run_id in self._survey.packs_of:
+            dead_here, small_here = dead.get(run_id, []), small.get(run_id, [])
+            made = list(self._fill(dead_here))
+            together = list(self._fill([*dead_here, *small_here]))
+            reasons |= {key: "recoded" if self._is_recoded(key) else "dead" for key in dead_here}
+            if len(together) < len(made) + len(small_here):
+                reasons |= dict.fromkeys(small_here, "small")
+                made = together
+            new += made
+        # A pack that would be written again with the same bytes stays.
+        same = {key for target in new if (key := target.unchanged) is not None}
+        reasons = {key: reason for key, reason in reasons.items() if key not in same}
+        new = [target for target in new if target.unchanged is None]
+        targets = Targets(self._survey, new, self._homes)
+        return RepackPlan(
+            {key: self._rewritten(key, reason) for key, reason in reasons.items()},
+            tuple(new),
+            {key: self._moves(key, targets) for key in reasons},
+            self._places(reasons),
+            frozenset(self._survey.packs),
+            self._locations(targets),
+            self._survey.tables,
+            self._bases,
+        )
+
+    def _rank_chunks(self) -> None:
+        """Rank every chunk that stays needed in the order of the runs' states."""
+        for key, named in self._survey.ranks.items():
+            table = self._survey.tables[key]
+            for offset, rank in named.items():
+                entry = table[offset]
+                chunk = self._final(entry)
+                if chunk != chunk_of(entry):
+                    self._changed.add(key)
+                if chunk is None:
+                    self._bases[chunk_of(entry)] = entry.stored_bytes
+                    continue
+                self._ranks[chunk] = min(rank, self._ranks.get(chunk, rank))
+                if chunk in self._recoding.made:
+                    first = (rank, key, entry)
+                    self._origins[chunk] = min(first, self._origins.get(chunk, first), key=_rank)
+
+    def _rank_bases(self) -> None:
+        """Rank new bases right after the first delta on them: its state names them too."""
+        by_digest = {chunk.digest: chunk for chunk in self._ranks}
+        for chunk in self._recoding.replacements.values():
+            for _ in range(MAX_DEPTH):
+                if chunk is None or chunk.base not in by_digest:
+                    break
+                base = by_digest[chunk.base]
+                self._ranks[base] = min(self._ranks[base], self._ranks[chunk] + 0.5)
+                chunk = base
+
+    def _final(self, entry: PackEntry) -> Chunk | None:
+        """Return a chunk in its new encoding; `None` where nothing needs it any more."""
+        chunk = chunk_of(entry)
+        return self._recoding.replacements.get(chunk, chunk)
+
+    def _find_homes(self) -> dict[Chunk, tuple[ObjectKey, PackEntry]]:
+        """Return the pack that keeps each needed chunk, and its entry there."""
+
+        def order(key: ObjectKey) -> tuple[object, ...]:
+            entries = self._survey.tables[key].values()
+            needed = sum(e.stored_bytes for e in entries if chunk_of(e) in self._ranks)
+            # A condemned pack is the last choice: no other run may name it.
+            size_bytes = self._survey.packs[key].size_bytes
+            return key in self._survey.condemned, -needed, size_bytes, key
+
+        homes: dict[Chunk, tuple[ObjectKey, PackEntry]] = {}
+        for key in sorted(self._survey.packs, key=order):
+            for entry in self._survey.tables[key].values():
+                chunk = chunk_of(entry)
+                if chunk in self._ranks:
+                    homes.setdefault(chunk, (key, entry))
+        return homes
+
+    def _kept_in(self, key: ObjectKey) -> Iterator[tuple[Chunk, PackEntry]]:
+        """Yield the chunks that this pack keeps."""
+        for entry in self._survey.tables[key].values():
+            chunk = chunk_of(entry)
+            if chunk in self._homes and self._homes[chunk][1] is entry:
+                yield chunk, entry
+
+    def _find_origins(self) -> dict[ObjectKey, list[tuple[Chunk, PackEntry]]]:
+        """Return by pack its chunks to encode again: the new chunk, and the entry that it has."""
+        made: dict[ObjectKey, list[tuple[Chunk, PackEntry]]] = {}
+        for chunk, (_, key, entry) in self._origins.items():
+            if chunk not in self._homes:
+                made.setdefault(key, []).append((chunk, entry))
+        return made
+
+    def _is_recoded(self, key: ObjectKey) -> bool:
+        """Return whether chunks of a pack are encoded again or dropped, not only kept elsewhere."""
+        table = self._survey.tables[key]
+        finals = [self._final(table[offset]) for offset in self._survey.ranks[key]]
+        return any(
+            final is None or (final in self._origins and final not in self._homes)
+            for final in finals
+        )
+
+    def _live_bytes(self, key: ObjectKey) -> int:
+        return sum(entry.stored_bytes for _, entry in self._kept_in(key))
+
+    def _by_run(self, keys: Iterable[ObjectKey]) -> dict[str, list[ObjectKey]]:
+        runs: dict[str, list[ObjectKey]] = {}
+        for key in keys:
+            kept = [*self._kept_in(key), *self._made_from.get(key, ())]
+            first = min((self._ranks[chunk] for chunk, _ in kept), default=None)
+            # The run that will name it first, so that the next repack plans the same.
+            run_id = self._survey.first_run[key] if first is None else self._survey.run_of(first)
+            runs.setdefault(run_id, []).append(key)
+        return runs
+
+    def _fill(self, keys: Sequence[ObjectKey]) -> Iterator[Target]:
+        """Yield new packs with the needed chunks of others, in order."""
+        kept = [
+            Part(self._ranks[c], e, (self._survey.packs[k], e.offset))
+            for k in keys
+            for c, e in self._kept_in(k)
+        ]
+        for key in keys:
+            for chunk, entry in self._made_from.get(key, ()):
+                kept.append(
+                    Part(self._ranks[chunk], self._recoding.made[chunk], None, entry.stored_bytes)
+                )
+        kept.sort(key=lambda part: part.rank)
+        group: list[Part] = []
+        size, digests = 0, set[Digest]()
+        for part in kept:
+            entry = part.entry
+            # A chunk may be there in two encodings, but a table names each digest once.
+            if group and (size + entry.stored_bytes > PACK_BYTES or entry.digest in digests):
+                yield self._target(group)
+                group, size, digests = [], 0, set()
+            group.append(part)
+            size += entry.stored_bytes
+            digests.add(entry.digest)
+        if group:
+            yield self._target(group)
+
+    def _target(self, group: Sequence[Part]) -> Target:
+        entries, offset = [], 0
+        for part in group:
+            entries.append(part.entry._replace(offset=offset))
+            offset += part.entry.stored_bytes
+        return Target(
+            PackTable(entries),
+            tuple(part.source for part in group),
+            self._recoding.encoder,
+            sum(part.before_bytes for part in group),
+        )
+
+    def _rewritten(self, key: ObjectKey, reason: Reason) -> RewrittenPack:
+        size_bytes = self._survey.packs[key].size_bytes
+        made = sum(entry.stored_bytes for _, entry in self._made_from.get(key, ()))
+        return RewrittenPack(key, size_bytes, self._live_bytes(key) + made, reason)
+
+    def _moves(self, key: ObjectKey, targets: Targets) -> dict[int, tuple[Target, PackEntry]]:
+        """Return the targets of the chunks of a rewritten pack, by offset."""
+        found = {
+            entry.offset: targets.find(self._final(entry))
+            for entry in self._survey.tables[key].values()
+        }
+        return {offset: location for offset, location in found.items() if location is not None}
+
+    def _locations(self, targets: Targets) -> dict[Digest, tuple[Target, PackEntry]]:
+        """Return the targets of bases that states may not name yet, and of the bases below them."""
+        by_digest = {chunk.digest: chunk for chunk in self._ranks}
+        finals = set(self._recoding.replacements.values())
+        waiting = [chunk.base for chunk in finals if chunk is not None and chunk.base is not None]
+        locations: dict[Digest, tuple[Target, PackEntry]] = {}
+        while waiting:
+            digest = waiting.pop()
+            location = targets.find(by_digest.get(digest))
+            if digest not in locations and location is not None:
+                locations[digest] = location
+                if location[1].base is not None:
+                    waiting.append(location[1].base)
+        return locations
+
+    def _places(
+        self, rewritten: Mapping[ObjectKey, Reason]
+    ) -> dict[str, dict[Place, frozenset[ObjectKey]]]:
+        touched = {
+            run_id: {place: named.intersection(rewritten) for place, named in places.items()}
+            for run_id, places in self._survey.packs_of.items()
+        }
+        return {run_id: places for run_id, places in touched.items() if any(places.values())}
+
+
+def _rank(origin: tuple[int, ObjectKey, PackEntry]) -> int:
+    return origin[0]

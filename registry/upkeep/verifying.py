@@ -1,0 +1,465 @@
+"""Check a registry: its structure, and with `deep` every byte of it.
+
+Structure: every log is complete, chained and legal; every state that a run holds has a place; every
+object that a place needs is there and has the right size; no file stops collection. Deep: every
+object is read once and hashed, and every placement is compared with the tables of its packs. An
+encoded chunk is checked against the digest of its stored bytes; with `decode` it is also decoded.
+Nothing is changed here. The registry may be in use: a state that is evicted, collected or moved
+during the check is no finding.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+
+from holdfast.registry.errors import (
+    IntegrityError,
+    ObjectNotFound,
+    RegistryError,
+    UnsupportedFormat,
+)
+from holdfast.registry.history import Epochs, list_runs
+from holdfast.registry.history.actions import Place
+from holdfast.registry.objects import ObjectKey, PackRef, open_pack
+from holdfast.registry.store import Outcome, Store, Workers, verify_pack_chunks
+from holdfast.registry.upkeep.data_pass import DataPass, PassNotes, check_sample, fault_of
+from holdfast.registry.upkeep.decoding import HELD_BYTES, DecodePass
+from holdfast.registry.upkeep.file_names import Names, check_config
+from holdfast.registry.upkeep.findings import (
+    DataRead,
+    Finding,
+    Needs,
+    Severity,
+    VerifyReport,
+)
+from holdfast.registry.upkeep.head_check import HeadCheck
+from holdfast.registry.upkeep.histories import Asked, History, read_history
+from holdfast.registry.upkeep.object_checks import check_object
+from holdfast.registry.upkeep.placement_checks import (
+    Checked,
+    CheckedRows,
+    Fault,
+    PlaceCheck,
+    WhichRows,
+    check_pack,
+)
+from holdfast.registry.upkeep.verify_notes import known_damage
+from holdfast.registry.values import Digest
+
+#: Times that the check repeats places that others moved meanwhile.
+_ROUNDS = 3
+#: Memory that an unpacked and parsed manifest or placement takes, as a multiple of its file.
+_PARSED = 8
+_MEND = (
+    "Run `holdfast repair --from MIRROR`. Without a mirror: move the file away, and save the same "
+    "state again into a new run."
+)
+_WRONG_WITHIN = (
+    "Its writer stored wrong bytes, and mirrors have the same: `repair` cannot help. Save the "
+    "same states again into a new run."
+)
+_ORPHAN = "Nothing needs it; `gc` will delete it. Run `gc` before the same state is saved again."
+
+#: Called with the number of bytes checked so far.
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A state of a run that needs a damaged object, or has no usable place."""
+
+    run_id: str  # the run
+    manifest: Digest  # the state
+    place: Place | None  # its place by the run's log; `None` where the log gives none
+    refs: tuple[str, ...]  # refs of the checkpoints, pins and others that need it
+
+
+def verify(
+    store: Store,
+    *,
+    deep: bool = False,
+    sample: float | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    decode: bool = False,
+    heads: str | os.PathLike[str] | None = None,
+    write_heads: str | os.PathLike[str] | None = None,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Check a registry; see `Registry.verify`."""
+    verification = Verification(store, progress, heads, executor)
+    if deep or decode or sample is not None or resume is not None:
+        verification.read_data(sample, resume, decode=decode)
+    report = verification.check()
+    if write_heads is not None and report.ok:
+        verification.write_heads(write_heads)
+    return report
+
+
+class Verification:
+    """One verification: the data once, if asked for, then the structure, any number of times."""
+
+    def __init__(
+        self,
+        store: Store,
+        progress: Progress | None = None,
+        heads: str | os.PathLike[str] | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        self._store = store
+        self._workers = Workers(executor, store)
+        self._head_check = HeadCheck(store, heads)
+        self._progress = progress
+        self._bytes = 0
+        self._packs = DataPass(store, self._workers, self._count)
+        self._data: DataRead | None = None
+        self._decoding: DecodePass | None = None
+        self._is_whole = False
+        self._notes: PassNotes | None = None
+        self._resume_note: list[Finding] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._names = Names()
+        self._findings: list[Finding] = []
+        self._histories: dict[str, dict[Place, tuple[str, ...]]] = {}
+        self._unplaced: dict[str, dict[Digest, tuple[str, ...]]] = {}
+        self._checkpoints = 0
+        self._marked: dict[str, int] = {}
+        self._seen: set[Place] = set()
+        self._again: set[ObjectKey] = set()
+        self._packs_of: dict[Place, tuple[PackRef, ...]] = {}
+        self._unfit: dict[Place, str] = {}
+        self.faults: dict[ObjectKey, Fault] = {}
+
+    def read_data(
+        self,
+        sample: float | None = None,
+        resume: str | os.PathLike[str] | None = None,
+        *,
+        decode: bool = False,
+    ) -> None:
+        """Read and hash the packs, or a share of them; `check` reports on them later."""
+        check_sample(sample)
+        self._notes = notes = None if resume is None else PassNotes(resume, self._store.config.id)
+        if notes is not None and notes.ignored is not None:
+            advice = "Everything is read again."
+            self._resume_note = [Finding("resume", str(resume), notes.ignored, (), advice, "note")]
+        self._decoding = DecodePass(self._store) if decode else None
+        self._data = self._packs.read(sample, notes)
+        self._is_whole = self._data.packs == self._data.packs_read + self._data.packs_noted
+
+    def check(self) -> VerifyReport:
+        """Check the structure; report on it and on the data that was read."""
+        self._begin()
+        config = [*self._resume_note, *check_config(self._store)]
+        # The order is safe beside writers and collectors: a snapshot is put after its slot, a
+        # commit after its objects, an object after its epoch.
+        self._names.list_links(self._store)
+        self._names.list_runs(self._store)
+        runs = list_runs(self._store)
+        self._read(runs, self._report_history)
+        self._names.list_objects(self._store)
+        epochs = self._names.check_epochs(self._store, self._marked)
+        epochs += self._head_check.check_registry(runs, self._names.epoch)
+        self._read_again()
+        self._check_places(self._held())
+        if self._is_whole:
+            self._check_unneeded()
+        sizes = {pack.key: pack.size_bytes for held in self._packs_of.values() for pack in held}
+        for key, message in self._packs.faults.items():
+            self.faults.setdefault(key, Fault(message, size_bytes=sizes.get(key)))
+        self._confirm()
+        if self._data is not None and self._decoding is not None:
+            self._data = replace(self._data, chunks_decoded=self._decoding.chunks)
+        if self._notes is not None and self._is_whole:
+            self._notes.finish()  # not earlier: a check that fails must not cost the reading
+        found = (config, epochs, self._names.findings, self._findings, self._object_findings())
+        return VerifyReport(
+            tuple(finding for part in found for finding in sorted(part, key=_order)),
+            len(runs),
+            self._checkpoints,
+            len(self._names.sizes),
+            self._bytes,
+            self._data,
+            tuple(one for one in known_damage(self._store) if not self._looks_for(one)),
+        )
+
+    def _looks_for(self, known: Finding) -> bool:
+        """Return whether this verification would find damage that an earlier one has found."""
+        if known.needs == "structure":
+            return True
+        if known.needs == "decode" and self._decoding is None:
+            return False
+        key = ObjectKey.parse(known.where)
+        if key not in self._names.sizes or (key.kind != "packs" and self._is_whole):
+            return True
+        return key in self._packs.whole or key in self._packs.faults
+
+    def needs(self) -> dict[ObjectKey, list[Need]]:
+        """Return the states that need an object with a fault, by object."""
+        found: dict[ObjectKey, list[Need]] = {}
+        for run_id, places in sorted(self._histories.items()):
+            for place, refs in places.items():
+                for key in self.faults.keys() & set(self._keys_of(place)):
+                    found.setdefault(key, []).append(Need(run_id, place.manifest, place, refs))
+        return found
+
+    def unplaced(self) -> list[Need]:
+        """Return the states that a run holds and gives no place, or a wrong one."""
+        unplaced = [
+            Need(run_id, manifest, None, refs)
+            for run_id, manifests in sorted(self._unplaced.items())
+            for manifest, refs in manifests.items()
+        ]
+        return unplaced + [
+            Need(run_id, place.manifest, place, refs)
+            for run_id, places in sorted(self._histories.items())
+            for place, refs in places.items()
+            if place in self._unfit
+        ]
+
+    def whole_places(self, manifest: Digest) -> list[Place]:
+        """Return the undamaged places of a state in all runs."""
+        places = (place for held in self._histories.values() for place in held)
+        return [
+            place
+            for place in dict.fromkeys(places)
+            if place.manifest == manifest and not self._is_suspect(place)
+        ]
+
+    def _is_suspect(self, place: Place) -> bool:
+        return place in self._unfit or not self.faults.keys().isdisjoint(self._keys_of(place))
+
+    def write_heads(self, path: str | os.PathLike[str]) -> None:
+        """Write the heads of the runs that were checked to a file."""
+        self._head_check.write(path, self._names.epoch)
+
+    def forget(self, keys: Iterable[ObjectKey]) -> None:
+        """Forget the faults of packs that have been replaced."""
+        for key in keys:
+            self._packs.faults.pop(key, None)
+            self._packs.whole.add(key)
+
+    def _count(self, size_bytes: int) -> None:
+        self._bytes += size_bytes
+        if self._progress is not None:
+            self._progress(self._bytes)
+
+    # Runs, and the places of their states
+
+    def _read(self, run_ids: Iterable[str], report: Callable[[History], object]) -> None:
+        def take(asked: Asked, done: Outcome[History]) -> None:
+            history = done.result()
+            self._count(history.size_bytes)
+            self._marked[asked.run_id] = history.epoch
+            self._histories[asked.run_id] = history.places
+            self._unplaced[asked.run_id] = history.unplaced
+            report(history)
+
+        snapshots, commits_of = self._names.snapshots, self._head_check.commits_of
+        asked = (Asked(one, tuple(snapshots.get(one, ())), commits_of(one)) for one in run_ids)
+        self._workers.each(read_history, asked, take)
+
+    def _report_history(self, history: History) -> None:
+        self._findings += [*history.findings, *self._head_check.check(history)]
+        self._checkpoints += history.checkpoints
+
+    def _held(self) -> Collection[Place]:
+        return dict.fromkeys(place for held in self._histories.values() for place in held).keys()
+
+    def _keys_of(self, place: Place) -> tuple[ObjectKey, ...]:
+        packs = self._packs_of.get(place, ())
+        return (place.manifest_key, place.placement_key, *(pack.key for pack in packs))
+
+    def _check_places(self, places: Iterable[Place]) -> None:
+        """Check placed states; a manifest is read once, however many placements it has."""
+        groups: dict[ObjectKey, list[Place]] = {}
+        for place in places:
+            groups.setdefault(place.manifest_key, []).append(place)
+            self._seen.add(place)
+
+        rows: WhichRows = "all" if self._is_whole else "none" if self._data is None else "read"
+        check = PlaceCheck(rows, self._packs.tables, self._decoding)
+        # Only this process knows which packs a sample has read, and which chunks were decoded.
+        is_here = rows == "read" or self._decoding is not None
+        workers = Workers(None, self._store) if is_here else self._workers
+        workers.each(check, groups.values(), self._take_places, size_of=self._held_by)
+
+    def _take_places(self, _: Sequence[Place], done: Outcome[Checked]) -> None:
+        checked = done.result()
+        self._count(checked.size_bytes)
+        self._packs_of |= checked.packs
+        self._unfit |= checked.unfit
+        for key, fault in checked.faults.items():
+            self.faults.setdefault(key, fault)
+        for place, packs in checked.packs.items():
+            found = {pack.key: check_pack(pack, self._size_of(pack.key)) for pack in packs}
+            lacking = {key: fault for key, fault in found.items() if fault is not None}
+            for key, fault in lacking.items():
+                self.faults.setdefault(key, fault)
+            # Of a pack that is damaged there is a finding already.
+            is_whole = not lacking and self._packs.faults.keys().isdisjoint(found)
+            if is_whole and place in checked.rows:
+                self._take_rows(place, checked.rows[place])
+
+    def _take_rows(self, place: Place, checked: CheckedRows) -> None:
+        for key, fault in checked.faults.items():
+            self.faults.setdefault(key, fault)
+        if checked.unfit is not None:
+            self._unfit[place] = checked.unfit
+
+    def _held_by(self, places: Sequence[Place]) -> int:
+        """Return about how many bytes of memory the check of one manifest's places takes."""
+        files = (places[0].manifest_key, *(place.placement_key for place in places))
+        parsed = sum(self._names.sizes.get(key, 0) for key in files) * _PARSED
+        return parsed + (HELD_BYTES if self._decoding is not None else 0)
+
+    def _size_of(self, key: ObjectKey) -> int | None:
+        size = self._names.sizes.get(key)
+        if size is not None and key not in self._again:
+            return size
+        try:  # put, deleted or repaired after the objects were listed
+            return self._store.backend.stat(str(key)).size_bytes
+        except ObjectNotFound:
+            return None
+
+    def _check_unneeded(self) -> None:
+        """Hash the manifests and placements that no run needs: a later save may use them."""
+        needed = {key for place in self._packs_of for key in self._keys_of(place)[:2]}
+        needed |= {key for place in self._held() for key in self._keys_of(place)[:2]}
+        rest = [k for k in self._names.sizes if k.kind != "packs" and k not in needed]
+
+        def take(key: ObjectKey, done: Outcome[int]) -> None:
+            if isinstance(done.error, ObjectNotFound):
+                return  # collected meanwhile
+            fault = fault_of(done.error)
+            self._count(self._names.sizes[key] if fault is not None else done.result())
+            if fault is not None:
+                self.faults[key] = Fault(fault)
+
+        def held_by(key: ObjectKey) -> int:
+            return self._names.sizes[key] * _PARSED
+
+        self._workers.each(_check_small, rest, take, size_of=held_by)
+
+    def _is_there(self, key: ObjectKey) -> bool:
+        self._again.add(key)
+        return self._size_of(key) is not None
+
+    # Check again: the registry may be in use
+
+    def _confirm(self) -> None:
+        """Check places with faults again, after reading the logs of their runs to the end.
+
+        A collector deletes only objects that no run needs, so a state that is still held at the
+        same place must be whole. A state that was evicted or moved meanwhile is no finding.
+        """
+        for _ in range(_ROUNDS):
+            suspects = [place for place in self._held() if self._is_suspect(place)]
+            runs = [
+                run_id
+                for run_id, held in self._histories.items()
+                if self._unplaced[run_id] or not held.keys().isdisjoint(suspects)
+            ]
+            self._read(runs, lambda _: None)  # the logs are in the findings already
+            held = self._held()
+            moved = [place for place in held if place not in self._seen]
+            for place in suspects:
+                self._unfit.pop(place, None)
+                for key in self._keys_of(place):
+                    self._again.add(key)
+                    if key not in self._packs.faults:
+                        self.faults.pop(key, None)
+            self._check_places([*moved, *(place for place in suspects if place in held)])
+            if not moved:
+                break
+
+    def _read_again(self) -> None:
+        """Read damaged packs a second time: they may be repaired or collected by now."""
+        for key in list(self._packs.faults):
+            try:
+                data = self._store.backend.get(str(key))
+                verify_pack_chunks(data, open_pack(data, key.digest, where=str(key)), key)
+            except ObjectNotFound:
+                del self._packs.faults[key]  # if it is needed, `_check_places` finds it missing
+            except RegistryError as error:
+                fault_of(error)
+            else:
+                del self._packs.faults[key]
+                self._findings.append(_read_differently(key))
+
+    # Findings
+
+    def _object_findings(self) -> Iterator[Finding]:
+        for need in self.unplaced():
+            if need.place is None:
+                message = "the log gives no place for it"
+                yield Finding("missing", need.refs[0], message, need.refs, _MEND)
+        for place, message in self._unfit.items():
+            held = [self._histories[run_id].get(place, ()) for run_id in sorted(self._histories)]
+            refs = tuple(ref for some in held for ref in some)
+            if refs:
+                yield Finding(
+                    "placement",
+                    str(place.placement_key),
+                    message,
+                    refs,
+                    _MEND,
+                    needs="structure" if self._data is None else "deep",
+                )
+        needing = self.needs()
+        for key, fault in self.faults.items():
+            refs = tuple(ref for need in needing.get(key, ()) for ref in need.refs)
+            if fault.is_gone and refs:
+                message = fault.message + _condemned_by(self._store, key)
+                yield Finding("missing", str(key), message, refs, _MEND)
+            elif not fault.is_gone and (refs or self._is_there(key)):
+                severity: Severity = "error" if refs else "note"
+                kind = key.kind.removesuffix("s")
+                advice = _MEND if refs else _ORPHAN
+                if fault.is_within:
+                    advice = _WRONG_WITHIN
+                needs = self._needed(key, fault)
+                yield Finding(kind, str(key), fault.message, refs, advice, severity, needs)
+
+    def _needed(self, key: ObjectKey, fault: Fault) -> Needs:
+        if fault.is_within:
+            return "decode"
+        return "deep" if key in self._packs.faults else "structure"
+
+
+def _check_small(store: Store, key: ObjectKey) -> int:
+    """Read and hash a manifest or placement; return its bytes."""
+    data = store.backend.get(str(key))
+    check_object(data, key)
+    return len(data)
+
+
+def _condemned_by(store: Store, key: ObjectKey) -> str:
+    """Name the epochs that condemned a missing object: if there are any, a rule was broken."""
+    epochs = Epochs(store)
+    try:
+        found = [
+            e for e in range(key.generation + 1, epochs.observe() + 1) if key in epochs.entry(e)[1]
+        ]
+    except (IntegrityError, UnsupportedFormat):
+        return ""
+    return f"; condemned by epoch {', '.join(map(str, found))}" if found else ""
+
+
+def _read_differently(key: ObjectKey) -> Finding:
+    return Finding(
+        key.kind.removesuffix("s"),
+        str(key),
+        "damaged when it was read first, and whole when it was read again",
+        advice="If nobody repaired it meanwhile, a disk, memory or network gives wrong bytes.",
+        severity="note",
+    )
+
+
+def _order(finding: Finding) -> tuple[str, str, str]:
+    return finding.where, finding.kind, finding.message

@@ -1,0 +1,258 @@
+"""Real ranks: every layout gives one id, and an unchanged state stores nothing."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Thread, local
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+
+import holdfast
+from holdfast import Registry
+from holdfast.distributed import TorchGroup
+from tests.registry.saving.collective import acts
+from tests.registry.saving.collective.fleet import Fleet
+
+pytestmark = pytest.mark.xdist_group("collective")
+
+LAYOUTS = [("plain", 2), ("fsdp", 3), ("tp", 2), ("fsdp-tp", 4), ("hsdp", 4), ("fsdp", 1)]
+
+
+@pytest.fixture
+def reg(tmp_path: Path) -> Registry:
+    return holdfast.init(tmp_path / secrets.token_hex(4))  # ranks remember registries by place
+
+
+def packs(reg: Registry) -> set[Path]:
+    return set((Path(reg.url.removeprefix("file://")) / "packs").rglob("*.*"))
+
+
+def test_every_layout_has_the_id_of_the_plain_state_and_stores_it_once(
+    reg: Registry, fleet: Fleet
+) -> None:
+    alone = reg.run("alone", create=True).save(acts.plain(), step=0).digest
+    kept: set[Path] = set()
+    for step, (kind, size) in enumerate(LAYOUTS):
+        found = fleet.run(size, acts.saved, reg.url, "together", kind, step)
+        assert found == [str(alone)] * size, kind
+        if kept:
+            assert packs(reg) == kept, f"{kind} on {size} ranks stored an unchanged state"
+        kept = packs(reg)
+        # And back, into the layout of the next save.
+        into, ranks = LAYOUTS[(step + 1) % len(LAYOUTS)]
+        assert fleet.run(ranks, acts.loaded, reg.url, "together/latest", into) == [[]] * ranks
+    assert not reg.verify(deep=True).findings
+
+
+def test_placements_that_divide_nothing_evenly_give_one_id(reg: Registry, fleet: Fleet) -> None:
+    alone = reg.run("alone", create=True).save(acts.table(), step=0)
+    found = fleet.run(4, acts.saved_placements, reg.url)
+    assert found == [[str(alone.digest)] * len(acts.PLACEMENTS)] * 4
+
+
+def test_what_is_remembered_of_a_layout_is_used_only_while_it_is_true(fleet: Fleet) -> None:
+    assert fleet.run(4, acts.flattened_again) == [[]] * 4
+
+
+def test_layouts_that_are_no_boxes_are_refused_by_name(reg: Registry, fleet: Fleet) -> None:
+    for said in fleet.run(2, acts.refused_placements, reg.url):
+        assert len(said) == 2
+        assert "state['model']['w']" in said[0]
+        assert "Partial" in said[0]
+        assert "_StridedShard" in said[1]
+    assert not reg.run("refused").checkpoints()
+
+
+def test_a_sharded_training_resumes_bit_for_bit(reg: Registry, fleet: Fleet) -> None:
+    straight = fleet.run(2, acts.trained, reg.url, "straight", 4)
+    assert straight[0] == straight[1]
+    first = fleet.run(2, acts.trained, reg.url, "resumed", 2)
+    rest = fleet.run(2, acts.trained, reg.url, "resumed", 4)
+    assert first[0] + rest[0] == straight[0]
+    assert len(set(straight[0])) == 4
+
+
+@pytest.mark.parametrize(("at", "what"), [(-6, "dies"), (6, "is late")])
+def test_a_rank_in_trouble_breaks_nothing_and_the_retry_works(
+    reg: Registry, fleet: Fleet, at: int, what: str
+) -> None:
+    """The sixth call is the first exchange: the others wait for bytes of that rank."""
+    fleet.begin(3, acts.saved_in_trouble, reg.url, 1, 1, at, 3.0)
+    found = fleet.end(3)
+    assert (found[1] is None) == (what == "dies")
+    left = [one for one in found if one is not None]
+    assert [one[:2] for one in left] == [("RankFailed", 1)] * len(left)
+    assert left[-1][2] == (2.0 if what == "dies" else 3.0), "the training's own group is broken"
+    assert not reg.run("run").checkpoints()
+    again = fleet.run(3, acts.saved, reg.url, "run", "fsdp", 1)
+    assert len(set(again)) == 1
+
+
+class Gone:
+    """A store that ends between a wait and the next call, with the rank that has it."""
+
+    def wait(self, keys: object, timeout: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("Connection reset by peer")
+
+
+def alone(store: Any = None) -> TorchGroup:
+    """Return the group of rank 0 of a job with some store."""
+    group = object.__new__(TorchGroup)
+    group.rank, group.deadline_s, group._place, group._own = 0, 60.0, "place", local()
+    group._training, group._is_gone = store, False
+    return group
+
+
+def test_a_store_that_is_gone_is_silence() -> None:
+    group = alone()
+    group._own.store = Gone()
+    group.send([0], "name", b"")
+    group.forget("name")
+    assert group.receive("name", [0], 1.0) == {}
+
+
+def test_each_thread_has_its_own_connection_to_the_messages() -> None:
+    """A wait holds up all other calls of its connection: a save in the background, a load."""
+    group = alone(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    found: list[Any] = []
+    group.send([0], "word", b"said")
+    mine = group._own.store
+
+    def receive() -> None:
+        found.append(group.receive("word", [0], 60.0))
+        found.append(group._own.store)
+
+    other = Thread(target=receive)
+    other.start()
+    other.join()
+    assert found[0] == {0: b"said"}
+    assert found[1] is not mine
+    assert group.receive("word", [0], 60.0) == {0: b"said"}
+    assert group._own.store is mine
+
+
+_RANK = """
+import sys
+from datetime import timedelta
+import torch.distributed as dist
+import holdfast
+from holdfast.distributed import TorchGroup
+
+rank, port, url = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=600))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+try:
+    with holdfast.open(url) as reg:
+        run = reg.run("run", create=True, group=TorchGroup(deadline_s=2))
+        run.save_async({"x": 1}, step=1).wait()
+        print("saved", flush=True)
+        sys.stdin.readline()
+        run.save_async({"x": 2}, step=2)
+except Exception as error:
+    print(type(error).__name__, flush=True)
+"""
+_AGENT = """
+import sys
+import torch.distributed as dist
+
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.soak)]
+)
+def test_ranks_leave_when_the_process_with_their_store_is_lost(
+    reg: Registry, how: signal.Signals
+) -> None:
+    def begin(program: str, *arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", program, *map(str, arguments)]
+        pipe = subprocess.PIPE
+        made = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+        )
+        begun.enter_context(made)
+        begun.callback(made.kill)
+        return made
+
+    with ExitStack() as begun:
+        agent = begin(_AGENT)
+        assert agent.stdout is not None
+        port = agent.stdout.readline()
+        ranks = [begin(_RANK, rank, int(port), reg.url) for rank in range(2)]
+        assert [one.stdout.readline() for one in ranks if one.stdout] == ["saved\n"] * 2
+        agent.send_signal(how)
+        for one in ranks:
+            said, _ = one.communicate("go on\n", timeout=60)  # the store's own limit is longer
+            assert said == "RankFailed\n"
+            assert one.returncode == 0
+    assert [one.step for one in reg.run("run").checkpoints()] == [1]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_late_at_any_call(reg: Registry, fleet: Fleet, victim: int) -> None:
+    """The others do not wait longer than the deadline, and the grace for rank 0."""
+    right = fleet.run(2, acts.saved, reg.url, "run", "fsdp", 0)
+    ends = Counter[str]()
+    for step in range(1, 16):
+        fleet.begin(2, acts.saved_in_trouble, reg.url, step, victim, step, 3.0)
+        found = fleet.end(2)
+        assert [one[2] for one in found] == [1.0, 1.0], "the training's own group is broken"
+        kept = [one.step for one in reg.run("run").checkpoints()]
+        named = [one[:2] for one in found]
+        if named == [(right[0], -1)] * 2:
+            ends["saved"] += 1
+            assert step in kept
+        else:
+            ends["failed"] += 1
+            assert named[1 - victim] == ("RankFailed", victim), (step, found)
+            assert {one[0] for one in found} <= {"RankFailed", right[0]}
+        assert fleet.run(2, acts.saved, reg.url, "run", "fsdp", step) == right
+    print(ends)
+    assert ends["failed"] > 5
+    assert ends["saved"]  # the last calls are more than a save makes
+    assert not reg.verify(deep=True).findings
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_kills_at_random_moments(reg: Registry, fleet: Fleet) -> None:
+    dice = random.Random(0)
+    right = fleet.run(4, acts.saved, reg.url, "run", "fsdp", 0)
+    began = time.monotonic()
+    fleet.run(4, acts.saved, reg.url, "run", "fsdp", 1)
+    usual_s = time.monotonic() - began
+    ends = Counter[str]()
+    for step in range(2, 52):
+        victim = dice.randrange(4)
+        fleet.begin(4, acts.saved_in_trouble, reg.url, step, victim, -acts.NEVER, 10.0)
+        time.sleep(dice.uniform(0, usual_s))  # the moment is random, nothing waits for it
+        fleet.kill(victim)
+        left = [one for n, one in enumerate(fleet.end(4)) if n != victim]
+        kept = [one.step for one in reg.run("run").checkpoints()]
+        if all(one[0] == right[0] for one in left):
+            ends["saved"] += 1
+            assert step in kept
+        else:
+            ends["failed"] += 1
+            assert all(one[:2] == ("RankFailed", victim) for one in left), (victim, left)
+        assert fleet.run(4, acts.saved, reg.url, "run", "fsdp", step) == right
+    assert not reg.verify(deep=True).findings
+    print(f"{ends}, a save takes {usual_s:.1f} s")

@@ -1,0 +1,461 @@
+"""A damaged journal: a typed error, what is sound is kept, and the run goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from holdfast.backends.local import disk
+from holdfast.registry.errors import (
+    AccessDenied,
+    Conflict,
+    MissingObject,
+    StoreUnavailable,
+    StoreUnsuitable,
+    Stranded,
+    UnsupportedFormat,
+)
+from holdfast.registry.objects.framing import join_lines, split_lines
+from holdfast.registry.saving.journal import folder as folder_module
+from holdfast.registry.saving.journal import pushing
+from holdfast.registry.saving.journal.records import JournalId
+from tests.registry.saving.journal.machines import RUN, Machine, Outage, added
+from tests.support.faults import Hooked
+from tests.support.sameness import assert_same
+from tests.support.states import make_state
+from tests.support.stores import new_backend, opened
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes()) or bytearray(1)
+    data[len(data) // 2] ^= 1
+    path.unlink()  # it may be linked into the next entry
+    path.write_bytes(bytes(data))
+
+
+def _states(machine: Machine, kind: str) -> list[Path]:
+    root = Path(machine.folder.states_path(machine.folder.entry(2).write))
+    return sorted(path for path in root.glob(f"{kind}/*/*") if path.stat().st_nlink == 1)
+
+
+def _flip_a_pack(machine: Machine) -> None:
+    _flip(_states(machine, "packs")[0])
+
+
+def _cut_a_pack(machine: Machine) -> None:
+    os.truncate(_states(machine, "packs")[0], 100)
+
+
+def _flip_the_manifest(machine: Machine) -> None:
+    _flip(_states(machine, "manifests")[0])
+
+
+def _lose_the_placement(machine: Machine) -> None:
+    _states(machine, "placements")[0].unlink()
+
+
+def _lose_the_states(machine: Machine) -> None:
+    shutil.rmtree(machine.folder.states_path(machine.folder.entry(2).write))
+
+
+def _tear_the_entry(machine: Machine) -> None:
+    os.truncate(Path(machine.folder.path) / "entries" / f"{2:020d}", 50)
+
+
+DAMAGE = [
+    _flip_a_pack,
+    _cut_a_pack,
+    _flip_the_manifest,
+    _lose_the_placement,
+    _lose_the_states,
+    _tear_the_entry,
+]
+
+
+@pytest.mark.parametrize("harm", DAMAGE)
+def test_damage_costs_one_save(
+    harm: Callable[[Machine], None], tmp_path: Path, by_hand: None
+) -> None:
+    bucket = new_backend()
+    machine = Machine(bucket, tmp_path / "journal")
+    run = machine.run()
+    for step in (1, 2):
+        run.save(make_state(step), step=step)
+    harm(machine)
+    again = machine.run()
+    restored = again.restore()
+    assert restored.checkpoint.step == 1
+    assert_same(restored.state, make_state(1))
+    again.save(make_state(3), step=3)
+    machine.carry()
+    assert [step for step, _ in added(bucket)] == [1, 3]
+    assert machine.outcomes()[2] == "damaged"
+    with pytest.raises(Conflict, match="is damaged"):
+        again.wait(remote=True)
+    again.save(make_state(4), step=4)
+    machine.carry()
+    with opened(bucket) as registry:
+        assert registry.verify(deep=True).findings == ()
+        assert [one.step for one in registry.run(RUN).checkpoints()] == [1, 3, 4]
+
+
+def _harm(path: Path, how: str) -> None:
+    if how == "flipped":
+        _flip(path)
+    elif how == "emptied":
+        path.unlink()
+        path.touch()
+    elif how == "deleted":
+        path.unlink()
+    else:
+        for name in (f"{path.name}~", f".{path.name}.swp", "note.txt"):
+            (path.parent / name).write_text("of an editor")
+
+
+def _file(machine: Machine, kind: str) -> Path:
+    """Return the file of a kind that step 3 needs, or that all need; the note is of step 1."""
+    folder = Path(machine.folder.path)
+    if kind in ("packs", "manifests", "placements"):
+        states = Path(machine.folder.states_path(machine.folder.entry(3).write))
+        return next(path for path in states.glob(f"{kind}/*/*") if path.stat().st_nlink == 1)
+    numbers = {"machines": 1, "takeovers": 1, "entries": 3, "notes": 1}
+    return folder / kind / f"{numbers[kind]:020d}" if kind in numbers else folder / kind
+
+
+#: The files of a journal; with a mark those whose damage costs the save of step 3.
+FILES = ["machines", "takeovers", "notes", "journal.json", "lock-carrying", "lock-acknowledging"]
+OWN_FILES = ["entries", "packs", "manifests", "placements"]
+
+
+@pytest.mark.parametrize("how", ["flipped", "emptied", "deleted", "beside"])
+@pytest.mark.parametrize("kind", [*FILES, *OWN_FILES])
+def test_any_damaged_file_costs_at_most_its_own_save(
+    kind: str, how: str, tmp_path: Path, by_hand: None
+) -> None:
+    bucket = new_backend()
+    machine = Machine(bucket, tmp_path / "journal")
+    run = machine.run()
+    run.save(make_state(1), step=1)
+    machine.carry()
+    for step in (2, 3, 4):
+        run.save(make_state(step), step=step)
+    if kind == "journal.json":
+        _as_version_1(machine)
+    _harm(_file(machine, kind), how)
+    again = machine.run()
+    assert_same(again.restore().state, make_state(4))
+    if (kind, how) == ("entries", "deleted"):
+        with pytest.raises(MissingObject, match="1 saves that were acknowledged are gone"):
+            run.save(make_state(5), step=5)
+    run.save(make_state(5), step=5)  # the handle that had it open goes on
+    with suppress(Conflict):  # of step 3, once
+        again.wait(remote=True, timeout_s=0) if machine.carry() else None
+    assert again.restore().checkpoint.step == 5
+    again.save(make_state(6), step=6)
+    machine.carry()
+    lost = [3] if kind in OWN_FILES and how != "beside" else []
+    assert [step for step, _ in added(bucket)] == [n for n in range(1, 7) if n not in lost]
+    with opened(bucket) as registry:
+        assert registry.verify(deep=True).findings == ()
+    outcomes = machine.outcomes()
+    assert outcomes.pop(3, "") == (
+        "damaged" if lost and (kind, how) != ("entries", "deleted") else ""
+    )
+    assert set(outcomes.values()) == {"carried"}
+    assert again.backlog().entries == 0
+
+
+def _as_version_1(machine: Machine) -> None:
+    """Make the journal one that has no machines, as it was at first."""
+    folder = Path(machine.folder.path)
+    record = JournalId(format="holdfast.journal/1", id=machine.folder.id())
+    shutil.rmtree(folder / "machines")
+    (folder / "journal.json").write_bytes(join_lines([record.encode()]))
+
+
+def test_a_refused_save_whose_note_is_lost_does_not_enter_behind_others(
+    tmp_path: Path, by_hand: None
+) -> None:
+    bucket = new_backend()
+    machine = Machine(bucket, tmp_path / "journal")
+    run = machine.run()
+    run.save(make_state(1), step=1)
+    with opened(bucket) as registry:
+        registry.run(RUN).push(make_state(11), step=1)
+    machine.carry()
+    again = machine.run()
+    again.restore()
+    again.save(make_state(2), step=2)
+    machine.carry()
+    (Path(machine.folder.path) / "notes" / f"{1:020d}").write_bytes(b"")
+    machine.carry()
+    assert machine.outcomes() == {1: "damaged", 2: "carried"}
+    assert [step for step, _ in added(bucket)] == [1, 2]
+
+
+def test_a_pack_that_all_waiting_saves_share_is_taken_from_the_registry(
+    tmp_path: Path, by_hand: None
+) -> None:
+    bucket = new_backend()
+    machine = Machine(bucket, tmp_path / "journal")
+    run, same = machine.run(), make_state(1)
+    states = {step: {**same, "step": step} for step in (1, 2, 3)}
+    run.save(states[1], step=1)
+    machine.carry()
+    for step in (2, 3):
+        run.save(states[step], step=step)
+    root = Path(machine.folder.states_path(machine.folder.entry(3).write))
+    packs = [path for path in root.glob("packs/*/*") if path.stat().st_nlink > 2]
+    assert packs
+    for pack in packs:
+        data = bytearray(pack.read_bytes())
+        data[len(data) // 2] ^= 1
+        with pack.open("r+b") as file:  # the same file for all of them
+            file.write(data)
+    again = machine.run()
+    assert_same(again.restore().state, states[3])
+    machine.carry()
+    assert [step for step, _ in added(bucket)] == [1, 2, 3]
+    with opened(bucket) as registry:
+        assert registry.verify(deep=True).findings == ()
+
+
+def test_a_save_of_a_newer_program_waits_with_those_behind_it(
+    tmp_path: Path, by_hand: None
+) -> None:
+    bucket = new_backend()
+    machine = Machine(bucket, tmp_path / "journal")
+    run = machine.run()
+    for step in (1, 2, 3):
+        run.save(make_state(step), step=step)
+    path = Path(machine.folder.path) / "entries" / f"{2:020d}"
+    kept = path.read_bytes()
+    line = split_lines(kept, where="")[0]
+    path.write_bytes(join_lines([line.replace(b"holdfast.journal/2", b"holdfast.journal/3")]))
+    for act in (machine.carry, machine.run().restore):
+        with pytest.raises(UnsupportedFormat, match="newer Holdfast"):
+            act()
+    assert machine.folder.backlog().entries == 2
+    assert [one.entry is None for one in pushing.listed(machine.folder)] == [True, False]
+    path.write_bytes(kept)  # the newer program
+    machine.carry()
+    assert [step for step, _ in added(bucket)] == [1, 2, 3]
+
+
+def test_nothing_is_deleted_that_is_not_the_journals(tmp_path: Path, by_hand: None) -> None:
+    bucket = new_backend()
+    machine = Machine(bucket, tmp_path / "journal")
+    run = machine.run()
+    run.save(make_state(1), step=1)
+    states = Path(machine.folder.path) / "states"
+    for name in ("notes.txt", "data", "0123456789ABCDEF"):
+        (states / name).mkdir()
+    outside = tmp_path / "outside"
+    (outside / "0123456789abcdef").mkdir(parents=True)
+    (states / "fedcba9876543210").symlink_to(outside, target_is_directory=True)
+    machine.carry()
+    assert len(list(states.iterdir())) == 5
+    larger = tmp_path / "larger"
+    states.rename(larger)  # as somebody does whose disk is full
+    (larger / "fedcba9876543210").unlink()
+    (larger / "0000000000000000").mkdir()
+    states.symlink_to(larger, target_is_directory=True)
+    for act in (lambda: run.save(make_state(2), step=2), machine.carry):
+        with pytest.raises(StoreUnsuitable, match="symbolic link"):
+            act()
+    assert len(list(larger.iterdir())) == 5
+    assert list(outside.iterdir())
+
+
+@pytest.mark.parametrize("part", ["registry", "run"])
+def test_a_link_below_the_journal_is_refused_and_the_journal_itself_may_be_one(
+    part: str, tmp_path: Path, by_hand: None
+) -> None:
+    machine = Machine(new_backend(), tmp_path / "link")
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk", target_is_directory=True)
+    run = machine.run()
+    run.save(make_state(1), step=1)
+    path = Path(machine.folder.path)
+    path = path if part == "run" else path.parent
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    with pytest.raises(StoreUnsuitable, match="symbolic link"):
+        run.save(make_state(2), step=2)
+    with pytest.raises(StoreUnsuitable, match="symbolic link"):
+        machine.carry()
+
+
+def test_only_this_user_can_read_a_journal(tmp_path: Path, by_hand: None) -> None:
+    machine = Machine(new_backend(), tmp_path / "journal")
+    (tmp_path / "journal").mkdir(mode=0o755)
+    before = os.umask(0)
+    try:
+        machine.run().save(make_state(1), step=1)
+    finally:
+        os.umask(before)
+    made = [path for path in (tmp_path / "journal").rglob("*") if ".tmp" not in path.parts]
+    modes = {path.stat().st_mode & 0o077 for path in made}
+    assert modes == {0}
+    assert (tmp_path / "journal").stat().st_mode & 0o777 == 0o755  # it may have other things
+    (tmp_path / "journal").chmod(0o1777)  # as /tmp is
+    machine.run().restore()
+    machine.carry()
+
+
+@pytest.mark.parametrize("whose", ["another user", "every user"])
+def test_a_folder_of_others_is_refused(
+    whose: str, tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(new_backend(), tmp_path / "journal")
+    (tmp_path / "journal").mkdir()
+    if whose == "every user":
+        (tmp_path / "journal").chmod(0o777)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(AccessDenied, match=whose):
+        machine.run().save(make_state(1), step=1)
+    assert list((tmp_path / "journal").glob("*/*")) == []
+
+
+def test_a_full_disk_of_the_journal_is_carried(
+    tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = new_backend()
+    machine = Machine(bucket, tmp_path / "journal")
+    run = machine.run()
+    for step in (1, 2):
+        run.save(make_state(step), step=step)
+    reserve, write = Path(machine.folder.path) / ".tmp" / "reserve", disk.write_new
+    room = len(list(reserve.iterdir()))
+    assert room >= 32
+
+    def write_if_room(path: str, *given: object) -> None:
+        if len(list(reserve.iterdir())) == room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, *given)
+
+    with monkeypatch.context() as full:
+        full.setattr(disk, "write_new", write_if_room)
+        machine.carry()
+    assert [step for step, _ in added(bucket)] == [1, 2]
+    assert machine.outcomes() == {2: "carried"}
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_removed_journal_is_told(is_there: bool, tmp_path: Path, by_hand: None) -> None:
+    bucket = Hooked(new_backend())
+    machine, outage = Machine(bucket, tmp_path / "journal"), Outage()
+    bucket.before = outage
+    run = machine.run()
+    for step in (1, 2, 3):
+        run.save(make_state(step), step=step)
+        if step == 1:
+            machine.carry()
+    shutil.rmtree(machine.journal.path)
+    outage.is_down = not is_there
+    for _ in range(1 if is_there else 2):
+        with pytest.raises((MissingObject, StoreUnavailable), match=r"gone|removed|out of reach"):
+            run.wait(remote=True)
+        if not is_there:
+            with pytest.raises(MissingObject, match="removed"):
+                run.save(make_state(4), step=4)
+    if not is_there:
+        outage.is_down = False
+        with pytest.raises(MissingObject, match=r"2 saves .* are gone"):
+            run.save(make_state(4), step=4)
+    run.save(make_state(4), step=4)
+    machine.carry()
+    run.wait(remote=True)
+    assert [step for step, _ in added(bucket)] == [1, 4]
+
+
+def test_a_save_that_another_process_carried_is_not_missed(tmp_path: Path, by_hand: None) -> None:
+    machine = Machine(new_backend(), tmp_path / "journal")
+    run = machine.run()
+    for step in (1, 2, 3):
+        run.save(make_state(step), step=step)
+    machine.carry()
+    run.wait(remote=True)
+    run.save(make_state(4), step=4)
+
+
+def test_a_copy_of_a_journal_on_another_machine_is_another_journal(
+    tmp_path: Path,
+    by_hand: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bucket = new_backend()
+    here, there = (Machine(bucket, tmp_path / name) for name in ("here", "there"))
+    ours = here.run()
+    for step in (1, 2):
+        ours.save(make_state(step), step=step)
+    shutil.copytree(here.journal.path, there.journal.path)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(folder_module, "this_machine", lambda: "another one")
+        theirs = there.run()
+        assert theirs.restore().checkpoint.step == 2
+        theirs.save(make_state(33), step=3)
+        there.carry()
+        assert "copied or moved from another machine" in caplog.text
+    for step in (3, 4, 5):
+        ours.save(make_state(step), step=step)
+    here.carry()
+    assert [step for step, _ in added(bucket)] == [1, 2, 3]
+    assert_same(there.run().restore().state, make_state(33))
+    assert list(here.outcomes().values())[-3:] == ["stranded"] * 3
+    with pytest.raises(Stranded):
+        ours.save(make_state(6), step=6)
+
+
+def test_a_journal_that_moved_to_another_machine_is_carried(
+    tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = new_backend()
+    machine = Machine(bucket, tmp_path / "journal")
+    run = machine.run()
+    for step in (1, 2):
+        run.save(make_state(step), step=step)
+    for name in ("second", "third"):
+        monkeypatch.setattr(folder_module, "this_machine", lambda name=name: name)
+        run = machine.run()
+        step = run.restore().checkpoint.step + 1
+        run.save(make_state(step), step=step)
+    machine.carry()
+    assert [step for step, _ in added(bucket)] == [1, 2, 3, 4]
+
+
+def test_a_lost_journal_is_begun_again(tmp_path: Path, by_hand: None) -> None:
+    bucket = new_backend()
+    machine = Machine(bucket, tmp_path / "journal")
+    machine.run().save(make_state(1), step=1)
+    machine.carry()
+    shutil.rmtree(machine.journal.path)
+    run = machine.run()
+    assert run.restore().checkpoint.step == 1
+    run.save(make_state(2), step=2)
+    machine.carry()
+    assert [step for step, _ in added(bucket)] == [1, 2]
+
+
+def test_states_of_a_save_that_was_not_acknowledged_are_deleted(
+    tmp_path: Path, by_hand: None
+) -> None:
+    machine = Machine(new_backend(), tmp_path / "journal")
+    machine.run().save(make_state(1), step=1)
+    left = Path(machine.folder.states_path("0123456789abcdef"))
+    (left / "packs").mkdir(parents=True)
+    saving = machine.folder.lock("writing")
+    saving.acquire(shared=True)  # another process saves: it may be its own
+    machine.carry()
+    assert left.exists()
+    saving.release()
+    machine.carry()
+    assert not left.exists()

@@ -1,0 +1,197 @@
+"""A store that is out of reach: requests are repeated, and a training may go on past a failure."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast.backends import Backend, StoreUnavailable
+from holdfast.backends.patience import Attempts
+from holdfast.backends.wrappers import Wrapper
+from holdfast.registry.errors import Conflict, InvalidInput
+from holdfast.registry.face.run import Run
+from tests.servers.tcp_proxy import TcpProxy
+from tests.support.commands import invoke
+from tests.support.stores import Open
+
+
+class Clock:
+    """A clock that a pause moves; something happens at a time of it."""
+
+    def __init__(self) -> None:
+        self.now_s, self.at_s = 0.0, float("inf")
+        self.then: Callable[[], object] = lambda: None
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, pause_s: float) -> None:
+        self.now_s += pause_s
+        if self.now_s >= self.at_s:
+            self.at_s = float("inf")
+            self.then()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    waiting = partial(Attempts, sleep=found.sleep, clock=found)
+    monkeypatch.setattr("holdfast.backends.s3.backend.Attempts", waiting)
+    monkeypatch.setattr("holdfast.backends.fsspec.store.Attempts", waiting)
+    return found
+
+
+@pytest.fixture
+def proxied(
+    s3_url: Callable[[], str], moto_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, TcpProxy]]:
+    url = s3_url()
+    holdfast.init(url, skip_race_probe=True).close()
+    with TcpProxy(moto_server.endpoint_url) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        yield url, proxy
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"model": {"w": np.full(100, step, np.float32)}}
+
+
+@pytest.mark.parametrize("transport", ["boto3", "s3fs"])
+def test_a_save_survives_an_outage_of_almost_two_minutes(
+    proxied: tuple[str, TcpProxy], clock: Clock, transport: Any
+) -> None:
+    url, proxy = proxied
+    with holdfast.open(url, transport=transport) as registry:
+        run = registry.run("run", create=True)
+        run.save(state(1), step=1)
+        proxy.go_away()
+        began_s = clock.now_s
+        clock.at_s, clock.then = began_s + 90, proxy.come_back
+        run.save(state(2), step=2)
+        assert clock.now_s - began_s >= 90
+        assert run.latest().step == 2
+
+
+def test_an_address_that_refuses_at_open_is_named_after_20_seconds(
+    proxied: tuple[str, TcpProxy], clock: Clock
+) -> None:
+    url, proxy = proxied
+    proxy.go_away()
+    with pytest.raises(StoreUnavailable, match=r"endpoint.*network") as caught:
+        holdfast.open(url)
+    assert proxy.url in str(caught.value)
+    assert 19 <= clock.now_s <= 20
+
+
+# Going on past failed saves
+
+
+class Breakable(Wrapper):
+    """A store that fails writes of slots: before they land, or after."""
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self.fails = ""
+
+    def put_if_absent(self, key: str, body: Any) -> bool:
+        if self.fails and "/log/" in key:
+            if self.fails == "after":
+                super().put_if_absent(key, body)
+            raise StoreUnavailable("out of reach", where=key)
+        return super().put_if_absent(key, body)
+
+
+@pytest.fixture
+def store(backend: Backend) -> Breakable:
+    return Breakable(backend)
+
+
+@pytest.fixture
+def run(store: Breakable, open_registry: Open) -> Run:
+    return open_registry(store).create_run("run")
+
+
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("fails", ["before", "after"])
+def test_a_training_goes_on_past_an_outage(
+    run: Run, store: Breakable, background: bool, fails: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every entry of a stream comes once, also if the slot of a failed save has landed."""
+    with (
+        caplog.at_level(logging.WARNING, "holdfast"),
+        run.checkpointer(every_steps=1, on_error="warn", background=background) as checkpointer,
+    ):
+        for step in range(1, 7):
+            store.fails = fails if step in (2, 3, 5) else ""
+            saved = checkpointer.step(step, state(step), streams={"loss": [{"step": step}]})
+            if step in (2, 3, 5):
+                with pytest.raises(StoreUnavailable):
+                    saved.wait()
+                assert saved.outcome == "failed"
+            run.wait() if step not in (2, 3, 5) else None
+        assert checkpointer.failed_saves == 3
+    assert [entry["step"] for entry in run.stream("loss").read()] == [1, 2, 3, 4, 5, 6]
+    assert run.latest().meta["checkpointer"]["failed_saves"] == 3
+    assert sum("training goes on" in record.getMessage() for record in caplog.records) == 3
+    landed = {1, 2, 4, 5, 6} if fails == "after" else {1, 4, 6}
+    assert {one.step for one in run.checkpoints()} == landed
+
+
+def test_the_last_failure_in_a_row_and_final_saves_are_raised(run: Run, store: Breakable) -> None:
+    checkpointer = run.checkpointer(every_steps=1, on_error="warn", give_up_after=2)
+    with pytest.raises(StoreUnavailable), checkpointer:
+        for step in range(1, 4):
+            store.fails = "before"
+            checkpointer.step(step, state(step))
+    assert checkpointer.failed_saves == 1
+    store.fails = ""
+    with run.checkpointer(every_steps=1, on_error="warn") as again:
+        store.fails = "before"
+        again.step(4, state(4)).settle()
+        store.fails = ""
+    assert run.latest().step == 4, "the end of the block saves what had failed"
+    store.fails = "before"
+    with pytest.raises(StoreUnavailable), run.checkpointer(on_error="warn") as last:
+        last.step(5, state(5), converged=True)
+
+
+def test_a_save_in_the_background_goes_on_too_and_other_errors_do_not(
+    run: Run, store: Breakable, open_registry: Open
+) -> None:
+    store.fails = "before"
+    failed = run.save_async(state(1), step=1, on_error="warn")
+    run.wait()
+    store.fails = ""
+    run.save_async(state(2), step=2, on_error="warn").wait()
+    assert failed.outcome == "failed"
+    open_registry(store).run("run").restore()
+    other = open_registry(store).run("run")
+    other.restore()
+    other.save(state(3), step=3)
+    run.save_async(state(4), step=4, on_error="warn")
+    with pytest.raises(Conflict):
+        run.wait()
+    for wrong in ({"on_error": "ignore"}, {"on_error": "warn", "give_up_after": 0}):
+        with pytest.raises(InvalidInput, match="on_error"):
+            run.save_async(state(5), step=5, **wrong)
+        with pytest.raises(InvalidInput, match="on_error"):
+            run.checkpointer(**wrong)
+
+
+def test_failed_saves_are_shown(tmp_path: Any) -> None:
+    url = str(tmp_path / "r")
+    with holdfast.init(url, skip_race_probe=True) as registry:
+        run = registry.run("run", create=True)
+        store = registry.store.backend = Breakable(registry.store.backend)
+        with run.checkpointer(every_steps=1, on_error="warn") as checkpointer:
+            store.fails = "before"
+            checkpointer.step(1, state(1)).settle()
+            store.fails = ""
+            checkpointer.step(2, state(2))
+    assert "failed_saves  1" in invoke("run", "show", "run", "-r", url).output

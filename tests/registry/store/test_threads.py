@@ -1,0 +1,87 @@
+"""Threads: none waits for its own pool, or for one that may be waiting for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+import pytest
+
+from holdfast.registry.saving.journal.background import _Daemons
+from holdfast.registry.store.threads import Pools, Threads, results
+
+
+@pytest.fixture
+def pools():
+    made = Pools(1)
+    made._sizes = dict.fromkeys(made._sizes, 1)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("outer", ["bulk", "small", "hashing"])
+@pytest.mark.parametrize("inner", ["bulk", "small", "hashing"])
+def test_work_within_work_is_done_however_few_threads_there_are(pools, outer, inner):
+    def work(depth: int) -> int:
+        if not depth:
+            return 1
+        futures = [getattr(pools, inner).submit(work, depth - 1) for _ in range(3)]
+        return sum(results(futures)) + sum(getattr(pools, inner).map(work, [0, 0]))
+
+    futures = [getattr(pools, outer).submit(work, 2) for _ in range(4)]
+    assert [future.result(timeout=30) for future in futures] == [17] * 4
+
+
+def test_from_outside_work_is_done_by_threads_of_the_pool(pools):
+    names = {
+        pool: getattr(pools, pool).submit(threading.current_thread).result().name
+        for pool in ("bulk", "small")
+    }
+    assert {pool: name.startswith(f"holdfast-{pool}") for pool, name in names.items()} == {
+        "bulk": True,
+        "small": True,
+    }
+
+
+def test_bulk_threads_have_help_for_small_work(pools):
+    def inside() -> str:
+        return pools.small.submit(threading.current_thread).result().name
+
+    assert pools.bulk.submit(inside).result().startswith("holdfast-small")
+
+
+def test_an_error_in_work_that_is_done_here_is_the_futures(pools):
+    def outer() -> object:
+        return pools.small.submit(lambda: 1 / 0).exception()
+
+    assert isinstance(pools.small.submit(outer).result(), ZeroDivisionError)
+
+
+@pytest.mark.parametrize("make", [Threads, _Daemons])
+def test_work_is_done_once_where_the_system_gives_no_threads(
+    make: Callable[[int], Executor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+    given = [0]
+    start = threading.Thread.start
+
+    def start_some(thread: threading.Thread) -> None:
+        if not given[0]:
+            raise RuntimeError("can't start new thread")
+        given[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    pool = make(3)
+    pool.submit(done.append, "here").result(timeout=30)
+    assert isinstance(pool.submit(lambda: 1 / 0).exception(timeout=30), ZeroDivisionError)
+    given[0] = 1
+    gate = threading.Event()
+    held = pool.submit(gate.wait)
+    gate.set()
+    futures = [held, *(pool.submit(done.append, number) for number in range(20))]
+    results(futures)
+    pool.submit(done.append, "last").result(timeout=30)  # behind everything that was queued
+    pool.shutdown()
+    assert sorted(map(str, done)) == sorted(map(str, ["here", *range(20), "last"]))
