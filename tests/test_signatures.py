@@ -183,8 +183,13 @@ def shown(function: Callable[..., Any]) -> dict[str, str]:
 
 @pytest.mark.parametrize("call", [holdfast.Run.save, holdfast.Run.save_async, holdfast.Run.push])
 def test_an_editor_completes_the_options_of_a_save(call: Callable[..., Any]) -> None:
-    waits = {"busy": "Busy = 'wait'"} if call is holdfast.Run.save_async else {}
-    assert shown(call) == SAVE | waits
+    background = {
+        "busy": "Busy = 'wait'",
+        "on_error": "OnError = 'raise'",
+        "give_up_after": "int = 3",
+    }
+    is_async = call is holdfast.Run.save_async
+    assert shown(call) == (SAVE | background if is_async else SAVE)
 
 
 def test_help_explains_each_option_of_a_save_once() -> None:
@@ -210,7 +215,7 @@ def test_an_editor_completes_no_plumbing_of_a_stored_state() -> None:
     }
     assert public(Release) == STATE_NAMES | {
         *("card", "card_yaml", "checkpoint", "is_latest", "metrics", "published", "record"),
-        *("source", "version"),
+        *("source", "source_checkpoint", "version"),
     }
 
 
@@ -249,10 +254,13 @@ def passed_on(
 
 @pytest.mark.parametrize("name", ["save", "save_async", "push"])
 def test_every_option_of_a_save_is_passed_on(monkeypatch, reg, name: str) -> None:
+    monkeypatch.setattr("holdfast.registry.face.run.check_on_error", lambda *_, **__: 7)
     call = getattr(reg.create_run("run"), name)
     given, found = passed_on(monkeypatch, call, "holdfast.registry.face.run.SaveRequest", {})
-    given.pop("busy", None)
-    assert found == {**given, "takes_over": name != "push", "every_rank": False}
+    for other in ("busy", "on_error", "give_up_after"):
+        given.pop(other, None)
+    own = {"takes_over": name != "push", "every_rank": False}
+    assert found == given | own | ({"goes_on": 7} if name == "save_async" else {})
 
 
 def test_every_option_of_a_merge_is_passed_on(monkeypatch, reg) -> None:
