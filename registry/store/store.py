@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
 
 from pydantic import Field
 
@@ -118,6 +118,12 @@ class Store:
         self._tables: OrderedDict[ObjectKey, PackTable] = OrderedDict()
         self._lock = Lock()
         self._is_prepared = False
+
+    def __copy__(self) -> Self:
+        """Return another view of the same registry, with which checks go round the caches."""
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         # Every handle has a store, so this is where pickle and deepcopy of each of them end.
