@@ -17,7 +17,7 @@ from holdfast.registry.cli.failures import DEBUG, reported
 #: By name: the module and function of a command, and the first sentence of its help.
 _COMMANDS = {
     "init": "registries.init: Make a registry.",
-    "doctor": "doctor.doctor: Check whether a registry can be used.",
+    "doctor": "verify.doctor: Check whether a registry can be used.",
     "push": "files.push: Store a file, or a folder of files, as a checkpoint.",
     "pull": "files.pull: Write a checkpoint, release, artifact or pool entry to a file.",
     "files": "files.files: List the files of a folder that was pushed, as sha256sum does.",
@@ -41,7 +41,7 @@ _COMMANDS = {
     "evict": "retention.evict: Evict one checkpoint.",
     "undo": "retention.undo: Bring evicted checkpoints back.",
     "du": "usage.du: Show how many bytes runs and checkpoints use and would free.",
-    "gc": "collection.gc: Delete the objects that no run needs any more.",
+    "gc": "repacking.gc: Delete the objects that no run needs any more.",
     "repack": "repacking.repack: Remove dead bytes from packs, and combine small packs.",
     "verify": "verify.verify: Check that every checkpoint is complete.",
     "verify-resume": "resuming.verify_resume: Verify that a training program resumes exactly.",

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 else:
     from holdfast.registry.values.first_use import at_first_use
 
-    __getattr__ = at_first_use(
-        __name__, {"Server": "ui.server", "Source": "ui.source", "page_of": "ui.page"}
-    )
+    __getattr__ = at_first_use(__name__)
 
 __all__ = ["Server", "Source", "page_of"]

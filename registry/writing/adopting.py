@@ -8,10 +8,13 @@ object, or a verified copy. The keys are chosen here; workers copy objects to th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import compress
 
+from holdfast.registry.errors import IntegrityError
 from holdfast.registry.history.actions import Place
+from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import Manifest, ObjectKey, PackRef, Placement, open_pack
 from holdfast.registry.store import (
     Outcome,
@@ -73,9 +76,8 @@ def adopt(
     adoption = _Adoption(workers or Workers(None, source, destination, writes=True), writer)
     # A fork has nothing to replace a damaged pack with: its saves look at what they rely on.
     adoption.proves = source is not destination
-    if adoption.proves and (newest := writer.log.run.latest()) is not None:
-        place = writer.log.run.by_manifest[newest.manifest]
-        adoption.covered = {pack.key for pack in destination.placement(place.placement_key).packs}
+    if adoption.proves:
+        adoption.covered = _newest_packs(destination, writer.log.run)
     for some in _together(source, wanted):
         packs = dict.fromkeys(ref for _, placement in some for ref in placement.packs)
         adoption.copy_packs(destination, packs, on_pack)
@@ -102,6 +104,15 @@ def _together(source: Store, wanted: Sequence[Place]) -> Iterator[list[_Placed]]
 
 def _read_placement(source: Store, place: Place) -> Placement:
     return source.placement(place.placement_key)
+
+
+def _newest_packs(store: Store, run: RunManifest) -> set[ObjectKey]:
+    """Return the packs of a run's newest checkpoint; none if they cannot be told."""
+    newest = run.latest()
+    place = None if newest is None else run.by_manifest.get(newest.manifest)
+    with suppress(IntegrityError):  # what is being repaired here may be this very placement
+        return {pack.key for pack in store.placement(place.placement_key).packs} if place else set()
+    return set()
 
 
 class _Adoption:

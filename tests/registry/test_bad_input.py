@@ -116,7 +116,7 @@ def test_bad_input_03_config_with_an_unknown_field(backend):
 
 def test_bad_input_04_config_demands_a_newer_writer(backend):
     _config(backend, min_writer=99)
-    said = ("expected writer version 99", "found writer version 1", "pip install -U")
+    said = ("expected writer version 99", "found writer version 2", "pip install -U")
     with refused(backend, UnsupportedFormat, *said, exit_code=8):
         open_on(backend)
 
@@ -273,7 +273,7 @@ def test_bad_input_24_25_object_swept_or_missing(backend, saved, kind):
         with refused(backend, MissingObject, key, "gone", "holdfast verify", exit_code=6):
             fresh.checkpoint("run").load()
         (finding,) = fresh.verify().findings
-    assert finding.affects == (f"run/{saved.digest.short}",)
+    assert finding.affects == (saved.ref,)
 
 
 def test_bad_input_26_object_short(backend, saved):

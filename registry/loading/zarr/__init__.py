@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.loading.zarr.nodes import ArrayNode
 from holdfast.registry.objects import TensorEntry
 from holdfast.registry.store import Source
 from holdfast.registry.values import Digest
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from holdfast.registry.loading.zarr.layout import ArrayLayout as ArrayLayout
     from holdfast.registry.loading.zarr.layout import Layout as Layout
     from holdfast.registry.loading.zarr.layout import is_position as is_position
+    from holdfast.registry.loading.zarr.nodes import ArrayNode as ArrayNode
     from holdfast.registry.loading.zarr.nodes import array_v2 as array_v2
     from holdfast.registry.loading.zarr.nodes import array_v3 as array_v3
     from holdfast.registry.loading.zarr.nodes import check_version as check_version

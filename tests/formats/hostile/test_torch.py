@@ -70,7 +70,7 @@ def test_an_unknown_global_is_named(
     torch.save({"x": value}, tmp_path / "x.pt")
     error = refuse(tmp_path / "x.pt", name)
     assert "Nothing in it was run" in str(error)
-    assert ".bin" in str(error)
+    assert "opaque" in str(error)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.9, 0.999])

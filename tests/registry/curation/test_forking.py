@@ -365,7 +365,7 @@ def test_whatever_is_said_of_a_fork_that_broke_off_it_is_finished(parent, backen
 def test_a_fork_that_broke_off_and_was_dropped_stays_dropped(parent, backend, open_registry):
     _break_off(backend, open_registry)
     open_registry(backend).run("fork").drop("no use")
-    with pytest.raises(Conflict, match="the run was dropped; found no use"):
+    with pytest.raises(Conflict, match=r"the run was dropped.*no use"):
         open_registry(backend).fork("parent/phase2/step3", "fork")
 
 

@@ -201,7 +201,7 @@ def test_nothing_is_written_for_a_run_that_was_dropped(other, backend, reg, open
     committer = committer_on(backend, open_registry)
     before = contents(backend)
     change = Pinned(committer, small_state())
-    with pytest.raises(Conflict, match="the run was dropped; found no use"):
+    with pytest.raises(Conflict, match=r"the run was dropped.*no use"):
         committer.commit(change)
     assert change.asked == ["check"]
     assert contents(backend) == before
