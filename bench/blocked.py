@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,11 @@ class Awaited:
         self._checkpointer = self._looping.__enter__()
         self._writer = FileSystemWriter(scene.fresh, sync_files=True)
 
-    def contenders(self) -> list[Contender]:
+    def contenders(self, left_out: Collection[str] = ()) -> list[Contender]:
         copy = peers.Copy(self._scene.moving_tensors)
         found = [Contender(COPY, copy, self._scene.before_save, self._scene.after_save)]
         acts: dict[str, Callable[[], None]] = {OURS: self._ours, LOOP: self._loop, DCP: self._dcp}
-        if lightning := _lightning():
+        if LIGHTNING not in left_out and (lightning := _lightning()):
             self._io = lightning.AsyncCheckpointIO(lightning.TorchCheckpointIO())
             acts[LIGHTNING] = self._lightning
         for name, act in acts.items():
@@ -103,7 +103,7 @@ def measure(workload: str, options: argparse.Namespace, console: Console) -> Non
     try:
         scene = Scene.of(workload, options.scale, folder)
         awaited = Awaited(scene)
-        contenders = awaited.contenders()
+        contenders = awaited.contenders(options.without)
         times, cpu = run_rounds(contenders, options.rounds or ROUNDS[workload])
         awaited.close()
     finally:
@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help=f"default: {ROUNDS}")
     parser.add_argument("--scale", type=float, default=1.0, help="part of the full size")
     parser.add_argument("--dir", type=Path, help="on a real disk; default: the temp folder")
+    parser.add_argument("--without", nargs="*", choices=[LIGHTNING], default=[], metavar="PEER")
     options = parser.parse_args()
     with tempfile.NamedTemporaryFile() as meeting:
         dist.init_process_group(

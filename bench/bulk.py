@@ -1,6 +1,6 @@
 """`verify --deep` and `sync` of 20,000 objects: by one process, by two Dask workers, by one less.
 
-    python bench/bulk.py [--objects 20000] [--kib 16] [--folder FOLDER]
+    python bench/bulk.py [--objects 20000] [--kib 16] [--work WORK] [--folder FOLDER]
 
 Builds a registry of small checkpoints in a folder, then prints the seconds of each and whether the
 reports, and the copies, are the same as those of one process. The workers are processes of this
@@ -32,6 +32,7 @@ import holdfast
 #: Components of a state: each has a pack of its own, beside one manifest and one placement.
 _COMPONENTS = 18
 _RUNS = 20
+WORKS = VERIFY, SYNC = "verify --deep", "sync"
 
 
 def build(folder: Path, objects: int, pack_bytes: int) -> None:
@@ -112,6 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--objects", type=int, default=20_000)
     parser.add_argument("--kib", type=int, default=16, help="size of a pack")
+    parser.add_argument("--work", choices=WORKS, action="append", help="default: both")
     parser.add_argument("--folder", type=Path, help="where the registries are made")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
@@ -123,25 +125,25 @@ def main() -> None:
         print("|---|---:|---:|---:|---|")
         total = sum((source / one).stat().st_size for one in objects)
         works: dict[str, Callable[..., tuple[Any, float]]] = {
-            "`verify --deep`": lambda *by: verify(source, *by),
-            "`sync`": lambda *by: sync(source, mirror, *by),
+            VERIFY: lambda *by: verify(source, *by),
+            SYNC: lambda *by: sync(source, mirror, *by),
         }
-        for name, work in works.items():
+        for name in options.work or WORKS:
             found, took, copies = [], [], []
             for way in ("here", "there", "killed"):
                 if way == "here":
-                    report, seconds = work(None, None)
+                    report, seconds = works[name](None, None)
                 else:
                     with cluster() as (executor, pid):
                         killer = Killer(pid, total / 4) if way == "killed" else None
-                        report, seconds = work(executor, killer)
+                        report, seconds = works[name](executor, killer)
                     assert killer is None or killer.is_done
                 found.append(report_of(report))
                 took.append(seconds)
                 copies.append(objects_of(mirror) if mirror.exists() else objects)
             same = len(set(found)) == 1 and all(one == objects for one in copies)
             times = " | ".join(f"{seconds:.1f}" for seconds in took)
-            print(f"| {name} | {times} | {'yes' if same else 'NO'} |", flush=True)
+            print(f"| `{name}` | {times} | {'yes' if same else 'NO'} |", flush=True)
 
 
 if __name__ == "__main__":

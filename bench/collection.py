@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from presence import is_here
 from rich.console import Console
 from rich.table import Table
 
@@ -34,6 +35,7 @@ _OBJECTS_EACH = 3
 #: A commit of icechunk that overwrites one chunk: snapshot, manifest, transaction log, chunk.
 _PEER_OBJECTS_EACH = 4
 _CHECKPOINTS_A_RUN = 100
+_PEER = "icechunk"
 _PAGE = 1000
 
 
@@ -136,7 +138,7 @@ def _files(folder: Path) -> int:
 
 _ACTS = {
     "holdfast": (build_holdfast, collect_holdfast),
-    "icechunk": (build_peer, collect_peer),
+    _PEER: (build_peer, collect_peer),
     "list and unlink": (build_holdfast, collect_floor),
 }
 
@@ -170,7 +172,9 @@ def main() -> None:
         name, act, folder, objects = options.child
         _child(name, act, Path(folder), int(objects))
         return
-    names = [name for name in _ACTS if not (options.no_peer and name == "icechunk")]
+    names = [name for name in _ACTS if name != _PEER or not options.no_peer]
+    if _PEER in names and not is_here(_PEER, _PEER):
+        names.remove(_PEER)
     table = Table("", "objects", "deleted", "seconds", "a thousand objects", "peak", "requests")
     for objects in options.objects:
         measured = {}

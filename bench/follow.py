@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 import torch
 from peers import safetensors_load
+from presence import is_here
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
@@ -53,7 +54,8 @@ TENSORS = 64
 #: Spread of the weights, and the updates that change about 1 % and 10 % of them.
 SPREAD = 0.02
 UPDATES = {"1 %": 2.5e-7, "10 %": 2.7e-6, "100 %": 0.0, "1 tensor": -1.0}
-NAMES = ("live", "trusting", "cached", "whole", "file", "patch", "icechunk")
+OURS = ("live", "trusting", "cached", "whole")
+PATCH, ICECHUNK = "patch", "icechunk"
 
 Tensors = dict[str, torch.Tensor]
 
@@ -104,10 +106,15 @@ class Shelf:
     def __init__(self, folder: Path, trainer: Trainer, keyframe_every: int) -> None:
         self._folder = folder
         self._trainer = trainer
-        self.models = {name: _empty(trainer.weights) for name in NAMES}
+        here = {
+            PATCH: is_here(PATCH, program="zstd"),
+            ICECHUNK: is_here(ICECHUNK, "icechunk"),
+        }
+        self.names = [*OURS, "file", *(name for name in here if here[name])]
+        self.models = {name: _empty(trainer.weights) for name in self.names}
         kept = holdfast.init(folder / "registry", compression="zstd", keyframe_every=keyframe_every)
         self._run = kept.create_run("run")
-        self._meters = {name: Metered(LocalBackend(folder / "registry")) for name in NAMES[:4]}
+        self._meters = {name: Metered(LocalBackend(folder / "registry")) for name in OURS}
         cache = ChunkCache(folder / "cache")
         self._runs = {
             name: open_on(meter, cache=cache if name == "cached" else None).run("run")
@@ -118,7 +125,7 @@ class Shelf:
             for name, rehash in (("live", None), ("trusting", False))
         }
         self._saves = 0
-        self._icechunk = _Icechunk(folder / "icechunk")
+        self._icechunk = _Icechunk(folder / ICECHUNK) if here[ICECHUNK] else None
         self._peer_bytes: dict[str, int] = {}
 
     @property
@@ -129,8 +136,8 @@ class Shelf:
             "cached": lambda: self._load("cached"),
             "whole": lambda: self._load("whole"),
             "file": lambda: safetensors_load(self._file(0), self.models["file"]),
-            "patch": self._apply,
-            "icechunk": lambda: self._icechunk.read(self.models["icechunk"]),
+            PATCH: self._apply,
+            ICECHUNK: lambda: self._icechunk.read(self.models[ICECHUNK]),
         }
 
     def save(self) -> None:
@@ -141,12 +148,13 @@ class Shelf:
         self._file(2).unlink(missing_ok=True)
         save_file(weights, self._file(0))
         self._peer_bytes["file"] = self._file(0).stat().st_size
-        if self._saves > 1:
+        if self._saves > 1 and PATCH in self.names:
             _zstd("-1", f"--patch-from={self._file(1)}", self._file(0), "-o", self._patch)
-            self._peer_bytes["patch"] = self._patch.stat().st_size
-        before = _bytes_in(self._folder / "icechunk")
-        self._icechunk.write(weights)
-        self._peer_bytes["icechunk"] = _bytes_in(self._folder / "icechunk") - before
+            self._peer_bytes[PATCH] = self._patch.stat().st_size
+        if self._icechunk is not None:
+            before = _bytes_in(self._folder / ICECHUNK)
+            self._icechunk.write(weights)
+            self._peer_bytes[ICECHUNK] = _bytes_in(self._folder / ICECHUNK) - before
 
     def measure(self, name: str) -> tuple[float, float, int]:
         """Let a worker take the newest save; return seconds, CPU seconds and what it was sent."""
@@ -173,7 +181,7 @@ class Shelf:
     def _apply(self) -> None:
         made = self._folder / "patched"
         _zstd("-d", f"--patch-from={self._file(1)}", self._patch, "-o", made)
-        safetensors_load(made, self.models["patch"])
+        safetensors_load(made, self.models[PATCH])
 
     @property
     def _patch(self) -> Path:
@@ -245,15 +253,15 @@ def compare(label: str, options: argparse.Namespace, console: Console) -> None:
         shelf = Shelf(Path(folder), trainer, options.keyframe_every)
         shelf.save()
         order = random.Random(0)
-        figures: dict[str, list[tuple[float, float, int]]] = {name: [] for name in NAMES}
-        for name in NAMES:
-            if name != "patch":
+        figures: dict[str, list[tuple[float, float, int]]] = {name: [] for name in shelf.names}
+        for name in shelf.names:
+            if name != PATCH:
                 shelf.measure(name)
         shares = []
         for _ in range(options.rounds):
             shares.append(trainer.step(UPDATES[label]))
             shelf.save()
-            for name in order.sample(NAMES, len(NAMES)):
+            for name in order.sample(shelf.names, len(shelf.names)):
                 figures[name].append(shelf.measure(name))
         raw = trainer.size_bytes
         table = Table(

@@ -117,9 +117,9 @@ class _Ocdbt:
 #: Name -> its imports, how it opens, its folder.
 READERS: dict[str, tuple[tuple[str, ...], Open, str]] = {
     "pread at a known offset": (("torch", "numpy"), _Plain, "plain"),
-    RAW: (("torch", "registry"), _holdfast("raw"), "raw"),
-    ZSTD: (("torch", "registry"), _holdfast("zstd"), "zstd"),
-    DELTA: (("torch", "registry"), _holdfast("deltas"), "deltas"),
+    RAW: (("torch", "holdfast"), _holdfast("raw"), "raw"),
+    ZSTD: (("torch", "holdfast"), _holdfast("zstd"), "zstd"),
+    DELTA: (("torch", "holdfast"), _holdfast("deltas"), "deltas"),
     "safetensors get_slice": (("torch", "safetensors"), _safetensors, "state.safetensors"),
     "torch.load(mmap=True)": (("torch",), _torch, "state.pt"),
     "icechunk": (("torch", "icechunk", "zarr"), _icechunk, "icechunk"),
@@ -181,7 +181,11 @@ def read_once(reader: str, at: Path, name: str, starts: list[int], count: int) -
 
 def _copied(found: Any) -> bytes:
     """Return the bytes of a slice: a mapped one has not been read before."""
-    data: bytes = (found.numpy() if hasattr(found, "numpy") else found).tobytes()
+    if hasattr(found, "numpy"):  # a tensor, perhaps of bf16, which numpy does not have
+        import torch
+
+        found = found.contiguous().view(torch.uint8).numpy()
+    data: bytes = found.tobytes()
     return data
 
 
@@ -293,9 +297,14 @@ def _write_ocdbt(at: Path, tensors: Any) -> None:
 def measure(options: argparse.Namespace, at: Path) -> tuple[dict[str, list[Figures]], int]:
     """Write everything, then run the rounds; return the figures and the size of a slice."""
     from peers import forget, recall
+    from presence import is_here
     from workloads import WORKLOADS, as_bytes
 
-    names = [name for name in READERS if name not in options.without]
+    names = [
+        name
+        for name, (modules, *_) in READERS.items()
+        if name not in options.without and is_here(name, *modules)
+    ]
     state = _write_all(at, WORKLOADS[options.workload](options.scale), names)
     (name,) = TENSOR[options.workload]
     tensor = state["model"][name]
@@ -314,7 +323,9 @@ def measure(options: argparse.Namespace, at: Path) -> tuple[dict[str, list[Figur
             words = ["--reader", reader, "--name", name, "--rows", str(count), *map(str, starts)]
             begun = time.perf_counter()
             command = [sys.executable, __file__, "--at", str(at), *words]
-            done = subprocess.run(command, check=True, capture_output=True, text=True, env=_env())
+            done = subprocess.run(
+                command, check=True, stdout=subprocess.PIPE, text=True, env=_env()
+            )
             took = time.perf_counter() - begun
             found = {"process": took, **json.loads(done.stdout.splitlines()[-1])}
             if found["digests"] != wanted:

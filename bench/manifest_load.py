@@ -38,8 +38,8 @@ def write(model: str, folder: Path) -> None:
     dice = np.random.default_rng(0)
     lists: dict[Digest, bytes] = {}
 
-    def chunks(leaf: ArrayLeaf) -> tuple[Digest, ...]:
-        return tuple(Digest.each(dice.bytes(32 * grid(leaf.dtype, leaf.shape).count)))
+    def chunks(leaf: ArrayLeaf) -> bytes:
+        return dice.bytes(32 * grid(leaf.dtype, leaf.shape).count)
 
     parts = {
         part.name: Component.build(

@@ -141,11 +141,12 @@ def _measure_in(
     report.ratios = {each.label: each.ratios(times) for each in comparisons}
     print_times(report, console)
     print_ratios(report, comparisons, console)
-    report.extra["peak extra bytes of a load"] = {
-        name: peak_memory.measure(name, workload, options.scale, scene.at_rest, ref)
-        for name in loaders
-    }
-    _print_memory(report, console)
+    if not options.without_memory:
+        report.extra["peak extra bytes of a load"] = {
+            name: peak_memory.measure(name, workload, options.scale, scene.at_rest, ref)
+            for name in loaders
+        }
+        _print_memory(report, console)
     if not options.peers_only:
         holdfast.close()
     return report
@@ -178,6 +179,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dir", type=Path, help="on a real disk; default: the temp folder")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--peers-only", action="store_true", help="leave Holdfast out")
+    parser.add_argument("--without-memory", action="store_true", help="leave peaks of loads out")
     return parser.parse_args()
 
 

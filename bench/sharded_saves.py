@@ -67,6 +67,7 @@ class Job:
         store: `folder` or `s3`.
         place: The folder, or the URL below which everything is put.
         rounds: How often each contender takes part.
+        in_processes: Whether DCP also saves in processes of its own, in a folder.
     """
 
     workload: str
@@ -74,6 +75,7 @@ class Job:
     store: str
     place: str
     rounds: int
+    in_processes: bool = True
 
 
 class Counting(TorchGroup):
@@ -205,7 +207,7 @@ class Scene:
             "dcp.async_save blocks, HoldfastWriter": through_dcp,
             f"dcp.async_save blocks, {FILES}": files,
         }
-        if self._job.store == "folder":
+        if self._is_folder and self._job.in_processes:
             in_process: dict[str, Any] = {"async_checkpointer_type": PROCESS}
             acts["... in a process, HoldfastWriter"] = lambda: through_dcp(**in_process)
             acts[f"... in a process, {FILES}"] = lambda: files(**in_process)
@@ -380,6 +382,7 @@ def main() -> None:
     parser.add_argument("--stores", default="folder,s3")
     parser.add_argument("--scale", type=float, help="part of each workload's full size")
     parser.add_argument("--rounds", type=int, default=SAVES, help="the first one is not counted")
+    parser.add_argument("--without-processes", action="store_true", help="of `dcp.async_save`")
     options = parser.parse_args()
     stores = options.stores.split(",")
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -394,6 +397,7 @@ def main() -> None:
                 store,
                 f"{places[store]}/{workload}",
                 options.rounds,
+                not options.without_processes,
             )
             for workload in options.workloads.split(",")
             for store in stores

@@ -78,7 +78,7 @@ def in_registry(folder: Path, saves: int, scale: float, **options: Any) -> Count
                     state, step=state["global_step"], companions={"kl_anchor": shared["kl_anchor"]}
                 )
             if number == 0:
-                packs = reader_of(ck.companion("kl_anchor"))._reader.placement.packs
+                packs = reader_of(ck.companion("kl_anchor")).placement.packs
                 sizes["KL anchors"] = sum(pack.size_bytes for pack in packs)
                 sizes["checkpoints"] -= sizes["KL anchors"]
             with counted("pool copies"):

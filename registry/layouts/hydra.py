@@ -26,7 +26,9 @@ from holdfast.registry.spec.presets import load_preset
 NAME: Final = "hydra"
 SIDECARS: Final = True
 COMPANIONS: Final = True
-_EVAL: Final = "eval."
+#: The folder of evaluations, and the names of the artifacts and streams in it.
+_FOLDER: Final = "eval"
+_EVAL: Final = f"{_FOLDER}."
 #: The component of an imported model of the pool that holds its `.meta.json`.
 _META: Final = "meta"
 _POOL: Final = "pool_v"
@@ -70,7 +72,18 @@ def entries(run: RunContents) -> Iterator[Entry]:
         yield from _artifact(names, name, artifact)
     for name, stream in run.streams.items():
         text = "".join(f"{json.dumps(entry)}\n" for entry in stream.read())
-        yield TextFile(written(names["stream"], {"name": name}), text.encode())
+        yield TextFile(_placed(names["stream"], name), text.encode())
+
+
+def _placed(pattern: str, name: str) -> str:
+    """Return the path of an artifact or a stream; those of evaluations have a folder."""
+    if _is_evaluation(name):
+        return f"{_FOLDER}/{name}{Path(pattern).suffix}"
+    return written(pattern, {"name": name})
+
+
+def _is_evaluation(name: str) -> bool:
+    return name == _FOLDER or name.startswith((_EVAL, f"{_FOLDER}_"))
 
 
 def _file(path: str, stored: Stored) -> StateFile:
@@ -81,11 +94,11 @@ def _file(path: str, stored: Stored) -> StateFile:
 def _artifact(names: Mapping[str, str], name: str, stored: Stored) -> Iterator[Entry]:
     opaque = formats.opaque_name(stored)
     if opaque is not None:
-        folder = "eval" if name.startswith(_EVAL) else name
+        folder = _FOLDER if name.startswith(_EVAL) else name
         yield StateFile(f"{folder}/{opaque}", stored, "opaque", str(stored.digest), sidecar=True)
         return
     if not name.startswith(_POOL):
-        yield _file(written(names["artifact"], {"name": name}), stored)
+        yield _file(_placed(names["artifact"], name), stored)
         return
     path = f"{Path(names['pool']).parent}/{name}.pt"
     only = tuple(part for part in stored.components if part != _META)
@@ -148,11 +161,16 @@ def _other(path: str, names: Mapping[str, str], files: Mapping[str, str | None])
         meta = f"{path.removesuffix('.pt')}.meta.json"
         beside = meta if meta in files else None
         return [Found(path, "artifact", "torch", file.stem, beside=beside)]
+    if file.parent == Path(_FOLDER) and _is_evaluation(file.stem):
+        if file.suffix == ".pt":
+            return [Found(path, "artifact", "torch", file.stem)]
+        if file.suffix == ".jsonl":
+            return [Found(path, "stream", "jsonl", file.stem)]
     if fields := fields_of(names["artifact"], path):
         return [Found(path, "artifact", "torch", fields["name"])]
     if fields := fields_of(names["stream"], path):
         return [Found(path, "stream", "jsonl", fields["name"])]
-    if file.parent == Path("eval") and file.suffix != ".sha256":
+    if file.parent == Path(_FOLDER) and file.suffix != ".sha256":
         return [Found(path, "artifact", "opaque", f"{_EVAL}{file.name}")]
     return []
 

@@ -118,7 +118,7 @@ def has_memory(tensor: torch.Tensor, nbytes: int) -> bool:
 
 
 def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, memoryview]:
-    """Return a new tensor and its memory, which is not cleared."""
+    """Return a new tensor in host memory, which is not cleared, and that memory."""
     known = DTYPES.get(dtype)
     if dtype not in ITEM_SIZES:
         raise UnsupportedValue("torch has no such element type", found=dtype)
@@ -130,9 +130,9 @@ def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, memoryvi
         )
     if known is torch.complex32:
         with quiet(known):
-            tensor = torch.empty(shape, dtype=known)
+            tensor = torch.empty(shape, dtype=known, device="cpu")
     else:
-        tensor = torch.empty(shape, dtype=known)
+        tensor = torch.empty(shape, dtype=known, device="cpu")
     return tensor, memory_of(tensor, tensor.nbytes)
 
 

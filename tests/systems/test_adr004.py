@@ -179,17 +179,6 @@ def test_releases_are_versioned_and_rolled_back(young: Run, place: Place) -> Non
         assert reg.run(RUN).releases.get("1.0.1").card["description"] == "A better one"
 
 
-def test_release_outlives_its_checkpoint(young: Run) -> None:
-    source = young.checkpoints()[0]
-    release = young.releases.publish("1.0.0", source, card=CARD)
-    weights = source.load(only="model_state_dict")
-    young.prune(holdfast.Retention(last=1))
-    assert young.releases.get("1.0.0").load()["model_state_dict"].keys() == (
-        weights["model_state_dict"].keys()
-    )
-    assert_same(release.load()["model_state_dict"], weights["model_state_dict"])
-
-
 def test_a_publisher_that_dies_leaves_all_or_nothing(place: Place) -> None:
     with place.open() as reg:
         acts.next_epoch(reg, 2)

@@ -1,7 +1,8 @@
-"""The code of the documents themselves, run as it is written there.
+"""Programs that do what the documents describe, run as they are: own ones, and the documents' code.
 
-The documents are not part of the repository; without them these tests are skipped. Classes of the
-programs that the documents belong to are stood in for by the few lines that a user would write.
+The documents are not part of the repository; without them the second half of these tests is
+skipped. Classes of the programs that the documents belong to are stood in for by the few lines that
+a user would write.
 """
 
 from __future__ import annotations
@@ -26,10 +27,17 @@ from holdfast import formats
 from holdfast.formats import thalia
 from holdfast.registry.layouts import import_spec
 from tests.support.sameness import assert_same
+from tests.systems import own_samples
 
 #: Environment variable: the folder with the documents; by default one beside the checkout.
 VARIABLE = "HOLDFAST_DOCUMENTS"
 _DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "seeds"
+
+
+@pytest.fixture(params=["own", "document"])
+def origin(request: pytest.FixtureRequest) -> str:
+    """Where the code is from."""
+    return str(request.param)
 
 
 def code_of(name: str) -> list[str]:
@@ -54,8 +62,10 @@ CARD = {
 
 
 @pytest.fixture
-def manager() -> Any:
-    """The document's class, from its text."""
+def manager(origin: str) -> Any:
+    """The class of `own_samples.py`, and the document's from its text."""
+    if origin == "own":
+        return own_samples.CheckpointManager
     (code,) = (block for block in code_of("adr004") if "class CheckpointManager" in block)
     names: dict[str, Any] = {
         **{name: getattr(typing, name) for name in ("Any", "Dict", "Optional")},
@@ -249,7 +259,9 @@ class BrainCheckpoint:
 
 
 @pytest.fixture
-def thalias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def thalias(
+    origin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dict[str, Any]]:
     """The names that the document's examples use, in a folder of their own."""
     module = types.ModuleType("thalia.io")
     vars(module).update(
@@ -263,25 +275,23 @@ def thalias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     (tmp_path / "checkpoints").mkdir()
     brain = Brain()
     return {
+        "origin": origin,
         "brain": brain,
         "BrainCheckpoint": BrainCheckpoint,
         "train_stage": lambda brain, stage: brain.train(stage),
     }
 
 
-def example(*words: str) -> str:
-    """Return the last example of Thalia's document that has some words."""
-    found = [one for one in code_of("thalia") if all(word in one for word in words)]
+def run_example(given: dict[str, Any], *words: str, until: str = "\0") -> None:
+    """Run the last example that has some words, up to some others."""
+    blocks = own_samples.BRAINS if given["origin"] == "own" else code_of("thalia")
+    found = [one for one in blocks if all(word in one for word in words)]
     assert found, words
-    return found[-1]
-
-
-def run_code(code: str, given: dict[str, Any]) -> None:
-    exec(code, given)
+    exec(found[-1].split(until)[0], given)
 
 
 def test_examples_of_compression(thalias: dict[str, Any], tmp_path: Path) -> None:
-    run_code(example("archive.thalia.zst", "training_checkpoint.thalia.lz4"), thalias)
+    run_example(thalias, "archive.thalia.zst", "training_checkpoint.thalia.lz4")
     BrainCheckpoint.save(thalias["brain"], "plain.thalia")
     for name in ("archive.thalia.zst", "training_checkpoint.thalia.lz4"):
         assert BrainCheckpoint.validate(name) == (True, [])
@@ -289,7 +299,7 @@ def test_examples_of_compression(thalias: dict[str, Any], tmp_path: Path) -> Non
 
 
 def test_examples_of_mixed_precision(thalias: dict[str, Any]) -> None:
-    run_code(example("efficient.thalia.zst", "conductances='fp16'"), thalias)
+    run_example(thalias, "efficient.thalia.zst", "conductances='fp16'")
     BrainCheckpoint.save(thalias["brain"], "plain.thalia")
     assert Path("efficient.thalia").stat().st_size < 0.52 * Path("plain.thalia").stat().st_size
     weights = thalias["state"]["regions"]["striatum"]["weights"]["feedforward"]
@@ -299,7 +309,7 @@ def test_examples_of_mixed_precision(thalias: dict[str, Any]) -> None:
 
 
 def test_examples_of_deltas(thalias: dict[str, Any]) -> None:
-    run_code(example("stage3.delta.thalia.zst", "train_stage"), thalias)
+    run_example(thalias, "stage3.delta.thalia.zst", "train_stage")
     whole = Path("checkpoints/stage0.thalia").stat().st_size
     assert Path("checkpoints/stage3.delta.thalia.zst").stat().st_size < 0.05 * whole  # "95-99 %"
     found = thalias["brain"]  # the example's last line has loaded it
@@ -311,7 +321,7 @@ def test_examples_of_inspection(thalias: dict[str, Any], capsys: pytest.CaptureF
     event = {"step": 10_000, "region": "cortex_l4", "neurons_added": 100}
     brain.state["metadata"]["growth_history"].append(event)
     BrainCheckpoint.save(brain, "checkpoints/stage2.thalia")
-    run_code(example("BrainCheckpoint.info", "Growth events"), thalias)
+    run_example(thalias, "BrainCheckpoint.info", "Growth events")
     assert capsys.readouterr().out.splitlines() == [
         "Neurons: 600",
         "Training steps: 100",
@@ -322,6 +332,6 @@ def test_examples_of_inspection(thalias: dict[str, Any], capsys: pytest.CaptureF
 
 def test_examples_of_single_regions(thalias: dict[str, Any]) -> None:
     BrainCheckpoint.save(thalias["brain"], "checkpoints/large_brain.thalia")
-    code = example("regions=['cortex_l4', 'striatum']", "lazy=True").split("# cortex_l4 and")[0]
-    run_code(code, thalias)
+    words = "regions=['cortex_l4', 'striatum']", "lazy=True"
+    run_example(thalias, *words, until="# cortex_l4 and")
     assert list(thalias["brain"]["regions"]) == ["cortex_l4", "striatum"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from holdfast import Run
-from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput
+from holdfast.registry.errors import Conflict, IncompatibleState
 from holdfast.registry.history.actions import AddCheckpoint, EnterPhase, Evict, ReportMetrics
 from tests.support.sameness import assert_same
 from tests.systems import hydra_life as acts
@@ -251,18 +251,6 @@ def test_grp_and_evaluations_are_added_once(hydra: Life[Hydra], read_hydra: Read
         before = place.size_bytes()
         reg.run(run.id).add_artifact("grp", acts.grp_network())
         assert place.size_bytes() == before
-
-
-@in_a_folder
-def test_evaluations_are_appended_for_good(hydra: Life[Hydra], read_hydra: Reader) -> None:
-    run_id = read_hydra(acts.aftermath).id
-    with hydra.story.copies["phase 3"].open() as reg:
-        log = reg.run(run_id).stream("eval")
-        log.append([{"step": 1, "points": 1.5}])
-        log.append([{"step": 2, "points": -3.25}])
-        assert [entry["points"] for entry in log.read()] == [1.5, -3.25]
-        with pytest.raises(InvalidInput, match="kept for ever"):
-            log.archive("over")
 
 
 # Coming back

@@ -15,7 +15,6 @@ import torch
 import holdfast
 from holdfast import Checkpoint, Run, formats
 from holdfast.formats import thalia as files
-from holdfast.registry.comparing.state_diff import diff
 from holdfast.registry.errors import IncompatibleState, IntegrityError, InvalidInput, NotFound
 from tests.support.sameness import assert_same
 from tests.systems import thalia as acts
@@ -279,20 +278,6 @@ def test_growth_by_inputs_writes_the_tensor_again(place: Place) -> None:
 # Files
 
 
-def test_a_chain_of_deltas_gives_each_stage_again(trained: Run, tmp_path: Path) -> None:
-    base = tmp_path / "stage0.thalia"
-    files.save(base, plain(last(trained, STAGES[0])))
-    for number, stage in enumerate(STAGES[1:], 1):
-        before, base = base, tmp_path / f"stage{number}.delta.thalia"
-        files.save_delta(base, plain(last(trained, stage)), before, threshold=0)
-    found = files.load(base).state["regions"]
-    wanted = plain(last(trained, STAGES[-1]))["regions"]
-    for name, region in wanted.items():
-        assert torch.equal(
-            found[name]["weights"]["feedforward"], region["weights"]["feedforward"]
-        ), name
-
-
 def test_a_delta_in_half_precision_and_compressed_is_a_fraction_of_a_file(tmp_path: Path) -> None:
     weights = torch.ones(300, 300).cumsum(0)
     full = files.save(tmp_path / "stage2.thalia", regions(weights)).size_bytes
@@ -351,12 +336,6 @@ def test_mostly_zero_tensors_are_sparse_in_files(tmp_path: Path) -> None:
 
 
 # Diff and merge
-
-
-def test_two_stages_are_compared(trained: Run) -> None:
-    found = diff(last(trained, "sensorimotor"), last(trained, "phonology"))
-    text = str(found)
-    assert "regions/striatum" in text
 
 
 def test_two_trainings_are_merged(story: Story) -> None:

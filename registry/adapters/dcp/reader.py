@@ -176,7 +176,8 @@ class _Target:
         entry = self._description.tensors[key]
         target = self._planner.resolve_tensor(item).detach()
         dtype = DTYPES[entry.dtype]
-        filled = target if target.dtype == dtype else torch.empty(target.shape, dtype=dtype)
+        fits = target.dtype == dtype
+        filled = target if fits else torch.empty(target.shape, dtype=dtype, device="cpu")
         into = Destination(filled)
         self._made.append((item, target, filled, into))
         shape = tuple(item.lengths)

@@ -36,7 +36,7 @@ class KeptMemory:
         self._ended = Event()
         self._ended.set()
         self._is_shared = False
-        self._tensor = torch.empty(0, dtype=torch.uint8)
+        self._tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._staging = Staging(self._allocate)
 
     @classmethod
@@ -45,7 +45,7 @@ class KeptMemory:
         return _kept.setdefault(run, cls())
 
     def _allocate(self, nbytes: int) -> memoryview:
-        made = torch.empty(nbytes, dtype=torch.uint8)
+        made = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         if self._is_shared:
             made.untyped_storage().share_memory_()
         self._tensor = made

@@ -81,7 +81,7 @@ def _placeholders(tensors: Sequence[TensorEntry]) -> list[object]:
 def _placeholder(memory: mmap.mmap, offset: int, entry: TensorEntry) -> torch.Tensor:
     dtype = getattr(torch, entry.dtype)
     if not entry.nbytes:
-        return torch.empty(entry.shape, dtype=dtype)
+        return torch.empty(entry.shape, dtype=dtype, device="cpu")
     flat = torch.frombuffer(memory, dtype=torch.uint8, count=entry.nbytes, offset=offset)
     return flat.view(dtype).reshape(entry.shape)
 

@@ -124,13 +124,13 @@ class TorchGroup:
         """Exchange bytes with the other ranks."""
         sending = [len(outgoing.get(rank, b"")) for rank in range(self.size)]
         arriving = [incoming.get(rank, 0) for rank in range(self.size)]
-        data = torch.empty(sum(sending), dtype=torch.uint8)
+        data = torch.empty(sum(sending), dtype=torch.uint8, device="cpu")
         given, start = _view(data), 0
         for rank, size in enumerate(sending):
             if size:
                 given[start : start + size] = outgoing[rank]
                 start += size
-        found = torch.empty(sum(arriving), dtype=torch.uint8)
+        found = torch.empty(sum(arriving), dtype=torch.uint8, device="cpu")
         try:
             self._connected(links).alltoall_base(
                 found, data, arriving, sending, timeout=timedelta(seconds=self.deadline_s)

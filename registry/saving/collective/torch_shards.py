@@ -126,7 +126,7 @@ def encode_sharded_tensor(
             link, "a ShardedTensor with several parts on a rank", "Store its local shards."
         )
     offset, extent = (0,) * len(whole), (0,) * len(whole)
-    local = torch.empty(extent, dtype=value.dtype)
+    local = torch.empty(extent, dtype=value.dtype, device="cpu")
     for shard in shards:
         offset, local = tuple(shard.metadata.shard_offsets), shard.tensor.detach()
     node = encode_tensor(encoder, local, link, depth)

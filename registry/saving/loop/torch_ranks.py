@@ -24,7 +24,7 @@ class TorchRanks:
 
     def highest(self, value: int) -> int:
         """Return the highest value of all ranks."""
-        found = torch.tensor(value, dtype=torch.int64)
+        found = torch.tensor(value, dtype=torch.int64, device="cpu")
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
         return int(found)
 

@@ -1,0 +1,40 @@
+"""No demand without a change to the library that makes its test fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.systems.mutants import MUTANTS, VARIABLE
+from tests.systems.test_systems_doc import DOC, names_in
+
+DEMANDS = "tests/systems/test_demands.py"
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_demand_has_its_mutant_and_its_row() -> None:
+    assert names_in(ROOT / DEMANDS) == set(MUTANTS)
+    for name in MUTANTS:
+        assert f"`{DEMANDS}::{name}`" in DOC
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_fails_the_test_of_its_demand(name: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "-p", "tests.systems.mutants", f"{DEMANDS}::{name}"],
+        cwd=ROOT,
+        env={**os.environ, VARIABLE: name},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 1, f"{MUTANTS[name].fault}: nothing noticed\n{done.stdout}"
+    assert "1 failed" in done.stdout, done.stdout
+    assert "TypeError" not in done.stdout, done.stdout  # a mutant that fits no more
