@@ -89,6 +89,21 @@ def test_import_loads_nothing_heavy() -> None:
     assert rooms_of(loaded_by("import holdfast")) <= {"values"}
 
 
+def test_dir_shows_public_names_and_modules_alone_and_each_can_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path(holdfast.__file__ or "").parent
+    modules = {"formats", *(path.stem for path in folder.glob("*.py"))} - {"__init__"}
+    shown = {name for name in dir(holdfast) if not name.startswith("__")}
+    assert shown == {*holdfast.__all__, *modules}
+    light = ("distributed", "errors", "adapters.filesystem", "formats", "ipython", "rng")
+    uses = "; ".join(f"assert holdfast.{name}.__all__" for name in light)
+    assert "torch" not in loaded_by(f"import holdfast; {uses}")
+    # The others import what they wrap.
+    monkeypatch.setattr("holdfast.registry.values.first_use.import_module", str)
+    assert {holdfast.__getattr__(name) for name in modules} == {f"holdfast.{m}" for m in modules}
+
+
 #: Rooms that only some calls of a registry or a run need.
 LATE = {
     "comparing",

@@ -28,6 +28,7 @@ from holdfast.registry.saving.loop import LastHeard, failed_saves, last_heard, w
 from holdfast.registry.spec import Monitor, Retention
 from holdfast.registry.spec.presets import load_preset
 from holdfast.registry.upkeep import Damage
+from holdfast.registry.values import number
 
 _LS = (
     Column("run"),
@@ -35,6 +36,7 @@ _LS = (
     Column("phase", none="-", drop=2),
     *numbers("checkpoints", none="-", drop=4),
     Column("latest", text=lambda ref: ref.partition("/")[2], none="-", drop=3),
+    Column("best_values", text=number, is_number=True, none="-", drop=1, spreads=True),
     Column("trend", text=sparkline, is_picture=True, drop=1),
     *numbers("heard=last_heard.time", text=describe.age, none="-", drop=5),
     *numbers("age=created", text=describe.age, none="-", drop=6),
@@ -161,6 +163,8 @@ def run_json(run: Run, forks: list[str], damage: Damage | None = None) -> dict[s
         "evicted": manifest.evicted_count,
         "latest": ref(run.id, latest) if latest else None,
         "best": {metric: ref(run.id, best) if best else None for metric, best in bests.items()},
+        "best_values": {m: best.metrics[m] if best else None for m, best in bests.items()},
+        "best_steps": {metric: best.step if best else None for metric, best in bests.items()},
         "tags": {name: ref(run.id, manifest.by_n[n]) for name, n in sorted(manifest.tags.items())},
         "gates": {pin.name: source(run, pin.checkpoint) for pin in manifest.pins_of("gate")},
         "releases": [pin.name for pin in manifest.pins_of("release")],

@@ -172,7 +172,7 @@ def decode_adapted(decoder: Decoder, payload: Any, link: Link, depth: int) -> An
         raise IncompatibleState(
             f"no adapter named {name!r} is registered",
             where=where(link),
-            hint="Call holdfast.registry.pytree.register_adapter with this name before loading.",
+            hint="Call holdfast.register_adapter with this name before loading.",
         )
     plain = decoder.node(node, link, depth + 1)
     try:

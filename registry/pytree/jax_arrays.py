@@ -27,7 +27,8 @@ def encode_array(encoder: Encoder, value: jax.Array, link: Link, depth: int) -> 
             "Save what the function that took it has returned.",
         )
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        encoder.refuse(link, "a jax key cannot be stored", "Store jax.random.key_data(x).")
+        hint = "Store holdfast.jax.pack(x), or jax.random.key_data(x)."
+        encoder.refuse(link, "a jax key cannot be stored", hint)
     if not value.is_fully_addressable:
         encoder.refuse(
             link,
@@ -38,7 +39,9 @@ def encode_array(encoder: Encoder, value: jax.Array, link: Link, depth: int) -> 
     name = numpy_arrays.name_of(np.dtype(value.dtype))
     if name is None:
         encoder.refuse(
-            link, f"a jax array of {value.dtype} cannot be stored", "Convert it (.astype)."
+            link,
+            f"a jax array of {value.dtype} cannot be stored",
+            "Convert it (.astype); holdfast.jax.pack(x) does for small integers.",
         )
     # Nobody writes to a jax array, and one that is viewed is not donated.
     leaf = ArrayLeaf(name, value.shape, value.nbytes, value, _memory_of, link, is_ours=True)

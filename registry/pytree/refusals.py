@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-_ADAPTER = "Register an adapter for its type (holdfast.registry.pytree.register_adapter)."
+_ADAPTER = "Register an adapter for its type (holdfast.register_adapter)."
 _LOCKS = (
     type(threading.Lock()),
     type(threading.RLock()),
@@ -39,7 +39,7 @@ Advice = tuple[str, str]
 
 def explain(value: object) -> Advice:
     """Return why a value cannot be stored, as a clause, and advice, as a sentence."""
-    for rule in (_by_library, _by_kind, _by_base):
+    for rule in (_by_jax, _by_library, _by_kind, _by_base):
         advice = rule(value)
         if advice is not None:
             return advice
@@ -58,6 +58,16 @@ def is_tensor_like(value: object) -> bool:
     """Return whether a value is a tensor of any class; torch need not be installed."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _by_jax(value: object) -> Advice | None:
+    """Recognise a pytree of jax: a named tuple, or a type that is registered there."""
+    jax = sys.modules.get("jax")
+    if jax is None or jax.tree_util.all_leaves([value]):
+        return None
+    return f"a pytree ({full_name(type(value))}) cannot be stored as it is", (
+        "Store holdfast.jax.pack(x), and use holdfast.jax.restore(target, stored) after loading."
+    )
 
 
 def _by_library(value: object) -> Advice | None:

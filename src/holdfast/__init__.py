@@ -12,8 +12,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from holdfast import dcp as dcp
+    from holdfast import distributed as distributed
+    from holdfast import errors as errors
+    from holdfast import filesystem as filesystem
     from holdfast import formats as formats
+    from holdfast import ipython as ipython
+    from holdfast import jax as jax
+    from holdfast import lightning as lightning
     from holdfast import rng as rng
+    from holdfast import transformers as transformers
+    from holdfast import wandb as wandb
     from holdfast.registry.errors import RegistryError
     from holdfast.registry.face.factory import init, open  # noqa: A004
     from holdfast.registry.face.registry import Registry
@@ -34,7 +43,7 @@ else:
     __getattr__ = at_first_use(__name__)
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted({*__all__, *_MODULES, *(name for name in globals() if name[:2] == "__")})
 
 
 __all__ = [

@@ -21,7 +21,8 @@ PUBLIC = [
     *("holdfast", "holdfast.dcp", "holdfast.distributed", "holdfast.errors"),
     "holdfast.filesystem",
     *("holdfast.formats", "holdfast.formats.andrea", "holdfast.formats.thalia", "holdfast.ipython"),
-    *("holdfast.lightning", "holdfast.rng", "holdfast.transformers", "holdfast.wandb"),
+    *("holdfast.jax", "holdfast.lightning", "holdfast.rng", "holdfast.transformers"),
+    "holdfast.wandb",
 ]
 #: Settings that pydantic and fsspec read from a class.
 OF_OTHERS = {"model_config", "protocol", "root_marker"}

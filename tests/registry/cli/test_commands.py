@@ -131,7 +131,7 @@ def test_run_create_keeps_no_best_without_a_monitor(call: Call) -> None:
 def test_run_ls_and_show(call: Call) -> None:
     listed = call("run", "ls").stdout.splitlines()
     assert listed[0].split() == [
-        *("run", "status", "phase", "checkpoints", "latest", "heard", "age"),
+        *("run", "status", "phase", "checkpoints", "latest", "loss", "heard", "age"),
     ]
     assert listed[1].split()[:5] == ["demo", "running", "2", "2", "phase2/step00000020"]
     shown = call("run", "show", "demo").stdout

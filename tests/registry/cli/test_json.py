@@ -14,6 +14,7 @@ RUN = {
     *("run", "status", "created", "seed", "config", "config_hash", "environment", "monitors"),
     *("checkpoints", "superseded", "latest", "best", "tags", "writer", "commits", "head"),
     *("evicted", "gates", "releases", "artifacts", "streams", "pool"),
+    *("best_values", "best_steps"),
     "phases",
     "dropped",
     "journal",
@@ -54,6 +55,29 @@ def test_runs(call_json: CallJson) -> None:
     assert shown["config"] == {"lr": 0.1}
     assert shown["best"] == {"loss": "demo/phase2/step00000020"}
     assert set(call_json("run", "create", "new")) == RUN
+
+
+def test_a_sweep_is_compared_by_its_best_values(call: Call, call_json: CallJson, url: str) -> None:
+    with holdfast.open(url) as opened:
+        for lr, losses in ((0.5, (0.9, 0.3, 0.7)), (0.01, (0.8, 0.6, 0.5)), (2.0, ())):
+            run = opened.create_run(
+                f"sweep-{lr}",
+                config={"lr": lr},
+                monitor=holdfast.Monitor(metric="loss", mode="min"),
+            )
+            for step, loss in enumerate(losses, 1):
+                run.save({"w": step}, step=step, metrics={"loss": loss})
+    listed = {one["run"]: one for one in call_json("run", "ls")}
+    assert listed["sweep-0.5"]["best_values"] == {"loss": 0.3}
+    assert listed["sweep-0.5"]["best_steps"] == {"loss": 2}
+    assert listed["sweep-2.0"]["best_values"] == {"loss": None}
+    lines = call("run", "ls", "--columns", "run,config.lr,loss,best_steps.loss", "--sort", "loss")
+    assert [line.split() for line in lines.stdout.splitlines()[1:4]] == [
+        ["demo", "0.1", "0.25", "20"],
+        ["sweep-0.5", "0.5", "0.3", "2"],
+        ["sweep-0.01", "0.01", "0.5", "3"],
+    ]
+    assert "best_values.loss" in call("run", "ls", "--csv").stdout.splitlines()[0]
 
 
 def test_log(call_json: CallJson) -> None:

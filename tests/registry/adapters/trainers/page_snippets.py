@@ -21,7 +21,7 @@ def blocks(page: str) -> dict[str, str]:
 
 
 def execute(page: str, folder: str, strike: int | None = None) -> None:
-    """Run the snippets of a page in order, in a folder; in the plain loop be killed at a step."""
+    """Run the snippets of a page in order, in a folder; in a plain loop be killed at a step."""
     os.chdir(folder)
     for kind in ("CACHE", "CONFIG", "DATA"):  # not the home of whoever runs the tests
         os.environ[f"WANDB_{kind}_DIR"] = str(Path(folder) / "wandb-own")
@@ -41,6 +41,10 @@ def _readers_own(page: str, strike: int | None) -> dict[str, Any]:
         from tests.registry.adapters.trainers import transformers_training
 
         return {"model": transformers_training.model(False), "data": transformers_training.data()}
+    if page == "jax.md":
+        from tests.registry.adapters.trainers import jax_trees
+
+        return jax_trees.readers_own(strike)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     done = 0
