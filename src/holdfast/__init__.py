@@ -41,6 +41,11 @@ else:
     from holdfast.registry.values.first_use import at_first_use
 
     __getattr__ = at_first_use(__name__)
+    #: The modules that users import from.
+    _MODULES = (
+        *("dcp", "distributed", "errors", "filesystem", "formats", "ipython", "jax", "lightning"),
+        *("rng", "transformers", "wandb"),
+    )
 
     def __dir__() -> list[str]:
         return sorted({*__all__, *_MODULES, *(name for name in globals() if name[:2] == "__")})
