@@ -25,7 +25,6 @@ from rich.table import Table
 from workloads import frozen, hydra, pool_copy
 
 import holdfast
-from holdfast.registry.loading.stored import reader_of
 
 #: Options of `holdfast.init`, and the highest ratio to the plain files that is good enough.
 WAYS: dict[str, tuple[dict[str, Any], float]] = {
@@ -78,7 +77,7 @@ def in_registry(folder: Path, saves: int, scale: float, **options: Any) -> Count
                     state, step=state["global_step"], companions={"kl_anchor": shared["kl_anchor"]}
                 )
             if number == 0:
-                packs = reader_of(ck.companion("kl_anchor")).placement.packs
+                packs = ck.companion("kl_anchor").handle.reader.placement.packs
                 sizes["KL anchors"] = sum(pack.size_bytes for pack in packs)
                 sizes["checkpoints"] -= sizes["KL anchors"]
             with counted("pool copies"):

@@ -89,8 +89,8 @@ def _measure(at: Path, tool: str, threads: int) -> dict[str, float]:
         run = opened.run("run")
         one, two = run.checkpoints()[:2]
         tools: dict[str, Callable[[], object]] = {
-            "stats": lambda: stats(two),
-            "diff": lambda: diff(one, two, values=True),
+            "stats": lambda: stats(two.handle),
+            "diff": lambda: diff(one.handle, two.handle, values=True),
             # Other weights each time, or the result would be there already.
             "merge": lambda: run.merge(
                 [one, two], step=threads + 10, weights=[1 / threads, 1 - 1 / threads]

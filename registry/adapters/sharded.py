@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.face import Run
-from holdfast.registry.loading import Checkpoint, commit_keys, reader_of
+from holdfast.registry.loading import Checkpoint
 from holdfast.registry.pytree import is_array, rebuild, walk
 from holdfast.registry.saving.collective import load_into
 
@@ -83,7 +83,7 @@ def load_around(
     else:
         assert run.group is not None
         load_into(found, target, group=run.group, strict=False)
-    kept = commit_keys(found)
+    kept = found.handle.commit_keys()
     names = found.components if kept is None else kept.order
     rest = [name for name in names if name not in target and name not in SHARDED]
     state: dict[str, Any] = found.load(only=rest, precision="original")
@@ -120,5 +120,5 @@ def _filled(found: Checkpoint, name: str, part: Any) -> Any:
             array, memory = pytree.allocate(entry.dtype, entry.shape, kinds[index])
             missing.append((entry, memory))
         arrays.append(array)
-    reader_of(found).read(manifest, missing)
+    found.handle.reader.read(manifest, missing)
     return pytree.unflatten_component(component.skeleton, arrays, name=name)

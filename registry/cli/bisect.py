@@ -235,7 +235,7 @@ def _unless_evicted(
 def _changed(found: Bisected[Checkpoint]) -> list[TensorDiff] | None:
     """Return the tensors that differ between the last good one and the first bad one."""
     try:
-        return diff(found.good, found.bad).differing
+        return diff(found.good.handle, found.bad.handle).differing
     except MissingObject as error:
         output.note(f"the changes cannot be shown: {error}")
         return None

@@ -45,7 +45,7 @@ def diff(
 ) -> Answer:
     """Compare two checkpoints; only --values reads their data."""
     old, new = opened.checkpoint(before), opened.checkpoint(after)
-    found = compare(old, new, values=values)
+    found = compare(old.handle, new.handle, values=values)
     return Answer(
         lambda: _diff_json(old, new, found, values=values),
         lambda: [f"the same state: {new.digest.short}"] if found.is_same else _print_diff(found),

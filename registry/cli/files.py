@@ -18,7 +18,6 @@ from holdfast.registry.face import Registry
 from holdfast.registry.formats import EXTENSIONS, MAIN_EXTENSIONS, NAMES, TREE, named
 from holdfast.registry.formats import OPAQUE_FORMAT as OPAQUE_FORMAT
 from holdfast.registry.layouts import hub_folder
-from holdfast.registry.loading import reader_of
 
 #: The exit status of a check of a file whose format nobody knows.
 _UNKNOWN = 9
@@ -121,7 +120,7 @@ def pull(
         )
     stored = opened.stored(ref)
     advance.expect(
-        lambda: reader_of(stored).stored_bytes(
+        lambda: stored.handle.reader.stored_bytes(
             tensor
             for name, part in stored.manifest.components.items()
             if not only or name in only

@@ -46,7 +46,7 @@ def stats(
     """
     stored = opened.stored(ref)
     with workers_at(dask) as executor:
-        found = sum_up(stored, patterns or (), executor=executor)
+        found = sum_up(stored.handle, patterns or (), executor=executor)
     return Answer(lambda: _stats_json(stored, found), lambda: _text(found))
 
 

@@ -9,7 +9,7 @@ from holdfast.registry.comparing.state_diff import Diff, diff
 from holdfast.registry.history import RunLog, ValueDiff, compare_configs
 from holdfast.registry.history.actions import Parent
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading import Checkpoint
+from holdfast.registry.loading import CheckpointHandle
 from holdfast.registry.store import Store
 
 
@@ -65,7 +65,8 @@ def compare_runs(store: Store, first: RunLog, second: RunLog) -> Branches:
     difference = None
     if differs_at is not None and differs_at.first and differs_at.second:
         difference = diff(
-            Checkpoint(store, first, differs_at.first), Checkpoint(store, second, differs_at.second)
+            CheckpointHandle.of(store, first, differs_at.first),
+            CheckpointHandle.of(store, second, differs_at.second),
         )
     return Branches(
         first=one.run_id,

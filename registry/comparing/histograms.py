@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from holdfast.registry.comparing.chunkwise import Piece, reduce_pieces
 from holdfast.registry.errors import InvalidInput, NotFound
-from holdfast.registry.loading import Stored, reader_of, tensors_by_path
+from holdfast.registry.loading import StateHandle, tensors_by_path
 from holdfast.registry.objects import CHUNK_BYTES, TensorEntry
 from holdfast.registry.values import Digest, near
 
@@ -39,7 +39,7 @@ class Histogram:
 
 
 def histogram(
-    stored: Stored, path: str, *, budget_bytes: int = 32 * 2**20, bins: int = BINS
+    stored: StateHandle, path: str, *, budget_bytes: int = 32 * 2**20, bins: int = BINS
 ) -> Histogram:
     """Read a tensor, or chunks evenly spread over it, and count its elements by value."""
     from holdfast.registry.comparing import elements
@@ -72,11 +72,11 @@ def histogram(
     )
 
 
-def _parts(stored: Stored, entry: TensorEntry, budget_bytes: int) -> list[memoryview]:
+def _parts(stored: StateHandle, entry: TensorEntry, budget_bytes: int) -> list[memoryview]:
     """Return raw bytes of the tensor: all of it, or chunks evenly spread over it."""
     if entry.inline is not None:
         return [memoryview(entry.inline)]
-    source = reader_of(stored)
+    source = stored.reader
     chunks = list(zip(source.chunk_digests(entry), entry.grid.sizes(), strict=True))
     pieces = [Piece((digest,), entry.dtype, size) for digest, size in _spread(chunks, budget_bytes)]
     read = reduce_pieces([source], pieces, lambda _, views: bytes(views[0]))

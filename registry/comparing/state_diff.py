@@ -14,7 +14,7 @@ from typing import Literal
 
 from holdfast.registry.comparing.tensor_distances import Distance, distances
 from holdfast.registry.history import ValueDiff, compare_values, plain_values
-from holdfast.registry.loading import Checkpoint, TensorInfo
+from holdfast.registry.loading import StateHandle, TensorInfo, tensors_of
 from holdfast.registry.values import Digest, markup, number, size
 
 #: `reshaped` is another shape or element type, or another original type before precision was lost.
@@ -132,15 +132,16 @@ def _tensor_row(tensor: TensorDiff) -> tuple[object, ...]:
     return tensor.path, tensor.kind, size(tensor.nbytes), norm
 
 
-def diff(before: Checkpoint, after: Checkpoint, *, values: bool = False) -> Diff:
-    """Compare two checkpoints, of any run and registry."""
-    tensors = compare_tensors(before.tensors(), after.tensors())
+def diff(before: StateHandle, after: StateHandle, *, values: bool = False) -> Diff:
+    """Compare two stored states, of any run and registry."""
+    first, second = before.manifest, after.manifest
+    tensors = compare_tensors(tensors_of(first), tensors_of(second))
     if values:
         tensors = _with_distances(before, after, tensors)
-    plain = compare_values(
-        plain_values(before.manifest.components), plain_values(after.manifest.components)
+    plain = compare_values(plain_values(first.components), plain_values(second.components))
+    old, new = (
+        {name: part.digest for name, part in one.components.items()} for one in (first, second)
     )
-    old, new = before.components, after.components
     names = [*new, *(name for name in old if name not in new)]
     owned: dict[str, list[TensorDiff]] = {name: [] for name in names}
     for tensor in tensors:
@@ -175,7 +176,7 @@ def compare_tensors(
 
 
 def _with_distances(
-    before: Checkpoint, after: Checkpoint, tensors: Iterable[TensorDiff]
+    before: StateHandle, after: StateHandle, tensors: Iterable[TensorDiff]
 ) -> tuple[TensorDiff, ...]:
     changed = [tensor.path for tensor in tensors if tensor.kind == "changed"]
     found = distances(before, after, changed)

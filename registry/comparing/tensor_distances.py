@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.registry.comparing.chunkwise import Piece, reduce_pieces
-from holdfast.registry.loading import Stored, reader_of, tensors_by_path
+from holdfast.registry.loading import StateHandle, tensors_by_path
 from holdfast.registry.objects import TensorEntry
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ class Distance:
         return self.changed / self.count if self.count else 0.0
 
 
-def distances(before: Stored, after: Stored, paths: Iterable[str]) -> dict[str, Distance]:
+def distances(before: StateHandle, after: StateHandle, paths: Iterable[str]) -> dict[str, Distance]:
     """Return the distances of tensors by path. Memory stays below 256 MiB."""
     from holdfast.registry.comparing import elements
 
     old, new = (tensors_by_path(one.manifest.components) for one in (before, after))
     pieces = {path: _pieces(before, old[path], after, new[path]) for path in paths}
     found = reduce_pieces(
-        [reader_of(before), reader_of(after)],
+        [before.reader, after.reader],
         (piece for parts in pieces.values() for piece in parts),
         lambda piece, views: elements.compare(views[0], views[1], piece.dtype),
     )
@@ -62,7 +62,9 @@ def distances(before: Stored, after: Stored, paths: Iterable[str]) -> dict[str, 
     return {path: _distance(new[path], change(path)) for path in pieces}
 
 
-def differing_bytes(before: Stored, after: Stored, paths: Iterable[str]) -> dict[str, int]:
+def differing_bytes(
+    before: StateHandle, after: StateHandle, paths: Iterable[str]
+) -> dict[str, int]:
     """Return by path how many bytes of chunks `distances` reads, of both states together."""
     old, new = (tensors_by_path(one.manifest.components) for one in (before, after))
     return {
@@ -71,10 +73,12 @@ def differing_bytes(before: Stored, after: Stored, paths: Iterable[str]) -> dict
     }
 
 
-def _pieces(before: Stored, old: TensorEntry, after: Stored, new: TensorEntry) -> list[Piece]:
+def _pieces(
+    before: StateHandle, old: TensorEntry, after: StateHandle, new: TensorEntry
+) -> list[Piece]:
     if new.inline is not None:
         return []
-    first, second = reader_of(before).chunk_digests(old), reader_of(after).chunk_digests(new)
+    first, second = before.reader.chunk_digests(old), after.reader.chunk_digests(new)
     chunks = zip(first, second, new.grid.sizes(), strict=True)
     return [Piece((one, two), new.dtype, size) for one, two, size in chunks if one != two]
 

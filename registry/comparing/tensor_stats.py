@@ -26,7 +26,7 @@ from holdfast.registry.comparing.chunkwise import (
 )
 from holdfast.registry.errors import NotFound
 from holdfast.registry.history import RunLog, StateReader
-from holdfast.registry.loading import Stored, reader_of, tensors_by_path
+from holdfast.registry.loading import StateHandle, tensors_by_path
 from holdfast.registry.objects import TensorEntry
 from holdfast.registry.store import Store, Workers
 from holdfast.registry.values import Digest, near
@@ -115,24 +115,24 @@ class StateStats:
 
 
 def stats(
-    stored: Stored, patterns: Sequence[str] = (), *, executor: Executor | None = None
+    stored: StateHandle, patterns: Sequence[str] = (), *, executor: Executor | None = None
 ) -> StateStats:
     """Read the tensors of a state and return their statistics. Memory stays below 256 MiB."""
     return _stats(stored, _wanted(stored, patterns), executor)
 
 
-def stats_of(stored: Stored, paths: Iterable[str]) -> StateStats:
+def stats_of(stored: StateHandle, paths: Iterable[str]) -> StateStats:
     """Read these tensors of a state and return their statistics, as `stats` does."""
     entries = tensors_by_path(stored.manifest.components)
     return _stats(stored, {path: entries[path] for path in paths})
 
 
 def _stats(
-    stored: Stored, entries: Mapping[str, TensorEntry], executor: Executor | None = None
+    stored: StateHandle, entries: Mapping[str, TensorEntry], executor: Executor | None = None
 ) -> StateStats:
     from holdfast.registry.comparing import elements
 
-    reader = reader_of(stored)
+    reader = stored.reader
     workers = Workers(executor, reader.store)
     pieces = {path: _pieces(stored, entry) for path, entry in entries.items()}
     if any(pieces.values()):
@@ -203,7 +203,7 @@ class Summarising:
         return buffer if buffer.nbytes >= size else memoryview(bytearray(size))
 
 
-def _wanted(stored: Stored, patterns: Sequence[str]) -> dict[str, TensorEntry]:
+def _wanted(stored: StateHandle, patterns: Sequence[str]) -> dict[str, TensorEntry]:
     entries = tensors_by_path(stored.manifest.components)
     if not patterns:
         return entries
@@ -221,14 +221,12 @@ def _wanted(stored: Stored, patterns: Sequence[str]) -> dict[str, TensorEntry]:
     }
 
 
-def _pieces(stored: Stored, entry: TensorEntry) -> list[Piece]:
+def _pieces(stored: StateHandle, entry: TensorEntry) -> list[Piece]:
     if entry.inline is not None:
         return []
     return [
         Piece((digest,), entry.dtype, size)
-        for digest, size in zip(
-            reader_of(stored).chunk_digests(entry), entry.grid.sizes(), strict=True
-        )
+        for digest, size in zip(stored.reader.chunk_digests(entry), entry.grid.sizes(), strict=True)
     ]
 
 

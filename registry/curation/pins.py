@@ -13,7 +13,7 @@ from holdfast.registry.errors import BeyondLimit, Conflict, IntegrityError, Inva
 from holdfast.registry.history import check_name
 from holdfast.registry.history.actions import Action, SetPin, SetTag
 from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
-from holdfast.registry.loading import Checkpoint, Stored
+from holdfast.registry.loading import Checkpoint, StateHandle, Stored
 from holdfast.registry.values import Digest, counted, near, number
 from holdfast.registry.writing import Committer, Composed
 
@@ -98,7 +98,7 @@ def add_artifact(committer: Committer, name: str, state: object) -> Stored:
     committer.commit(
         Composed(compose, lambda: [first.pop() if first else committer.write_plain(state)])
     )
-    return Stored(committer.store, committer.log, digest, f"artifacts/{name}")
+    return Stored(StateHandle(committer.store, committer.log, digest, f"artifacts/{name}"))
 
 
 def find_pin(run: RunManifest, kind: str, name: str) -> Pin:
@@ -183,7 +183,7 @@ def _best(run: RunManifest, name: str, phase: str | None) -> CheckpointRecord:
 
 def _damaged(committer: Committer, gate: Pin) -> Digest:
     """Return the id of a gate that fails verification."""
-    stored = Stored(committer.store, committer.log, gate.manifest, gate.ref)
+    stored = StateHandle(committer.store, committer.log, gate.manifest, gate.ref)
     try:
         stored.load()
     except BeyondLimit:

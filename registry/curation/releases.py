@@ -20,7 +20,7 @@ from holdfast.registry.errors import Conflict, InvalidInput, NotFound
 from holdfast.registry.history import RunLog, check_metrics, moment
 from holdfast.registry.history.actions import Action, Commit, CommitKeys, PointRelease, SetPin
 from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
-from holdfast.registry.loading import Checkpoint, Stored, check_components
+from holdfast.registry.loading import Checkpoint, StateHandle, Stored, check_components
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.spec import inference_parts
 from holdfast.registry.store import Store
@@ -32,42 +32,82 @@ Card = Mapping[str, Any] | str | os.PathLike[str]
 _CARD = "card"
 
 
+@dataclass(frozen=True)
+class _ReleaseHandle(StateHandle):
+    """A release: a stored state with its pin."""
+
+    pin: Pin
+
+    def commit_keys(self) -> CommitKeys | None:
+        """Return the keys of the checkpoint's commit, if the release is the whole checkpoint."""
+        record = self.source()
+        is_whole = record is not None and record.manifest == self.digest
+        return record.commit_keys if record is not None and is_whole else None
+
+    def file_keys(self) -> dict[str, Any]:
+        """Return version, metrics and card under the keys that the preset names."""
+        keys = self.log.run.spec.release_keys
+        if keys is None:
+            return {}
+        found: dict[str, Any] = {}
+        if keys.version is not None:
+            found[keys.version] = self.pin.name
+        if keys.metrics is not None:
+            found[keys.metrics] = dict(self.pin.metrics)
+        if keys.card is not None:
+            found[keys.card] = self.card()
+        return found
+
+    def card(self) -> dict[str, Any]:
+        """Read the model card."""
+        if self.pin.card is None:
+            return {}
+        card = StateHandle(self.store, self.log, self.pin.card, f"{self.path}/{_CARD}")
+        return dict(card.load()[_CARD])
+
+    def source(self) -> CheckpointRecord | None:
+        """Return the record of its checkpoint; `None` if the log does not know it."""
+        n = self.pin.checkpoint
+        return None if n is None else self.log.knowing(n).by_n.get(n)
+
+
 class Release(Stored):
     """A published state."""
 
+    _handle: _ReleaseHandle
+
     def __init__(self, store: Store, log: RunLog, pin: Pin) -> None:
-        super().__init__(store, log, pin.manifest, pin.ref)
-        self._pin = pin
+        super().__init__(_ReleaseHandle(store, log, pin.manifest, pin.ref, pin))
 
     @property
     def record(self) -> Pin:
         """The record in the run's log."""
-        return self._pin
+        return self._handle.pin
 
     @property
     def version(self) -> str:
         """Its semantic version."""
-        return self._pin.name
+        return self._handle.pin.name
 
     @property
     def metrics(self) -> dict[str, float]:
         """Its metrics."""
-        return dict(self._pin.metrics)
+        return dict(self._handle.pin.metrics)
 
     @property
     def published(self) -> datetime:
         """When it was published, by the publisher's clock; limited to the years 1 to 9999."""
-        return moment(self._pin.time_ms)
+        return moment(self._handle.pin.time_ms)
 
     @property
     def is_latest(self) -> bool:
         """Whether `releases/latest` names it, by the part of the log that this handle has read."""
-        return self._log.run.release == self.version
+        return self._handle.log.run.release == self.version
 
     @property
     def checkpoint(self) -> int | None:
         """Commit number of its checkpoint, which may be evicted."""
-        return self._pin.checkpoint
+        return self._handle.pin.checkpoint
 
     @property
     def source(self) -> str | None:
@@ -77,8 +117,10 @@ class Release(Stored):
 
     def source_checkpoint(self) -> Checkpoint | None:
         """Return its checkpoint, which may be evicted; `None` if the log does not know it."""
-        record = self._source()
-        return None if record is None else Checkpoint(self._store, self._log, record)
+        record = self._handle.source()
+        if record is None:
+            return None
+        return Checkpoint(self._handle.store, self._handle.log, record)
 
     @property
     def card(self) -> dict[str, Any]:
@@ -87,37 +129,11 @@ class Release(Stored):
         Raises:
             IntegrityError: The card is damaged or gone.
         """
-        if self._pin.card is None:
-            return {}
-        stored = Stored(self._store, self._log, self._pin.card, f"{self._pin.ref}/{_CARD}")
-        return dict(stored.load()[_CARD])
+        return self._handle.card()
 
     def card_yaml(self) -> str:
         """Return its model card as YAML: block style, keys sorted."""
         return write_card(self.card)
-
-    def _commit_keys(self) -> CommitKeys | None:
-        record = self._source()
-        is_whole = record is not None and record.manifest == self.digest
-        return record.commit_keys if record is not None and is_whole else None
-
-    def _file_keys(self) -> dict[str, Any]:
-        """Return version, metrics and card under the keys that the preset names."""
-        keys = self._log.run.spec.release_keys
-        if keys is None:
-            return {}
-        found: dict[str, Any] = {}
-        if keys.version is not None:
-            found[keys.version] = self.version
-        if keys.metrics is not None:
-            found[keys.metrics] = self.metrics
-        if keys.card is not None:
-            found[keys.card] = self.card
-        return found
-
-    def _source(self) -> CheckpointRecord | None:
-        n = self.checkpoint
-        return None if n is None else self._log.knowing(n).by_n.get(n)
 
 
 @dataclass(frozen=True, slots=True)

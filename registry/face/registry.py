@@ -294,7 +294,7 @@ class Registry(MaintainedRegistry):
         old, new = (
             self.checkpoint(one) if isinstance(one, str) else one for one in (before, after)
         )
-        return rooms.diff(old, new, values=values)
+        return rooms.diff(old.handle, new.handle, values=values)
 
     def checkpoint(self, ref: str) -> Checkpoint:
         """Return exactly the checkpoint that a ref names.

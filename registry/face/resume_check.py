@@ -146,11 +146,11 @@ def verify_segments(segment: Segment, *, steps: int, resume_at: int | None) -> R
     with TemporaryDirectory(prefix="holdfast-verify-resume-") as folder:
         straight = _trained(segment, Path(folder, "straight"), [stop])
         resumed = _trained(segment, Path(folder, "resumed"), [half, stop])
-        compared = _without_clocks(diff(straight[-1], resumed[-1]))
+        compared = _without_clocks(diff(straight[-1].handle, resumed[-1].handle))
         if compared is None:
             return ResumeReport(stop, half, straight[-1].digest, resumed[-1].digest)
         again = _trained(segment, Path(folder, "again"), [stop])
-        against = _without_clocks(diff(straight[-1], again[-1])) or Diff((), (), ())
+        against = _without_clocks(diff(straight[-1].handle, again[-1].handle)) or Diff((), (), ())
         found, noise = _without_noise(compared, against)
         return ResumeReport(
             steps=stop,

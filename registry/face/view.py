@@ -13,7 +13,7 @@ from holdfast.registry.face.html import run_html
 from holdfast.registry.history import check_phase, decode_plain, phase_value
 from holdfast.registry.history.actions import Commit, RunStatus
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading import Checkpoint, Stored
+from holdfast.registry.loading import Checkpoint, StateHandle, Stored
 from holdfast.registry.saving import DEFAULT_PHASE
 from holdfast.registry.spec import Monitor, RunSpec, child, phase_number
 from holdfast.registry.values import markup
@@ -199,7 +199,7 @@ class RunView:
             NotFound: There is none of that name.
         """
         found = pins.find_pin(self._log.refresh(), "artifact", name)
-        return Stored(self._store, self._log, found.manifest, found.ref)
+        return Stored(StateHandle(self._store, self._log, found.manifest, found.ref))
 
     def evicted(self) -> list[Checkpoint]:
         """Return the checkpoints that are evicted now, oldest first.

@@ -14,14 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from holdfast.registry import pytree
-from holdfast.registry.loading import (
-    Stored,
-    check_components,
-    commit_keys,
-    file_keys,
-    load_portable,
-    reader_of,
-)
+from holdfast.registry.loading import Stored, check_components
 from holdfast.registry.objects import Component, TensorEntry
 from holdfast.registry.pytree import ArrayLeaf, FlatState, TensorBytes, as_torch
 from holdfast.registry.values import Digest, Json
@@ -84,7 +77,7 @@ class StoredContent(Content):
     """A state that a registry stores; every byte of it is verified."""
 
     def __init__(self, stored: Stored, only: Sequence[str] | None) -> None:
-        manifest, kept = stored.manifest, commit_keys(stored)
+        manifest, kept = stored.manifest, stored.handle.commit_keys()
         check_components(
             stored.ref, only or (), manifest.components if kept is None else kept.order
         )
@@ -107,16 +100,16 @@ class StoredContent(Content):
     def load(self) -> Any:
         """Return the state; a whole release with the keys that its preset names for files."""
         state = self._stored.load(only=self._only, precision="stored")
-        extra = file_keys(self._stored) if self._only is None else {}
+        extra = self._stored.handle.file_keys() if self._only is None else {}
         return {**extra, **state} if extra else state
 
     def flat(self, names: Iterable[str]) -> FlatState:
         """Read components."""
-        return pytree.flatten(load_portable(self._stored, names))
+        return pytree.flatten(self._stored.handle.load(names, portable=True))
 
     def read_chunks(self, path: str, wanted: Mapping[int, memoryview]) -> None:
         """Read chunks; equal ones are read once."""
-        entry, reader = self.tensors[path], reader_of(self._stored)
+        entry, reader = self.tensors[path], self._stored.handle.reader
         if entry.inline is not None:
             for view in wanted.values():
                 view[:] = entry.inline

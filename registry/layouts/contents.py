@@ -8,7 +8,7 @@ from holdfast.registry.curation import Release, Releases
 from holdfast.registry.curation.pool import PoolEntry
 from holdfast.registry.curation.streams import Stream
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.loading import Checkpoint, Stored
+from holdfast.registry.loading import Checkpoint, StateHandle, Stored
 from holdfast.registry.spec import Monitor
 from holdfast.registry.writing import Committer
 
@@ -69,7 +69,7 @@ class RunContents:
         """The artifacts by name."""
         store, log = self._committer.store, self._committer.log
         return {
-            pin.name: Stored(store, log, pin.manifest, pin.ref)
+            pin.name: Stored(StateHandle(store, log, pin.manifest, pin.ref))
             for pin in self.run.pins_of("artifact")
         }
 

@@ -1,6 +1,7 @@
 """Stored states as users hold them, and reading them into memory.
 
-- `stored`: `Stored`, a state that a run keeps: `load`, `load_into`, lazy and Zarr access;
+- `state_handle`: `StateHandle`, a stored state as the rest of Holdfast takes it.
+- `stored`: `Stored`, its face: a state that a run keeps: `load`, `load_into`, lazy and Zarr access;
   `lazy_state`: the state as a mapping that reads at first access.
 - `checkpoint`: `Checkpoint`, a stored state with its step, metrics and companions.
 - `files`: the files of a state that was pushed as a folder.
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from holdfast.registry.loading.allocating import LoadPrecision as LoadPrecision
     from holdfast.registry.loading.allocating import allocate as allocate
     from holdfast.registry.loading.checkpoint import Checkpoint as Checkpoint
-    from holdfast.registry.loading.checkpoint import TensorInfo as TensorInfo
     from holdfast.registry.loading.destinations import Destination as Destination
     from holdfast.registry.loading.files import TREE as TREE
     from holdfast.registry.loading.files import FileInfo as FileInfo
@@ -39,14 +39,11 @@ if TYPE_CHECKING:
     from holdfast.registry.loading.fit import tensors_by_path as tensors_by_path
     from holdfast.registry.loading.fit import widened_paths as widened_paths
     from holdfast.registry.loading.selecting import select as select
+    from holdfast.registry.loading.state_handle import CheckpointHandle as CheckpointHandle
+    from holdfast.registry.loading.state_handle import StateHandle as StateHandle
+    from holdfast.registry.loading.state_handle import TensorInfo as TensorInfo
+    from holdfast.registry.loading.state_handle import tensors_of as tensors_of
     from holdfast.registry.loading.stored import Stored as Stored
-    from holdfast.registry.loading.stored import commit_keys as commit_keys
-    from holdfast.registry.loading.stored import file_keys as file_keys
-    from holdfast.registry.loading.stored import kept_by_commit as kept_by_commit
-    from holdfast.registry.loading.stored import load_portable as load_portable
     from holdfast.registry.loading.stored import load_to_train as load_to_train
-    from holdfast.registry.loading.stored import log_of as log_of
-    from holdfast.registry.loading.stored import reader_of as reader_of
-    from holdfast.registry.loading.stored import rebuild as rebuild
 else:
     __getattr__ = at_first_use(__name__)

@@ -18,29 +18,39 @@ from holdfast.registry.history import (
     format_time,
     moment,
     phase_value,
-    step_ref,
     tier_after_report,
 )
-from holdfast.registry.history.actions import CommitKeys, ReportMetrics
+from holdfast.registry.history.actions import ReportMetrics
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading.allocating import LoadPrecision
-from holdfast.registry.loading.fit import LoadReport
-from holdfast.registry.loading.stored import Stored, TensorInfo
+from holdfast.registry.loading.state_handle import CheckpointHandle, StateHandle
+from holdfast.registry.loading.stored import Stored
 from holdfast.registry.spec import MIGRATIONS, check_dtypes, check_keys, manifest_dtypes
 from holdfast.registry.store import Store
 from holdfast.registry.values import markup, near, size
 from holdfast.registry.writing import Committer
 
-__all__ = ["Checkpoint", "LoadReport", "TensorInfo"]
-
 
 class Checkpoint(Stored):
     """One checkpoint of a run. Its data is read only when it is asked for."""
 
+    _handle: CheckpointHandle
+
     def __init__(self, store: Store, log: RunLog, record: CheckpointRecord) -> None:
-        super().__init__(store, log, record.manifest, step_ref(record))
-        self._n = record.n
-        self._record = record
+        super().__init__(CheckpointHandle.of(store, log, record))
+
+    @property
+    def handle(self) -> CheckpointHandle:
+        """Its inner value, which other parts of Holdfast take; not for programs."""
+        return self._handle
+
+    @property
+    def _record(self) -> CheckpointRecord:
+        return self._handle.record
+
+    @property
+    def _n(self) -> int:
+        return self._handle.record.n
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Checkpoint):
@@ -55,7 +65,8 @@ class Checkpoint(Stored):
         return self.run_id, self._n, self.digest
 
     def _html(self) -> tuple[Mapping[str, object], markup.Rows | Exception]:
-        record = self._log.run.by_n.get(self._n, self._record)  # `self.record` may read the log
+        run = self._handle.log.run
+        record = run.by_n.get(self._n, self._record)  # `self.record` may read the log
         facts = {
             "id": self.digest,
             "time": format_time(record.time_ms),
@@ -84,19 +95,12 @@ class Checkpoint(Stored):
 
         For an evicted checkpoint, the whole log is read once.
         """
-        return self._log.knowing(self._n).by_n.get(self._n, self._record)
+        return self._handle.log.knowing(self._n).by_n.get(self._n, self._record)
 
     @property
     def is_evicted(self) -> bool:
         """Whether it was evicted, as far as this handle has read."""
-        return self._log.run.is_evicted(self._n)
-
-    @property
-    def ref(self) -> str:
-        """Its ref: run, phase and step; run and id if it is superseded."""
-        if self.superseded:
-            return f"{self.run_id}/{self.digest.short}"
-        return super().ref
+        return self._handle.log.run.is_evicted(self._n)
 
     @property
     def phase(self) -> int | str:
@@ -131,16 +135,14 @@ class Checkpoint(Stored):
     @property
     def superseded(self) -> bool:
         """Whether training went back to an earlier one; then it is never `latest` or `best`."""
-        run = self._log.run
-        known = self._n in run.by_n or run.is_evicted(self._n)
-        return run.is_superseded(self._n) if known else self._record.superseded
+        return self._handle.superseded
 
     def eviction(self) -> str | None:
         """Return the commit, time and reason of its eviction; `None` while it is kept.
 
         This reads the whole log.
         """
-        return describe_eviction(self._log, self.record)
+        return describe_eviction(self._handle.log, self.record)
 
     @property
     def tier(self) -> str | None:
@@ -156,7 +158,14 @@ class Checkpoint(Stored):
     def companions(self) -> dict[str, Stored]:
         """The states that were saved with it, by name."""
         return {
-            name: Stored(self._store, self._log, digest, f"{self.digest.short}/companions/{name}")
+            name: Stored(
+                StateHandle(
+                    self._handle.store,
+                    self._handle.log,
+                    digest,
+                    f"{self.digest.short}/companions/{name}",
+                )
+            )
             for name, digest in self._record.companions.items()
         }
 
@@ -175,9 +184,6 @@ class Checkpoint(Stored):
                 hint=near(name, found),
             )
         return found[name]
-
-    def _commit_keys(self) -> CommitKeys | None:
-        return self._record.commit_keys
 
     def load(
         self,
@@ -206,7 +212,7 @@ class Checkpoint(Stored):
                 from its schema version to the wanted one.
             IntegrityError: An object is damaged or missing; nothing is returned.
         """
-        spec, where = self._log.run.spec, self.ref
+        spec, where = self._handle.log.run.spec, self.ref
         wanted_precision = precision or spec.load_precision or "stored"
         state = super().load(only=only, map_location=map_location, precision=wanted_precision)
         if only is not None:
@@ -236,4 +242,4 @@ class Checkpoint(Stored):
             tier = tier_after_report(run, n, checked)
             return [ReportMetrics(checkpoint=n, metrics=checked, tier=tier)]
 
-        Committer(self._store, self._log).commit(actions)
+        Committer(self._handle.store, self._handle.log).commit(actions)

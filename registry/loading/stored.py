@@ -7,19 +7,15 @@ needs no writer token.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from holdfast.backends.escape import printable, quoted
 from holdfast.registry import pytree
-from holdfast.registry.errors import InvalidInput, Malformed, NotFound, RegistryError
-from holdfast.registry.history import RunLog, StateReader, decode_plain
-from holdfast.registry.history.actions import CommitKeys
-from holdfast.registry.loading.allocating import LoadPrecision, allocate, check_load_precision
-from holdfast.registry.loading.destinations import Destination, check_device, to_device
+from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
+from holdfast.registry.loading.allocating import LoadPrecision, check_load_precision
+from holdfast.registry.loading.destinations import Destination, check_device
 from holdfast.registry.loading.files import TREE, FileInfo, files_in, is_tree
 from holdfast.registry.loading.fit import (
     LoadReport,
@@ -33,10 +29,10 @@ from holdfast.registry.loading.fit import (
     widened_paths,
 )
 from holdfast.registry.loading.selecting import dict_at, select
+from holdfast.registry.loading.state_handle import StateHandle, TensorInfo, tensors_of
 from holdfast.registry.loading.zarr import open_zarr
 from holdfast.registry.objects import Component, Manifest, TensorEntry
-from holdfast.registry.spec.precision import widen_all
-from holdfast.registry.store import LazyTensor, Store
+from holdfast.registry.store import LazyTensor
 from holdfast.registry.values import Digest, collector_paused, markup, near, size
 
 # A stored state as a mapping whose values are read at their first access.
@@ -106,40 +102,21 @@ _LOGGER = logging.getLogger("holdfast")
 _NAMED_AT_MOST = 4
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """A tensor of a checkpoint, as its manifest describes it.
-
-    Attributes:
-        path: Component and keys joined with `/`.
-        dtype: Name of its element type.
-        shape: Axis lengths.
-        nbytes: Size in bytes.
-        content: Identity of its content: equal for equal dtype, shape and bytes, and only then.
-        original: Its original, wider element type, if it was saved with less precision; otherwise
-            `None`.
-    """
-
-    path: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    content: Digest
-    original: str | None = None
-
-
 class Stored:
-    """A state that a run keeps under some name. Its data is read only when it is asked for.
+    """A state that a run keeps under some name. Its data is read only when it is asked for."""
 
-    Attributes:
-        digest: Its id: equal for equal states, in every registry.
-    """
+    def __init__(self, handle: StateHandle) -> None:
+        self._handle = handle
 
-    def __init__(self, store: Store, log: RunLog, digest: Digest, ref: str) -> None:
-        self._store = store
-        self._log = log
-        self._ref = ref
-        self.digest = digest
+    @property
+    def handle(self) -> StateHandle:
+        """Its inner value, which other parts of Holdfast take; not for programs."""
+        return self._handle
+
+    @property
+    def digest(self) -> Digest:
+        """Its id: equal for equal states, in every registry."""
+        return self._handle.digest
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.ref} {self.digest.short}>"
@@ -154,30 +131,24 @@ class Stored:
     def _html_of_parts(self) -> markup.Rows | Exception:
         """Return its components; this reads the manifest, one object, unless it was read."""
         try:
-            parts = self.manifest.components if self._is_placed() else {}
+            # The place of a state that the run does not keep is found in the whole log.
+            is_placed = self.digest in self._handle.log.run.by_manifest
+            parts = self.manifest.components if is_placed else {}
         except Exception as error:  # shown in the place of the components
             return error
         heads = ("component", "tensors", "size", "types", "digest")
         rows = (_component_row(name, part) for name, part in parts.items())
         return markup.Rows(heads, rows, len(parts), "components")
 
-    def _is_placed(self) -> bool:
-        """Return whether the run keeps it; the place of another is found in the whole log."""
-        return self.digest in self._log.run.by_manifest
-
-    @cached_property
-    def _reader(self) -> StateReader:
-        return StateReader(self._store, self._log, self.digest, f"{self.run_id}/{self._ref}")
-
     @property
     def run_id(self) -> str:
         """The run that keeps it."""
-        return self._log.run_id
+        return self._handle.log.run_id
 
     @property
     def ref(self) -> str:
         """Its ref, by which the registry finds it."""
-        return f"{self.run_id}/{self._ref}"
+        return self._handle.ref
 
     @property
     def size_bytes(self) -> int:
@@ -192,7 +163,7 @@ class Stored:
     @property
     def manifest(self) -> Manifest:
         """Its manifest: the description of the state."""
-        return self._reader.manifest
+        return self._handle.manifest
 
     def load(
         self,
@@ -218,32 +189,7 @@ class Stored:
         """
         check_load_precision(precision)
         check_device(map_location)
-        return self._load(only, map_location, precision)
-
-    def _load(
-        self,
-        only: str | Iterable[str] | None,
-        map_location: object = "cpu",
-        precision: LoadPrecision = "stored",
-        *,
-        portable: bool = False,
-    ) -> Any:
-        manifest = self.manifest
-        aside = self._aside(manifest)
-        names = [only] if isinstance(only, str) else only
-        wanted = select(self.ref, manifest, _without(names, aside))
-        self._reader.check_lists(manifest)
-        with collector_paused():
-            made = allocate(self.ref, wanted, precision, portable=portable)
-        self._reader.read(manifest, made.targets)
-        widen_all(made.widenings, self._store.pools.hashing)
-        arrays = made.arrays
-        if str(map_location) != "cpu":
-            arrays = {name: to_device(some, map_location) for name, some in arrays.items()}
-        with collector_paused():
-            parts = [(name, part.skeleton, arrays[name]) for name, part in wanted.items()]
-            state = pytree.unflatten(manifest.kind, parts)
-        return self._with_commit_keys(state, aside, names)
+        return self._handle.load(only, map_location, precision)
 
     def load_into(
         self, target: object, *, component: str | None = None, strict: bool = True
@@ -283,8 +229,9 @@ class Stored:
             paths = filled_once(self.ref, sources, leaves)
             into = {path: Destination(leaves[path].source, widened.get(path)) for path in paths}
         del leaves  # they keep a view of every tensor
-        self._reader.read(manifest, [(sources[path], one.view) for path, one in into.items()])
-        settle(into, self._store.pools.hashing)
+        wanted = [(sources[path], one.view) for path, one in into.items()]
+        self._handle.reader.read(manifest, wanted)
+        settle(into, self._handle.store.pools.hashing)
         return report
 
     def files(self) -> dict[str, FileInfo]:
@@ -297,7 +244,7 @@ class Stored:
         """
         if not is_tree(self.manifest.components):
             return {}
-        return files_in(self._load(TREE)[TREE], self.ref)
+        return files_in(self._handle.load(TREE)[TREE], self.ref)
 
     def lazily(self, below: str | None = None) -> LazyState:
         """Return the state as a mapping that loads each component at its first access.
@@ -316,18 +263,13 @@ class Stored:
         if below is not None:
             path, depth, names = dict_at(self.ref, self.manifest, below)
             return LazyState(self.ref, names, load, path, depth)
-        kept = self._commit_keys()
+        kept = self._handle.commit_keys()
         names = tuple(self.manifest.components) if kept is None else kept.order
         return LazyState(self.ref, names, load)
 
     def tensors(self) -> dict[str, TensorInfo]:
         """Return every tensor by path, from the manifest alone."""
-        return {
-            path: TensorInfo(
-                path, entry.dtype, entry.shape, entry.nbytes, entry.content, entry.original
-            )
-            for path, entry in tensors_by_path(self.manifest.components).items()
-        }
+        return tensors_of(self.manifest)
 
     def __getitem__(self, path: str) -> LazyTensor:
         """Return a lazy tensor: an index reads only the chunks that it needs."""
@@ -341,7 +283,7 @@ class Stored:
                 where=f"{self.ref}: {path}",
                 hint=near(path, self._arrays) or "`tensors()` lists the paths.",
             )
-        return LazyTensor(f"{self.ref}: {path}", *self._arrays[path], self._reader)
+        return LazyTensor(f"{self.ref}: {path}", *self._arrays[path], self._handle.reader)
 
     def __contains__(self, path: object) -> bool:
         """Return whether the state has a tensor of this path."""
@@ -376,40 +318,7 @@ class Stored:
             IncompatibleState: A tensor has a path that Zarr cannot name.
         """
         tensors = tensors_by_path(self.manifest.components)
-        return open_zarr(self._reader, self.ref, self.digest, tensors)
-
-    def _commit_keys(self) -> CommitKeys | None:
-        return None
-
-    def _file_keys(self) -> dict[str, Any]:
-        return {}
-
-    def _aside(self, manifest: Manifest) -> dict[str, Any]:
-        kept = self._commit_keys()
-        if kept is None:
-            return {}
-        aside = decode_plain(kept.values)
-        keys = [*manifest.components, *(aside if isinstance(aside, dict) else ())]
-        if not isinstance(aside, dict) or Counter(kept.order) != Counter(keys):
-            raise Malformed(
-                "the keys that the commit keeps do not fit the manifest",
-                where=self.ref,
-                expected=f"each of the keys {', '.join(kept.order)} in one of the two",
-                found=", ".join(map(quoted, keys)),
-                hint="`load_into` fills tensors without them; another checkpoint may be intact.",
-            )
-        return aside
-
-    def _with_commit_keys(
-        self, state: Any, aside: Mapping[str, Any], names: Iterable[str] | None
-    ) -> Any:
-        """Insert the keys that the commit stores at their positions in the state."""
-        kept = self._commit_keys()
-        if kept is None:
-            return state
-        wanted = set(kept.order if names is None else names)
-        merged = {**state, **{name: aside[name] for name in wanted if name in aside}}
-        return type(state)((name, merged[name]) for name in kept.order if name in merged)
+        return open_zarr(self._handle.reader, self.ref, self.digest, tensors)
 
 
 def _component_row(name: str, part: Component) -> tuple[object, ...]:
@@ -437,45 +346,3 @@ def load_to_train(stored: Stored, map_location: object) -> Any:
             f" and {more} more" if more else "",
         )
     return state
-
-
-def reader_of(stored: Stored) -> StateReader:
-    """Return the reader of a stored state."""
-    return stored._reader
-
-
-def log_of(stored: Stored) -> RunLog:
-    """Return the log of the run that keeps a stored state, as it was read to find the state."""
-    return stored._log
-
-
-def load_portable(stored: Stored, only: Iterable[str]) -> Any:
-    """Return a state whose tensors are `pytree.TensorBytes`, to be passed on without torch."""
-    return stored._load(only, portable=True)
-
-
-def rebuild(stored: Stored, arrays: Mapping[str, Sequence[object]]) -> Any:
-    """Return a state with other arrays in place of its own, by component."""
-    manifest = stored.manifest
-    parts = [(name, part.skeleton, arrays[name]) for name, part in manifest.components.items()]
-    state = pytree.unflatten(manifest.kind, parts)
-    return stored._with_commit_keys(state, stored._aside(manifest), None)
-
-
-def commit_keys(stored: Stored) -> CommitKeys | None:
-    """Return the keys of a state that its commit stores instead of its manifest."""
-    return stored._commit_keys()
-
-
-def kept_by_commit(stored: Stored) -> dict[str, Any]:
-    """Return the plain values of a state that its commit stores instead of its manifest."""
-    return stored._aside(stored.manifest)
-
-
-def file_keys(stored: Stored) -> dict[str, Any]:
-    """Return the plain values that a file of a state has besides its components."""
-    return stored._file_keys()
-
-
-def _without(names: Iterable[str] | None, aside: Mapping[str, Any]) -> list[str] | None:
-    return None if names is None else [name for name in names if name not in aside]

@@ -21,7 +21,7 @@ from holdfast.registry.errors import IntegrityError, StorageError
 from holdfast.registry.history import WriterToken, warn_of_unrated
 from holdfast.registry.history.actions import Action, RunStatus, SetStatus
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.loading import Checkpoint, LoadReport, Stored, reader_of
+from holdfast.registry.loading import Checkpoint, LoadReport, Stored
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.saving import ending
 from holdfast.registry.saving.background import Background, check_busy
@@ -244,12 +244,12 @@ class Trainer:
 
     def has_read(self, checkpoint: Checkpoint) -> None:
         """Note that every byte of a checkpoint was read and verified: a save may rely on it."""
-        self._committer.writer.read.add(reader_of(checkpoint).place)
+        self._committer.writer.read.add(checkpoint.handle.reader.place)
 
     def suspect(self, checkpoint: Checkpoint) -> None:
         """Do not use the objects of a damaged checkpoint; write them again if a save has them."""
         with suppress(IntegrityError):
-            reader = reader_of(checkpoint)
+            reader = checkpoint.handle.reader
             keys = placed_keys(reader.place, reader.placement)
             self._committer.writer.suspect |= keys
 

@@ -84,7 +84,7 @@ def plant(
         empty = Placement(digest, (), Rows(()))
         name, placed = empty.digest, empty.encode()
         if placement is not None:
-            name, placed = placement(sound._reader.placement)
+            name, placed = placement(sound.handle.reader.placement)
         _append(opened, digest, data, name, placed)
 
 

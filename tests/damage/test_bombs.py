@@ -122,7 +122,7 @@ def test_digests_of_a_list_are_weighed_before_the_list_is_read(tmp_path):
     with holdfast.open(tmp_path / "r") as opened:
         found = opened.checkpoint("bomb/latest")
         with pytest.raises(BeyondLimit, match="reading its digest lists"):
-            found._reader.chunk_digests(next(found.manifest.tensors()))
+            found.handle.reader.chunk_digests(next(found.manifest.tensors()))
 
 
 def test_lines_are_weighed(monkeypatch):

@@ -212,7 +212,7 @@ def test_a_state_that_cannot_be_put_together(forge: Any) -> None:
         assert str(caught.value).isprintable()
         report = opened.verify()
         assert not report.ok
-        key = str(forged_one._reader.place.manifest_key)
+        key = str(forged_one.handle.reader.place.manifest_key)
         (finding,) = [one for one in report.findings if one.where == key]
         assert forged_one.ref in finding.affects
         restored = run.restore()

@@ -88,16 +88,18 @@ def damaged(sound: Path) -> Path:
     """The same with every kind of damage to an object."""
     with closing(copied(sound, "damaged")) as registry:
         backend = registry.store.backend
-        needed = [registry.run("run1").checkpoints()[n]._reader.placement for n in range(8)]
+        needed = [registry.run("run1").checkpoints()[n].handle.reader.placement for n in range(8)]
         packs = [str(placement.packs[-1].key) for placement in needed]
         flip(backend, packs[0])
         backend.delete(packs[1])
         backend.put(packs[2], backend.get(packs[2])[:-1])
-        places = [checkpoint._reader.place for checkpoint in registry.run("run1").checkpoints()]
+        places = [
+            checkpoint.handle.reader.place for checkpoint in registry.run("run1").checkpoints()
+        ]
         flip(backend, str(places[3].placement_key))
         backend.delete(str(places[4].manifest_key))
         flip(backend, str(places[5].manifest_key))
-        whole = registry.run("run2").latest()._reader
+        whole = registry.run("run2").latest().handle.reader
         misplace(registry, "run2", whole.place, whole.placement)
     return sound.with_name("damaged")
 
@@ -178,7 +180,7 @@ def test_nothing_damaged_is_copied_by_a_worker(damaged: Path, tmp_path: Path) ->
     ):
         with pytest.raises(Damaged, match="packs/"):
             backend = source.store.backend
-            places = [one._reader.place for one in source.run("run0").checkpoints()]
+            places = [one.handle.reader.place for one in source.run("run0").checkpoints()]
             flip(backend, str(source.store.placement(places[0].placement_key).packs[0].key))
             try:
                 sync(source, mirror, ["run0"], executor=Crossing())
@@ -231,7 +233,7 @@ def test_counts_and_statistics_are_the_same(sound: Path, damaged: Path) -> None:
             assert as_json(there) == as_json(here)
     with closing(holdfast.open(sound, remember=False)) as registry:
         state = registry.stored("run1")
-        assert stats(state, executor=Crossing(2)) == stats(state)
+        assert stats(state.handle, executor=Crossing(2)) == stats(state.handle)
 
 
 # Real processes
@@ -243,7 +245,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("bulk") / "plain"
     with holdfast.init(place) as registry:
         fill(registry, 2, 12)
-        pack = registry.run("run1").latest()._reader.placement.packs[-1]
+        pack = registry.run("run1").latest().handle.reader.placement.packs[-1]
         flip(registry.store.backend, str(pack.key))
     return place
 

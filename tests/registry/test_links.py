@@ -150,7 +150,7 @@ def test_a_link_is_read_through_and_told(link: str, root: Path, reg: Registry) -
 def test_a_pack_behind_a_link_is_not_used_again(root: Path) -> None:
     """A save of what lies there already finds the pack by a listing, and would build on it."""
     with holdfast.open(root) as reg:
-        packs = reg.run("run").latest()._reader.placement.packs
+        packs = reg.run("run").latest().handle.reader.placement.packs
         pack = str(max(packs, key=lambda pack: pack.size_bytes).key)
         state = reg.run("run").latest().load()
         put_elsewhere(root, pack)

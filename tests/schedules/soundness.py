@@ -16,7 +16,7 @@ from holdfast.registry.face.registry import Registry
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest, Slot, advance
-from holdfast.registry.loading.stored import Stored
+from holdfast.registry.loading.state_handle import StateHandle
 from holdfast.registry.objects.keys import KINDS, ObjectKey, slot_key
 from holdfast.registry.objects.manifest import Manifest
 from holdfast.registry.objects.pack import open_pack
@@ -131,7 +131,7 @@ class Soundness:
         log.open()
         try:
             for digest in state.held:
-                Stored(registry.store, log, digest, "held").load()
+                StateHandle(registry.store, log, digest, "held").load()
             for found in registry.run(state.run_id).checkpoints():
                 expected = self._content(state.run_id, found.step)
                 if not same(found.load(), expected):

@@ -99,7 +99,7 @@ def test_what_is_saved_near_the_evicted_is_a_delta_on_it() -> None:
         evicted = run.checkpoints()[0]
         run.restore(at=evicted)
         near = run.save(content(OLD, NEAR), step=NEAR, keyframe_every=8)
-        assert tuple(near._reader.placement.extra) == tuple(evicted.manifest.direct_chunks)
+        assert tuple(near.handle.reader.placement.extra) == tuple(evicted.manifest.direct_chunks)
 
 
 @pytest.mark.soak

@@ -16,6 +16,7 @@ from holdfast.registry.curation.streams.segments import unpack_entries
 from holdfast.registry.history import actions
 from holdfast.registry.history.actions import Commit, Mark, Place
 from holdfast.registry.history.replay import Slot
+from holdfast.registry.loading.state_handle import StateHandle
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.objects.keys import RUNS, slot_key
 from holdfast.registry.objects.placement import Placement
@@ -244,7 +245,7 @@ class Book:
             place_of=run.places.get,
             refresh=lambda: None,
         )
-        return Stored(self._store, log, digest, digest.short)
+        return Stored(StateHandle(self._store, log, digest, digest.short))
 
     def _check_loads(self, run: RunBook, digest: Digest) -> None:
         truth = self.truths.get(digest) or known_states()[digest]

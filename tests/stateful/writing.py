@@ -153,7 +153,7 @@ class Writing(Base):
         def check() -> None:
             known = self.sides[side].book.runs[checkpoint.run_id].checkpoints
             assert known[checkpoint.record.n].manifest == digest_of(content, number)
-            if any(row.base != NO_BASE for row in checkpoint._reader.placement.rows):
+            if any(row.base != NO_BASE for row in checkpoint.handle.reader.placement.rows):
                 self.tally["delta: done"] += 1
 
         return check

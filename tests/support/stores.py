@@ -86,7 +86,7 @@ def packs(backend: Backend) -> set[str]:
 
 
 def packs_of(checkpoint) -> list[str]:
-    return [str(pack.key) for pack in checkpoint._reader.placement.packs]
+    return [str(pack.key) for pack in checkpoint.handle.reader.placement.packs]
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def needed(registry: Registry) -> set[str]:
 
 def codecs_of(checkpoint) -> set[str]:
     """Return the codecs of a checkpoint's chunks."""
-    return {CODECS[row.codec] for row in checkpoint._reader.placement.rows}
+    return {CODECS[row.codec] for row in checkpoint.handle.reader.placement.rows}
 
 
 def commit_lines(backend: Backend, run_id: str = "") -> list[bytes]:

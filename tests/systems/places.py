@@ -70,10 +70,13 @@ class Place:
 
     def damage_tensor(self, stored: Stored, path: str) -> None:
         """Invert a bit of a tensor of a state, in whichever pack it is."""
-        part, placement = stored.manifest.components[path.split("/")[0]], stored._reader.placement
+        part, placement = (
+            stored.manifest.components[path.split("/")[0]],
+            stored.handle.reader.placement,
+        )
         paths = pytree.leaf_paths(path.split("/")[0], part.skeleton)
         (index,) = (number for number, found in paths.items() if found == path)
-        rows = list(stored.manifest.all_chunks(stored._reader.base().lists))
+        rows = list(stored.manifest.all_chunks(stored.handle.reader.base().lists))
         row = placement.rows[rows.index(part.tensors[index].chunks[0])]
         self.damage(str(placement.packs[row.pack].key), row.offset)
 
@@ -106,7 +109,7 @@ class Place:
 
 def packs_of(stored: Stored) -> set[str]:
     """Return the keys of the packs that a state needs."""
-    return {str(pack.key) for pack in stored._reader.placement.packs}
+    return {str(pack.key) for pack in stored.handle.reader.placement.packs}
 
 
 def own_packs(stored: Stored, others: Sequence[Stored]) -> list[str]:

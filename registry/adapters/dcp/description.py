@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, Malformed, RegistryError
-from holdfast.registry.loading import Stored, kept_by_commit
+from holdfast.registry.loading import Stored
 from holdfast.registry.objects import TensorEntry
 from holdfast.registry.pytree import DICTS, pairs_of
 from holdfast.registry.pytree.torch_memory import ALL_DTYPES
@@ -62,7 +62,7 @@ class Description:
                     made.tensors[key] = part.tensors[node["t"]]
                 else:
                     made.nodes[key] = name, node
-        values, paths = flatten_state_dict(kept_by_commit(stored))
+        values, paths = flatten_state_dict(stored.handle.kept_by_commit(stored.manifest))
         for key, path in paths.items():
             made.given[made._name(path, stored.ref)] = values[key]
         return made

@@ -17,7 +17,7 @@ from torch.futures import Future
 from holdfast.registry import pytree
 from holdfast.registry.adapters.dcp.description import Description
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
-from holdfast.registry.loading import Destination, Stored, allocate, reader_of
+from holdfast.registry.loading import Destination, Stored, allocate
 from holdfast.registry.objects import Component, TensorEntry
 from holdfast.registry.pytree.torch_memory import DTYPES
 from holdfast.registry.saving.collective import LOADS, Box, Calls, Filling, Group, Talk
@@ -35,7 +35,7 @@ def read_values(stored: Stored, description: Description, keys: Iterable[str]) -
         for name, node in [description.nodes[key]]
     }
     made = allocate(stored.ref, parts, "stored")
-    reader_of(stored).read(manifest, made.targets)
+    stored.handle.reader.read(manifest, made.targets)
     values = {
         key: pytree.unflatten_component(part.skeleton, made.arrays[key], name=key)
         for key, part in parts.items()
@@ -133,7 +133,7 @@ class HoldfastReader(StorageReader):
         """
         if self._group is None:
             target = _Target(plan.items, planner, self._description)
-            Filling(reader_of(self._stored), target.boxes).alone()
+            Filling(self._stored.handle.reader, target.boxes).alone()
             target.settle()
         else:
             self._read_together(Calls(self._group, LOADS), plan, planner)
@@ -150,7 +150,7 @@ class HoldfastReader(StorageReader):
         def load(talk: Talk) -> None:
             target = _Target(plan.items, planner, self._description)
             boxes = target.each_once(plan.storage_data)
-            filling = Filling(reader_of(self._stored), boxes)
+            filling = Filling(self._stored.handle.reader, boxes)
             filling.together(calls, talk, self._stored.digest.hex(), target.settle)
 
         calls.make_apart(load)

@@ -15,7 +15,7 @@ from holdfast.registry.adapters.filesystem.tree import File, Folder, Literal, is
 from holdfast.registry.errors import IncompatibleState, MissingObject, NoSuchPath
 from holdfast.registry.formats import OPAQUE, encode_header, opaque_name
 from holdfast.registry.formats import SAFETENSORS_NAMES as NAMES
-from holdfast.registry.loading import Checkpoint, Stored, reader_of, rebuild, tensors_by_path
+from holdfast.registry.loading import Checkpoint, Stored, tensors_by_path
 from holdfast.registry.loading.zarr import DOCUMENT, ArrayLayout, Layout, is_position, native_types
 from holdfast.registry.objects import Component, RecentChunks, TensorEntry
 from holdfast.registry.store import Source
@@ -190,7 +190,7 @@ class StateFolder:
     ) -> None:
         self._stored = stored
         self._companion = companion
-        self._chunks = Chunks(stored.ref, reader_of(stored), recent)
+        self._chunks = Chunks(stored.ref, stored.handle.reader, recent)
 
     @property
     def folder(self) -> Folder:
@@ -319,14 +319,14 @@ class StateFolder:
                 expected=f"at most {_PICKLED_BYTES} bytes",
             )
         if texts:
-            reader_of(self._stored).read(manifest, texts)
+            self._stored.handle.reader.read(manifest, texts)
 
         def build(arrays: Sequence[object]) -> Any:
             filled = {
                 name: [arrays[one] if isinstance(one, int) else one for one in some]
                 for name, some in places.items()
             }
-            return rebuild(self._stored, filled)
+            return self._stored.handle.rebuild(filled)
 
         return tensors, build
 

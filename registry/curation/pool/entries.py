@@ -11,7 +11,7 @@ from holdfast.backends.escape import shown
 from holdfast.registry.errors import NotFound
 from holdfast.registry.history import RunLog, moment, phase_value
 from holdfast.registry.history.replay import Forgotten, PoolRecord, RunManifest, has_bit
-from holdfast.registry.loading import Stored
+from holdfast.registry.loading import StateHandle, Stored
 from holdfast.registry.store import Store
 
 
@@ -22,14 +22,14 @@ class PoolEntry(Stored):
     """
 
     def __init__(self, store: Store, log: RunLog, record: PoolRecord) -> None:
-        super().__init__(store, log, record.manifest, name_of(record.version))
+        super().__init__(StateHandle(store, log, record.manifest, name_of(record.version)))
         self._version = record.version
         self._record = record
 
     @property
     def record(self) -> PoolRecord:
         """Its record in the run's log, as far as this handle has read."""
-        run = self._log.knowing_entry(self._version)
+        run = self._handle.log.knowing_entry(self._version)
         return find_record(run, self._version) or self._record
 
     @property

@@ -12,7 +12,7 @@ from holdfast.registry.curation.pool.ratings import DEFAULT, Rating, inherited
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history.actions import Action, EvictEntries, Promote
 from holdfast.registry.history.replay import CheckpointRecord, Forgotten, PoolRecord, RunManifest
-from holdfast.registry.loading import Stored
+from holdfast.registry.loading import StateHandle
 from holdfast.registry.objects import Manifest
 from holdfast.registry.spec import Pool, inference_parts
 from holdfast.registry.values import Digest
@@ -186,7 +186,7 @@ class PromotionCommit(NewCommit):
             return ()
         record = _sound(run, source.checkpoint)
         where = f"{run.run_id}/{record.manifest.short}"
-        whole = Stored(committer.store, committer.log, record.manifest, record.manifest.short)
+        whole = StateHandle(committer.store, committer.log, record.manifest, record.manifest.short)
         parts = whole.manifest.components
         names = inference_parts(run.spec, parts, where=where)
         model = Manifest(whole.manifest.kind, {name: parts[name] for name in names})

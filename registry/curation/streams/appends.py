@@ -18,7 +18,7 @@ from holdfast.registry.curation.streams.segments import (
 from holdfast.registry.errors import IntegrityError, InvalidInput, Malformed
 from holdfast.registry.history.actions import AppendStream, Lifetime
 from holdfast.registry.history.replay import RunManifest, Segment, StreamRecord
-from holdfast.registry.loading import Stored
+from holdfast.registry.loading import StateHandle
 from holdfast.registry.store import abandon
 from holdfast.registry.values import near
 from holdfast.registry.writing import Committer, Stale, Written
@@ -151,7 +151,7 @@ def _loaded(
     store, log = committer.store, committer.log
     for start in range(0, len(segments), _AT_ONCE):
         batch = segments[start : start + _AT_ONCE]
-        states = [Stored(store, log, one.manifest, f"streams/{name}") for one in batch]
+        states = [StateHandle(store, log, one.manifest, f"streams/{name}") for one in batch]
         futures = [store.pools.bulk.submit(state.load) for state in states]
         try:
             for segment, future in zip(batch, futures, strict=True):

@@ -28,7 +28,7 @@ from holdfast.registry.history import (
 )
 from holdfast.registry.history.actions import Action
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.loading import Checkpoint, Stored, commit_keys
+from holdfast.registry.loading import Checkpoint, Stored
 from holdfast.registry.objects import Component
 from holdfast.registry.objects.codecs import COMPRESSIONS
 from holdfast.registry.pytree import FlatState
@@ -316,7 +316,7 @@ class _MergeCommit(SaveCommit):
 def _parts(given: Stored, stored: StateReader) -> dict[str, Component]:
     """Return the components of a state, keys that its commit keeps included."""
     parts = dict(stored.manifest.components)
-    kept = commit_keys(given)
+    kept = given.handle.commit_keys()
     if kept is None:
         return parts
     plain = dict(kept.values["d"])

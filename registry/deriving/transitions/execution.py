@@ -26,7 +26,7 @@ from holdfast.registry.history.replay import (
     RunManifest,
     StreamRecord,
 )
-from holdfast.registry.loading import Checkpoint, Stored, load_to_train
+from holdfast.registry.loading import Checkpoint, StateHandle, Stored, load_to_train
 from holdfast.registry.saving import Trainer
 from holdfast.registry.spec import (
     Transition,
@@ -254,7 +254,8 @@ class _TransitionCommit(NewCommit):
         return self._committer.log.knowing(origin.checkpoint).by_n[origin.checkpoint]
 
     def _stored(self, pin: Pin) -> Stored:
-        return Stored(self._committer.store, self._committer.log, pin.manifest, pin.ref)
+        committer = self._committer
+        return Stored(StateHandle(committer.store, committer.log, pin.manifest, pin.ref))
 
 
 def _zero(rules: Transition, given: str | Iterable[str] | None) -> Sequence[str]:

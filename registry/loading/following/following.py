@@ -17,7 +17,6 @@ from holdfast.registry.history.replay import CheckpointRecord
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.following.swapping import Exchange, SwappedModel
 from holdfast.registry.loading.following.watching import OVER, Patience
-from holdfast.registry.loading.stored import reader_of
 from holdfast.registry.spec import check_phase_is_declared
 from holdfast.registry.writing import Committer
 
@@ -199,7 +198,7 @@ class Following(Iterator[Checkpoint]):
         return record is not None and (self._end is None or record.n < self._end)
 
     def _prepare(self, checkpoint: Checkpoint) -> Exchange:
-        reader = reader_of(checkpoint)
+        reader = checkpoint.handle.reader
         while True:
             base = reader.base()
             try:

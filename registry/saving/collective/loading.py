@@ -14,7 +14,6 @@ from holdfast.registry.loading import (
     check_components,
     check_fit,
     filled_once,
-    reader_of,
     select,
     settle,
     tensors_by_path,
@@ -69,7 +68,7 @@ def load_into(
 
     def load(talk: Talk) -> LoadReport:
         wanted = _Target(stored, target, component, strict=strict)
-        filling = Filling(reader_of(stored), wanted.boxes)
+        filling = Filling(stored.handle.reader, wanted.boxes)
         filling.together(calls, talk, wanted.digest, wanted.settle)
         return wanted.report
 
@@ -109,7 +108,7 @@ class _Target:
         check_fit(stored.ref, self.report, sources, wholes, strict=strict, widened=widened)
         paths = filled_once(stored.ref, sources, leaves)
         self._into = {p: Destination(leaves[p].source, widened.get(p)) for p in paths}
-        reader_of(stored).check_lists(manifest)
+        stored.handle.reader.check_lists(manifest)
         self.boxes = [_box(leaves[p], sources[p], one.view) for p, one in self._into.items()]
         self.digest = repr([stored.digest.hex(), sorted(self.report.loaded)])
 

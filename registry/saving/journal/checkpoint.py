@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from holdfast.registry.errors import (
@@ -18,7 +19,7 @@ from holdfast.registry.errors import (
 from holdfast.registry.history import RunLog
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.loading import Checkpoint, LoadPrecision, LoadReport
+from holdfast.registry.loading import Checkpoint, CheckpointHandle, LoadPrecision, LoadReport
 from holdfast.registry.objects import Manifest
 from holdfast.registry.saving.journal.background import LOOK_S, REMINDER_S, BackgroundCarrier
 from holdfast.registry.saving.journal.folder import RunFolder
@@ -91,14 +92,18 @@ class JournaledCheckpoint(Checkpoint):
         self._look()
         return self.run_id, self._n if self._find is None else -1, self.digest
 
+    @property
+    def handle(self) -> CheckpointHandle:
+        """Its inner value: that of the checkpoint in the registry, once it is there."""
+        self._look()
+        return self._handle
+
     def _look(self) -> None:
         """Become the checkpoint in the registry, once it is there."""
         found = None if self._find is None else self._find(self._number, self._entry)
         if found is not None:
             self._find = None
-            vars(self).pop("_reader", None)
-            self._store, self._log = found._store, found._log
-            self._n, self._record = found._n, found._record
+            self._handle = found.handle
 
     @property
     def manifest(self) -> Manifest:
@@ -148,7 +153,7 @@ class JournaledCheckpoint(Checkpoint):
         """Return whether objects that are damaged here were taken from the registry."""
         with suppress(IntegrityError, StorageError):
             if self._find is not None and self._states.check_whole(self._entry.places):
-                vars(self).pop("_reader", None)
+                self._handle = replace(self._handle)  # with a reader that has read nothing
                 return True
         return False
 

@@ -18,8 +18,6 @@ from holdfast.registry.loading import (
     FileInfo,
     Stored,
     is_tree,
-    log_of,
-    reader_of,
     tensors_by_path,
 )
 from holdfast.registry.objects import TensorEntry
@@ -101,7 +99,7 @@ def state_view(source: Source, ref: str) -> StateView:
     are read too. Damage of what is below the log is said in the result.
     """
     stored = find(source, ref)
-    run = log_of(stored).run
+    run = stored.handle.log.run
     troubles: list[Trouble] = []
     record = stored.record if isinstance(stored, Checkpoint) else None
     contents = tried(lambda: contents_of(stored), troubles)
@@ -145,13 +143,13 @@ def _names(run: RunManifest, record: CheckpointRecord) -> Iterator[str]:
 
 
 def _previous(source: Source, stored: Stored, record: CheckpointRecord) -> str | None:
-    log = log_of(stored)
+    log = stored.handle.log
     before = [one for one in log.run.live() if one.n < record.n]
     return Checkpoint(source.registry.store, log, before[-1]).ref if before else None
 
 
 def _made_from(source: Source, stored: Stored) -> str | None:
-    log, n = log_of(stored), source_of(stored)
+    log, n = stored.handle.log, source_of(stored)
     record = None if n is None else log.run.by_n.get(n)
     return None if record is None else Checkpoint(source.registry.store, log, record).ref
 
@@ -245,7 +243,7 @@ def sharing(source: Source, ref: str, *, neighbours: int = NEIGHBOURS) -> Sharin
     One manifest is read for each; a list of digests only where the lists of two tensors differ.
     """
     stored = find(source, ref)
-    log = log_of(stored)
+    log = stored.handle.log
     kept = [one for one in log.run.checkpoints if one.evicted is None]
     n = stored.n if isinstance(stored, Checkpoint) else source_of(stored)
     others = [one for one in kept if one.n != n or one.manifest != stored.digest]
@@ -275,7 +273,7 @@ def _shared_bytes(stored: Stored, mine: Mapping[str, TensorEntry], other: Stored
     inline = {one.content for one in theirs if one.inline is not None}
     chunks = {digest for one in theirs for digest in one.chunks}
     if unknown:
-        chunks |= {d for one in theirs for d in reader_of(other).chunk_digests(one)}
+        chunks |= {d for one in theirs for d in other.handle.reader.chunk_digests(one)}
     shared = 0
     for entry in mine.values():
         if entry.inline is not None:
@@ -283,7 +281,7 @@ def _shared_bytes(stored: Stored, mine: Mapping[str, TensorEntry], other: Stored
         elif entry.chunk_list in lists:
             shared += entry.nbytes
         else:
-            digests = reader_of(stored).chunk_digests(entry)
+            digests = stored.handle.reader.chunk_digests(entry)
             sizes = zip(digests, entry.grid.sizes(), strict=True)
             shared += sum(size for digest, size in sizes if digest in chunks)
     return shared
@@ -319,7 +317,7 @@ def statistics(source: Source, ref: str, *, budget_bytes: int = BUDGET_BYTES) ->
             spent += nbytes
         else:
             left.append(entry.nbytes)
-    found = stats_of(stored, chosen)
+    found = stats_of(stored.handle, chosen)
     return Statistics(found.tensors, spent, len(left), sum(left), budget_bytes)
 
 
@@ -327,7 +325,7 @@ def distribution(
     source: Source, ref: str, path: str, *, budget_bytes: int = BUDGET_BYTES
 ) -> Histogram:
     """Return the histogram of one tensor; read at most the budget, spread over the tensor."""
-    return histogram(find(source, ref), path, budget_bytes=budget_bytes)
+    return histogram(find(source, ref).handle, path, budget_bytes=budget_bytes)
 
 
 #: MiB of tensors that a page reads at most, where it reads any, and what a URL may ask for.

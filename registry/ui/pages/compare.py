@@ -21,7 +21,7 @@ from holdfast.registry.comparing import (
     distances,
 )
 from holdfast.registry.history import ValueDiff, compare_configs, step_ref
-from holdfast.registry.loading import Checkpoint, log_of
+from holdfast.registry.loading import Checkpoint
 from holdfast.registry.ui.pages.states import find_checkpoint
 from holdfast.registry.ui.source import Source
 from holdfast.registry.values import Digest
@@ -117,7 +117,7 @@ class HeatMap:
 def comparison(source: Source, before: str, after: str) -> Comparison:
     """Compare two checkpoints of the registry by their manifests and records."""
     old, new = find_checkpoint(source, before), find_checkpoint(source, after)
-    found = diff(old, new)
+    found = diff(old.handle, new.handle)
     differing = found.differing
     return Comparison(
         _side(old),
@@ -138,7 +138,7 @@ def heat_map(
     source: Source, before: str, after: str, *, budget_bytes: int = BUDGET_BYTES
 ) -> HeatMap:
     """Read chunks that differ, tensor by tensor until the budget is spent, and compare elements."""
-    old, new = find_checkpoint(source, before), find_checkpoint(source, after)
+    old, new = (find_checkpoint(source, ref).handle for ref in (before, after))
     tensors = diff(old, new).tensors
     changed = [one.path for one in tensors if one.kind == "changed"]
     sizes = differing_bytes(old, new, changed)
@@ -233,7 +233,7 @@ def _metrics(old: Checkpoint, new: Checkpoint) -> tuple[MetricPair, ...]:
 def _configs(old: Checkpoint, new: Checkpoint) -> tuple[ValueDiff, ...]:
     if old.run_id == new.run_id:
         return ()
-    before, after = (log_of(one).run.created for one in (old, new))
+    before, after = (one.handle.log.run.created for one in (old, new))
     assert before is not None  # a run with a checkpoint was created
     assert after is not None
     return compare_configs(before.config, after.config)[:SHOWN]

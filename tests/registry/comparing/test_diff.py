@@ -13,15 +13,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import Registry
+from holdfast import Checkpoint, Registry
 from holdfast.backends.wrappers import Metered
-from holdfast.registry.comparing.state_diff import Diff, diff
+from holdfast.registry.comparing import state_diff
+from holdfast.registry.comparing.state_diff import Diff
 from holdfast.registry.comparing.tensor_distances import Distance
 from holdfast.registry.errors import Damaged
 from holdfast.registry.face.factory import open_on
 from tests.support.faults import flip
 from tests.support.stores import new_backend, packs_of, small_grid
 from tests.support.strategies import examples
+
+
+def diff(before: Checkpoint, after: Checkpoint, *, values: bool = False) -> Diff:
+    return state_diff.diff(before.handle, after.handle, values=values)
 
 
 def compare(reg: Registry, before: dict[str, Any], after: dict[str, Any]) -> Diff:

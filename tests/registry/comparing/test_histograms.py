@@ -17,7 +17,7 @@ from tests.support.stores import new_backend
 
 def of(reg: Registry, array: np.ndarray, bins: int = 4):
     checkpoint = reg.create_run().save({"model": {"w": array}}, step=1)
-    return histogram(checkpoint, "model/w", bins=bins)
+    return histogram(checkpoint.handle, "model/w", bins=bins)
 
 
 def test_counts_are_those_of_numpy_without_what_is_not_finite(reg: Registry) -> None:
@@ -65,7 +65,7 @@ def test_a_budget_bounds_what_is_read_and_spreads_it() -> None:
         checkpoint = reg.checkpoint("r/latest")
         _ = checkpoint.manifest
         with metered.measure() as used:
-            found = histogram(checkpoint, "w", budget_bytes=8 * 2**20, bins=8)
+            found = histogram(checkpoint.handle, "w", budget_bytes=8 * 2**20, bins=8)
     assert used.read_bytes < 9 * 2**20
     assert found.read_bytes == 2 * 4 * 2**20
     assert (found.read, found.count) == (2**21, 2**23)
@@ -75,6 +75,6 @@ def test_a_budget_bounds_what_is_read_and_spreads_it() -> None:
 def test_what_cannot_be_read_is_refused(reg: Registry) -> None:
     checkpoint = reg.create_run().save({"w": np.ones(100)}, step=1)
     with pytest.raises(NotFound, match="v"):
-        histogram(checkpoint, "v")
+        histogram(checkpoint.handle, "v")
     with pytest.raises(InvalidInput, match="budget"):
-        histogram(checkpoint, "w", budget_bytes=1)
+        histogram(checkpoint.handle, "w", budget_bytes=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from threading import Lock
 from typing import Any
@@ -13,9 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast import Stored
 from holdfast.backends.wrappers import Metered
-from holdfast.registry.comparing import chunkwise
-from holdfast.registry.comparing.tensor_stats import StateStats, TensorStats, stats
+from holdfast.registry.comparing import chunkwise, tensor_stats
+from holdfast.registry.comparing.tensor_stats import StateStats, TensorStats
 from holdfast.registry.errors import Damaged, NotFound
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.values.digest import Digest
@@ -27,6 +29,10 @@ from tests.support.strategies import examples
 
 #: torch warns of complex halves.
 DTYPES = [name for name in ITEM_SIZES if hasattr(torch, name) and name != "complex32"]
+
+
+def stats(stored: Stored, patterns: Sequence[str] = ()) -> StateStats:
+    return tensor_stats.stats(stored.handle, patterns)
 
 
 def tensor_of(dtype: str, shape: tuple[int, ...], seed: int, *, small: bool) -> torch.Tensor:

@@ -292,7 +292,11 @@ def dead_keys(run) -> list[str]:
 
 
 def _keys(ck) -> list[str]:
-    return [*packs_of(ck), str(ck._reader.place.manifest_key), str(ck._reader.place.placement_key)]
+    return [
+        *packs_of(ck),
+        str(ck.handle.reader.place.manifest_key),
+        str(ck.handle.reader.place.placement_key),
+    ]
 
 
 def test_undo_under_a_sweep_puts_everything_anew(reg, backend, open_registry):

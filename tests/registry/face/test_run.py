@@ -357,7 +357,7 @@ def test_restore_does_not_fall_back_when_the_store_is_down(run, backend, open_re
 
 
 def damage(backend, checkpoint, kind: str, how: str) -> None:
-    placement = checkpoint._reader.placement.digest
+    placement = checkpoint.handle.reader.placement.digest
     keys = {
         "packs": packs_of(checkpoint)[:1],
         "manifests": [k for k in objects(backend) if checkpoint.digest.hex() in k],

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from holdfast.registry.errors import NotFound, UnsupportedValue
-from holdfast.registry.loading.stored import commit_keys
 from holdfast.registry.spec import RunSpec
 from tests.support.states import same, small_state
 from tests.support.stores import contents
@@ -64,7 +63,7 @@ def test_a_state_of_nothing_else_comes_back(reg, run):
 
 def test_a_state_without_them_is_none_the_worse(run):
     saved = run.save(small_state(), step=1)
-    assert commit_keys(saved) is None
+    assert saved.handle.commit_keys() is None
     assert same(saved.load(), small_state())
 
 

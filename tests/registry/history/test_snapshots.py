@@ -78,7 +78,7 @@ def test_a_handle_that_reads_a_snapshot_is_one_that_replays_the_log(reopened, tr
         found = reopened.find(n)
         assert (found.record, found.is_evicted) == (record, record.evicted is not None)
         assert (found.superseded, found.metrics) == (record.superseded, record.metrics)
-        assert found._reader.place == whole.by_manifest[record.manifest]
+        assert found.handle.reader.place == whole.by_manifest[record.manifest]
         assert same(found.load(), trained.find(n).load())
 
 
@@ -207,14 +207,14 @@ def test_the_same_state_saved_again_by_a_version_that_knew_its_place(reg, backen
     """Its commit gives no place, for the old one stands: only the log knows it."""
     run = reg.create_run("run", seed=1, retention=Retention(last=1))
     checkpoint = run.save(small_state(1), step=1)
-    place, digest = checkpoint._reader.place, checkpoint.digest
+    place, digest = checkpoint.handle.reader.place, checkpoint.digest
     run.save(small_state(2), step=2)
     assert digest not in run.manifest.by_manifest
     log = RunLog(reg.store, "run")
     log.open()
     again = AddCheckpoint(manifest=digest, phase="main", step=3, size_bytes=1)
     log.append(lambda run: [commit_line(run, [again])])
-    assert run.refresh().latest()._reader.place == place
+    assert run.refresh().latest().handle.reader.place == place
     assert run.manifest.encode() == replayed(backend).compact().encode()
 
 

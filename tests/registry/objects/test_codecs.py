@@ -45,7 +45,7 @@ def state(seed: int = 0, rows: int = 400) -> dict:
 
 
 def stored_bytes(checkpoint) -> int:
-    return sum(pack.size_bytes for pack in checkpoint._reader.placement.packs)
+    return sum(pack.size_bytes for pack in checkpoint.handle.reader.placement.packs)
 
 
 @pytest.fixture(params=COMPRESSED)
@@ -190,7 +190,7 @@ def test_a_compressed_pack_that_is_cut(compressed, backend, open_registry, keep)
 
 def forged(reg, checkpoint, frame: bytes, codec: str = ZSTD, **claims):
     """Put a pack whose first encoded chunk is another frame, its digests fitting, and place it."""
-    before = checkpoint._reader.placement
+    before = checkpoint.handle.reader.placement
     row = next(number for number, row in enumerate(before.rows) if row.codec)
     place = before.rows[row]
     table = reg.store.table(before.packs[place.pack])
@@ -211,7 +211,7 @@ def forged(reg, checkpoint, frame: bytes, codec: str = ZSTD, **claims):
     number = CODECS.index(codec)
     rows[row] = type(place)(len(before.packs), 0, len(frame), number, place.base)
     after = type(before)(before.manifest, (*before.packs, pack), Rows(rows), before.extra)
-    moved = checkpoint._reader.place.model_copy(update={"placement": after.digest})
+    moved = checkpoint.handle.reader.place.model_copy(update={"placement": after.digest})
     reg.store.backend.put(str(moved.placement_key), after.encode())
     log = RunLog(reg.store, "run")
     log.open()
@@ -231,8 +231,8 @@ def test_a_frame_that_claims_gigabytes_takes_none(zipped, reg, backend, open_reg
 
 
 def test_a_frame_of_another_chunk_is_found_by_its_hash(zipped, reg, backend, open_registry):
-    row = next(row for row in zipped._reader.placement.rows if row.codec)
-    table = reg.store.table(zipped._reader.placement.packs[row.pack])
+    row = next(row for row in zipped.handle.reader.placement.rows if row.codec)
+    table = reg.store.table(zipped.handle.reader.placement.packs[row.pack])
     frame = codecs.encode(bytes(table.at(row.offset).raw_bytes), 2, ZSTD)
     forged(reg, zipped, frame)
     refused(backend, open_registry, "do not hash")
@@ -251,8 +251,8 @@ def test_a_frame_of_another_chunk_is_found_by_its_hash(zipped, reg, backend, ope
     ],
 )
 def test_a_forged_frame_is_refused(zipped, reg, backend, open_registry, mangle, match):
-    place = next(row for row in zipped._reader.placement.rows if row.codec)
-    pack = zipped._reader.placement.packs[place.pack]
+    place = next(row for row in zipped.handle.reader.placement.rows if row.codec)
+    pack = zipped.handle.reader.placement.packs[place.pack]
     frame = backend.get(str(pack.key))[place.offset : place.offset + place.stored_bytes]
     forged(reg, zipped, mangle(frame))
     refused(backend, open_registry, match)
@@ -265,8 +265,8 @@ def test_a_chunk_that_encoding_made_longer_is_refused(zipped, reg, backend, open
 
 
 def test_a_placement_and_a_table_that_differ(zipped, reg, backend, open_registry):
-    place = next(row for row in zipped._reader.placement.rows if row.codec)
-    pack = zipped._reader.placement.packs[place.pack]
+    place = next(row for row in zipped.handle.reader.placement.rows if row.codec)
+    pack = zipped.handle.reader.placement.packs[place.pack]
     frame = backend.get(str(pack.key))[place.offset : place.offset + place.stored_bytes]
     forged(reg, zipped, frame, digest=Digest.of(b"another"))
     refused(backend, open_registry, "different chunks")

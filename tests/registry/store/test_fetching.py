@@ -39,7 +39,7 @@ def test_what_is_stored_of_a_state_is_not_held_all_at_once(
                 keyframe_every=keyframe_every,
             )
         into = {"w": np.zeros_like(weights)}
-        rows = kept._reader.placement.rows
+        rows = kept.handle.reader.placement.rows
         assert all(row.codec for row in rows)
         kept.load_into(into, component="model")
     assert np.array_equal(into["w"], weights)

@@ -10,7 +10,6 @@ import pytest
 
 from holdfast.backends.wrappers import Metered, Wrapper
 from holdfast.registry.errors import Damaged, IntegrityError, Malformed, MissingObject
-from holdfast.registry.loading.stored import reader_of
 from holdfast.registry.objects.keys import ObjectKey
 from holdfast.registry.objects.manifest import Component, Manifest
 from holdfast.registry.objects.placement import ChunkIndex, ChunkRow, PackRef, Placement, Rows
@@ -34,7 +33,7 @@ def test_what_was_saved_comes_back(run, backend, open_registry):
 def test_every_flipped_bit_of_a_chunk_is_noticed(run, backend):
     checkpoint = run.save(small_state(), step=1)
     ends = dict.fromkeys(packs_of(checkpoint), 0)
-    for row in checkpoint._reader.placement.rows:
+    for row in checkpoint.handle.reader.placement.rows:
         key = packs_of(checkpoint)[row.pack]
         ends[key] = max(ends[key], row.offset + row.stored_bytes)
     for key, end in ends.items():
@@ -152,11 +151,11 @@ def test_a_lazy_tensor_reads_the_digest_lists_that_it_needs(backend, open_regist
         assert checkpoint["m/w2"][5] == state["w2"][5]
         assert same(checkpoint.load(), {"m": state})
         # A worker gets digests from its caller, and has read no list.
-        digests = reader_of(checkpoint).chunk_digests(
+        digests = checkpoint.handle.reader.chunk_digests(
             checkpoint.manifest.components["m"].tensors[2]
         )
         buffer = bytearray(64)
-        reader_of(fresh(open_registry, backend)).read_chunks({digests[3]: memoryview(buffer)})
+        fresh(open_registry, backend).handle.reader.read_chunks({digests[3]: memoryview(buffer)})
         assert bytes(buffer) == state["w2"][192:256].tobytes()
 
 
@@ -287,12 +286,12 @@ def test_the_rows_of_a_tensor_are_known_without_the_digests_of_others(backend, o
     state = {"m": {str(n): dice.random(40) for n in range(5)}, "big": dice.random(400)}
     with small_grid(64, list_threshold=8):
         saved = open_registry(backend).create_run("run").save(state, step=1)
-        reader = reader_of(fresh(open_registry, backend))
+        reader = fresh(open_registry, backend).handle.reader
         manifest, placement = reader.manifest, reader.placement
-        lists = reading.read_lists(saved._store, manifest, placement)
+        lists = reading.read_lists(saved.handle.store, manifest, placement)
         whole = reading.index_chunks(manifest, placement, lists)
         for entry in manifest.tensors():
-            index = reading.StateIndex(saved._store, manifest, placement, {})
+            index = reading.StateIndex(saved.handle.store, manifest, placement, {})
             known = index.learn([entry])
             rows = [index.chunks.row(digest) for digest in entry.chunk_digests(known)]
             assert rows == [whole.row(digest) for digest in entry.chunk_digests(lists)]

@@ -187,14 +187,16 @@ def test_rows_are_checked_also_for_what_was_read_before(run, reg, backend, tmp_p
         run.save({"m": {"w": value[::-1].copy()}}, step=2)
         notes = tmp_path / "notes"
         interrupted(backend, 1, resume=notes)
-        old = checkpoint._reader.placement
+        old = checkpoint.handle.reader.placement
         forged = replace(old, rows=Rows([*old.rows[:-1], old.rows[-1]._replace(offset=0)]))
         name = forged.digest.hex()
         backend.put(f"placements/{name[:2]}/{name}.0", forged.encode())
         log = RunLog(reg.store, "run")
         log.open()
         log.append(
-            lambda state: [checkpoint._reader.place.model_copy(update={"placement": forged.digest})]
+            lambda state: [
+                checkpoint.handle.reader.place.model_copy(update={"placement": forged.digest})
+            ]
         )
         report, read = verify(backend, resume=notes)
         assert len(read) == 1

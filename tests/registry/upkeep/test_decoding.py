@@ -107,7 +107,7 @@ def test_each_chunk_is_decoded_once_and_counted(reg, backend):
         tables = [
             reg._store.table(pack)
             for ck in run.checkpoints()
-            for pack in ck._reader.placement.packs
+            for pack in ck.handle.reader.placement.packs
         ]
         encoded = {entry.digest for table in tables for entry in table if entry.codec != "raw"}
         assert any(entry.base for table in tables for entry in table)

@@ -35,7 +35,7 @@ _BEYOND = slot_key("x", 10**20 - 1)
 
 
 def _placement(backend, reg) -> None:
-    flip(backend, str(reg.run("x").latest()._reader.place.placement_key))
+    flip(backend, str(reg.run("x").latest().handle.reader.place.placement_key))
 
 
 #: Ways to make run `x` unreadable: one file that somebody put, damaged or deleted.

@@ -187,7 +187,7 @@ def test_old_generations_and_replaced_places_are_deleted(reg, backend):
 def test_what_is_saved_again_after_it_was_collected_is_stored_anew(thinned, reg, backend):
     reg.gc(grace_s=0)
     again = thinned.save(small_state(2), step=20)
-    assert all(str(pack.key).endswith(".1") for pack in again._reader.placement.packs)
+    assert all(str(pack.key).endswith(".1") for pack in again.handle.reader.placement.packs)
     assert same(reg.checkpoint("run").load(), small_state(2))
     assert reg.verify(deep=True).findings == ()
 
@@ -560,7 +560,7 @@ def test_doubt_that_comes_after_condemning_stops_it_too(thinned, reg, backend, o
     elif kind == "an unknown line":
         backend.put(slot_key("new", 3), join_lines([b'{"kind":"lease"}']))
     else:
-        place = reg.run("new").latest()._reader.place
+        place = reg.run("new").latest().handle.reader.place
         backend.delete(str(place.placement_key))
     with pytest.raises(RegistryError, match="Nothing was deleted"):
         collector.mark()
@@ -588,7 +588,7 @@ def test_a_state_that_was_condemned_between_choosing_and_marking_is_spared(
     assert report.spared.objects == 4
     assert report.deleted.objects == len(plan.to_condemn) - 4
     assert same(open_registry(backend).checkpoint("other").load(), condemned)
-    assert all(str(pack.key).endswith(".0") for pack in again._reader.placement.packs)
+    assert all(str(pack.key).endswith(".0") for pack in again.handle.reader.placement.packs)
     assert objects(backend) == needed(open_registry(backend))
 
 
@@ -738,7 +738,7 @@ def test_what_another_collector_deleted_meanwhile_is_no_damage(
         # Unknown to the collector, so that its placements are read while it marks.
         collector._planner.logs.pop("run")
         collector._planner._needs = Needs(collector._store)
-    hooked.before = Once(str(going._reader.place.placement_key), act, "get")
+    hooked.before = Once(str(going.handle.reader.place.placement_key), act, "get")
     for name in ("choose", "condemn", "mark", "delete")[0 if step == "choose" else 2 :]:
         getattr(collector, name)()
     assert hooked.before.done

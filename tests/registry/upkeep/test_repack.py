@@ -246,7 +246,7 @@ def test_stored_bytes_are_moved_as_they_are(run, reg, backend, monkeypatch):
     report = reg.repack()
     assert report.packs_written
     fresh = reg.checkpoint(f"run/{second.digest.hex()}")
-    placement = fresh._reader.placement
+    placement = fresh.handle.reader.placement
     assert placement.extra == encoded.extra
     number = next(n for n, row in enumerate(encoded.rows) if row.codec == 1)
     row = placement.rows[number]
@@ -274,7 +274,7 @@ def test_a_damaged_chunk_is_not_passed_on(run, reg, backend):
 
 def test_a_dead_chunk_may_be_damaged(run, reg, backend, open_registry):
     thin(run, 1, 2, 3)
-    newest = run.latest()._reader.placement
+    newest = run.latest().handle.reader.placement
     (oldest,) = [ref.key for ref in newest.packs if ref.key != newest.packs[-1].key][:1]
     alive = {row.offset for row in newest.rows if newest.packs[row.pack].key == oldest}
     table = reg.store.read_table(next(ref for ref in newest.packs if ref.key == oldest))
@@ -414,7 +414,7 @@ def test_what_is_evicted_meanwhile_gets_no_place(run, backend, open_registry, co
     open_registry(hooked).repack()
     assert hooked.before.done
     fresh = open_registry(backend)
-    assert fresh.run("run").full_manifest().by_manifest[gone.digest] == gone._reader.place
+    assert fresh.run("run").full_manifest().by_manifest[gone.digest] == gone.handle.reader.place
     collected(backend)
     loads(open_registry(backend))
 
@@ -831,7 +831,7 @@ def test_a_base_is_read_by_way_of_one_place(run, backend, open_registry):
     hooked = Hooked(backend)
     mine = open_registry(hooked).run("run")
     hooked.before = Once("placements/", lambda: _moved(backend, collects=True), "get")
-    base = mine.latest()._reader.base()
+    base = mine.latest().handle.reader.base()
     assert hooked.before.done
     assert base.place.placement == base.placement.digest
     assert mine.manifest.is_placed(base.place)

@@ -82,7 +82,9 @@ def link(reg: Registry, run_id: str, below: dict[int, int], codec: str = ZSTD) -
     locations: dict[Digest, ChunkLocation] = {}
     for step, checkpoint in sorted(saved.items()):
         locations |= {
-            d: s for d, s in locations_of([checkpoint._reader.base()]).items() if d not in locations
+            d: s
+            for d, s in locations_of([checkpoint.handle.reader.base()]).items()
+            if d not in locations
         }
         digest = weights_of(checkpoint)
         if step in below:
@@ -109,7 +111,7 @@ def link(reg: Registry, run_id: str, below: dict[int, int], codec: str = ZSTD) -
             number = CODECS.index(codec)
             locations[digest] = ChunkLocation(pack, 0, len(stored), number, weights_of(base))
         placement = build_placement(checkpoint.manifest, {}, locations)
-        place = checkpoint._reader.place.model_copy(update={"placement": placement.digest})
+        place = checkpoint.handle.reader.place.model_copy(update={"placement": placement.digest})
         reg.store.backend.put(str(place.placement_key), placement.encode())
         run._committer.log.append(lambda _, place=place: [place])
 
@@ -125,7 +127,7 @@ def weights_of(checkpoint) -> Digest:
 
 def form(checkpoint) -> tuple[str, Digest | None]:
     """Return how the weights of a checkpoint are stored."""
-    location = locations_of([checkpoint._reader.base()])[weights_of(checkpoint)]
+    location = locations_of([checkpoint.handle.reader.base()])[weights_of(checkpoint)]
     return CODECS[location.codec], location.base
 
 
@@ -191,10 +193,11 @@ def test_it_is_what_a_save_would_have_stored(run, reg, backend, open_registry):
     reg.repack(compression="zstd")
     repacked = open_registry(backend).run("run").latest()
     by_digest = {
-        d: (s.codec, s.stored_bytes) for d, s in locations_of([saved._reader.base()]).items()
+        d: (s.codec, s.stored_bytes) for d, s in locations_of([saved.handle.reader.base()]).items()
     }
     found = {
-        d: (s.codec, s.stored_bytes) for d, s in locations_of([repacked._reader.base()]).items()
+        d: (s.codec, s.stored_bytes)
+        for d, s in locations_of([repacked.handle.reader.base()]).items()
     }
     assert found == by_digest
 
@@ -237,7 +240,7 @@ def test_none_stores_everything_raw_again(reg, run, backend, open_registry):
     assert report.recoded_after > report.recoded_before
     for checkpoint in open_registry(backend).run("run").checkpoints():
         assert codecs_of(checkpoint) == {RAW}
-        assert not checkpoint._reader.placement.extra
+        assert not checkpoint.handle.reader.placement.extra
     loads(open_registry(backend))
     settles(backend, compression="none")
 
@@ -249,7 +252,7 @@ def test_chunks_of_digest_lists_are_compressed_and_lists_are_not(run, reg, backe
         fresh = open_registry(backend)
         loads(fresh)
         checkpoint = fresh.run("run").latest()
-        locations = locations_of([checkpoint._reader.base()])
+        locations = locations_of([checkpoint.handle.reader.base()])
         assert checkpoint.manifest.chunk_lists
         assert {locations[digest].codec for digest in checkpoint.manifest.chunk_lists} == {0}
         assert codecs_of(checkpoint) == {RAW, ZSTD}
@@ -289,7 +292,7 @@ def test_several_runs_share_what_is_compressed(run, reg, backend, open_registry)
     assert set(report.runs) == {"run", "fork"}
     fresh = open_registry(backend)
     run_packs, fork_packs = (
-        {pack.key for pack in fresh.run(name).latest()._reader.placement.packs}
+        {pack.key for pack in fresh.run(name).latest().handle.reader.placement.packs}
         for name in ("run", "fork")
     )
     assert run_packs & fork_packs
@@ -308,7 +311,7 @@ def test_of_some_runs_only_what_no_other_pack_holds(run, reg, backend, open_regi
     fresh = open_registry(backend)
     assert fresh.verify(deep=True).findings == ()
     assert codecs_of(fresh.run("run").latest()) == {RAW}
-    locations = locations_of([fresh.run("other").latest()._reader.base()])
+    locations = locations_of([fresh.run("other").latest().handle.reader.base()])
     assert sorted(CODECS[location.codec] for location in locations.values()) == [ZSTD, RAW, RAW]
     assert same(fresh.run("other").latest().load(), {"m": mixed})
 
@@ -365,14 +368,14 @@ def test_what_is_encoded_together_is_bounded(reg, monkeypatch):
 def test_bases_that_nothing_names_go(reg, run, backend, open_registry):
     chain(reg, run, 1, 1, 2, 3, 4, 5)
     (kept,) = open_registry(backend).run("run").checkpoints()
-    assert len(kept._reader.placement.extra) == 4
+    assert len(kept.handle.reader.placement.extra) == 4
     before = collected(backend)
     report = open_registry(backend).repack()
     assert (report.recoded, report.bases) == (1, 4)
     fresh = open_registry(backend)
     (kept,) = fresh.run("run").checkpoints()
     assert form(kept) == (ZSTD, None)
-    assert not kept._reader.placement.extra
+    assert not kept.handle.reader.placement.extra
     loads(fresh)
     assert collected(backend) < before - report.bases_bytes + report.recoded_after
     loads(open_registry(backend))
@@ -417,7 +420,7 @@ def test_the_middle_of_a_chain_goes_and_the_end_stands_on_the_beginning(
     assert (report.recoded, report.bases) == (1, 2)
     first, last = open_registry(backend).run("run").checkpoints()
     assert form(last) == (ZSTD, weights_of(first))
-    assert not last._reader.placement.extra or list(last._reader.placement.extra) == [
+    assert not last.handle.reader.placement.extra or list(last.handle.reader.placement.extra) == [
         weights_of(first)
     ]
     collected(backend)
@@ -455,7 +458,7 @@ def spread(step: int) -> np.ndarray:
 def stars(reg: Registry, run, make) -> None:
     """Place every other state as a delta against the first."""
     saved = run.checkpoints()
-    first = locations_of([saved[0]._reader.base()])
+    first = locations_of([saved[0].handle.reader.base()])
     (root,) = first
     for checkpoint in saved[1:]:
         (digest,) = checkpoint.manifest.direct_chunks
@@ -469,7 +472,7 @@ def stars(reg: Registry, run, make) -> None:
         reg.store.backend.put(str(pack.key), body)
         locations = first | {digest: ChunkLocation(pack, 0, len(stored), CODECS.index(ZSTD), root)}
         placement = build_placement(checkpoint.manifest, {}, locations)
-        place = checkpoint._reader.place.model_copy(update={"placement": placement.digest})
+        place = checkpoint.handle.reader.place.model_copy(update={"placement": placement.digest})
         reg.store.backend.put(str(place.placement_key), placement.encode())
         run._committer.log.append(lambda _, place=place: [place])
 
@@ -522,9 +525,9 @@ def hostile(backend, run, *entries: tuple[bytes | None, int, bytes | None]) -> N
     body = stored * len(lines) + table + trailer(table)
     pack = PackRef(ObjectKey("packs", Digest.of(table), 0), len(body))
     backend.put(str(pack.key), body)
-    before = checkpoint._reader.placement
+    before = checkpoint.handle.reader.placement
     placement = Placement(before.manifest, (pack,), Rows(rows), Digests(digests[1:]))
-    place = checkpoint._reader.place.model_copy(update={"placement": placement.digest})
+    place = checkpoint.handle.reader.place.model_copy(update={"placement": placement.digest})
     backend.put(str(place.placement_key), placement.encode())
     run._committer.log.append(lambda _: [place])
 
@@ -594,7 +597,7 @@ def test_a_base_that_only_a_later_run_named_comes_to_the_earlier_one(
     zeroth = open_registry(backend).run("z-other").checkpoints()[0]
     open_registry(backend).repack()
     (third,) = open_registry(backend).run("run").checkpoints()
-    assert list(third._reader.placement.extra) == [weights_of(zeroth)]
+    assert list(third.handle.reader.placement.extra) == [weights_of(zeroth)]
     loads(open_registry(backend))
     settles(backend)
 
@@ -602,8 +605,10 @@ def test_a_base_that_only_a_later_run_named_comes_to_the_earlier_one(
 def test_a_damaged_base_stops_it(reg, run, backend, open_registry):
     chain(reg, run, 1, 1, 2, 3)
     (kept,) = open_registry(backend).run("run").checkpoints()
-    locations = locations_of([kept._reader.base()])
-    bottom = next(locations[d] for d in kept._reader.placement.extra if locations[d].base is None)
+    locations = locations_of([kept.handle.reader.base()])
+    bottom = next(
+        locations[d] for d in kept.handle.reader.placement.extra if locations[d].base is None
+    )
     flip(backend, str(bottom.pack.key), 8 * bottom.offset + 99)
     before = contents(backend)
     with pytest.raises(Damaged, match="damaged chunk"):
@@ -863,7 +868,7 @@ def test_who_is_overtaken_tells_that_nothing_came_of_it(
 
 
 def packs(checkpoint) -> tuple[PackRef, ...]:
-    return checkpoint._reader.placement.packs
+    return checkpoint.handle.reader.placement.packs
 
 
 def test_bases_in_packs_that_somebody_else_freed_are_not_told(mixed, monkeypatch):
@@ -1027,7 +1032,7 @@ def test_one_that_broke_off_between_runs_is_finished(run, reg, backend, open_reg
     second, third = open_registry(backend).run("other").checkpoints()
     assert form(second) == (ZSTD, None)
     assert form(third) == (ZSTD, weights_of(second))
-    assert list(third._reader.placement.extra) == [weights_of(second)]
+    assert list(third.handle.reader.placement.extra) == [weights_of(second)]
     assert same(third.load(), {"model": {"w": spread(3)}})
     settles(backend)
 

@@ -60,7 +60,7 @@ def test_the_table_of_a_pack_is_no_dead_weight(run, reg, dead_alone):
     """Of a pack of small chunks most is its table."""
     with small_grid(80):
         run.save(state(1), step=1)
-    (pack,) = run.latest()._reader.placement.packs
+    (pack,) = run.latest().handle.reader.placement.packs
     assert pack.size_bytes > 2 * (FIXED + CHANGING)
     assert not plan_repack(reg.store, min_dead=0.01).rewritten
 
@@ -264,7 +264,7 @@ def test_a_table_longer_than_the_tail_is_read_as_well(run, reg, backend, monkeyp
     with small_grid():
         run.save(state(1), step=1)
     monkeypatch.setattr("holdfast.registry.objects.pack.TAIL_GUESS_BYTES", tail_bytes)
-    for pack in run.latest()._reader.placement.packs:
+    for pack in run.latest().handle.reader.placement.packs:
         table = reg.store.read_table(pack)
         assert isinstance(table, PackTable)
         assert table == open_pack(backend.get(str(pack.key)), pack.key.digest, where="test")
@@ -292,10 +292,10 @@ def test_a_placement_that_fits_no_pack_stops_it(run, reg):
     from dataclasses import replace
 
     checkpoint = run.save(state(1), step=1)
-    placement = checkpoint._reader.placement
+    placement = checkpoint.handle.reader.placement
     first, *others = placement.rows
     shifted = replace(placement, rows=Rows([first._replace(offset=1), *others]))
-    moved = checkpoint._reader.place.model_copy(update={"placement": shifted.digest})
+    moved = checkpoint.handle.reader.place.model_copy(update={"placement": shifted.digest})
     reg.store.backend.put(str(moved.placement_key), shifted.encode())
     run._committer.log.append(lambda _: [moved])
     with pytest.raises(Malformed, match="name different chunks at one offset"):

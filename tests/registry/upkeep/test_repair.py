@@ -318,7 +318,7 @@ def test_a_mirror_whose_placement_lies_is_refused(
 
     with small_grid(256):
         theirs = mirror.checkpoint("theirs")
-        old = theirs._reader.placement
+        old = theirs.handle.reader.placement
         rows = list(old.rows)
         rows[0], rows[1] = rows[1], rows[0]
         forged = replace(old, rows=Rows(rows))
@@ -326,7 +326,9 @@ def test_a_mirror_whose_placement_lies_is_refused(
         log = RunLog(mirror.store, "theirs")
         log.open()
         log.append(
-            lambda state: [theirs._reader.place.model_copy(update={"placement": forged.digest})]
+            lambda state: [
+                theirs.handle.reader.place.model_copy(update={"placement": forged.digest})
+            ]
         )
         home.delete(keys(home, "packs")[0])
         before = contents(home)
@@ -340,7 +342,7 @@ def test_another_run_at_home_gives_what_the_mirror_lacks(home, open_registry, ru
     home.put(epoch_key(1), encode_sweep(1, [ObjectKey.parse(keys(home, "packs")[0])]))
     twin = open_registry(home).create_run("twin")
     twin.save(small_state(1), step=1)
-    lost = str(run.checkpoints()[0]._reader.place.placement_key)
+    lost = str(run.checkpoints()[0].handle.reader.place.placement_key)
     home.delete(lost)
     report = open_registry(home).repair(mirror)
     (mended,) = report.mended
@@ -397,7 +399,7 @@ def _needed(home, open_registry) -> set[ObjectKey]:
     from holdfast.registry.writing.object_writer import placed_keys
 
     one = open_registry(home).checkpoint("run")
-    return set(placed_keys(one._reader.place, one._reader.placement))
+    return set(placed_keys(one.handle.reader.place, one.handle.reader.placement))
 
 
 def test_a_collection_after_a_repair_spares_what_came_back(home, open_registry, synced):
@@ -447,7 +449,7 @@ def test_a_state_that_moved_while_it_is_adopted_stays_where_it_moved(
         assert hooked.before.done
         assert len(contents(home, "runs/run/log/")) == slots + 1, "one new place, not two"
         fresh = open_registry(home).checkpoint("run")
-        assert fresh._reader.place.placement_generation == 1
+        assert fresh.handle.reader.place.placement_generation == 1
         assert same(fresh.load(), packed_otherwise)
 
 
@@ -590,11 +592,11 @@ def test_a_placement_that_lies_at_home_is_replaced(home, open_registry, synced, 
 
     reg = open_registry(home)
     first, second = reg.run("run").checkpoints()
-    wrong = second._reader.place.placement
+    wrong = second.handle.reader.place.placement
     if lie == "rows":
-        rows = list(first._reader.placement.rows)
+        rows = list(first.handle.reader.placement.rows)
         rows[0] = rows[0]._replace(offset=rows[0].offset + 8)
-        forged = replace(first._reader.placement, rows=Rows(rows))
+        forged = replace(first.handle.reader.placement, rows=Rows(rows))
         wrong = forged.digest
         name = wrong.hex()
         home.put(f"placements/{name[:2]}/{name}.0", forged.encode())
@@ -602,7 +604,7 @@ def test_a_placement_that_lies_at_home_is_replaced(home, open_registry, synced, 
         synced.store.backend.put(f"placements/{name[:2]}/{name}.0", forged.encode())
     log = RunLog(reg.store, "run")
     log.open()
-    log.append(lambda state: [first._reader.place.model_copy(update={"placement": wrong})])
+    log.append(lambda state: [first.handle.reader.place.model_copy(update={"placement": wrong})])
     report = open_registry(home).repair(synced)
     assert not report.found.ok
     assert [one.how for one in report.mended] == ["adopted"]

@@ -50,8 +50,8 @@ def of(usage: Usage, ref: str):
 
 def small_files(checkpoint) -> int:
     """Return the bytes of a state's manifest and placement."""
-    backend = checkpoint._store.backend
-    place = checkpoint._log.run.by_manifest[checkpoint.digest]
+    backend = checkpoint.handle.store.backend
+    place = checkpoint.handle.log.run.by_manifest[checkpoint.digest]
     return sum(len(backend.get(str(key))) for key in (place.manifest_key, place.placement_key))
 
 
@@ -140,7 +140,7 @@ def test_the_base_of_a_delta_counts_for_whoever_needs_it(run, reg, monkeypatch):
 
 def test_bytes_are_counted_as_they_are_stored(run, reg):
     saved = run.save({"w": np.zeros(2**18, np.uint8)}, step=1, compression="zstd")
-    stored = sum(row.stored_bytes for row in saved._reader.placement.rows)
+    stored = sum(row.stored_bytes for row in saved.handle.reader.placement.rows)
     assert stored < 2**12
     assert of(measure(reg.store), saved.ref).own_bytes == stored + small_files(saved)
 
@@ -215,10 +215,10 @@ def test_a_superseded_checkpoint_is_named_by_its_id(run, reg):
 def test_a_run_that_cannot_be_read_hides_no_other(run, reg, backend):
     checkpoint = run.save(state(1), step=1)
     reg.create_run("sound").save(state(2), step=1)
-    (key,) = [str(pack.key) for pack in checkpoint._reader.placement.packs]
+    (key,) = [str(pack.key) for pack in checkpoint.handle.reader.placement.packs]
     harms = {
         key: (lambda: flip(backend, key, -400), Damaged),
-        str(checkpoint._reader.place.placement_key): (None, MissingObject),
+        str(checkpoint.handle.reader.place.placement_key): (None, MissingObject),
         slot_key("run", 1): (lambda: flip(backend, slot_key("run", 1)), Damaged),
     }
     for name, (harm, error) in harms.items():

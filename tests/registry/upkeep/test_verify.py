@@ -235,14 +235,14 @@ def test_an_upgrade_is_no_damage(two, check, backend):
 def _place(checkpoint, reg, **changes) -> None:
     log = RunLog(reg.store, "run")
     log.open()
-    moved: Place = checkpoint._reader.place.model_copy(update=changes)
+    moved: Place = checkpoint.handle.reader.place.model_copy(update=changes)
     log.append(lambda run: [moved])
 
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_place_that_names_another_manifests_placement_is_found(two, check, reg, deep, backend):
     first, second = two
-    _place(first, reg, placement=second._reader.place.placement)
+    _place(first, reg, placement=second.handle.reader.place.placement)
     with pytest.raises(IntegrityError):
         _load(backend, first)
     assert not check(deep=deep).ok
@@ -261,7 +261,7 @@ def test_a_placement_that_does_not_fit_its_packs_is_found_by_deep(run, reg, back
             state = {"m": {f"w{i}": state["m"]["w"][:64] + i for i in range(3)}}
             state = {"m": {k: np.concatenate([v, v + 9]) for k, v in state["m"].items()}}
         checkpoint = run.save(state, step=1)
-        old = checkpoint._reader.placement
+        old = checkpoint.handle.reader.placement
         rows = list(old.rows)
         match what:
             case "too few":
@@ -711,7 +711,7 @@ def _move(registry, checkpoint) -> None:
     log = RunLog(registry.store, "run")
     log.open()
     writer = Writer(registry.store, log)
-    places, choice = adopt(registry.store, registry.store, writer, [checkpoint._reader.place])
+    places, choice = adopt(registry.store, registry.store, writer, [checkpoint.handle.reader.place])
     writer.commit(lambda state: places, choice)
 
 

@@ -52,13 +52,13 @@ def as_delta(reg, checkpoint, base: Digest, delta: bytes):
     )
     table = PackTable(entries).encode()
     first = reg.run("run").checkpoints()[0]
-    source = first._reader.placement.packs[first._reader.placement.rows[0].pack]
-    start = first._reader.placement.rows[0].offset
+    source = first.handle.reader.placement.packs[first.handle.reader.placement.rows[0].pack]
+    start = first.handle.reader.placement.rows[0].offset
     raw = reg.store.backend.get(str(source.key))[start:][:raw_bytes]
     data = delta + raw + table + trailer(table)
     pack = PackRef(ObjectKey("packs", Digest.of(table), 0), len(data))
     reg.store.backend.put(str(pack.key), data)
-    before = checkpoint._reader.placement
+    before = checkpoint.handle.reader.placement
     n = len(before.packs)
     rows = [
         ChunkRow(n, 0, len(delta), 1, len(before.rows)),
@@ -66,7 +66,7 @@ def as_delta(reg, checkpoint, base: Digest, delta: bytes):
         ChunkRow(n, len(delta), raw_bytes),
     ]
     after = replace(before, packs=(*before.packs, pack), rows=Rows(rows), extra=Digests([base]))
-    place = checkpoint._reader.place.model_copy(update={"placement": after.digest})
+    place = checkpoint.handle.reader.place.model_copy(update={"placement": after.digest})
     reg.store.backend.put(str(place.placement_key), after.encode())
     reg.run("run")._committer.log.append(lambda _: [place])
     return after

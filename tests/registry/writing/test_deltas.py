@@ -70,7 +70,7 @@ def saved(run, states, **options):
 
 def links_of(checkpoint) -> list[int]:
     """Return how many differences are below each chunk of a checkpoint."""
-    rows = checkpoint._reader.placement.rows
+    rows = checkpoint.handle.reader.placement.rows
     found = []
     for row in rows[: len(checkpoint.manifest.direct_chunks)]:
         found.append(0)
@@ -92,7 +92,7 @@ def test_two_chains_that_end_at_one_chunk_are_read_together(run, backend, open_r
         state = {"model": dict(enumerate(pair))}
         last = run.save(state, step=step, compression="zstd", keyframe_every=8)
     assert links_of(last) == [2, 2]
-    (first, second), rows = last._reader.placement.rows[:2], last._reader.placement.rows
+    (first, second), rows = last.handle.reader.placement.rows[:2], last.handle.reader.placement.rows
     assert first.base != second.base
     assert rows[first.base].base == rows[second.base].base
     loaded = open_registry(backend).checkpoint("run").load()
@@ -103,8 +103,8 @@ def test_of_a_small_change_only_the_difference_is_stored(run, backend, open_regi
     states = history(3)
     first, second, third = saved(run, states, compression="zstd", keyframe_every=8)
     assert (links_of(first), links_of(second), links_of(third)) == ([0], [1], [2])
-    whole = first._reader.placement.rows[0].stored_bytes
-    assert third._reader.placement.rows[0].stored_bytes < whole / 10
+    whole = first.handle.reader.placement.rows[0].stored_bytes
+    assert third.handle.reader.placement.rows[0].stored_bytes < whole / 10
     assert sum(backend.stat(key).size_bytes for key in packs_of(third)) < 1.3 * whole
     for state, checkpoint in zip(states, (first, second, third), strict=True):
         assert same(open_registry(backend).checkpoint(checkpoint.ref).load(), state)
@@ -139,13 +139,15 @@ def test_a_registry_keeps_its_own_distance(tmp_path):
     with holdfast.open(tmp_path) as reg:
         first, second, third = saved(reg.create_run("r"), history(3))
         assert (links_of(first), links_of(second), links_of(third)) == ([0], [1], [0])
-        names = {codecs.CODECS[row.codec] for row in second._reader.placement.rows}
+        names = {codecs.CODECS[row.codec] for row in second.handle.reader.placement.rows}
         assert names == {codecs.LZ4}
 
 
 def test_deltas_alone_mean_zstd(run):
     _, second = saved(run, history(2), keyframe_every=2)
-    assert {codecs.CODECS[row.codec] for row in second._reader.placement.rows} == {codecs.ZSTD}
+    assert {codecs.CODECS[row.codec] for row in second.handle.reader.placement.rows} == {
+        codecs.ZSTD
+    }
 
 
 @pytest.mark.parametrize("wanted", [0, -1, 33, True, 2.0, "8"])
@@ -206,7 +208,7 @@ def test_each_chunk_by_itself(run, backend, open_registry):
         second["model"]["w"][900:1000] = weights(5, 100)  # nothing in common
         run.save(first, step=1, keyframe_every=8)
         checkpoint = run.save(second, step=2, keyframe_every=8)
-        rows = checkpoint._reader.placement.rows
+        rows = checkpoint.handle.reader.placement.rows
         assert 4 < sum(row.base != NO_BASE for row in rows) < 8
         loaded = open_registry(backend).checkpoint("run")
         assert torch.equal(loaded.load()["model"]["w"], second["model"]["w"])
@@ -249,7 +251,7 @@ def test_who_has_the_checkpoint_before_moves_only_the_difference(run, tmp_path, 
         assert pulled() > weights().nbytes / 2
         third = run.save(states[2], step=2, keyframe_every=8)
         # The difference, and its pack's table.
-        assert pulled() < third._reader.placement.rows[0].stored_bytes + 2**10
+        assert pulled() < third.handle.reader.placement.rows[0].stored_bytes + 2**10
 
 
 # Bases live as long as what is stored against them
@@ -280,12 +282,12 @@ def test_forks_gates_and_mirrors_carry_the_bases_along(run, reg, backend):
 def test_where_a_base_has_a_chunk_whole_it_is_taken_whole(run):
     first, second, third = saved(run, history(3), keyframe_every=8)
     names = [next(iter(one.manifest.direct_chunks)) for one in (first, second, third)]
-    deep = [third._reader.base(), second._reader.base(), first._reader.base()]
+    deep = [third.handle.reader.base(), second.handle.reader.base(), first.handle.reader.base()]
     below = [locations_of(deep)[name].base for name in names]
     assert below == [None, names[0], names[1]]
     pack = PackRef(ObjectKey("packs", Digest.of(b"whole"), 0), 1000)
     whole = Placement(second.digest, (pack,), Rows([ChunkRow(0, 0, 900, 1)]))
-    known = PlacedState(second._reader.place, second.manifest, whole, {})
+    known = PlacedState(second.handle.reader.place, second.manifest, whole, {})
     assert locations_of([*deep, known])[names[1]].base is None
     assert locations_of([known, *deep])[names[1]].base is None
 
@@ -369,7 +371,9 @@ def chain(run, request):
 
 
 def test_every_byte_of_every_link_matters(chain, backend, open_registry):
-    for pack, row in zip(chain._reader.placement.packs, chain._reader.placement.rows, strict=True):
+    for pack, row in zip(
+        chain.handle.reader.placement.packs, chain.handle.reader.placement.rows, strict=True
+    ):
         for at in range(row.offset, row.offset + row.stored_bytes, 1 + row.stored_bytes // 12):
             flip(backend, str(pack.key), at * 8 + 3)
             refused(backend, open_registry, "damaged", Damaged)
@@ -379,7 +383,7 @@ def test_every_byte_of_every_link_matters(chain, backend, open_registry):
 
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_a_link_that_is_cut_or_gone(chain, backend, open_registry, which):
-    key = str(chain._reader.placement.packs[which].key)
+    key = str(chain.handle.reader.placement.packs[which].key)
     backend.put(key, backend.get(key)[:50])
     refused(backend, open_registry, "ends before|gone|too early|not a trailer|too short")
     backend.delete(key)
@@ -388,9 +392,9 @@ def test_a_link_that_is_cut_or_gone(chain, backend, open_registry, which):
 
 def placed(reg, checkpoint, rows, packs=None) -> None:
     """Give a checkpoint another place, as anybody who can write to the store could."""
-    before = checkpoint._reader.placement
+    before = checkpoint.handle.reader.placement
     after = Placement(before.manifest, packs or before.packs, Rows(rows), before.extra)
-    moved = checkpoint._reader.place.model_copy(update={"placement": after.digest})
+    moved = checkpoint.handle.reader.place.model_copy(update={"placement": after.digest})
     reg.store.backend.put(str(moved.placement_key), after.encode())
     log = RunLog(reg.store, "run")
     log.open()
@@ -398,13 +402,13 @@ def placed(reg, checkpoint, rows, packs=None) -> None:
 
 
 def test_a_circle_of_differences_ends(chain, reg, backend, open_registry):
-    rows = list(chain._reader.placement.rows)
+    rows = list(chain.handle.reader.placement.rows)
     last = rows[2]
     link = rows[1]
-    data = backend.get(str(chain._reader.placement.packs[link.pack].key))
+    data = backend.get(str(chain.handle.reader.placement.packs[link.pack].key))
     frame = data[link.offset : link.offset + link.stored_bytes]
-    names = [*chain.manifest.direct_chunks, *chain._reader.placement.extra]
-    entry = reg.store.table(chain._reader.placement.packs[link.pack]).at(link.offset)
+    names = [*chain.manifest.direct_chunks, *chain.handle.reader.placement.extra]
+    entry = reg.store.table(chain.handle.reader.placement.packs[link.pack]).at(link.offset)
     forged = PackTable(
         (type(entry)(names[1], 0, len(frame), entry.raw_bytes, entry.codec, names[1],
                      Digest.of(frame)),)
@@ -415,12 +419,12 @@ def test_a_circle_of_differences_ends(chain, reg, backend, open_registry):
     )
     backend.put(str(pack.key), frame + body + trailer(body))
     rows[1] = ChunkRow(3, 0, len(frame), link.codec, 1)
-    placed(reg, chain, [rows[0], rows[1], last], (*chain._reader.placement.packs, pack))
+    placed(reg, chain, [rows[0], rows[1], last], (*chain.handle.reader.placement.packs, pack))
     refused(backend, open_registry, "too long", Malformed)
 
 
 def test_bases_that_are_swapped(chain, reg, backend, open_registry):
-    rows = list(chain._reader.placement.rows)
+    rows = list(chain.handle.reader.placement.rows)
     swapped = ChunkRow(*[*(getattr(rows[0], n) for n in ("pack", "offset", "stored_bytes", "codec")), 2])  # noqa: E501  # fmt: skip
     placed(reg, chain, [swapped, *rows[1:]])
     refused(backend, open_registry, "different chunks", Malformed)
@@ -430,7 +434,7 @@ def test_a_raw_base_of_another_length_is_refused(run, reg, backend, open_registr
     states = history(2)
     run.save(states[0], step=0)
     second = run.save(states[1], step=1, keyframe_every=8)
-    rows = list(second._reader.placement.rows)
+    rows = list(second.handle.reader.placement.rows)
     assert codecs.CODECS[rows[1].codec] == RAW
     short = ChunkRow(rows[1].pack, rows[1].offset, rows[1].stored_bytes - 2)
     placed(reg, second, [rows[0], short])
@@ -442,18 +446,18 @@ def test_deltas_of_several_lengths_on_one_chunk_are_refused(run, reg, backend, o
         whole = np.arange(1500, dtype=np.int32)  # two chunks, of 4,000 and 2,000 bytes
         first = run.save({"m": {"a": whole}}, step=1, compression="zstd")
         second = run.save({"m": {"a": whole + 1}}, step=2, compression="zstd", keyframe_every=8)
-        rows = second._reader.placement.rows
+        rows = second.handle.reader.placement.rows
         assert len(rows) == 4
         long, short = rows[0], rows[1]
         base = next(iter(first.manifest.direct_chunks))
         entries = [
-            reg.store.table(second._reader.placement.packs[row.pack]).at(row.offset)
+            reg.store.table(second.handle.reader.placement.packs[row.pack]).at(row.offset)
             for row in (long, short)
         ]
         forged = PackTable(tuple(entry._replace(base=base) for entry in entries))
         body = forged.encode()
         frames = b"".join(
-            backend.get(str(second._reader.placement.packs[r.pack].key))[r.offset :][
+            backend.get(str(second.handle.reader.placement.packs[r.pack].key))[r.offset :][
                 : r.stored_bytes
             ]
             for r in (long, short)
@@ -462,17 +466,17 @@ def test_deltas_of_several_lengths_on_one_chunk_are_refused(run, reg, backend, o
             ObjectKey("packs", Digest.of(body), 0), len(frames) + len(body) + len(trailer(body))
         )
         backend.put(str(pack.key), frames + body + trailer(body))
-        number = len(second._reader.placement.packs)
+        number = len(second.handle.reader.placement.packs)
         moved = [
             ChunkRow(number, 0, long.stored_bytes, long.codec, long.base),
             ChunkRow(number, long.stored_bytes, short.stored_bytes, short.codec, long.base),
         ]
-        placed(reg, second, [*moved, *rows[2:]], (*second._reader.placement.packs, pack))
+        placed(reg, second, [*moved, *rows[2:]], (*second.handle.reader.placement.packs, pack))
         refused(backend, open_registry, "several lengths", Malformed)
 
 
 def test_a_placement_without_end_does_not_stop_the_run(chain, reg, backend, open_registry):
-    rows = list(chain._reader.placement.rows)
+    rows = list(chain.handle.reader.placement.rows)
     circle = ChunkRow(rows[1].pack, rows[1].offset, rows[1].stored_bytes, rows[1].codec, 1)
     placed(reg, chain, [rows[0], circle, rows[2]])
     refused(backend, open_registry, "too long", Malformed)
@@ -487,5 +491,5 @@ def test_what_is_stored_does_not_depend_on_the_threads(reg):
     for number in range(6):
         state = {"m": {"x": mixed}, "n": number}
         checkpoint = reg.create_run(f"r{number}").save(state, step=1, compression="zstd")
-        stored.add(tuple(row.stored_bytes for row in checkpoint._reader.placement.rows))
+        stored.add(tuple(row.stored_bytes for row in checkpoint.handle.reader.placement.rows))
     assert len(stored) == 1

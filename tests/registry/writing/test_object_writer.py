@@ -329,7 +329,7 @@ def _annotate(state):
 
 def test_w2a_a_base_that_was_placed_anew_meanwhile_covers_no_more(run, backend, reg):
     first = run.save(small_state(), step=1)
-    place, old = first._reader.place, first._reader.placement
+    place, old = first.handle.reader.place, first.handle.reader.placement
     log = RunLog(reg.store, "run")
     log.open()
     writer = Writer(reg.store, log)

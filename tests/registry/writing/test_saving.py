@@ -230,7 +230,7 @@ def test_a_tensor_of_more_chunks_than_256_names_a_digest_list(run, open_registry
         first, second = checkpoint.manifest.components["m"].tensors
         assert (len(first.chunks), first.chunk_list) == (256, None)
         assert (len(second.chunks), second.chunk_list is not None) == (0, True)
-        (data,) = checkpoint._reader.base().lists.values()
+        (data,) = checkpoint.handle.reader.base().lists.values()
         assert len(data) == 257 * 32
         fresh = open_registry(backend).run("run").latest()
         assert same(fresh.load(), {"m": {"exact": exact, "above": above}})
@@ -259,7 +259,7 @@ def test_a_tensor_beyond_a_gibibyte_is_listed_and_comes_back(tmp_path: Path, req
         reg.create_run("run").save({"m": {"w": one}}, step=1)
     with holdfast.open(tmp_path / "reg") as reg:
         checkpoint = reg.checkpoint("run")
-        assert len(checkpoint._reader.base().lists) == 1
+        assert len(checkpoint.handle.reader.base().lists) == 1
         assert np.array_equal(checkpoint.load()["m"]["w"], one)
         assert reg.verify(deep=True).ok
 

@@ -235,7 +235,7 @@ def test_a_gate_that_was_replaced_enters_anew_and_is_the_one_that_is_drawn(
     bad, good = save(1, phase=2), save(2, phase=2)
     run.set_gate("second", bad)
     run.pool.promote_gate("second")
-    pack = next(str(p.key) for p in run.pool.entry(1)._reader.placement.packs)
+    pack = next(str(p.key) for p in run.pool.entry(1).handle.reader.placement.packs)
     flip(backend, pack)
     run.set_gate("second", good)
     assert run.pool.promote_gate("second").version == 2
@@ -549,7 +549,7 @@ def test_an_entry_that_left_plays_from_memory_alone(run, save):
 
 def test_a_damaged_entry_is_never_handed_out(run, save, backend):
     entry = run.pool.promote(save(1))
-    for pack in entry._reader.placement.packs:
+    for pack in entry.handle.reader.placement.packs:
         flip(backend, str(pack.key))
     for _ in range(2):
         with pytest.raises(Damaged):

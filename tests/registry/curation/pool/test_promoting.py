@@ -150,8 +150,8 @@ def test_a_sweep_between_cutting_and_committing_asks_for_a_new_cut(make, hooked,
 
     def sweep() -> None:
         held = {
-            str(checkpoint._reader.place.manifest_key),
-            str(checkpoint._reader.place.placement_key),
+            str(checkpoint.handle.reader.place.manifest_key),
+            str(checkpoint.handle.reader.place.placement_key),
         }
         names = [info.key for info in backend.list("manifests/")]
         names += [info.key for info in backend.list("placements/")]
@@ -166,7 +166,10 @@ def test_a_sweep_between_cutting_and_committing_asks_for_a_new_cut(make, hooked,
     entry = run.pool.promote(checkpoint)
     assert once.done
     assert len(condemned) == 2
-    assert (entry._reader.place.manifest_generation, entry._reader.place.placement_generation) == (
+    assert (
+        entry.handle.reader.place.manifest_generation,
+        entry.handle.reader.place.placement_generation,
+    ) == (
         1,
         1,
     )
@@ -188,7 +191,7 @@ def test_a_gate_that_is_replaced_meanwhile_enters_as_it_is_now(make, hooked, bac
     run, _ = make()
     bad, good = save(run, 1, 2, phase=2)
     run.set_gate("second", bad)
-    for pack in bad._reader.placement.packs:
+    for pack in bad.handle.reader.placement.packs:
         flip(backend, str(pack.key))
     rival = other()
     once = between(hooked, lambda: rival.set_gate("second", rival.find(good.record.n)))

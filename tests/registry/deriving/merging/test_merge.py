@@ -307,7 +307,7 @@ def test_a_merge_is_compressed_as_the_registry_has_it(tmp_path):
             run.save({"m": {"w": np.arange(50_000, dtype="f4") + n}}, step=n) for n in (0, 2)
         ]
         merged = run.merge(sources, step=3)
-        assert sum(row.stored_bytes for row in merged._reader.placement.rows) < 100_000
+        assert sum(row.stored_bytes for row in merged.handle.reader.placement.rows) < 100_000
         assert same(merged.load()["m"]["w"], np.arange(50_000, dtype="f4") + 1)
 
 
@@ -574,7 +574,7 @@ def test_a_pack_that_a_sweep_condemned_is_not_named_again(reg, backend, open_reg
         mark(reg.store, name, 1)
     with open_on(backend) as opened:
         merged = opened.run("run").merge([opened.checkpoint(other.ref)], step=1)
-        assert all(pack.key.generation == 1 for pack in merged._reader.placement.packs)
+        assert all(pack.key.generation == 1 for pack in merged.handle.reader.placement.packs)
         assert same(merged.load(), small_state(1))
 
 
@@ -592,7 +592,7 @@ def test_a_sweep_that_comes_between_makes_the_merge_choose_anew(backend, open_re
     hooked.before = Once("runs/run/log/", pass_by, "put_if_absent")
     merged = run.merge([other], step=1)
     assert hooked.before.done
-    assert all(pack.key.generation == 1 for pack in merged._reader.placement.packs)
+    assert all(pack.key.generation == 1 for pack in merged.handle.reader.placement.packs)
     assert same(merged.load(), small_state(1))
 
 

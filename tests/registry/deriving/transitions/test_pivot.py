@@ -203,7 +203,7 @@ def test_passing_over_a_damaged_checkpoint_behind_a_pivot_is_told(
     run.save(state(4) | {"model": {"trunk": np.full(300, np.nan), "head.w": np.ones(3)}}, step=4)
     other = reg.run("run")
     found = other.checkpoints()[-1]
-    key = str(found._reader.placement.packs[0].key)
+    key = str(found.handle.reader.placement.packs[0].key)
     backend = reg.store.backend
     backend.put(key, b"x" + backend.get(key)[1:])
     with caplog.at_level(logging.WARNING, logger="holdfast"):

@@ -104,7 +104,9 @@ def rows_of(checkpoint, path: str) -> list:
     content = checkpoint.tensors()[path].content
     entry = next(one for one in checkpoint.manifest.tensors() if one.content == content)
     order = dict(
-        zip(checkpoint.manifest.direct_chunks, checkpoint._reader.placement.rows, strict=False)
+        zip(
+            checkpoint.manifest.direct_chunks, checkpoint.handle.reader.placement.rows, strict=False
+        )
     )
     return [order[digest] for digest in entry.chunks]
 
@@ -545,7 +547,7 @@ def test_damage_leaves_the_model_as_it_was(world: World) -> None:
     following.poll()
     second = world.run.save({"m": {"a": weights(3), "b": weights(4)}}, step=2)
     row = rows_of(second, "m/b")[-1]
-    flip(world.backend, str(second._reader.placement.packs[row.pack].key), 8 * row.offset)
+    flip(world.backend, str(second.handle.reader.placement.packs[row.pack].key), 8 * row.offset)
     for _ in range(2):
         with pytest.raises(Damaged):
             following.poll()

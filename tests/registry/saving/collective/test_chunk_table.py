@@ -13,7 +13,6 @@ from holdfast import Checkpoint, Registry
 from holdfast.distributed import Group
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.state_reader import PlacedState
-from holdfast.registry.loading.stored import reader_of
 from holdfast.registry.objects.chunking import CHUNK_BYTES
 from holdfast.registry.objects.keys import ObjectKey
 from holdfast.registry.objects.manifest import Component, Manifest
@@ -113,7 +112,7 @@ def test_ranks_keep_the_deltas_of_one_process(reg: Registry) -> None:
     alone = reg.run("run")
     alone.save({"w": WHOLE}, step=1, compression="zstd")
     base = alone.save({"w": rows(1, 0, -1)}, step=2, compression="zstd", keyframe_every=4)
-    assert reader_of(base).placement.rows.has_deltas
+    assert base.handle.reader.placement.rows.has_deltas
     alone.close()
 
     def save(group: Group) -> Checkpoint:
@@ -125,7 +124,7 @@ def test_ranks_keep_the_deltas_of_one_process(reg: Registry) -> None:
     made = together(group_of(2, 30.0), save)
     assert len({one.digest for one in made}) == 1, made
     found = reg.run("run").latest()
-    placement = reader_of(found).placement
+    placement = found.handle.reader.placement
     assert placement.rows.has_deltas
     assert len(placement.extra) == 1
     assert (found.load()["w"] == rows(1, 0)).all()

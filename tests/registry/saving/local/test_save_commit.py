@@ -154,7 +154,7 @@ def test_a_state_that_does_not_fit_is_refused_at_load_too(reg, backend):
     add = AddCheckpoint(
         manifest=record.manifest, phase="main", step=1, size_bytes=record.size_bytes
     )
-    log.append(lambda run: [saved._reader.place, commit_line(run, [add])])
+    log.append(lambda run: [saved.handle.reader.place, commit_line(run, [add])])
     stranger = strict.latest()
     with pytest.raises(IncompatibleState, match=r"strict/main/step0+1.*model/b is float64"):
         stranger.load()
@@ -456,7 +456,7 @@ def test_what_is_due_follows_the_phase_that_training_is_in(reg):
 def test_a_damaged_companion_costs_its_checkpoint_nothing(reg, backend, open_registry):
     run = make(reg, ACTOR)
     saved = run.save(small_state(1), step=1, phase=2, companions={"reference": REFERENCE})
-    (pack,) = [str(p.key) for p in saved.companion("reference")._reader.placement.packs]
+    (pack,) = [str(p.key) for p in saved.companion("reference").handle.reader.placement.packs]
     flip(backend, pack)
     fresh = open_registry(backend)
     assert not fresh.verify(deep=True).ok

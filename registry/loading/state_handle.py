@@ -1,0 +1,183 @@
+"""The inner value of a stored state, which the rest of Holdfast takes.
+
+Users hold a `holdfast.registry.loading.stored.Stored`; it owns such a handle.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from holdfast.backends.escape import quoted
+from holdfast.registry import pytree
+from holdfast.registry.errors import Malformed
+from holdfast.registry.history import RunLog, StateReader, decode_plain, step_ref
+from holdfast.registry.history.actions import CommitKeys
+from holdfast.registry.history.replay import CheckpointRecord
+from holdfast.registry.loading.allocating import LoadPrecision, allocate
+from holdfast.registry.loading.destinations import to_device
+from holdfast.registry.loading.fit import tensors_by_path
+from holdfast.registry.loading.selecting import select
+from holdfast.registry.objects import Manifest
+from holdfast.registry.spec.precision import widen_all
+from holdfast.registry.store import Store
+from holdfast.registry.values import Digest, collector_paused
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor of a checkpoint, as its manifest describes it.
+
+    Attributes:
+        path: Component and keys joined with `/`.
+        dtype: Name of its element type.
+        shape: Axis lengths.
+        nbytes: Size in bytes.
+        content: Identity of its content: equal for equal dtype, shape and bytes, and only then.
+        original: Its original, wider element type, if it was saved with less precision; otherwise
+            `None`.
+    """
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    content: Digest
+    original: str | None = None
+
+
+def tensors_of(manifest: Manifest) -> dict[str, TensorInfo]:
+    """Return every tensor of a state by path."""
+    return {
+        path: TensorInfo(
+            path, entry.dtype, entry.shape, entry.nbytes, entry.content, entry.original
+        )
+        for path, entry in tensors_by_path(manifest.components).items()
+    }
+
+
+@dataclass(frozen=True)
+class StateHandle:
+    """A stored state: where it is, how it is read, and the keys that its commit keeps."""
+
+    store: Store
+    log: RunLog  # the log of the run that keeps it, as it was read to find the state
+    digest: Digest
+    path: str  # its ref within the run
+
+    @cached_property
+    def reader(self) -> StateReader:
+        """Reads its objects."""
+        return StateReader(self.store, self.log, self.digest, f"{self.log.run_id}/{self.path}")
+
+    @property
+    def ref(self) -> str:
+        """Its ref, by which the registry finds it."""
+        return f"{self.log.run_id}/{self.path}"
+
+    @property
+    def manifest(self) -> Manifest:
+        """The description of the state."""
+        return self.reader.manifest
+
+    def commit_keys(self) -> CommitKeys | None:
+        """Return the keys of the state that its commit stores instead of its manifest."""
+        return None
+
+    def file_keys(self) -> dict[str, Any]:
+        """Return the plain values that a file of the state has besides its components."""
+        return {}
+
+    def load(
+        self,
+        only: str | Iterable[str] | None = None,
+        map_location: object = "cpu",
+        precision: LoadPrecision = "stored",
+        *,
+        portable: bool = False,
+    ) -> Any:
+        """Load it, or parts of it; `portable`: with `pytree.TensorBytes`, which need no torch."""
+        manifest = self.manifest
+        aside = self.kept_by_commit(manifest)
+        names = [only] if isinstance(only, str) else only
+        chosen = None if names is None else [name for name in names if name not in aside]
+        wanted = select(self.ref, manifest, chosen)
+        self.reader.check_lists(manifest)
+        with collector_paused():
+            made = allocate(self.ref, wanted, precision, portable=portable)
+        self.reader.read(manifest, made.targets)
+        widen_all(made.widenings, self.store.pools.hashing)
+        arrays = made.arrays
+        if str(map_location) != "cpu":
+            arrays = {name: to_device(some, map_location) for name, some in arrays.items()}
+        with collector_paused():
+            parts = [(name, part.skeleton, arrays[name]) for name, part in wanted.items()]
+            state = pytree.unflatten(manifest.kind, parts)
+        return self._with_commit_keys(state, aside, names)
+
+    def rebuild(self, arrays: Mapping[str, Sequence[object]]) -> Any:
+        """Return the state with other arrays in place of its own, by component."""
+        manifest = self.manifest
+        parts = [(name, part.skeleton, arrays[name]) for name, part in manifest.components.items()]
+        state = pytree.unflatten(manifest.kind, parts)
+        return self._with_commit_keys(state, self.kept_by_commit(manifest), None)
+
+    def kept_by_commit(self, manifest: Manifest) -> dict[str, Any]:
+        """Return the plain values that its commit stores instead of its manifest."""
+        kept = self.commit_keys()
+        if kept is None:
+            return {}
+        aside = decode_plain(kept.values)
+        keys = [*manifest.components, *(aside if isinstance(aside, dict) else ())]
+        if not isinstance(aside, dict) or Counter(kept.order) != Counter(keys):
+            raise Malformed(
+                "the keys that the commit keeps do not fit the manifest",
+                where=self.ref,
+                expected=f"each of the keys {', '.join(kept.order)} in one of the two",
+                found=", ".join(map(quoted, keys)),
+                hint="`load_into` fills tensors without them; another checkpoint may be intact.",
+            )
+        return aside
+
+    def _with_commit_keys(
+        self, state: Any, aside: Mapping[str, Any], names: Iterable[str] | None
+    ) -> Any:
+        """Insert the keys that the commit stores at their positions in the state."""
+        kept = self.commit_keys()
+        if kept is None:
+            return state
+        wanted = set(kept.order if names is None else names)
+        merged = {**state, **{name: aside[name] for name in wanted if name in aside}}
+        return type(state)((name, merged[name]) for name in kept.order if name in merged)
+
+
+@dataclass(frozen=True)
+class CheckpointHandle(StateHandle):
+    """A checkpoint: a stored state with the record that was read first."""
+
+    record: CheckpointRecord
+
+    @classmethod
+    def of(cls, store: Store, log: RunLog, record: CheckpointRecord) -> CheckpointHandle:
+        """Return the handle of a checkpoint with this record."""
+        return cls(store, log, record.manifest, step_ref(record), record)
+
+    @property
+    def superseded(self) -> bool:
+        """Whether training went back to an earlier one."""
+        run, n = self.log.run, self.record.n
+        known = n in run.by_n or run.is_evicted(n)
+        return run.is_superseded(n) if known else self.record.superseded
+
+    @property
+    def ref(self) -> str:
+        """Its ref: run, phase and step; run and id if it is superseded."""
+        path = self.digest.short if self.superseded else self.path
+        return f"{self.log.run_id}/{path}"
+
+    def commit_keys(self) -> CommitKeys | None:
+        """Return the keys of the state that its commit stores instead of its manifest."""
+        return self.record.commit_keys
