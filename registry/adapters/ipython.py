@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.completer import SimpleCompletion, context_matcher
 
 from holdfast.registry.errors import RegistryError
-from holdfast.registry.face import Registry, RunView, refs_in
+from holdfast.registry.face import Registry, RunView, refs_of
+from holdfast.registry.history import RunLog
 from holdfast.registry.loading import Checkpoint, Stored
+from holdfast.registry.objects import check_run_id
 
 if TYPE_CHECKING:
     from IPython.core.completer import CompletionContext, SimpleMatcherResult
@@ -80,7 +82,8 @@ def _of_registry(reg: Registry, method: str, begun: str) -> Iterator[str]:
         yield from reg.runs()
     elif method in ("checkpoint", "stored", "fork", "diff"):
         run_id = begun.partition("/")[0]
-        yield from (f"{run_id}/{ref}" for ref in refs_in(reg, run_id))
+        run = RunLog(reg.store, check_run_id(run_id)).open()
+        yield from (f"{run_id}/{ref}" for ref in refs_of(run))
 
 
 def _of_run(run: RunView, method: str, before: str) -> list[str]:

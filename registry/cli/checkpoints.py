@@ -18,7 +18,7 @@ from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.curation import checkpoint_marks
 from holdfast.registry.deriving.merging import MERGE
 from holdfast.registry.errors import RegistryError
-from holdfast.registry.face import Registry, Run, committer_of
+from holdfast.registry.face import Registry, Run
 from holdfast.registry.loading import Checkpoint, Stored
 from holdfast.registry.upkeep import Damage
 
@@ -85,7 +85,7 @@ def ls(
 def _records(run: Run, *, evicted: bool) -> list[dict[str, Any]]:
     manifest = run.full_manifest() if evicted else run.manifest
     marks, is_dropped = checkpoint_marks(manifest), manifest.dropped is not None
-    damage = Damage.of(committer_of(run).store)
+    damage = Damage.of(run.handle.store)
     return [
         describe.record_json(
             run.id, record, [*marks.get(record.n, []), *damage.marks(run.id, record)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.registry.cli import output
 from holdfast.registry.curation import checkpoint_marks
-from holdfast.registry.face import Run, committer_of
+from holdfast.registry.face import Run
 from holdfast.registry.history import decode_or_keep, is_dated, moment, phase_value, step_ref
 from holdfast.registry.history.actions import AddCheckpoint
 from holdfast.registry.history.replay import CheckpointRecord, Pin
@@ -79,7 +79,7 @@ def record_json(run_id: str, record: CheckpointRecord, pointed: list[str]) -> di
 def checkpoint_json(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return a checkpoint of a run with its components."""
     pointed = checkpoint_marks(run.manifest).get(checkpoint.n, [])
-    pointed += Damage.of(committer_of(run).store).marks(run.id, checkpoint.record)
+    pointed += Damage.of(run.handle.store).marks(run.id, checkpoint.record)
     return {
         **record_json(checkpoint.run_id, checkpoint.record, pointed),
         "components": components_json(checkpoint),

@@ -16,7 +16,7 @@ from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
-from holdfast.registry.face import Registry, Run, committer_of, init
+from holdfast.registry.face import Registry, Run, init
 from holdfast.registry.layouts import (
     NAMES,
     CheckoutReport,
@@ -45,7 +45,7 @@ def checkout(
     """
     found = opened.run(run)
     if watch:
-        reports = keep_checked_out(committer_of(found), folder, layout)
+        reports = keep_checked_out(found.handle.committer, folder, layout)
         return Answer(
             lambda: _until_over(reports, lambda report: [_report_json(report)]),
             lambda: _until_over(reports, lambda report: [*_left(report), *_lines(report)]),

@@ -12,7 +12,7 @@ from holdfast.registry.cli.describe import iso
 from holdfast.registry.cli.opening import writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
-from holdfast.registry.face import Registry, Run, committer_of
+from holdfast.registry.face import Registry, Run
 from holdfast.registry.history import RunLog
 from holdfast.registry.saving.journal import (
     FOLDER_VARIABLE,
@@ -99,7 +99,7 @@ def push(
     if url is not None:
         folder = _lost(opened, run, journal, origin)
         target = opened.run(fork) if fork in opened.runs() else opened.create_run(fork)
-        return _pushed(target, pushing.rescue(committer_of(target), folder))
+        return _pushed(target, pushing.rescue(target.handle.committer, folder))
     folder = _folder(opened, run, journal)
     first = next((one for one in pushing.listed(folder) if _is_outside(one)), None)
     if first is None or first.entry is None:
@@ -109,7 +109,7 @@ def push(
             hint="`holdfast journal ls` lists what is there.",
         )
     target = opened.run(fork) if fork in opened.runs() else _forked(opened, folder, first, fork)
-    return _pushed(target, pushing.push(committer_of(target), folder))
+    return _pushed(target, pushing.push(target.handle.committer, folder))
 
 
 def _pushed(target: Run, pushed: list[Listed]) -> Answer:

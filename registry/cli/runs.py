@@ -22,7 +22,7 @@ from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.curation import run_remarks
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.face import Registry, Run, committer_of
+from holdfast.registry.face import Registry, Run
 from holdfast.registry.history import decode_or_keep, decode_plain, forks_of
 from holdfast.registry.saving.loop import LastHeard, failed_saves, last_heard, waited_share
 from holdfast.registry.spec import Monitor, Retention
@@ -139,7 +139,7 @@ def _waited_json(run: Run) -> float | None:
 
 def run_json(run: Run, forks: list[str], damage: Damage | None = None) -> dict[str, Any]:
     """Return a run; `forks` are the names of the runs that were forked from it."""
-    manifest, damage = run.manifest, damage or Damage.of(committer_of(run).store)
+    manifest, damage = run.manifest, damage or Damage.of(run.handle.store)
     created, latest, writer = manifest.created, manifest.latest(), manifest.writer
     backlog = run.backlog()
     bests = {monitor.metric: manifest.best(monitor) for monitor in manifest.monitors}

@@ -15,7 +15,7 @@ from holdfast.registry.cli.options import flag
 from holdfast.registry.cli.output import Part
 from holdfast.registry.cli.runs import heard_of, run_json
 from holdfast.registry.curation import run_remarks
-from holdfast.registry.face import Registry, Run, committer_of
+from holdfast.registry.face import Registry, Run
 from holdfast.registry.history import RunLog, forks_of, in_words, refs_of
 from holdfast.registry.layouts import follow_run
 from holdfast.registry.loading.following import Patience
@@ -146,7 +146,7 @@ def _followed(opened: Registry, run: Run, forks: list[str]) -> Answer:
 
 
 def _looks(run: Run, look: Callable[[], Any]) -> Iterator[Any]:
-    return follow_run(committer_of(run), look, Patience(_POLL_S, _LONGEST_POLL_S, None))
+    return follow_run(run.handle.committer, look, Patience(_POLL_S, _LONGEST_POLL_S, None))
 
 
 def _on_screen(run: Run, forks: list[str], log: _Log) -> None:

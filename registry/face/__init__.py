@@ -26,14 +26,12 @@ if TYPE_CHECKING:
     from holdfast.registry.face.refs import find_evicted as find_evicted
     from holdfast.registry.face.refs import find_in_run as find_in_run
     from holdfast.registry.face.refs import is_digest as is_digest
+    from holdfast.registry.face.refs import refs_of as refs_of
     from holdfast.registry.face.registry import Registry as Registry
-    from holdfast.registry.face.registry import refs_in as refs_in
     from holdfast.registry.face.resume_check import ResumeReport as ResumeReport
     from holdfast.registry.face.resume_check import verify_segments as verify_segments
-    from holdfast.registry.face.resuming import trainer_of as trainer_of
     from holdfast.registry.face.run import Run as Run
     from holdfast.registry.face.syncing import sync as sync
     from holdfast.registry.face.view import RunView as RunView
-    from holdfast.registry.face.view import committer_of as committer_of
 else:
     __getattr__ = at_first_use(__name__)

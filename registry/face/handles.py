@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.registry.face.refs import find_by_id, find_in_run, is_digest, refs_of
+    from holdfast.registry.face.refs import find_by_id, find_in_run, is_digest
     from holdfast.registry.face.run import Run
-    from holdfast.registry.face.view import committer_of
     from holdfast.registry.history import (
         RunLog,
         RunOptions,
@@ -44,7 +43,6 @@ __all__ = [
     "begin",
     "check_not_dropped",
     "check_same",
-    "committer_of",
     "creation",
     "default_ids",
     "find_by_id",
@@ -52,5 +50,4 @@ __all__ = [
     "forked",
     "is_digest",
     "list_runs",
-    "refs_of",
 ]

@@ -60,14 +60,13 @@ def find_in_run(run: Run, path: str) -> Stored:
     return _checkpoint(run, segments)
 
 
-def refs_of(run: Run) -> list[str]:
+def refs_of(manifest: RunManifest) -> list[str]:
     """Return the refs that `find_in_run` finds, as far as the run was read; no digits of ids."""
-    manifest = run.manifest
     if manifest.dropped is not None:
         return []
     found = _pointers(manifest, manifest.monitors, None)
     for phase in dict.fromkeys(one.phase for one in manifest.live()):
-        pointers = _pointers(manifest, run.spec.phase(phase).monitors, phase)
+        pointers = _pointers(manifest, manifest.spec.phase(phase).monitors, phase)
         found += [f"{phase_segment(phase)}/{name}" for name in pointers]
     found += [step_ref(one) for one in manifest.live()]
     found += [pin.ref for pin in manifest.pins]

@@ -160,7 +160,7 @@ class Registry(MaintainedRegistry):
         parent = self._peek(checkpoint.run_id).manifest
         options = handles.RunOptions(preset, config, seed, monitor, retention, input_hash)
         run = self._create(run_id, handles.forked(parent, inherited.parent, options))
-        rooms.inherit(handles.committer_of(run), inherited)
+        rooms.inherit(run.handle.committer, inherited)
         return run
 
     def run(
@@ -388,8 +388,3 @@ class Registry(MaintainedRegistry):
     def _hold(self, run: Run) -> Run:
         self._opened.append(run)
         return run
-
-
-def refs_in(registry: Registry, run_id: str) -> list[str]:
-    """Return what follows a run in its refs: names of checkpoints, pins and pool entries."""
-    return handles.refs_of(registry._peek(run_id))

@@ -18,44 +18,25 @@ from holdfast.registry.face.curation import CuratedRun
 from holdfast.registry.history import check_not_dropped
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint, Stored, load_to_train
-from holdfast.registry.saving import Restored, Trainer, check_source, restore_newest
-from holdfast.registry.writing import Committer
+from holdfast.registry.saving import Restored, RunHandle, check_source, restore_newest
 
 _LOGGER = logging.getLogger("holdfast")
 
 if TYPE_CHECKING:
     from holdfast.registry.face.rooms import Initialise, Mode, Sources, Started, Transitioned
     from holdfast.registry.saving.collective import Group
-    from holdfast.registry.saving.journal import Journal
 
 
 class ResumableRun(CuratedRun):
-    """A run that training can start in, come back to, and take from phase to phase.
-
-    Args:
-        committer: Commits to the run.
-        compared: What the caller gave to be compared with the run, and is equal.
-        journal: The journal of this machine, if saves go there first.
-        group: The ranks that save together.
-    """
+    """A run that training can start in, come back to, and take from phase to phase."""
 
     def __init__(
-        self,
-        committer: Committer,
-        compared: frozenset[str],
-        journal: Journal | None,
-        group: Group | None = None,
+        self, handle: RunHandle, compared: frozenset[str], group: Group | None = None
     ) -> None:
-        super().__init__(committer)
+        super().__init__(handle)
+        self._trainer = handle.saver
         self._compared = compared
         self._group = group
-        self._trainer: Trainer
-        if group is not None:
-            self._trainer = rooms.CollectiveTrainer(committer, group)
-        elif journal is not None:
-            self._trainer = rooms.JournaledTrainer(committer, journal)
-        else:
-            self._trainer = Trainer(committer)
 
     @property
     def group(self) -> Group | None:
@@ -191,9 +172,7 @@ class ResumableRun(CuratedRun):
             restored = replace(restored, state=changed.state)
         if sources is None and not self.spec.sources:
             return restored
-        stale = rooms.find_stale(
-            self._trainer, self._committer, restored.checkpoint, restored.state, sources
-        )
+        stale = rooms.find_stale(self._handle, restored.checkpoint, restored.state, sources)
         return replace(restored, stale=stale)
 
     def _restore_at(
@@ -273,13 +252,11 @@ class ResumableRun(CuratedRun):
         if mode == "fresh":
             if source is not None:
                 raise InvalidInput("mode fresh starts from nothing", where="source")
-            return rooms.start_fresh(self._trainer)
+            return rooms.start_fresh(self._handle)
         if mode == "warm_start":
             if isinstance(source, Stored):
                 rooms.check_expected(self.spec, source, expected)
-            return rooms.start_warm(
-                self._trainer, self._committer, source, carry, initialise, map_location
-            )
+            return rooms.start_warm(self._handle, source, carry, initialise, map_location)
         rooms.check_given(self.spec.sources or (), sources)
         at = None if source is None else cast("Checkpoint", source)  # `check_source` refuses others
         restored = self._restore(
@@ -340,7 +317,7 @@ class ResumableRun(CuratedRun):
             Fenced: Another trainer has taken the run over.
         """
         options = rooms.TransitionOptions(targets, metrics, enable, initialise, zero, map_location)
-        return rooms.transition(self._trainer, self._committer, to, options)
+        return rooms.transition(self._handle, to, options)
 
     def pivot(
         self,
@@ -376,7 +353,7 @@ class ResumableRun(CuratedRun):
             Fenced: Another trainer has taken the run over.
         """
         self._trainer.looks_for_a_state()
-        found = rooms.pivot(self._trainer, self._committer, name, initialise, map_location)
+        found = rooms.pivot(self._handle, name, initialise, map_location)
         if found is not None:
             return found
         restored = restore_newest(self._trainer, self._trainer.newest_first, map_location)
@@ -384,8 +361,3 @@ class ResumableRun(CuratedRun):
         if restored.pivot is None:
             return rooms.Transitioned(restored.state, {}, {}, restored.checkpoint, ())
         return rooms.pivoted(self._committer, restored.checkpoint, restored.state, initialise)
-
-
-def trainer_of(run: ResumableRun) -> Trainer:
-    """Return the trainer of a run's handle, for other ways to save."""
-    return run._trainer

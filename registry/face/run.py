@@ -28,7 +28,9 @@ from holdfast.registry.saving import (
     Busy,
     OnError,
     PendingSave,
+    RunHandle,
     SaveRequest,
+    Trainer,
     check_on_error,
 )
 from holdfast.registry.spec.precision import PrecisionPolicy
@@ -59,7 +61,7 @@ class Run(LoopingRun):
         journal: Journal | None = None,
         group: Group | None = None,
     ) -> None:
-        super().__init__(Committer(store, log), compared, journal, group)
+        super().__init__(_handle(store, log, journal, group), compared, group)
 
     def __enter__(self) -> Self:
         return self
@@ -414,3 +416,15 @@ class Run(LoopingRun):
     def close(self) -> None:
         """Finish a save under way. The handle can be used again."""
         self._trainer.close()
+
+
+def _handle(store: Store, log: RunLog, journal: Journal | None, group: Group | None) -> RunHandle:
+    committer = Committer(store, log)
+    saver: Trainer
+    if group is not None:
+        saver = rooms.CollectiveTrainer(committer, group)
+    elif journal is not None:
+        saver = rooms.JournaledTrainer(committer, journal)
+    else:
+        saver = Trainer(committer)
+    return RunHandle(store, log, committer, saver)

@@ -14,10 +14,9 @@ from holdfast.registry.history import check_phase, decode_plain, phase_value
 from holdfast.registry.history.actions import Commit, RunStatus
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading import Checkpoint, StateHandle, Stored
-from holdfast.registry.saving import DEFAULT_PHASE
+from holdfast.registry.saving import DEFAULT_PHASE, RunHandle
 from holdfast.registry.spec import Monitor, RunSpec, child, phase_number
 from holdfast.registry.values import markup
-from holdfast.registry.writing import Committer
 
 if TYPE_CHECKING:
     from numpy.random import SeedSequence
@@ -36,10 +35,11 @@ if TYPE_CHECKING:
 class RunView:
     """The queries of a run. None of them needs the writer token."""
 
-    def __init__(self, committer: Committer) -> None:
-        self._committer = committer
-        self._store = committer.store
-        self._log = committer.log
+    def __init__(self, handle: RunHandle) -> None:
+        self._handle = handle
+        self._store = handle.store
+        self._log = handle.log
+        self._committer = handle.committer
         self._pool: OpponentPool | None = None
 
     def __repr__(self) -> str:
@@ -47,6 +47,11 @@ class RunView:
 
     def _repr_html_(self) -> str:
         return markup.safely("Run", lambda: run_html(self.manifest))
+
+    @property
+    def handle(self) -> RunHandle:
+        """Its inner value, which other parts of Holdfast take; not for programs."""
+        return self._handle
 
     @property
     def id(self) -> str:
@@ -416,8 +421,3 @@ class RunView:
             timeout_s=timeout_s,
             follow=follow,
         )
-
-
-def committer_of(run: RunView) -> Committer:
-    """Return the committer of a run, for commits that need no writer token."""
-    return run._committer

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from holdfast.registry.saving.save_request import SaveRequest as SaveRequest
     from holdfast.registry.saving.save_request import check_on_error as check_on_error
     from holdfast.registry.saving.save_request import prepare_save as prepare_save
+    from holdfast.registry.saving.trainer import RunHandle as RunHandle
     from holdfast.registry.saving.trainer import Trainer as Trainer
 else:
     __getattr__ = at_first_use(__name__)

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from threading import RLock
 from typing import Any, ClassVar
 
 from holdfast.backends.escape import printable
 from holdfast.registry.errors import IntegrityError, StorageError
-from holdfast.registry.history import WriterToken, warn_of_unrated
+from holdfast.registry.history import RunLog, WriterToken, warn_of_unrated
 from holdfast.registry.history.actions import Action, RunStatus, SetStatus
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint, LoadReport, Stored
@@ -30,6 +31,7 @@ from holdfast.registry.saving.failure import failure_text
 from holdfast.registry.saving.pending import Backlog, Busy, PendingSave, exit_wait_s
 from holdfast.registry.saving.save_commit import SaveCommit
 from holdfast.registry.saving.save_request import PreparedSave, SaveRequest, prepare_save
+from holdfast.registry.store import Store
 from holdfast.registry.writing import (
     Committer,
     Composed,
@@ -352,3 +354,13 @@ class Claimed(NewCommit):
         actions = self._change.actions(after_commit(run, claims))
         self.has_actions = actions is not None
         return None if actions is None else [*claims, *actions]
+
+
+@dataclass(frozen=True, slots=True)
+class RunHandle:
+    """An open run as the rest of Holdfast takes it: what reads it, commits to it and saves."""
+
+    store: Store
+    log: RunLog
+    committer: Committer
+    saver: Trainer

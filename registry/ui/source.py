@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 from holdfast.backends.wrappers import Metered, ReadOnly
 from holdfast.backends.wrappers.metered import Usage
 from holdfast.registry.errors import RegistryError, StoreUnavailable
-from holdfast.registry.face import Registry, Run, committer_of, open_on
+from holdfast.registry.face import Registry, Run, open_on
 from holdfast.registry.history import Birth, RunLog, birth_of, read_birth
 from holdfast.registry.store import Address
 from holdfast.registry.store.heads import open_heads
@@ -208,7 +208,7 @@ class Source:
             run, known = self._runs.get(name), self._chronicles.get(name)
         if known is not None and known.errors:
             known = None  # what is damaged may be restored meanwhile
-        log = RunLog(self.registry.store, name) if run is None else committer_of(run).log
+        log = RunLog(self.registry.store, name) if run is None else run.handle.log
         end = log.length() if run is None else log.run.next_slot
         found = Chronicle()
         for found in read_on(log, known, end, most):

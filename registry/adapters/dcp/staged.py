@@ -13,7 +13,7 @@ import torch
 
 from holdfast.registry.adapters.dcp.description import refuse_twins
 from holdfast.registry.errors import Conflict
-from holdfast.registry.face import Run, committer_of, trainer_of
+from holdfast.registry.face import Run
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.pytree import ArrayLeaf, FlatState
 from holdfast.registry.pytree.torch_memory import memory_of
@@ -71,7 +71,7 @@ class KeptMemory:
 
     def copy(self, name: str, state: FlatState, run: Run) -> FlatState:
         """Copy a state to the memory."""
-        return self._staging.copy(state, committer_of(run).store.pools.hashing)
+        return self._staging.copy(state, run.handle.store.pools.hashing)
 
     def shared(self) -> torch.Tensor:
         """Return the memory as a tensor that other processes map.
@@ -104,7 +104,7 @@ class Staged:
         try:
             refuse_twins(state)
             with collector_paused():
-                save = trainer_of(run).stage(
+                save = run.handle.saver.stage(
                     state, request, lambda name, flat: memory.copy(name, flat, run)
                 )
         except Exception as error:
@@ -151,7 +151,7 @@ class Staged:
 
 def deadline_of(run: Run) -> float:
     """Return the seconds after which waiting for the saves of a run is an error."""
-    trainer = trainer_of(run)
+    trainer = run.handle.saver
     return trainer.group.deadline_s if isinstance(trainer, CollectiveTrainer) else DEADLINE_S
 
 

@@ -21,7 +21,7 @@ from holdfast.registry.adapters.dcp.planner import HoldfastMeta, state_of
 from holdfast.registry.adapters.dcp.reader import refuse_id
 from holdfast.registry.adapters.dcp.staged import KeptMemory, Staged, deadline_of
 from holdfast.registry.errors import InvalidInput, RegistryError
-from holdfast.registry.face import Registry, Run, committer_of, trainer_of
+from holdfast.registry.face import Registry, Run
 from holdfast.registry.history import WriterToken
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.objects.codecs import Compression
@@ -49,11 +49,11 @@ class Away:
     @classmethod
     def of(cls, run: Run) -> Away:
         """Describe a run."""
-        trainer = trainer_of(run)
+        trainer = run.handle.saver
         if trainer.backlog() is not None:
             raise _refusal(run, "its saves go to the journal of this process")
         try:
-            address = WorkerAddress.of(committer_of(run).store, read_only=False)
+            address = WorkerAddress.of(run.handle.store, read_only=False)
         except InvalidInput as error:
             raise _refusal(run, error.summary) from error
         group = trainer.group if isinstance(trainer, CollectiveTrainer) else None
@@ -67,7 +67,7 @@ class Away:
             group = None if self.deadline_s is None else TorchGroup(deadline_s=self.deadline_s)
             run = Registry(self.address.opened()).run(self.run_id, group=group)
         if resumes != self.token.resumes:
-            trainer_of(run).borrow(self.token)
+            run.handle.saver.borrow(self.token)
             _opened[self.token.token] = run, self.token.resumes
         return run
 
@@ -131,7 +131,7 @@ class HoldfastWriter(StorageWriter, AsyncStager):
         self._run: Run | Away = run
         self._staged: Staged | None = None
         self.checkpoint = None
-        trainer = trainer_of(run)
+        trainer = run.handle.saver
         with trainer.abstaining():
             self._request = SaveRequest(
                 step,
@@ -148,7 +148,7 @@ class HoldfastWriter(StorageWriter, AsyncStager):
     @staticmethod
     def _check_group(run: Run) -> None:
         is_job = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        if is_job and not trainer_of(run).is_collective:
+        if is_job and not run.handle.saver.is_collective:
             raise InvalidInput(
                 "all ranks save with torch.distributed.checkpoint, and the run has no group",
                 where=run.id,
@@ -211,7 +211,7 @@ class HoldfastWriter(StorageWriter, AsyncStager):
         Raises:
             InvalidInput: DCP saves with another number of ranks.
         """
-        trainer = trainer_of(self._here())
+        trainer = self._here().handle.saver
         size = trainer.group.size if isinstance(trainer, CollectiveTrainer) else 1
         if len(plans) not in (1, size):  # one plan if DCP uses no collectives
             raise InvalidInput(
@@ -228,7 +228,7 @@ class HoldfastWriter(StorageWriter, AsyncStager):
         Raises:
             RegistryError: The errors of `Run.save`.
         """
-        trainer = trainer_of(self._here())
+        trainer = self._here().handle.saver
         if self._staged is not None:
             self.checkpoint = self._staged.finish(trainer)
         else:

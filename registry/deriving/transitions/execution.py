@@ -27,7 +27,7 @@ from holdfast.registry.history.replay import (
     StreamRecord,
 )
 from holdfast.registry.loading import Checkpoint, StateHandle, Stored, load_to_train
-from holdfast.registry.saving import Trainer
+from holdfast.registry.saving import RunHandle
 from holdfast.registry.spec import (
     Transition,
     check_phase_is_declared,
@@ -77,16 +77,14 @@ class TransitionOptions:
     map_location: object
 
 
-def transition(
-    trainer: Trainer, committer: Committer, to: object, options: TransitionOptions
-) -> Transitioned:
+def transition(handle: RunHandle, to: object, options: TransitionOptions) -> Transitioned:
     """Begin a phase by a declared transition; see `Run.transition`."""
     require_first_rank()
     phase = check_phase(to)
-    committer.log.refresh()
-    check_phase_is_declared(committer.log.run.spec, phase)
-    commit = _TransitionCommit(committer, phase, options)
-    trainer.commit(commit)
+    handle.log.refresh()
+    check_phase_is_declared(handle.log.run.spec, phase)
+    commit = _TransitionCommit(handle.committer, phase, options)
+    handle.saver.commit(commit)
     return commit.outcome()
 
 

@@ -16,25 +16,21 @@ from holdfast.registry.history import check_name
 from holdfast.registry.history.actions import Action, AppliedRow, ArchiveStream, EnterPhase
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading import Checkpoint, load_to_train
-from holdfast.registry.saving import Trainer
+from holdfast.registry.saving import RunHandle
 from holdfast.registry.spec import Pivot, pivot_child
 from holdfast.registry.values import require_first_rank
 from holdfast.registry.writing import Committer, NewCommit, Stale, Written
 
 
 def pivot(
-    trainer: Trainer,
-    committer: Committer,
-    name: str,
-    initialise: Initialise | None,
-    map_location: object,
+    handle: RunHandle, name: str, initialise: Initialise | None, map_location: object
 ) -> Transitioned | None:
     """Pivot, unless the run did so under this name; then return `None`. See `Run.pivot`."""
     require_first_rank()
     check_name(name, "a pivot")
-    committer.log.refresh()
-    commit = _PivotCommit(committer, name, initialise, map_location)
-    trainer.commit(commit)
+    handle.log.refresh()
+    commit = _PivotCommit(handle.committer, name, initialise, map_location)
+    handle.saver.commit(commit)
     return commit.outcome
 
 

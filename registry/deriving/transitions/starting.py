@@ -20,10 +20,10 @@ from holdfast.registry.history import MAX_STEP, decode_plain, plain_values
 from holdfast.registry.history.actions import Action, AppliedRow, EnterPhase
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint, Stored, load_to_train
-from holdfast.registry.saving import DEFAULT_PHASE, Attempt, Trainer
+from holdfast.registry.saving import DEFAULT_PHASE, Attempt, RunHandle
 from holdfast.registry.spec import Row, RunSpec, child, first_of, phase_number, phase_sequence
 from holdfast.registry.values import require_first_rank
-from holdfast.registry.writing import Committer, NewCommit
+from holdfast.registry.writing import NewCommit
 
 if TYPE_CHECKING:
     from numpy.random import SeedSequence
@@ -55,16 +55,15 @@ class Started:
     stale: tuple[str, ...] = ()
 
 
-def start_fresh(trainer: Trainer) -> Started:
+def start_fresh(handle: RunHandle) -> Started:
     """Start from nothing: the seeds alone; see `Run.start`."""
-    run = trainer.refresh()
+    run = handle.saver.refresh()
     check_unbegun(run, "fresh")
     return Started("fresh", {}, None, _seeds(run, _reseeded(_rows(run.spec, None, ()))))
 
 
 def start_warm(
-    trainer: Trainer,
-    committer: Committer,
+    handle: RunHandle,
     source: object,
     carry: str | Iterable[str],
     initialise: Initialise | None,
@@ -79,7 +78,7 @@ def start_warm(
             expected="a checkpoint or a release, of any run: reg.checkpoint('RUN/best')",
             found=quoted(source),
         )
-    run = trainer.refresh()
+    run = handle.saver.refresh()
     check_unbegun(run, "warm_start")
     rows = _rows(run.spec, source, (carry,) if isinstance(carry, str) else tuple(carry))
     state = load_to_train(source, map_location)
@@ -92,8 +91,8 @@ def start_warm(
             hint="Nothing was changed.",
         )
     made = table.carry_out(initialise or {}).state
-    trainer.commit(_WarmStart(source, table.applied))
-    seeds = _seeds(committer.log.run, table.reseeded)
+    handle.saver.commit(_WarmStart(source, table.applied))
+    seeds = _seeds(handle.log.run, table.reseeded)
     return Started("warm_start", made, source, seeds, table.applied)
 
 
@@ -217,14 +216,10 @@ Sources = Mapping[str, Iterable[str]]
 
 
 def find_stale(
-    trainer: Trainer,
-    committer: Committer,
-    checkpoint: Checkpoint,
-    state: Any,
-    sources: Sources | None,
+    handle: RunHandle, checkpoint: Checkpoint, state: Any, sources: Sources | None
 ) -> tuple[str, ...]:
     """Return the paths of keys that no source has, and warn of them."""
-    run = committer.log.run
+    run = handle.log.run
     if sources is None:
         if run.spec.sources:
             _LOGGER.warning(
@@ -236,7 +231,7 @@ def find_stale(
     found = []
     for place, names in sources.items():
         known = frozenset(names)
-        there = _at(trainer, committer, checkpoint, state, place)
+        there = _at(handle, checkpoint, state, place)
         found += [f"{place}/{name}" for name in there if name not in known]
     if found:
         _LOGGER.warning(
@@ -259,14 +254,12 @@ def check_given(places: Iterable[str], sources: Sources | None) -> None:
         )
 
 
-def _at(
-    trainer: Trainer, committer: Committer, checkpoint: Checkpoint, state: Any, place: str
-) -> list[Any]:
+def _at(handle: RunHandle, checkpoint: Checkpoint, state: Any, place: str) -> list[Any]:
     first, *path = place.split("/")
     if first == _STREAMS and path:
         name = path.pop(0)
-        waiting = trainer.waiting_entry(checkpoint, name)
-        value: Any = _last_entry(committer, checkpoint, name) if waiting is None else waiting
+        waiting = handle.saver.waiting_entry(checkpoint, name)
+        value: Any = _last_entry(handle, checkpoint, name) if waiting is None else waiting
     else:
         value = state.get(first) if isinstance(state, Mapping) else None
     for step in path:
@@ -283,12 +276,12 @@ def _at(
     return list(value)
 
 
-def _last_entry(committer: Committer, checkpoint: Checkpoint, name: str) -> Any:
+def _last_entry(handle: RunHandle, checkpoint: Checkpoint, name: str) -> Any:
     """Return the last entry of a stream at a checkpoint, if it was not archived since."""
-    run = committer.log.run
+    run = handle.log.run
     stream, mark = run.stream(name), checkpoint.record.streams.get(name)
     if stream is None or mark is None or mark.archives < len(stream.archives):
         return None
     segments = stream.at(mark)
-    entries = read_segments(committer, name, segments[-1:], 0, MAX_STEP)
+    entries = read_segments(handle.committer, name, segments[-1:], 0, MAX_STEP)
     return entries[-1] if entries else None

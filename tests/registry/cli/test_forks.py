@@ -234,7 +234,7 @@ def test_phase_of_a_run(call: Call, call_json: CallJson, url: str) -> None:
         enter = actions.EnterPhase(
             from_phase="2", to_phase="finetune", source="phase2/best", manifest=second.digest
         )
-        run._committer.commit(lambda state: [enter])
+        run.handle.committer.commit(lambda state: [enter])
     shape = call_json("run", "show", "demo")
     assert shape["phase"] == "finetune"
     assert shape["phases"] == [

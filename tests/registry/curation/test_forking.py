@@ -442,5 +442,5 @@ def test_what_was_inherited_once_is_not_inherited_again(parent, reg):
     inherited = inheritance(reg.store, parent.latest())
     fork = reg.fork("parent/latest", "fork")
     commits = fork.manifest.commits
-    inherit(fork._committer, inherited)
+    inherit(fork.handle.committer, inherited)
     assert fork.refresh().manifest.commits == commits

@@ -161,7 +161,7 @@ def test_a_gate_on_what_was_evicted_is_read_through_a_snapshot(reg, backend, ope
     first = run.save(small_state(1), step=1)
     run.save(small_state(2), step=2)
     run.prune(Retention(last=1))
-    log = run._committer.log
+    log = run.handle.log
     # Not by `set_gate`, which refuses it; a log in which it stands is legal.
     gate = SetPin(kind="gate", name="g", manifest=first.digest, checkpoint=first.n)
     log.append(lambda run: [commit_line(run, [gate])])
@@ -334,4 +334,4 @@ def test_a_snapshot_is_due_when_it_is_cheap(reg, kept, megabytes, status, apart)
 
 def test_a_handle_keeps_only_the_newest_snapshot_in_mind(trained, backend):
     keys = [key for key in contents(backend) if "/snapshots/" in key]
-    assert snapshot_key("run", trained._log._snapshots.newest) in keys
+    assert snapshot_key("run", trained.handle.log._snapshots.newest) in keys

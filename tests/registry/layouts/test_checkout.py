@@ -14,7 +14,6 @@ import torch
 from holdfast import Run
 from holdfast.registry.errors import Conflict, InvalidInput, RegistryError
 from holdfast.registry.face.registry import Registry
-from holdfast.registry.face.view import committer_of
 from holdfast.registry.layouts import keep_checked_out, made
 from holdfast.registry.loading.following import watching
 from holdfast.registry.spec.presets import load_preset
@@ -303,7 +302,7 @@ def test_follower_writes_each_change_until_the_run_is_over(
 ) -> None:
     acts = iter([lambda: save(andrea, 300), lambda: None, lambda: andrea.set_status("completed")])
     monkeypatch.setattr(watching, "_sleep", lambda _: next(acts)())
-    reports = list(keep_checked_out(committer_of(andrea), tmp_path, None))
+    reports = list(keep_checked_out(andrea.handle.committer, tmp_path, None))
     assert [one.written for one in reports] == [
         ["step_000100.bin", "step_000200.bin"], ["step_000300.bin"], [],
     ]  # fmt: skip

@@ -113,7 +113,7 @@ def link(reg: Registry, run_id: str, below: dict[int, int], codec: str = ZSTD) -
         placement = build_placement(checkpoint.manifest, {}, locations)
         place = checkpoint.handle.reader.place.model_copy(update={"placement": placement.digest})
         reg.store.backend.put(str(place.placement_key), placement.encode())
-        run._committer.log.append(lambda _, place=place: [place])
+        run.handle.log.append(lambda _, place=place: [place])
 
 
 def checkpoint_bytes(checkpoint) -> bytes:
@@ -474,7 +474,7 @@ def stars(reg: Registry, run, make) -> None:
         placement = build_placement(checkpoint.manifest, {}, locations)
         place = checkpoint.handle.reader.place.model_copy(update={"placement": placement.digest})
         reg.store.backend.put(str(place.placement_key), placement.encode())
-        run._committer.log.append(lambda _, place=place: [place])
+        run.handle.log.append(lambda _, place=place: [place])
 
 
 def test_a_chunk_in_two_encodings_has_one_in_the_end(reg, run, backend, open_registry):
@@ -529,7 +529,7 @@ def hostile(backend, run, *entries: tuple[bytes | None, int, bytes | None]) -> N
     placement = Placement(before.manifest, (pack,), Rows(rows), Digests(digests[1:]))
     place = checkpoint.handle.reader.place.model_copy(update={"placement": placement.digest})
     backend.put(str(place.placement_key), placement.encode())
-    run._committer.log.append(lambda _: [place])
+    run.handle.log.append(lambda _: [place])
 
 
 @pytest.mark.parametrize("length", [3000, 2**42])

@@ -297,7 +297,7 @@ def test_a_placement_that_fits_no_pack_stops_it(run, reg):
     shifted = replace(placement, rows=Rows([first._replace(offset=1), *others]))
     moved = checkpoint.handle.reader.place.model_copy(update={"placement": shifted.digest})
     reg.store.backend.put(str(moved.placement_key), shifted.encode())
-    run._committer.log.append(lambda _: [moved])
+    run.handle.log.append(lambda _: [moved])
     with pytest.raises(Malformed, match="name different chunks at one offset"):
         plan_repack(reg.store)
 

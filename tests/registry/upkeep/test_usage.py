@@ -57,7 +57,7 @@ def small_files(checkpoint) -> int:
 
 def evict(run, checkpoint) -> None:
     gone = Evict(evictions=(Eviction(checkpoint=checkpoint.record.n, reason="for room"),))
-    run._committer.commit(lambda _: [gone])
+    run.handle.committer.commit(lambda _: [gone])
 
 
 def settle(reg: Registry) -> None:

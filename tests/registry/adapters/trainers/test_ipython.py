@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import Monitor, Registry
 from holdfast.registry.face.factory import open_on
-from holdfast.registry.face.registry import refs_in
+from holdfast.registry.face.refs import refs_of
 from tests.support.faults import flip
 from tests.support.states import small_state
 from tests.support.stores import slots
@@ -87,17 +87,17 @@ def test_other_strings_are_left_alone(shell, text: str) -> None:
 
 
 def test_every_ref_that_is_offered_is_found(reg: Registry) -> None:
-    offered = refs_in(reg, "digits")
+    offered = refs_of(reg.run("digits").manifest)
     assert {"latest", "best", "best/loss", "main/best", "main/step00000002"} <= set(offered)
     assert {reg.stored(f"digits/{ref}").run_id for ref in offered} == {"digits"}
-    assert refs_in(reg, "dreams") == []
+    assert refs_of(reg.run("dreams").manifest) == []
     monitors = [Monitor(metric=name, mode="min") for name in ("absent", "loss")]
     reg.create_run("rated", monitor=monitors).save(small_state(), step=1, metrics={"loss": 1})
-    offered = refs_in(reg, "rated")
+    offered = refs_of(reg.run("rated").manifest)
     assert "best/loss" in offered
     assert {reg.stored(f"rated/{ref}").run_id for ref in offered} == {"rated"}
     reg.run("digits").drop("done")
-    assert refs_in(reg, "digits") == []
+    assert refs_of(reg.run("digits").manifest) == []
 
 
 def test_damage_completes_nothing(shell, reg: Registry) -> None:

@@ -139,7 +139,7 @@ def test_a_match_is_known_again_while_it_is_among_the_newest(run, save):
 
     def others(count: int) -> None:
         rest = [rating_match(run.manifest, {1: 1, 2: 2}, f"m{count}-{i}") for i in range(count)]
-        run._committer.commit(lambda state: rest)
+        run.handle.committer.commit(lambda state: rest)
 
     others(MATCHES_KEPT - 1)
     games = run.manifest.pool[0].games

@@ -157,7 +157,7 @@ def test_a_sweep_between_cutting_and_committing_asks_for_a_new_cut(make, hooked,
         names += [info.key for info in backend.list("placements/")]
         condemned.extend(ObjectKey.parse(name) for name in names if name not in held)
         backend.put_if_absent(epoch_key(1), encode_sweep(1, condemned))
-        log_ = other()._log
+        log_ = other().handle.log
         log_.append(lambda state: [Mark(epoch=1)])
         for key in condemned:
             backend.delete(str(key))

@@ -450,7 +450,7 @@ def test_damage_keeps_nobody_from_appending(run, loss, backend, open_registry):
     loss.append(entries(100, 110))
     damaged, _ = run.manifest.stream("loss").segments
     place = run.manifest.by_manifest[damaged.manifest]
-    (pack,) = run._store.placement(place.placement_key).packs
+    (pack,) = run.handle.store.placement(place.placement_key).packs
     flip(backend, str(pack.key))
     other = open_registry(backend).run("run").stream("loss")
     other.append(entries(110, 200))
@@ -462,7 +462,7 @@ def test_damage_keeps_nobody_from_appending(run, loss, backend, open_registry):
 
 
 def test_a_segment_with_fewer_entries_than_the_log_says_is_refused(run, loss):
-    short = run._committer.write_plain(pack_entries(entries(0, 3)))
+    short = run.handle.committer.write_plain(pack_entries(entries(0, 3)))
     said = AppendStream(
         stream="loss",
         lifetime="forever",
@@ -472,13 +472,13 @@ def test_a_segment_with_fewer_entries_than_the_log_says_is_refused(run, loss):
         first_step=0,
         last_step=3,
     )
-    run._committer.commit(Composed(lambda run: [said], lambda: [short]))
+    run.handle.committer.commit(Composed(lambda run: [said], lambda: [short]))
     with pytest.raises(Malformed, match="fewer entries"):
         loss.read()
 
 
 def test_a_state_that_is_no_segment_is_refused(run, loss):
-    other = run._committer.write_plain({"entries": [1, 2, 3]})
+    other = run.handle.committer.write_plain({"entries": [1, 2, 3]})
     said = AppendStream(
         stream="loss",
         lifetime="forever",
@@ -488,7 +488,7 @@ def test_a_state_that_is_no_segment_is_refused(run, loss):
         first_step=0,
         last_step=3,
     )
-    run._committer.commit(Composed(lambda run: [said], lambda: [other]))
+    run.handle.committer.commit(Composed(lambda run: [said], lambda: [other]))
     with pytest.raises(IntegrityError):
         loss.read()
 

@@ -65,7 +65,7 @@ def test_a_gate_on_what_was_evicted_leads_over(reg):
         Evict(evictions=(Eviction(checkpoint=first.n, reason="old"),)),
         SetPin(kind="gate", name="first", manifest=first.digest, checkpoint=first.n),
     ):
-        run._committer.log.append(lambda now, said=action: [commit_line(now, [said])])
+        run.handle.log.append(lambda now, said=action: [commit_line(now, [said])])
     assert first.record.evicted
     assert over(run).checkpoint.n == first.n
 

@@ -130,16 +130,14 @@ def test_replay_step_by_step_is_replay_at_once(run: Run) -> None:
     run.pivot("two")
     save(run, 6, 0.6)
     monitor = run.monitor("main")
-    slots = list(run._committer.log.slots())
+    slots = list(run.handle.log.slots())
     whole = advance(RunManifest(run_id="run"), slots)
     assert whole.best(monitor).step == run.manifest.best(monitor).step == 6
     assert [one.name for one in whole.pivots] == ["one", "two"]
     run.restore(at=run.checkpoints()[-2])  # step 5, between the pivots
     save(run, 7, 0.9)
     assert run.best().step == 5
-    assert (
-        advance(RunManifest(run_id="run"), list(run._committer.log.slots())).best(monitor).step == 5
-    )
+    assert advance(RunManifest(run_id="run"), list(run.handle.log.slots())).best(monitor).step == 5
 
 
 def test_the_same_name_again_does_nothing(run: Run, reg: Registry) -> None:

@@ -125,7 +125,7 @@ def test_two_followers_share(run: Run, other: Run, open_registry: Open, backend)
 
 def test_a_lost_race_gives_the_next_one(run: Run, open_registry: Open) -> None:
     save_small(run, 1, 2)
-    hooked = Hooked(run._store.backend)
+    hooked = Hooked(run.handle.store.backend)
     slow = open_registry(hooked).run(run.id)
     taken = []
 
@@ -155,14 +155,14 @@ def test_all_races_lost_is_no_end(run: Run, monkeypatch: pytest.MonkeyPatch, clo
     save_small(run, 1, 2)
     watch = run.watch(follow=False)
     assert next(watch).step == 1
-    commit, refusals = run._committer.commit, [Conflict("lost 20 races")] * 2
+    commit, refusals = run.handle.committer.commit, [Conflict("lost 20 races")] * 2
 
     def crowded(*arguments, **options):
         if refusals:
             raise refusals.pop()
         return commit(*arguments, **options)
 
-    monkeypatch.setattr(run._committer, "commit", crowded)
+    monkeypatch.setattr(run.handle.committer, "commit", crowded)
     assert next(watch).step == 2
     assert len(clock.slept) == 2
     refusals.append(Conflict("lost 20 races"))
@@ -272,7 +272,7 @@ def test_what_went_meanwhile_can_be_acknowledged(fate: str, reg, backend, open_r
     watch = follower.watch(hold_s=1, follow=False)  # expired long ago by retention's clock
     checkpoint = next(watch)
     if fate == "superseded":
-        run._committer.commit(lambda state: [Rewind(to=None)])
+        run.handle.committer.commit(lambda state: [Rewind(to=None)])
     else:
         save_small(run, 2)
     watch.acknowledge()
@@ -316,7 +316,7 @@ def test_pauses_are_jittered(run: Run, clock: Clock) -> None:
 
 def test_an_idle_poll_is_one_request(run: Run, open_registry: Open, clock: Clock) -> None:
     save_small(run, 1)
-    metered = Metered(run._store.backend)
+    metered = Metered(run.handle.store.backend)
     watch = open_registry(metered).run(run.id).watch(timeout_s=10_000)
     next(watch)
     with pytest.raises(StopIteration):
@@ -332,7 +332,7 @@ def test_an_idle_poll_is_one_request(run: Run, open_registry: Open, clock: Clock
 
 def test_a_claim_costs_two_requests_beside_the_poll(run: Run, open_registry: Open) -> None:
     save_small(run, 1, 2)
-    metered = Metered(run._store.backend)
+    metered = Metered(run.handle.store.backend)
     watch = open_registry(metered).run(run.id).watch()
     next(watch)
     before = metered.snapshot().requests
@@ -429,6 +429,6 @@ def test_a_phase_that_is_not_declared_is_refused(reg) -> None:
 
 def test_a_registry_that_is_only_read_cannot_be_followed(run: Run, open_registry: Open) -> None:
     save_small(run, 1)
-    reader = open_registry(ReadOnly(run._store.backend)).run(run.id)
+    reader = open_registry(ReadOnly(run.handle.store.backend)).run(run.id)
     with pytest.raises(ReadOnlyStore):
         next(reader.watch())

@@ -211,14 +211,14 @@ def test_a_restore_reads_an_entry_that_is_carried_while_it_reads(
         run.save(make_state(step), step=step)
     run.set_status("interrupted")  # the newest entry alone keeps its bytes
     again = machine.run()
-    newest_first = again._trainer.newest_first
+    newest_first = again.handle.saver.newest_first
 
     def listed_and_carried() -> list[Checkpoint]:
         found = newest_first()
         machine.carry()
         return found
 
-    monkeypatch.setattr(again._trainer, "newest_first", listed_and_carried)
+    monkeypatch.setattr(again.handle.saver, "newest_first", listed_and_carried)
     restored = again.restore()
     assert restored.checkpoint.step == 2
     assert restored.report == ()
@@ -330,7 +330,7 @@ def test_a_status_is_said_once(machine: Machine, bucket: Hooked, by_hand: None) 
     run = machine.run()
     run.save(make_state(1), step=1)
     for _ in range(2):  # a checkpointer that stops, then the end of `with run:`
-        run._trainer.leave("interrupted")
+        run.handle.saver.leave("interrupted")
     machine.carry()
     assert [one.status for one in actions_of(bucket, "run.status")] == ["interrupted"]
 
@@ -341,7 +341,7 @@ def test_other_commits_of_the_trainer_wait_for_the_registry(
     asked = []
     monkeypatch.setattr(BackgroundCarrier, "wake", lambda self: asked.append(machine.carry()))
     run = machine.run()
-    run._trainer.folder.waiting()
+    run.handle.saver.folder.waiting()
     monkeypatch.setattr(BackgroundCarrier, "wake", lambda self: None)
     run.save(make_state(1), step=1)
     monkeypatch.setattr(BackgroundCarrier, "wake", lambda self: asked.append(machine.carry()))
@@ -458,7 +458,7 @@ def test_a_commit_of_nothing_keeps_what_training_resumed_from(
     first, _ = (run.save(make_state(step), step=step) for step in (1, 2))
     machine.carry()
     run.restore(at=first)
-    run._trainer.commit(Composed(lambda run: None))
+    run.handle.saver.commit(Composed(lambda run: None))
     run.save(make_state(33), step=3)
     machine.carry()
     with opened(bucket) as registry:
@@ -511,7 +511,7 @@ def test_a_save_waits_at_the_bound_and_says_so(
     bucket.before = hold
     for step in (1, 2):
         run.save({"w": state["w"] + step}, step=step)
-    assert run._trainer.waited_s == 0
+    assert run.handle.saver.waited_s == 0
     with caplog.at_level(logging.WARNING, "holdfast"):
         saving = threading.Thread(target=lambda: run.save({"w": state["w"] + 3}, step=3))
         saving.start()
@@ -522,7 +522,7 @@ def test_a_save_waits_at_the_bound_and_says_so(
         goes.set()
         saving.join()
     run.wait(remote=True)
-    assert run._trainer.waited_s > 0
+    assert run.handle.saver.waited_s > 0
     assert [step for step, _ in added(bucket)] == [1, 2, 3]
     run.close()
 

@@ -141,8 +141,8 @@ def test_a_fork_while_a_save_runs_leaves_it_to_the_parent(held, gate, backend, o
     if not child:
         try:
             # The child is another trainer: it has no save to wait for, and none to repeat.
-            run._trainer.settle()
-            os._exit(run._trainer._background.is_busy)
+            run.handle.saver.settle()
+            os._exit(run.handle.saver._background.is_busy)
         finally:
             os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
