@@ -19,6 +19,12 @@ WRAPPED = {
     *("uvicorn", "wandb", "yaml", "zarr"),
 }
 
+#: What they import late imports numpy.
+IMPORT_NUMPY_LATE = {
+    "holdfast.registry.deriving.merging.mixing",
+    "holdfast.registry.loading.following.resident",
+}
+
 
 def room_of(module: str) -> str:
     return module.split(".")[2] if module.count(".") > 1 else ""
@@ -73,3 +79,20 @@ def test_other_rooms_are_entered_by_their_doors(module: str) -> None:
             if not is_direct:
                 wrong.append(f"line {one.lineno}: {target} is behind its door")
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "module", MODULES, ids=lambda name: name.removeprefix("holdfast.registry.")
+)
+def test_only_the_face_imports_another_room_late(module: str) -> None:
+    """`Run` and `Registry` are the face of everything; a plain read imports a few rooms alone."""
+    late = [
+        f"line {one.lineno}: {one.module}"
+        for function in ast.walk(ast.parse(MODULES[module].read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for one in ast.walk(function)
+        if isinstance(one, ast.ImportFrom)
+        and (one.module or "").startswith("holdfast.registry.")
+        and room_of(one.module or "") != room_of(module)
+    ]
+    assert room_of(module) in ("face", "cli") or module in IMPORT_NUMPY_LATE or late == []

@@ -1,4 +1,4 @@
-"""Code below the face takes the inner value of a run or a stored state, and reaches into neither."""
+"""Code below the face takes the inner value of a run or a state, and reaches into neither."""
 
 from __future__ import annotations
 

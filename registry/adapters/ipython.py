@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.completer import SimpleCompletion, context_matcher
 
 from holdfast.registry.errors import RegistryError
-from holdfast.registry.face import Registry, RunView, refs_of
+from holdfast.registry.face import Registry, Run, refs_of
 from holdfast.registry.history import RunLog
 from holdfast.registry.loading import Checkpoint, Stored
 from holdfast.registry.objects import check_run_id
@@ -66,7 +66,7 @@ def completions(thing: Any, method: str, before: str, begun: str) -> Iterable[st
         match thing:
             case Registry():
                 return list(_of_registry(thing, method, begun))
-            case RunView():
+            case Run():
                 return _of_run(thing, method, before)
             case Stored():
                 return _of_stored(thing, method, before)
@@ -86,7 +86,7 @@ def _of_registry(reg: Registry, method: str, begun: str) -> Iterator[str]:
         yield from (f"{run_id}/{ref}" for ref in refs_of(run))
 
 
-def _of_run(run: RunView, method: str, before: str) -> list[str]:
+def _of_run(run: Run, method: str, before: str) -> list[str]:
     manifest = run.manifest
     if before.rstrip().endswith("phase=") or method in _OF_PHASES:
         return list(manifest.phases_saved)

@@ -1,14 +1,14 @@
 """A registry, and a run of it, as users hold them. These are public: names, arguments, errors stay.
 
-- `factory`: `init` and `open`. `registry`: `Registry`; `upkeep`: the half of it that verifies,
-  repairs and collects. `refs`: from `RUN/latest` or a part of an id to a stored state. `sync`:
-  copies the missing history of runs from one registry to another, fast-forward only.
-- `run`: `Run`, the handle that trains; `looping`, `resuming`, `curation` and `view` are its parts.
+- `factory`: `init` and `open`. `registry`: `Registry`. `refs`: from `RUN/latest` or a part of
+  an id to a stored state. `syncing`: copies the missing history of runs from one registry to
+  another, fast-forward only.
+- `run`: `Run`, the handle that trains; `resuming`: how its training begins and comes back.
 - `rng`: random number generators as a part of a state; `resume_check`: compares a training that
   goes straight with one that resumes.
 
-The face does nothing itself: each method calls the room that does. `rooms` and `handles` import at
-first use what only some calls need. Specified in docs/spec.md, sections 11, 21, 23 and 37.
+The face does nothing itself: each method calls the room that does, and imports it then if only some
+calls need it. Specified in docs/spec.md, sections 11, 21, 23 and 37.
 """
 
 from __future__ import annotations
@@ -32,6 +32,5 @@ if TYPE_CHECKING:
     from holdfast.registry.face.resume_check import verify_segments as verify_segments
     from holdfast.registry.face.run import Run as Run
     from holdfast.registry.face.syncing import sync as sync
-    from holdfast.registry.face.view import RunView as RunView
 else:
     __getattr__ = at_first_use(__name__)

@@ -11,7 +11,6 @@ from holdfast.backends import Backend
 from holdfast.backends.location import parse
 from holdfast.backends.opening import Transport
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.face import rooms
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.objects.codecs import Compression, check_compression
 from holdfast.registry.saving.journal import Journal, choose_journal
@@ -62,8 +61,10 @@ def init(
         InvalidInput: There is no such compression, or `keyframe_every` is out of range.
         StoreUnsuitable: The store lets two writers win, or lacks what a registry needs.
     """
+    from holdfast.registry.writing import check_keyframe_every
+
     chosen = check_compression(compression)
-    every = rooms.check_keyframe_every(keyframe_every, compresses=chosen != "none")
+    every = check_keyframe_every(keyframe_every, compresses=chosen != "none")
     address = Address(url, storage_options, fs, transport)
     return Registry(
         create_store(

@@ -1,49 +1,48 @@
-"""An open registry: its runs, and the stored states that refs name.
+"""An open registry: its runs, the stored states that refs name, and its maintenance.
 
-`factory` creates and opens registries; `Registry` inherits its maintenance from `upkeep`.
+`factory` creates and opens registries. As in `run`, a room that only some calls need is imported in
+the method that calls it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
-from holdfast.registry.face import handles, rooms
-from holdfast.registry.face.upkeep import MaintainedRegistry
+from holdfast.registry.history import DAY_S
 from holdfast.registry.objects import check_run_id
-from holdfast.registry.store import Store
+from holdfast.registry.objects.codecs import Compression
+from holdfast.registry.store import Address, Store, open_store
 from holdfast.registry.values import markup, near
 
 if TYPE_CHECKING:
-    from holdfast.registry.face.handles import (
-        Checkpoint,
-        Progress,
-        Run,
-        RunLog,
-        RunSpec,
-        Transfers,
-    )
-    from holdfast.registry.face.rooms import Branches, Diff
+    from holdfast.registry.comparing import Branches, Diff
+    from holdfast.registry.face.run import Run
+    from holdfast.registry.history import RunLog
     from holdfast.registry.history.actions import CreateRun
-    from holdfast.registry.loading import Stored
+    from holdfast.registry.loading import Checkpoint, Stored
     from holdfast.registry.saving.collective import Group
     from holdfast.registry.saving.journal import Journal
-    from holdfast.registry.spec import Monitor, Retention
+    from holdfast.registry.spec import Monitor, Retention, RunSpec
+    from holdfast.registry.store import Transfers
+    from holdfast.registry.upkeep import GcReport, Progress, RepairReport, Usage, VerifyReport
+    from holdfast.registry.upkeep.repacking import RepackReport
 
 _LOGGER = logging.getLogger("holdfast")
 
 
-class Registry(MaintainedRegistry):
+class Registry:
     """An open registry. Close it, or use it as a context manager, to finish running saves."""
 
     def __init__(self, store: Store, journal: Journal | None = None) -> None:
-        super().__init__(store)
+        self._store = store
         self._journal = journal
         self._opened: list[Run] = []
         self._transfers: Transfers | None = None
@@ -56,9 +55,11 @@ class Registry(MaintainedRegistry):
 
     def _html(self) -> str:
         """Return it as HTML; this asks for the names of the runs, one listing."""
+        from holdfast.registry.history import list_runs
+
         facts = {"id": self.id}
         try:
-            names = handles.list_runs(self._store)
+            names = list_runs(self._store)
         except Exception as error:  # shown in the place of the runs
             return markup.describe("Registry", self.url, facts, error)
         rows = ((name,) for name in reversed(names))
@@ -116,8 +117,10 @@ class Registry(MaintainedRegistry):
                 configuration that cannot be stored.
             NotFound: There is no such preset.
         """
-        options = handles.RunOptions(preset, config, seed, monitor, retention, input_hash)
-        return self._create(run_id, handles.creation(options))
+        from holdfast.registry.history import RunOptions, creation
+
+        options = RunOptions(preset, config, seed, monitor, retention, input_hash)
+        return self._create(run_id, creation(options))
 
     def fork(
         self,
@@ -151,16 +154,19 @@ class Registry(MaintainedRegistry):
             Conflict: A run of that name exists, or the checkpoint was evicted.
             NotFound: The checkpoint is not in this registry.
         """
+        from holdfast.registry.curation import inherit, inheritance
+        from holdfast.registry.history import RunOptions, forked
+
         if isinstance(source, str):  # it names a state as of now, saves under way included
             for one in self._opened:
                 if one.id == source.partition("/")[0]:
                     one.wait(remote=True)
         checkpoint = self.checkpoint(source) if isinstance(source, str) else source
-        inherited = rooms.inheritance(self._store, checkpoint)
+        inherited = inheritance(self._store, checkpoint)
         parent = self._peek(checkpoint.run_id).manifest
-        options = handles.RunOptions(preset, config, seed, monitor, retention, input_hash)
-        run = self._create(run_id, handles.forked(parent, inherited.parent, options))
-        rooms.inherit(run.handle.committer, inherited)
+        options = RunOptions(preset, config, seed, monitor, retention, input_hash)
+        run = self._create(run_id, forked(parent, inherited.parent, options))
+        inherit(run.handle.committer, inherited)
         return run
 
     def run(
@@ -200,6 +206,15 @@ class Registry(MaintainedRegistry):
                 the preset's `must_match` demands it.
             IntegrityError: Its log is damaged.
         """
+        from holdfast.registry.face.run import Run
+        from holdfast.registry.history import (
+            RunOptions,
+            begin,
+            check_not_dropped,
+            check_same,
+            creation,
+        )
+
         name = os.environ.get("HOLDFAST_RUN") if run_id is None else run_id
         if name is None:
             raise InvalidInput("no run is named", hint="Pass its id, or set HOLDFAST_RUN.")
@@ -211,25 +226,29 @@ class Registry(MaintainedRegistry):
                 "from an older checkpoint; then open the registry with journal=''.",
             )
         log = self._open_log(name, must_exist=not create)
-        options = handles.RunOptions(preset, config, seed, monitor, retention, input_hash)
-        if log.run.commits == 0 and not handles.begin(log, handles.creation(options)):
+        options = RunOptions(preset, config, seed, monitor, retention, input_hash)
+        if log.run.commits == 0 and not begin(log, creation(options)):
             log.refresh()
         if create:
-            handles.check_not_dropped(log.run)
+            check_not_dropped(log.run)
             log.make_durable()  # the caller may rely on the run
-        handles.check_same(log.run, options)
-        run = handles.Run(self._store, log, options.compared, self._journal, group)
+        check_same(log.run, options)
+        run = Run(self._store, log, options.compared, self._journal, group)
         return self._hold(run)
 
     def _create(self, run_id: str | None, action: CreateRun) -> Run:
-        for name in [run_id] if run_id is not None else handles.default_ids(int(action.seed, 16)):
-            log = handles.RunLog(self._store, check_run_id(name))
+        from holdfast.registry.face.run import Run
+        from holdfast.registry.history import RunLog, begin, default_ids
+        from holdfast.registry.spec import RunSpec
+
+        for name in [run_id] if run_id is not None else default_ids(int(action.seed, 16)):
+            log = RunLog(self._store, check_run_id(name))
             if self._store.heads is not None and self._store.heads.seen(name) is not None:
                 log.open()  # it exists, or did: `open` refuses a run that is gone
-            if handles.begin(log, action):
-                if log.run.spec == handles.RunSpec(monitors=action.monitors):
+            if begin(log, action):
+                if log.run.spec == RunSpec(monitors=action.monitors):
                     _LOGGER.info("%s: no preset: every checkpoint is kept", name)
-                return self._hold(handles.Run(self._store, log, journal=self._journal))
+                return self._hold(Run(self._store, log, journal=self._journal))
         raise Conflict(
             "a run of this name exists",
             where=run_id,
@@ -238,9 +257,11 @@ class Registry(MaintainedRegistry):
 
     def runs(self) -> list[str]:
         """Return the names of all runs, sorted."""
+        from holdfast.registry.history import list_runs
+
         # Before the listing: a run that begins meanwhile would be seen, and not listed.
         seen = self._store.heads.all() if self._store.heads is not None else {}
-        runs = handles.list_runs(self._store)
+        runs = list_runs(self._store)
         for gone in sorted(seen.keys() - set(runs)):
             _LOGGER.warning("%s: the run %s was here and is gone", self.url, gone)
         return runs
@@ -255,9 +276,10 @@ class Registry(MaintainedRegistry):
             InvalidInput: pyarrow is not installed.
             StoreUnavailable: The store does not answer.
         """
-        return rooms.run_table(
-            self._store, self.runs(), lambda name: handles.RunLog(self._store, name).open()
-        )
+        from holdfast.registry.history import RunLog
+        from holdfast.registry.tables import run_table
+
+        return run_table(self._store, self.runs(), lambda name: RunLog(self._store, name).open())
 
     def compare(self, first: str, second: str) -> Branches:
         """Compare two runs side by side: a fork and its parent, two forks, or any two.
@@ -273,8 +295,10 @@ class Registry(MaintainedRegistry):
             NotFound: There is no such run; near names are suggested.
             IntegrityError: A log or a manifest is damaged or gone.
         """
+        from holdfast.registry.comparing import compare_runs
+
         one, two = (self._open_log(name, must_exist=True) for name in (first, second))
-        return rooms.compare_runs(self._store, one, two)
+        return compare_runs(self._store, one, two)
 
     def diff(
         self, before: Checkpoint | str, after: Checkpoint | str, *, values: bool = False
@@ -291,10 +315,12 @@ class Registry(MaintainedRegistry):
             NotFound: A ref names nothing.
             IntegrityError: A manifest, or a chunk that is read, is damaged or gone.
         """
+        from holdfast.registry.comparing import diff
+
         old, new = (
             self.checkpoint(one) if isinstance(one, str) else one for one in (before, after)
         )
-        return rooms.diff(old.handle, new.handle, values=values)
+        return diff(old.handle, new.handle, values=values)
 
     def checkpoint(self, ref: str) -> Checkpoint:
         """Return exactly the checkpoint that a ref names.
@@ -308,8 +334,10 @@ class Registry(MaintainedRegistry):
             AmbiguousRef: It names several.
             InvalidInput: It names a state that is no checkpoint: `stored` returns that.
         """
+        from holdfast.registry.loading import Checkpoint
+
         found = self.stored(ref)
-        if not isinstance(found, handles.Checkpoint):
+        if not isinstance(found, Checkpoint):
             raise InvalidInput(
                 "this is a stored state and no checkpoint",
                 where=found.ref,
@@ -330,16 +358,18 @@ class Registry(MaintainedRegistry):
             IntegrityError: A run is damaged: the one that is named or, where an id alone is in none
                 of the others, any.
         """
+        from holdfast.registry.face.refs import find_by_id, find_in_run, is_digest
+
         if not isinstance(ref, str):
             raise InvalidInput(
                 "not a ref", expected="a text such as 'RUN/latest'", found=quoted(ref)
             )
         name, _, path = ref.partition("/")
-        if not path and handles.is_digest(name):
+        if not path and is_digest(name):
             runs, threads = self.runs(), self._store.pools.bulk
             if name.removeprefix("sha256:") not in runs:
-                return handles.find_by_id(self.url, runs, self._peek, name, threads)
-        return handles.find_in_run(self._peek(name, by_id=handles.is_digest(path)), path)
+                return find_by_id(self.url, runs, self._peek, name, threads)
+        return find_in_run(self._peek(name, by_id=is_digest(path)), path)
 
     @contextmanager
     def progress(
@@ -356,9 +386,11 @@ class Registry(MaintainedRegistry):
             total: The expected number of bytes, such as `checkpoint.size_bytes`.
             report: Called with the bytes so far, by any thread, in the place of the bar.
         """
+        from holdfast.registry.store import Transfers, bar
+
         if self._transfers is None:
-            self._transfers = handles.Transfers(self._store)
-        shown = nullcontext(report) if report is not None else handles.bar(label, total)
+            self._transfers = Transfers(self._store)
+        shown = nullcontext(report) if report is not None else bar(label, total)
         with shown as tell, self._transfers.observed(tell):
             yield
 
@@ -371,20 +403,225 @@ class Registry(MaintainedRegistry):
                 stack.callback(run.close)
 
     def _open_log(self, name: str, *, must_exist: bool, by_id: bool = False) -> RunLog:
-        log = handles.RunLog(self._store, check_run_id(name))
+        from holdfast.registry.history import RunLog, list_runs
+
+        log = RunLog(self._store, check_run_id(name))
         log.open(check_head=not by_id)  # an id names the same bytes, however old the log is
         if must_exist and log.run.commits == 0:
             raise NotFound(
                 "no such run",
                 where=f"{self.url}: {name}",
-                hint=near(name, handles.list_runs(self._store)),
+                hint=near(name, list_runs(self._store)),
             )
         return log
 
     def _peek(self, name: str, *, by_id: bool = False) -> Run:
         """Open a run for a look-up; `close` does not close it."""
-        return handles.Run(self._store, self._open_log(name, must_exist=True, by_id=by_id))
+        from holdfast.registry.face.run import Run
+
+        return Run(self._store, self._open_log(name, must_exist=True, by_id=by_id))
 
     def _hold(self, run: Run) -> Run:
         self._opened.append(run)
         return run
+
+    @property
+    def store(self) -> Store:
+        """The objects behind it, for maintenance."""
+        return self._store
+
+    def verify(
+        self,
+        *,
+        deep: bool = False,
+        sample: float | None = None,
+        resume: str | os.PathLike[str] | None = None,
+        decode: bool = False,
+        heads: str | os.PathLike[str] | None = None,
+        write_heads: str | os.PathLike[str] | None = None,
+        executor: Executor | None = None,
+        progress: Progress | None = None,
+    ) -> VerifyReport:
+        """Check the registry: its structure, and with `deep` every byte of it; it may be in use.
+
+        Args:
+            deep: Read and hash every byte, instead of comparing names and sizes only.
+            sample: Read and hash this share of the packs' bytes, above 0 and at most 1; each call
+                chooses another one at random.
+            resume: A local file that records the packs that were read, so that an interrupted
+                verification can continue; with `sample` each call reads another share until
+                everything was read. Implies `deep` if `sample` is not given.
+            decode: Also decode every compressed chunk and hash the result: proves that the writer
+                encoded the right bytes. Takes about as long as loading each checkpoint.
+                Implies `deep` if `sample` is not given.
+            heads: A local file that `write_heads` wrote, for this registry or its original: a log
+                that is shorter than there, different or gone is an error.
+            write_heads: A local file for the heads of all runs; written if no error was found.
+            executor: Its workers read and hash, in other processes or on other machines that reach
+                the registry by the same URL (docs/scale.md). Default: threads.
+            progress: Called with the number of bytes checked so far.
+
+        Returns:
+            A report with `.ok` and `.findings`.
+
+        Raises:
+            InvalidInput: `sample` is no share, `resume` is a file of another kind or registry, or
+                a file of heads cannot be read or written; or the executor's workers cannot reach
+                the registry.
+            StorageError: The store did not answer; with `resume` the next call continues there.
+            WorkersFailed: The executor's workers died; likewise.
+        """
+        from holdfast.registry.upkeep import note_verify, verify
+
+        report = verify(
+            self._store,
+            deep=deep,
+            sample=sample,
+            resume=resume,
+            decode=decode,
+            heads=heads,
+            write_heads=write_heads,
+            executor=executor,
+            progress=progress,
+        )
+        note_verify(self._store, report)
+        return report
+
+    def repair(
+        self,
+        mirror: str | os.PathLike[str] | Registry,
+        *,
+        deep: bool = True,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> RepairReport:
+        """Restore missing and damaged objects from a mirror, while others write and collect.
+
+        Every byte is verified before it is written. Logs, epochs and `registry.json` are not
+        rebuilt: only a backup of this registry has them.
+
+        Args:
+            mirror: A registry that holds the same states, or its URL.
+            deep: Read and hash everything to find damage, instead of names and sizes only.
+            dry_run: Only report; write nothing.
+            progress: Called with the number of bytes checked so far.
+
+        Returns:
+            A report with `.ok`, `.mended` and `.left`.
+
+        Raises:
+            InvalidInput: The mirror is this very registry.
+            NotFound: There is no registry at its URL.
+            UnsupportedFormat: This registry demands a newer writer.
+        """
+        from holdfast.registry.upkeep import repair
+
+        with ExitStack() as stack:
+            if isinstance(mirror, Registry):
+                source = mirror.store
+            else:
+                source = open_store(Address(mirror), read_only=True)
+                stack.callback(source.close)
+            return repair(self._store, source, deep=deep, dry_run=dry_run, progress=progress)
+
+    def gc(
+        self,
+        *,
+        grace_s: float = DAY_S,
+        forget: Collection[str] = (),
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> GcReport:
+        """Delete objects that no run needs, while others write (`docs/collection.md`).
+
+        It is safe beside any number of writers and other collections, for any clocks. The next
+        collection finishes a killed one.
+
+        Args:
+            grace_s: Seconds, by the store's clock, for which objects stay after they were stored or
+                evicted.
+            forget: Runs to give up for ever, because they cannot be read and would stop every
+                collection. Objects that only such a run needs are collected; what other runs need
+                stays. Nothing may be written to the run any more, even if it is mended.
+            dry_run: Only report what would be deleted; the age of objects is then computed by this
+                machine's clock.
+            progress: Called with the number of bytes deleted so far.
+
+        Raises:
+            InvalidInput: A run in `forget` can be read: drop it instead.
+            NotFound: A run in `forget` does not exist, and this machine has never seen it.
+            IntegrityError: Something is unreadable or unknown; nothing was deleted.
+            UnsupportedFormat: A newer Holdfast wrote something; nothing was deleted.
+            StoreUnsuitable: A symbolic link is in the registry; nothing was deleted.
+        """
+        from holdfast.registry.upkeep import collect
+
+        return collect(
+            self._store, grace_s=grace_s, forget=forget, dry_run=dry_run, progress=progress
+        )
+
+    def repack(
+        self,
+        runs: Iterable[str] | None = None,
+        *,
+        min_dead: float = 0.25,
+        compression: Compression | None = None,
+        keyframe_every: int | None = None,
+        dry_run: bool = False,
+        executor: Executor | None = None,
+        progress: Progress | None = None,
+    ) -> RepackReport:
+        """Rewrite packs that are unneeded in part, and join small ones.
+
+        Others may read, save, sync, collect and repack meanwhile. No id changes. The old packs stay
+        until they are collected. Deltas whose bases nothing else needs are stored again if that
+        takes fewer bytes. The next repack uses the work of an interrupted one. If two repacks place
+        one state differently, the first wins, and the report of the other one shows it.
+
+        Args:
+            runs: Only packs that these runs need; other runs that share one are changed with them.
+            min_dead: Rewrite a pack if at least this share of its chunk bytes, above 0 and up to 1,
+                is unneeded.
+            compression: `zstd` or `lz4`: compress raw chunks, if that saves enough; `none`: store
+                everything raw, deltas too. Default: change no compression.
+            keyframe_every: Cut chains of deltas, so that reading a chunk takes at most this many
+                versions of it, 1 to 32. Default: cut none.
+            dry_run: Only plan. To compress or cut, it reads and encodes the chunks.
+            executor: Its workers make the new packs, as for `verify`; the plan and every commit are
+                made here.
+            progress: Called with the number of bytes written so far.
+
+        Raises:
+            InvalidInput: `min_dead`, `compression` or `keyframe_every` is out of range.
+            NotFound: There is no such run.
+            IntegrityError: Something is damaged or gone; the chunks moved by then are sound, and
+                nothing is deleted.
+            Conflict: Collections interrupted it too often.
+            WorkersFailed: The executor's workers died; the next repack uses their work.
+        """
+        from holdfast.registry.upkeep.repacking import repack
+
+        return repack(
+            self._store,
+            runs,
+            min_dead=min_dead,
+            compression=compression,
+            keyframe_every=keyframe_every,
+            dry_run=dry_run,
+            executor=executor,
+            progress=progress,
+        )
+
+    def usage(self, *, executor: Executor | None = None) -> Usage:
+        """Count the bytes on the store, by run and checkpoint.
+
+        Args:
+            executor: Its workers read placements and tables of packs, as for `verify`.
+
+        Raises:
+            IntegrityError: Something is damaged or gone.
+            WorkersFailed: The executor's workers died.
+        """
+        from holdfast.registry.upkeep import measure
+
+        return measure(self._store, executor=executor)
