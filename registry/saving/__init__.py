@@ -1,7 +1,8 @@
 """Saves: from the arguments of a call to the commit; and restoring.
 
 - `save_request`: `SaveRequest` checks the arguments; `prepare_save` takes the state apart.
-- `trainer`: `Trainer` makes a `SaveCommit` and gives it to the committer of `writing`.
+- `trainer`: `Trainer` makes a `SaveCommit` and gives it to the committer of `writing`; `RunHandle`
+  is an open run as other rooms take it.
 - `save_commit`: `SaveCommit` answers the committer: whether the run allows the save, which objects
   to write, which lines to add to the log.
 - `background`, `pending`: saves in the background, and the end of the program.
