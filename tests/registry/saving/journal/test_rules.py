@@ -318,7 +318,7 @@ def search_the_kept(world: World) -> None:
 def put_of_a_dead_carrier(world: World) -> Callable[[], object]:
     """Let a carrier die while its slot is on the way; return what lets the slot arrive."""
     dying, held = world.here.carrier(), []
-    put = dying.handle.store.backend.put_if_absent
+    put = dying._store.backend.put_if_absent
 
     def hold(key: str, body: Any) -> bool:
         if key.startswith(LOG):
@@ -327,7 +327,7 @@ def put_of_a_dead_carrier(world: World) -> Callable[[], object]:
         return put(key, body)
 
     with world.patch.context() as patch:
-        patch.setattr(dying.handle.store.backend, "put_if_absent", hold)
+        patch.setattr(dying._store.backend, "put_if_absent", hold)
         with pytest.raises(Died):
             dying.carry()
     ((key, body),) = held
