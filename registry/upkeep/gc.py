@@ -39,7 +39,6 @@ from holdfast.registry.history import (
     DAY_S,
     Epochs,
     RunLog,
-    Slots,
     encode_forget,
     encode_sweep,
     stale_snapshots,
@@ -64,14 +63,17 @@ from holdfast.registry.store import Store, results
 from holdfast.registry.store.heads import Head
 from holdfast.registry.upkeep.gc_report import GcReport, Tally
 from holdfast.registry.upkeep.live import (
+    UNREADABLE,
     Needs,
     RunFiles,
     StoredFile,
     fold_recent,
+    is_forgotten,
     list_by_run,
     list_objects,
     list_run_ids,
     run_files,
+    with_way_out,
 )
 from holdfast.registry.upkeep.window import RUNS_AT_ONCE, in_batches
 
@@ -81,7 +83,6 @@ from holdfast.registry.upkeep.window import RUNS_AT_ONCE, in_batches
 #: Unfinished files and probes younger than this stay, whatever the grace: their writers may be
 #: alive.
 LEFTOVER_S = 3600.0
-_UNREADABLE = (IntegrityError, UnsupportedFormat)
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Planner:
         for name, infos in list_by_run(self._store):
             try:
                 runs.append(run_files(self._store, name, infos))
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 self._pass_over(name, error)
         listed = {files.run_id for files in runs} | self.passed
         # A run that was seen before and is gone: nobody knows what it needed.
@@ -220,7 +221,7 @@ class Planner:
     ) -> tuple[RunLog, set[ObjectKey], set[ObjectKey]] | None:
         try:
             return self._read_run(files, cutoff_s)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             self._pass_over(files.run_id, error)
             return None
 
@@ -258,22 +259,12 @@ class Planner:
     def _pass_over(self, run_id: str, error: IntegrityError | UnsupportedFormat) -> None:
         """Raise an error of reading a run unless an operator gives the run up, or has done so."""
         if run_id not in self._forget and not self.is_forgotten(run_id):
-            error.hint = (
-                f"{error.hint or ''} If nothing can mend the run, `holdfast gc --forget "
-                f"{quoted(run_id)}` gives it up, and collects for the others."
-            ).lstrip()
-            raise error
+            raise with_way_out(error, run_id, "collects for the others")
         self.passed.add(run_id)
 
     def is_forgotten(self, run_id: str) -> bool:
         """Return whether an epoch says that a run is forgotten, and its log still ends there."""
-        end = self.forgotten.get(run_id)
-        if end is None or not is_run_id(run_id):
-            return end is not None  # no program can write to a run of another name
-        with suppress(*_UNREADABLE):
-            slot = Slots(self._store, run_id).get(end)
-            return slot is not None and any(isinstance(line, Forget) for _, line in slot.lines)
-        return False
+        return is_forgotten(self._store, self.forgotten, run_id)
 
     def to_forget(self) -> list[str]:
         """Return the runs that this collection has to forget."""

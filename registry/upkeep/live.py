@@ -15,9 +15,17 @@ from itertools import groupby
 from math import inf
 
 from holdfast.backends import ObjectInfo
-from holdfast.registry.errors import IntegrityError, Malformed, MissingObject, ObjectNotFound
-from holdfast.registry.history import RunLog
-from holdfast.registry.history.actions import Action, Place, Recover
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import (
+    IntegrityError,
+    Malformed,
+    MissingObject,
+    ObjectNotFound,
+    RegistryError,
+    UnsupportedFormat,
+)
+from holdfast.registry.history import RunLog, Slots
+from holdfast.registry.history.actions import Action, Forget, Place, Recover
 from holdfast.registry.history.replay import RunManifest, Slot
 from holdfast.registry.objects import (
     KINDS,
@@ -36,6 +44,8 @@ from holdfast.registry.values import Digest
 _FOREIGN = (
     "No file of a registry has this name: move it away, or upgrade if a newer Holdfast put it."
 )
+#: Errors of a run that cannot be read, which an operator may give up.
+UNREADABLE = (IntegrityError, UnsupportedFormat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,3 +241,26 @@ def _named(run: RunManifest, action: Action) -> Iterator[Digest]:
     for _, value in action:
         values = value.values() if isinstance(value, Mapping) else (value,)
         yield from (one for one in values if isinstance(one, Digest))
+
+
+def is_forgotten(store: Store, forgotten: Mapping[str, int], run_id: str) -> bool:
+    """Return whether an epoch says that a run is forgotten, and its log still ends there.
+
+    `forgotten` is the slot that ends the log of each run, by the newest epoch.
+    """
+    end = forgotten.get(run_id)
+    if end is None or not is_run_id(run_id):
+        return end is not None  # no program can write to a run of another name
+    with suppress(*UNREADABLE):
+        slot = Slots(store, run_id).get(end)
+        return slot is not None and any(isinstance(line, Forget) for _, line in slot.lines)
+    return False
+
+
+def with_way_out(error: RegistryError, run_id: str, effect: str) -> RegistryError:
+    """Return the error of an unreadable run; its hint says how an operator gives the run up."""
+    error.hint = (
+        f"{error.hint or ''} If nothing can mend the run, `holdfast gc --forget "
+        f"{quoted(run_id)}` gives it up, and {effect}."
+    ).lstrip()
+    return error

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 
 from holdfast.backends import Buffer
@@ -56,8 +55,8 @@ class RawChunks:
         # A placement as if one state had all these chunks; nothing reads its manifest digest.
         placement = Placement(Digest(bytes(32)), tuple(packs), Rows(rows))
         # No cache: a repack moves the store's own bytes, and would only push others out of it.
-        uncached = copy(store)
-        uncached.cache = None
+        uncached = Store(store.backend, store.config)
+        uncached.pools, uncached.blocks = store.pools, store.blocks
         self._fetch = Fetch(uncached, placement, ChunkIndex(placement, stored))
 
     def read(self, digests: Iterable[Digest]) -> dict[Digest, memoryview]:

@@ -24,16 +24,18 @@ save of one run does not change the packs of the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.registry.errors import NotFound
+from holdfast.registry.errors import NotFound, RegistryError
+from holdfast.registry.history import Epochs
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import MAX_DEPTH, PACK_BYTES, ObjectKey, PackEntry, PackTable
 from holdfast.registry.store import Store, Workers
+from holdfast.registry.upkeep.live import UNREADABLE, is_forgotten, with_way_out
 from holdfast.registry.upkeep.repacking.recoding import Recoding, plan_recoding
-from holdfast.registry.upkeep.repacking.survey import Chunk, Survey, chunk_of
+from holdfast.registry.upkeep.repacking.survey import Chunk, Survey, chunk_of, read_runs
 from holdfast.registry.upkeep.repacking.targets import Part, Target, Targets
 from holdfast.registry.values import Digest, near
 
@@ -85,9 +87,8 @@ def plan_repack(
     workers: Workers | None = None,
 ) -> RepackPlan:
     """Choose the packs to rewrite."""
-    survey = Survey(store, workers=workers)
-    survey.read()
     chosen = None if runs is None else list(runs)
+    survey = _survey(store, chosen, workers)
     for name in chosen or ():
         if name not in survey.packs_of:
             hint = near(name, survey.packs_of)
@@ -95,6 +96,34 @@ def plan_repack(
     within = survey.packs.keys() if chosen is None else survey.needed_by(chosen)
     recoding = plan_recoding(store, survey, within, codec, keyframe_every)
     return _Planner(survey, within, min_dead, recoding).plan()
+
+
+def _survey(store: Store, chosen: Collection[str] | None, workers: Workers | None) -> Survey:
+    """Find what the runs need, without unreadable ones that are forgotten or not chosen.
+
+    Their packs stay: a repack deletes nothing, and a collection stops at a run that is unreadable.
+    """
+    unreadable: dict[str, RegistryError] = {}
+    while True:
+        failed: dict[str, RegistryError] = {}
+        survey = Survey(store, failed, workers)
+        try:
+            survey.read(read_runs(store, unreadable))
+            break
+        except UNREADABLE:
+            if not failed:
+                raise
+            unreadable |= failed
+    epochs = Epochs(store)
+    header = epochs.header(epochs.observe()) if unreadable else None
+    forgotten = dict((header and header.forgotten) or {})
+    for run_id, error in unreadable.items():
+        if chosen is None and is_forgotten(store, forgotten, run_id):
+            continue
+        if chosen is None or run_id in chosen:
+            effect = "the others are repacked then; or name the runs to repack"
+            raise with_way_out(error, run_id, effect)
+    return survey
 
 
 class _Planner:

@@ -61,9 +61,9 @@ class Survey:
         self._named = 0
         self._starts: list[tuple[int, str]] = []
 
-    def read(self, runs: Iterable[RunManifest] | None = None) -> None:
-        """Read logs, placements and tables of packs."""
-        logs = map(_held_places, read_runs(self._store) if runs is None else runs)
+    def read(self, runs: Iterable[RunManifest]) -> None:
+        """Read the placements and tables of packs that runs need."""
+        logs = map(_held_places, runs)
         # A fork after its parent: the older run stored the chunks that both of them name.
         wanted: list[tuple[str, Place]] = []
         for _, run_id, places in sorted(logs):
@@ -135,10 +135,8 @@ def read_table(store: Store, pack: PackRef) -> PackTable:
     return store.read_table(pack)
 
 
-def read_runs(
-    store: Store, damaged: dict[str, RegistryError] | None = None
-) -> Iterator[RunManifest]:
-    """Yield every run, in the order of their names."""
+def read_runs(store: Store, damaged: dict[str, RegistryError]) -> Iterator[RunManifest]:
+    """Yield every run that is not damaged, in the order of their names; note what is damaged."""
 
     def read(run_id: str) -> RunManifest | None:
         try:
@@ -146,12 +144,10 @@ def read_runs(
         except StoreUnavailable:
             raise
         except RegistryError as error:
-            if damaged is None:
-                raise
             damaged[run_id] = error
             return None
 
-    names = [name for name in list_runs(store) if name not in (damaged or {})]
+    names = [name for name in list_runs(store) if name not in damaged]
     runs = in_batches(store.pools.bulk, read, names)
     return (run for run in runs if run is not None)
 

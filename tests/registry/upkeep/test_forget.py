@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -223,3 +224,42 @@ def test_a_forgotten_run_that_comes_back_is_not_copied_and_does_not_hinder(
         sync(open_registry(backend), there)
     assert open_registry(backend).run("x").manifest.dropped is not None
     assert open_registry(backend).verify(deep=True).findings == ()
+
+
+@pytest.mark.parametrize("kind", [one for one in GARBAGE if one != "a file beside the log"])
+def test_a_repack_goes_on_past_a_run_that_cannot_be_read(two, backend, open_registry, kind):
+    """Past a forgotten one always; past another one if other runs are named."""
+    save_small(two.run("other"), *range(6, 12))
+    GARBAGE[kind](backend, two)
+    before = contents(backend, "runs/x/")
+    damaged = contents(backend)
+    for named in (None, ["x"]):
+        with pytest.raises(RegistryError, match=r"holdfast gc --forget 'x'.*name the runs"):
+            open_registry(backend).repack(named, min_dead=1)
+    assert contents(backend) == damaged
+    assert open_registry(backend).repack(["other"], min_dead=1).runs == ("other",)
+    assert contents(backend, "runs/x/") == before  # its packs are where it expects them
+    assert damaged.keys() <= contents(backend).keys()
+    open_registry(backend).gc(grace_s=0, forget=["x"])
+    save_small(open_registry(backend).run("other"), 12, 13)
+    assert open_registry(backend).repack(min_dead=1).runs == ("other",)
+    fresh = open_registry(backend)
+    for one in fresh.run("other").checkpoints():
+        assert same(one.load(), small_state(one.step))
+
+
+def test_a_run_of_deeply_nested_folders_is_forgotten(tmp_path):
+    with holdfast.init(tmp_path / "reg") as reg:
+        save_small(reg.create_run("x"), 1)
+        save_small(reg.create_run("other"), 2)
+        nested = str(tmp_path / "reg/runs/x")
+        for _ in range(1000):
+            nested += "/d"
+            os.mkdir(nested)  # noqa: PTH102 - pathlib would call itself for each folder
+        os.close(os.open(f"{nested}/notes", os.O_CREAT | os.O_WRONLY))
+        with pytest.raises(RegistryError, match="holdfast gc --forget 'x'"):
+            reg.gc(grace_s=0)
+        assert reg.gc(grace_s=0, forget=["x"]).forgotten == ("x",)
+        assert reg.gc(grace_s=0).forgotten == ()
+        assert reg.runs() == ["other", "x"]
+        assert same(reg.checkpoint("other").load(), small_state(2))
