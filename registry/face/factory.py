@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from holdfast.backends import Backend
@@ -13,7 +14,7 @@ from holdfast.backends.opening import Transport
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.objects.codecs import Compression, check_compression
-from holdfast.registry.saving.journal import Journal, choose_journal
+from holdfast.registry.saving.journal import Journal, choose_journal, known_registry
 from holdfast.registry.store import (
     Address,
     ChunkCache,
@@ -111,6 +112,7 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
     Raises:
         NotFound: There is none.
         Conflict: It is not the expected registry, or not the one that was here before.
+        StoreUnavailable: It cannot be reached, and no run of the journal was trained there.
         UnsupportedFormat: It was made by a newer Holdfast.
     """
     place = os.environ.get("HOLDFAST_REGISTRY") if url is None else url
@@ -129,7 +131,12 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
             "%s is opened read-only: verify-resume trains in HOLDFAST_REGISTRY alone", place
         )
     store = open_store(
-        address, read_only=read_only, expect_id=expect_id, cache=chunks, remember=remember
+        address,
+        read_only=read_only,
+        expect_id=expect_id,
+        cache=chunks,
+        remember=remember,
+        known=partial(known_registry, None if read_only else chosen),
     )
     return Registry(store, chosen)
 
@@ -151,5 +158,6 @@ def open_on(
     journal: Journal | None = None,
 ) -> Registry:
     """Open the registry behind a backend that the caller made."""
-    store = open_store_on(backend, expect_id=expect_id, cache=cache, heads=heads)
+    known = partial(known_registry, journal)
+    store = open_store_on(backend, expect_id=expect_id, cache=cache, heads=heads, known=known)
     return Registry(store, journal)

@@ -225,7 +225,7 @@ class Registry:
                 hint="Carry what is only in it (`holdfast journal carry`), or the ranks continue "
                 "from an older checkpoint; then open the registry with journal=''.",
             )
-        log = self._open_log(name, must_exist=not create)
+        log = self._opened_here(name) or self._open_log(name, must_exist=not create)
         options = RunOptions(preset, config, seed, monitor, retention, input_hash)
         if log.run.commits == 0 and not begin(log, creation(options)):
             log.refresh()
@@ -414,6 +414,16 @@ class Registry:
                 hint=near(name, list_runs(self._store)),
             )
         return log
+
+    def _opened_here(self, name: str) -> RunLog | None:
+        """Return a run from the journal, if the registry is away and the journal has the run."""
+        if self._journal is None or not self._store.is_away:
+            return None
+        from holdfast.registry.history import RunLog
+        from holdfast.registry.saving.journal import RunFolder
+
+        log = RunLog(self._store, check_run_id(name))
+        return log if RunFolder(self._journal, self.id, name).open_copy(log) else None
 
     def _peek(self, name: str, *, by_id: bool = False) -> Run:
         """Open a run for a look-up; `close` does not close it."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from holdfast.backends import refuse_links
+from holdfast.backends import Backend, refuse_links
 from holdfast.registry.errors import Conflict, IntegrityError, Malformed, RolledBack, StorageError
 from holdfast.registry.history.actions import Action, Commit, Line, Place
 from holdfast.registry.history.races import PATIENCE_S, Races
@@ -25,7 +25,15 @@ from holdfast.registry.history.replay import Forgotten, RunManifest, Slot, advan
 from holdfast.registry.history.slots import AHEAD, Slots
 from holdfast.registry.history.snapshots import Snapshots
 from holdfast.registry.history.tail import Look, SeenHead, Tail, check_newest
-from holdfast.registry.objects import RUNS, epoch_key, is_run_id, slot_key, snapshot_key
+from holdfast.registry.objects import (
+    RUNS,
+    epoch_key,
+    is_run_id,
+    log_prefix,
+    slot_key,
+    snapshot_key,
+    snapshot_prefix,
+)
 from holdfast.registry.store import Store
 from holdfast.registry.values import Digest, ProcessLock, host_name
 
@@ -44,6 +52,7 @@ class RunLog:
         run: The replay of everything that was read. It is compact, except while a rule needs
             evicted records.
         seen: The head of the log that this machine has seen.
+        is_copy: Whether `run` comes from a copy, and the registry has not answered since.
     """
 
     def __init__(self, store: Store, run_id: str, *, snapshot_slot: int = -1) -> None:
@@ -57,6 +66,7 @@ class RunLog:
         self._tail = Tail()
         # The number of slots that would survive a power loss.
         self._durable = 0
+        self.is_copy = False
         self.run_id = run_id
         self.run = self._complete.compact()
 
@@ -68,6 +78,7 @@ class RunLog:
         """
         with self._lock.here():
             self._complete, self._durable = RunManifest.empty(self.run_id), 0
+            self.is_copy = False
             for slot in self._snapshots.listed():
                 if self._open_from(slot, check_head=check_head):
                     self._snapshots.newest = slot
@@ -87,6 +98,9 @@ class RunLog:
         """Read to the head; one request when nothing is new."""
         with self._lock.here():
             following = self._slots.get(self.run.next_slot)
+            if self.is_copy:
+                self.look().outcome.result()  # the registry may be another one by now
+                self.is_copy = self._store.is_away = False
             if following is not None:
                 look = self.look()
                 rest = list(self.slots(self.run.next_slot + 1))
@@ -96,6 +110,32 @@ class RunLog:
                 self.seen.note(self.run, self._tail)
             self.run = self.run.compact()
             return self.run
+
+    def keep_copy(self, backend: Backend) -> None:
+        """Keep the newest slot and a snapshot after it on another backend, for `open_copy`."""
+        with self._lock.here():
+            slot = self._tail.slot
+            assert slot is not None  # the caller has put or read one
+            # The slot last: until it is there the copy before counts.
+            snapshot, key = (make(self.run_id, slot.number) for make in (snapshot_key, slot_key))
+            backend.put(snapshot, self._snapshots.encode(self.run.compact(), slot))
+            backend.put(key, slot.data)
+            older = [*backend.list(snapshot_prefix(self.run_id), start_after=snapshot)]
+            older += [one for one in backend.list(log_prefix(self.run_id)) if one.key < key]
+            for one in older:
+                backend.delete(one.key)
+
+    def open_copy(self, backend: Backend) -> bool:
+        """Open the run from a copy without asking the registry; return whether there is one."""
+        store = Store(backend, self._store.config)
+        store.pools = self._store.pools
+        copy = RunLog(store, self.run_id)
+        with suppress(IntegrityError, StorageError):
+            copy.open(check_head=False)
+        with self._lock.here():
+            self.run, self._tail, self._durable = copy.run, copy._tail, copy.run.next_slot
+            self.is_copy = copy.run.commits > 0
+            return self.is_copy
 
     def fold(self, slots: Sequence[Slot]) -> RunManifest:
         """Fold in slots that the caller has read; no snapshot is used.

@@ -22,13 +22,14 @@ class Tail:
     """The newest slots that were read."""
 
     newest: Digest | None = None  # digest of the newest one
+    slot: Slot | None = None  # the newest one
     committed: int | None = None  # the newest one that holds a commit
     #: Digest of the last commit of the seen head, once a slot has given it.
     link: Digest | None = None
 
     def take(self, slot: Slot, seen_commits: int) -> None:
         """Note a further slot; `seen_commits` is the number of commits of the seen head."""
-        self.newest = Digest.of(slot.data)
+        self.newest, self.slot = Digest.of(slot.data), slot
         if slot.commits:
             self.committed = slot.number
         if self.link is None and seen_commits:

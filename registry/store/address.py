@@ -65,7 +65,8 @@ class Address:
             return {"local", *_WITHOUT_OPTIONS}.isdisjoint(protocols)
         return parse(self.url).scheme not in _WITHOUT_OPTIONS
 
-    def location(self, backend: Backend) -> Location:
+    @staticmethod
+    def location(backend: Backend) -> Location:
         """Return what the heads of the registry are remembered by."""
         # Options may name another server than the URL, and with `fs` there is only a path.
         return replace(parse(backend.url), server=backend.server)

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any, Literal
 
 from holdfast.backends import Backend
 from holdfast.backends.probe import probe_put_if_absent
 from holdfast.backends.wrappers import ReadOnly
-from holdfast.registry.errors import Conflict
+from holdfast.registry.errors import Conflict, StoreUnavailable
 from holdfast.registry.objects import PROBES
 from holdfast.registry.objects.codecs import Compression
 from holdfast.registry.store.address import Address
 from holdfast.registry.store.chunk_cache import ChunkCache
-from holdfast.registry.store.heads import Heads, forget, open_heads
-from holdfast.registry.store.store import Store, create_config, read_config
+from holdfast.registry.store.heads import Heads, forget, open_heads, place_name
+from holdfast.registry.store.store import RegistryConfig, Store, create_config, read_config
+
+#: Returns the configuration of the registry at a place, as it was kept elsewhere.
+Known = Callable[[str], RegistryConfig | None]
 
 
 def create_store(
@@ -42,7 +45,7 @@ def create_store(
             None if compression == "none" else compression,
             None if keyframe_every == 1 else keyframe_every,
         )
-        heads = open_heads(address.location(backend))
+        heads = open_heads(Address.location(backend))
         if heads is not None:
             heads.check_registry(config.id, replace=True)
     except BaseException:
@@ -58,15 +61,16 @@ def open_store(
     expect_id: str | None = None,
     cache: ChunkCache | None = None,
     remember: bool = True,
+    known: Known = lambda place: None,  # noqa: ARG005
 ) -> Store:
     """Open the store of a registry; see `holdfast.open`."""
     backend = address.open()
-    location = address.location(backend)
+    location = Address.location(backend)
     if read_only:
         backend = ReadOnly(backend)
     try:
         heads = open_heads(location, wanted=remember)
-        store = open_store_on(backend, expect_id=expect_id, cache=cache, heads=heads)
+        store = open_store_on(backend, expect_id=expect_id, cache=cache, heads=heads, known=known)
         store.address = address
         return store
     except BaseException:
@@ -80,9 +84,17 @@ def open_store_on(
     expect_id: str | None = None,
     cache: ChunkCache | None = None,
     heads: Heads | None = None,
+    known: Known = lambda place: None,  # noqa: ARG005
 ) -> Store:
-    """Open the store of the registry behind a backend."""
-    config = read_config(backend)
+    """Open the store of the registry behind a backend; `known` is asked if it does not answer."""
+    away: RegistryConfig | None = None
+    try:
+        config = read_config(backend)
+    except StoreUnavailable:
+        away = known(place_name(Address.location(backend)))
+        if away is None:
+            raise
+        config = away
     if expect_id is not None and config.id != expect_id:
         raise Conflict(
             "another registry is here than the one that was expected",
@@ -93,7 +105,9 @@ def open_store_on(
         )
     if heads is not None:
         heads.check_registry(config.id, replace=expect_id is not None)
-    return Store(backend, config, cache, heads)
+    store = Store(backend, config, cache, heads)
+    store.is_away = away is not None
+    return store
 
 
 def trust(
@@ -119,4 +133,4 @@ def trust(
     """
     address = Address(url, storage_options, fs)
     with closing(address.open()) as backend:
-        return forget(address.location(backend))
+        return forget(Address.location(backend))

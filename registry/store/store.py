@@ -94,6 +94,7 @@ class Store:
         cache: The cache of chunks on a local disk, if there is one.
         heads: The heads of its logs that were seen before, if they are remembered.
         address: Where another process finds it; `None` if it was opened on a backend.
+        is_away: Whether the registry did not answer when it was opened, and has not since.
         companions: What rooms above keep for this handle, by class. It goes with the handle.
     """
 
@@ -112,6 +113,7 @@ class Store:
         self.blocks = Blocks()
         self.cache = cache
         self.heads = heads
+        self.is_away = False
         self.companions: dict[type, Any] = {}
         self._manifests: OrderedDict[ObjectKey, Manifest] = OrderedDict()
         self._placements: OrderedDict[ObjectKey, Placement] = OrderedDict()

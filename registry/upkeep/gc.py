@@ -258,17 +258,14 @@ class Planner:
 
     def _pass_over(self, run_id: str, error: IntegrityError | UnsupportedFormat) -> None:
         """Raise an error of reading a run unless an operator gives the run up, or has done so."""
-        if run_id not in self._forget and not self.is_forgotten(run_id):
+        if run_id not in self._forget and not is_forgotten(self._store, self.forgotten, run_id):
             raise with_way_out(error, run_id, "collects for the others")
         self.passed.add(run_id)
 
-    def is_forgotten(self, run_id: str) -> bool:
-        """Return whether an epoch says that a run is forgotten, and its log still ends there."""
-        return is_forgotten(self._store, self.forgotten, run_id)
-
     def to_forget(self) -> list[str]:
         """Return the runs that this collection has to forget."""
-        return sorted(name for name in self.passed & self._forget if not self.is_forgotten(name))
+        new = self.passed & self._forget
+        return sorted(one for one in new if not is_forgotten(self._store, self.forgotten, one))
 
     def _check_forget(self) -> None:
         """Refuse to forget a run that can be read, or that nobody has heard of."""
@@ -493,7 +490,7 @@ class Collector:
     def _mark_run(self, sweep: _Sweep, run_id: str) -> set[ObjectKey]:
         log = self._planner.logs.get(run_id)
         if run_id in self._planner.passed:
-            if not self._planner.is_forgotten(run_id):
+            if not is_forgotten(self._store, self._planner.forgotten, run_id):
                 raise Malformed("the log of a run that was forgotten is another one", where=run_id)
             return set()
         if log is None:

@@ -1,6 +1,7 @@
 """The journal of docs/spec.md, section 40, ready to be explored.
 
-A machine takes the run over, acknowledges entries, may restart, and carries. The adversary: every
+A machine takes the run over, acknowledges entries, may restart, with the registry or without, and
+carries. The adversary: every
 process may die at any step; a PUT that was sent lands at any later time, or never; another machine
 takes the run over at any moment; an evictor evicts, a collector deletes what no live checkpoint
 needs, a stranger makes an entry illegal and legal again.
@@ -23,6 +24,8 @@ class Rules:
 
     Attributes:
         takeover_first: J1: nothing is acknowledged before the takeover was read back.
+        continues: J1: a process that starts without the registry goes on under its predecessor's
+            takeover, and never under a new one.
         by_own_takeover: J2: what follows an entry's own takeover decides, not the newest token.
         own_restarts: J2: a takeover of the same journal strands nothing.
         judged_before: J2: in all slots before the one that is put, after a lost race too.
@@ -46,6 +49,7 @@ class Rules:
     """
 
     takeover_first: bool = True
+    continues: bool = True
     by_own_takeover: bool = True
     own_restarts: bool = True
     judged_before: bool = True
@@ -78,6 +82,7 @@ class Setting:
         entries: How many saves the trainer makes at most.
         carriers: How many carriers.
         restarts: How often the trainer's process may start again.
+        outages: How often it may start again without the registry.
         others: How often another machine may take the run over.
         taken_before: Whether another machine owned the run before.
         evictions: How many evictions there may be beside those of the carriers.
@@ -89,6 +94,7 @@ class Setting:
     entries: int = 1
     carriers: int = 1
     restarts: int = 0
+    outages: int = 0
     others: int = 0
     taken_before: bool = False
     evictions: int = 0
@@ -117,7 +123,7 @@ class Entry(NamedTuple):
     """An acknowledged entry.
 
     Attributes:
-        token: Number of the trainer's process: 1 and higher.
+        token: Number of the trainer's takeover: 1 and higher.
         since: Slot of its takeover; where that is unknown, of the acknowledgement.
         note: Its outcome, once noted.
         told: The outcome that somebody was told.
@@ -126,6 +132,7 @@ class Entry(NamedTuple):
         early: The eviction that was composed when it was acknowledged.
         follows: The entry that its training continues from: that of the same process before, or
             what the process restored; -1 for none.
+        process: Number of the trainer's process.
     """
 
     token: int
@@ -136,6 +143,7 @@ class Entry(NamedTuple):
     stored: bool = False
     early: int = -1
     follows: int = -1
+    process: int = 0
 
 
 class Carrier(NamedTuple):
@@ -167,16 +175,18 @@ class State(NamedTuple):
     Attributes:
         log: The slots.
         flight: PUTs that were sent and have not landed.
-        token: Number of the present process of the trainer; its takeover is sent.
+        token: Number of the trainer's takeover; it is sent.
+        process: Number of the trainer's process.
         entries: What was acknowledged.
         carriers: The carriers.
         left: How often each actor may still act: the trainer starts, others, evictions, sweeps,
-            blocks, carriers give up.
+            blocks, carriers give up, the trainer starts without the registry.
     """
 
     log: tuple[Slot, ...]
     flight: frozenset[Put]
     token: int
+    process: int
     entries: tuple[Entry, ...]
     carriers: tuple[Carrier, ...]
     left: tuple[int, ...]
@@ -203,7 +213,8 @@ class JournalModel:
         one = self.setting
         log = (Slot("takes", 0),) if one.taken_before else (Slot("nothing"),)
         left = (one.restarts + 1, one.others, one.evictions, one.sweeps, one.blocks, one.gives_up)
-        return State(log, frozenset(), 0, (), (Carrier(),) * one.carriers, left)
+        carriers = (Carrier(),) * one.carriers
+        return State(log, frozenset(), 0, 0, (), carriers, (*left, one.outages))
 
     # What must never be
 
@@ -281,7 +292,7 @@ class JournalModel:
         """Return what the next save of the trainer continues from."""
         found = -1
         for number, entry in enumerate(state.entries):
-            if entry.token == state.token or entry.note not in ("refused", "stranded"):
+            if entry.process == state.process or entry.note not in ("refused", "stranded"):
                 found = number
         return found
 
@@ -341,14 +352,21 @@ class JournalModel:
         if state.left[0]:
             token = state.token + 1
             put = Put(len(state.log), Slot("takes", token))
-            after = state._replace(token=token, flight=state.flight | {put})
+            flight = state.flight | {put}
+            after = state._replace(token=token, process=state.process + 1, flight=flight)
             yield (who, "sends its takeover"), _spent(after, 0)
         own = [n for n, slot in enumerate(state.log) if slot == Slot("takes", state.token)]
         sent = [put for put in state.flight if put.slot == Slot("takes", state.token)]
         if state.token and not own and not sent:
             put = Put(len(state.log), Slot("takes", state.token))
             yield (who, "sends again"), state._replace(flight=state.flight | {put})
-        may = bool(own) or not self.rules.takeover_first
+        if state.token and state.left[6] and own:
+            after = state._replace(process=state.process + 1)
+            if not self.rules.continues:
+                after = after._replace(token=state.token + 1)
+            yield (who, "starts without the registry"), _spent(after, 6)
+        is_out = state.left[6] < self.setting.outages
+        may = bool(own) or not self.rules.takeover_first or (is_out and not self.rules.continues)
         if state.token and may and len(state.entries) < self.setting.entries:
             leans = not self.rules.holds_bytes
             live = self._live(state.log)
@@ -359,12 +377,13 @@ class JournalModel:
                 stored=leans,
                 early=live[-1] if live else -1,
                 follows=self._restored(state),
+                process=state.process,
             )
             after = state._replace(entries=(*state.entries, entry))
             yield (who, "acknowledges", len(state.entries)), after
 
     def _strangers(self, state: State) -> Iterator[tuple[Step, State]]:
-        _, others, evictions, sweeps, blocks, _ = state.left
+        _, others, evictions, sweeps, blocks, *_ = state.left
         log = state.log
         if others:
             slot = Slot("takes", 0)
@@ -506,7 +525,7 @@ def _spent(state: State, which: int) -> State:
 
 def ends(model: JournalModel, state: State) -> State:
     """Return where a fresh carrier, running alone, ends: nothing else happens any more."""
-    alone = state._replace(carriers=(Carrier(),), flight=frozenset(), left=(0,) * 6)
+    alone = state._replace(carriers=(Carrier(),), flight=frozenset(), left=(0,) * 7)
     quiet = JournalModel(replace(model.setting, carriers=1), model.rules)
     seen = set()
     while alone not in seen:

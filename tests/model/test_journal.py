@@ -17,17 +17,21 @@ SWEPT = Setting(carriers=2, others=1, sweeps=1)
 BLOCKED = Setting(carriers=2, blocks=1)
 LINE = Setting(entries=2, carriers=2, restarts=1, blocks=1)
 GIVES_UP = Setting(carriers=2, others=1, gives_up=1)
-SETTINGS = [RESTART, TAKEN_BEFORE, EVICTED, SWEPT, BLOCKED, LINE, GIVES_UP]
+OUTAGE = Setting(entries=2, outages=1, others=1, taken_before=True)
+OUTAGE_LINE = Setting(entries=2, outages=1, blocks=1)
+SETTINGS = [RESTART, TAKEN_BEFORE, EVICTED, SWEPT, BLOCKED, LINE, GIVES_UP, OUTAGE, OUTAGE_LINE]
 LARGE = [
     Setting(2, 2, restarts=1, others=1, evictions=1, sweeps=1),
     Setting(2, 2, others=2, taken_before=True, blocks=1, gives_up=1),
     Setting(3, 1, restarts=1, others=1),
     Setting(2, 2, restarts=2, others=1),
+    Setting(2, 2, restarts=1, outages=1, others=1),
 ]
 
 #: By rule: a setting where breaking it shows, and the steps of the shortest counterexample.
 MUTANTS = {
     "takeover_first": (TAKEN_BEFORE, 5),
+    "continues": (OUTAGE, 7),
     "by_own_takeover": (RESTART, 9),
     "own_restarts": (RESTART, 8),
     "judged_before": (RESTART, 9),

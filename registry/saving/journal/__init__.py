@@ -22,6 +22,7 @@ from holdfast.registry.values.first_use import at_first_use
 if TYPE_CHECKING:
     from holdfast.registry.saving.journal.carrier import Carrier as Carrier
     from holdfast.registry.saving.journal.folder import RunFolder as RunFolder
+    from holdfast.registry.saving.journal.folder import known_registry as known_registry
     from holdfast.registry.saving.journal.folder import run_folders as run_folders
     from holdfast.registry.saving.journal.pushing import Listed as Listed
     from holdfast.registry.saving.journal.records import Note as Note

@@ -122,6 +122,8 @@ class Carrier:
             outcome = save.outcome
         scan.read_to(committer.log.run)  # reads the slot back (J4)
         landed = scan.commit_of(entry.write)
+        # Before the note: a start without the registry must not miss what is noted.
+        self._folder.keep_copy(committer.log, self._store)
         # A save that repeats a checkpoint, with nothing new, needs no commit.
         return Note(outcome="carried", commit=outcome if landed is None else landed)
 
@@ -182,8 +184,11 @@ class Carrier:
             )
 
     def _prune(self, last: int) -> None:
-        """Delete carried entries, except the newest one of the journal."""
-        older = [number for number in self._folder.numbers()[:-1] if number <= last]
+        """Delete carried entries, except the newest one of the journal, and the newest save."""
+        numbers = self._folder.numbers()
+        newest = self._folder.entries(numbers[::-1])
+        save = next((number for number, entry in newest if entry.save is not None), None)
+        older = [number for number in numbers[:-1] if number <= last and number != save]
         for number, entry in self._folder.entries(older):
             note = self._folder.note(number)
             if note is not None and note.outcome in ("carried", "pushed", "deleted"):

@@ -158,6 +158,11 @@ class JournaledCheckpoint(Checkpoint):
         return False
 
 
+def carried_here(states: EntryStates, entry: Entry, run: RunManifest, n: int) -> Checkpoint:
+    """Return a checkpoint of the registry that is read from the states that are still here."""
+    return Checkpoint(states.store, _EntryLog(states, entry, run), run.by_n[n])
+
+
 class _EntryLog(RunLog):
     """Stands in for the log of a run: the expected run, and the places of one entry."""
 

@@ -28,7 +28,7 @@ from holdfast.registry.errors import (
     StoreFull,
     UnsupportedFormat,
 )
-from holdfast.registry.history import new_signature
+from holdfast.registry.history import RunLog, new_signature
 from holdfast.registry.history.actions import SetStatus
 from holdfast.registry.objects import join_lines, split_lines
 from holdfast.registry.saving.journal.records import (
@@ -37,12 +37,14 @@ from holdfast.registry.saving.journal.records import (
     JournalId,
     Machine,
     Note,
+    Outcome,
     SaveFields,
     Takeover,
 )
 from holdfast.registry.saving.journal.settings import Journal, this_machine
 from holdfast.registry.saving.pending import Backlog
-from holdfast.registry.store import open_folder
+from holdfast.registry.store import Address, RegistryConfig, Store, open_folder
+from holdfast.registry.store.heads import place_name
 from holdfast.registry.values import Record
 
 # Locks of the operating system between the processes of one machine.
@@ -117,6 +119,8 @@ _LOGGER = logging.getLogger("holdfast")
 _ID = "journal.json"
 _MACHINES, _TAKEOVERS, _ENTRIES, _NOTES = "machines/", "takeovers/", "entries/", "notes/"
 _STATES = "states"
+#: The registries that runs of a journal are in: no name of a registry begins with a dot.
+_KNOWN = ".registries"
 #: Files with other names are not the journal's: it neither reads nor deletes them.
 _NUMBER, _WRITE = re.compile(r"[0-9]{20}"), re.compile(r"[0-9a-f]{16}")
 #: Files of the reserve that are given up for one note.
@@ -222,6 +226,29 @@ class RunFolder:
                 self._files.put(_key(_TAKEOVERS, number), join_lines([one.encode()]))
                 return one
         raise ObjectNotFound("a takeover is neither in the journal nor in the log", where=self.path)
+
+    def own_takeover(self) -> Takeover | None:
+        """Return the newest takeover, if this machine made it and nothing under it is stranded."""
+        if not self.exists:
+            return None
+        self._prepare()
+        with suppress(ObjectNotFound, IntegrityError):
+            newest = self.takeover(self.newest_takeover())
+            under = (self.takeover(one.takeover) for _, one in self._with_outcome("stranded"))
+            if newest.token.startswith(self.id()) and newest.token not in [o.token for o in under]:
+                return newest
+        return None
+
+    def carried(self) -> dict[int, Entry]:
+        """Return the carried saves whose states are still here, by the numbers of their commits."""
+        found = self._with_outcome("carried")
+        return {note.commit: one for note, one in found if note.commit is not None and one.save}
+
+    def _with_outcome(self, outcome: Outcome) -> Iterator[tuple[Note, Entry]]:
+        for number, entry in self.entries(self.noted()):
+            note = self.note(number)
+            if note is not None and note.outcome == outcome:
+                yield note, entry
 
     def newest_takeover(self) -> int:
         """Return the number of the newest takeover, lost ones included; 0 before the first."""
@@ -434,6 +461,28 @@ class RunFolder:
             damaged=outcomes["damaged"],
         )
 
+    # A copy of the registry's part, to go on without it
+
+    def keep_copy(self, log: RunLog, store: Store) -> None:
+        """Keep the configuration of the registry, and the end of the log as it was read last.
+
+        A copy that cannot be kept is no error: then a start needs the registry.
+        """
+        with suppress(StorageError):
+            log.keep_copy(self._files)
+            place, config = place_name(Address.location(store.backend)), store.config.encode()
+            _known(self.journal).put(place, join_lines([config]))
+
+    def open_copy(self, log: RunLog) -> bool:
+        """Open a log from the copy; return whether that has everything that training goes on from.
+
+        A takeover of this machine that can be continued, and every save that was carried.
+        """
+        takeover, carried = self.own_takeover(), max(self.carried(), default=-1)
+        if takeover is None or not log.open_copy(self._files):
+            return False
+        return takeover.slot < log.run.next_slot and carried < log.run.commits
+
     # Files
 
     def _numbers(self, prefix: str) -> list[int]:
@@ -468,6 +517,26 @@ class RunFolder:
 
 def _key(prefix: str, number: int) -> str:
     return f"{prefix}{number:020d}"
+
+
+def _known(journal: Journal) -> PrivateFolder:
+    return PrivateFolder(os.path.join(journal.path, _KNOWN))
+
+
+def known_registry(journal: Journal | None, place: str) -> RegistryConfig | None:
+    """Return the configuration of the registry at a place, if a run of this journal is in it."""
+    if journal is None:
+        return None
+    with suppress(ObjectNotFound, IntegrityError, StorageError):
+        line, *_ = split_lines(_known(journal).get(place), where=place)
+        config = RegistryConfig.decode(line, where=place)
+        _LOGGER.warning(
+            "the registry cannot be reached: opened from the journal %s, whose saves are carried "
+            "when it is back",
+            journal.path,
+        )
+        return config
+    return None
 
 
 def run_folders(journal: Journal) -> Iterator[tuple[str, RunFolder]]:

@@ -26,13 +26,17 @@ from holdfast.registry.history.replay import Forgotten, RunManifest
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.saving import ending
 from holdfast.registry.saving.journal.background import BackgroundCarrier
-from holdfast.registry.saving.journal.checkpoint import JournaledCheckpoint, await_room
+from holdfast.registry.saving.journal.checkpoint import (
+    JournaledCheckpoint,
+    await_room,
+    carried_here,
+)
 from holdfast.registry.saving.journal.ending import finish_at_the_end, set_status_behind
 from holdfast.registry.saving.journal.entry_saves import EntryToken, JournaledSave, require_line
 from holdfast.registry.saving.journal.expected import ExpectedRun, expect
 from holdfast.registry.saving.journal.folder import RunFolder
 from holdfast.registry.saving.journal.log_scan import LogScan
-from holdfast.registry.saving.journal.records import Entry, SaveFields
+from holdfast.registry.saving.journal.records import Entry, SaveFields, Takeover
 from holdfast.registry.saving.journal.settings import Journal
 from holdfast.registry.saving.journal.states import EntryStates
 from holdfast.registry.saving.pending import Backlog, exit_wait_s
@@ -71,6 +75,9 @@ class JournaledTrainer(Trainer):
         self._keeps: int | None = None
         self._search_from = 0
         self._read_to = 0
+        if self._log.is_copy:  # it has at least what was carried until now
+            self._read_to = self.folder.carried_to()
+            self.folder.open_copy(self._log)
         self._expected: ExpectedRun | None = None
         self._last: tuple[EntryStates, Mapping[str, PlacedState]] | None = None
         self._told: set[int] = set()
@@ -108,7 +115,8 @@ class JournaledTrainer(Trainer):
         """Write the states of a save, and check it; return it with its actions."""
         log, begins = self._log, not self._takeover
         if begins:
-            log.refresh()
+            if not log.is_copy:
+                log.refresh()
             self._expected = None
         token = EntryToken(log.run_id, None, begins=begins and self._resumes is None)
         bases = self._link_bases(states)
@@ -200,8 +208,15 @@ class JournaledTrainer(Trainer):
         return {}
 
     def _take_over(self) -> None:
-        """Take the run over in the registry, and read that back (J1)."""
+        """Take the run over in the registry, and read that back (J1).
+
+        Without the registry go on under the newest takeover of this machine: it was read back.
+        """
         token, log = self._writer_token, self._log
+        if log.is_copy and (held := self.folder.own_takeover()) is not None:
+            token.token = held.token
+            self._note_takeover(held)
+            return
         token.warn_of_owner(log.run)
         token.prefix, token.resumed_at = self.folder.id(), None
         token.reset()
@@ -210,10 +225,12 @@ class JournaledTrainer(Trainer):
         log.look().outcome.result()
         self._note_takeover()
 
-    def _note_takeover(self) -> None:
-        """Note the takeover that this handle has just committed."""
-        self._slot = self._log.run.next_slot - 1
+    def _note_takeover(self, held: Takeover | None = None) -> None:
+        """Note the takeover that this handle has just committed, or continues."""
+        self._slot = self._log.run.next_slot - 1 if held is None else held.slot
         self._takeover = self.folder.take_over(self._writer_token.token, self._slot)
+        if held is None:
+            self.folder.keep_copy(self._log, self._committer.store)
         self._committed()
         self._told = set(self.folder.noted())
         self._expected = None
@@ -248,9 +265,11 @@ class JournaledTrainer(Trainer):
             found = self._resumes = scan.commit_of(self._resumes)
         return found
 
-    def _known(self, n: int) -> Checkpoint:
-        """Return a checkpoint of the expected run."""
+    def _known(self, n: int, here: Entry | None) -> Checkpoint:
+        """Return a checkpoint of the expected run; `here` is its entry if it was carried."""
         expected, store = self._expect(), self._committer.store
+        if here is not None:
+            return carried_here(EntryStates(self.folder, here.write, store), here, expected.run, n)
         if n in expected.entries:
             number, entry = expected.entries[n]
             states = EntryStates(self.folder, entry.write, store)
@@ -281,7 +300,8 @@ class JournaledTrainer(Trainer):
 
     def refresh(self) -> RunManifest:
         """Read the log; return the run with the saves that are only in the journal."""
-        self._read()
+        if not self._log.is_copy:
+            self._read()
         return self._expect().run
 
     def _read(self) -> None:
@@ -312,7 +332,9 @@ class JournaledTrainer(Trainer):
                 backlog.refused,
                 backlog.damaged,
             )
-        return [self._known(record.n) for record in reversed(expected.run.live())]
+        here = self.folder.carried() if self._log.is_copy else {}
+        live = expected.run.live()
+        return [self._known(record.n, here.get(record.n)) for record in reversed(live)]
 
     def resume_at(self, checkpoint: Checkpoint) -> None:
         """Continue from exactly a checkpoint; the next save takes the run over."""

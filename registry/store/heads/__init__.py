@@ -8,6 +8,7 @@ heads of an open registry. Specified in docs/spec.md, section 35.
 
 from __future__ import annotations
 
+from holdfast.registry.store.heads.folder import file_name as place_name
 from holdfast.registry.store.heads.memory import MEMORY, Heads, forget, open_heads
 from holdfast.registry.store.heads.record import MAX_FILE_BYTES, Head, HeadLines, HeadsFile
 
@@ -20,4 +21,5 @@ __all__ = [
     "HeadsFile",
     "forget",
     "open_heads",
+    "place_name",
 ]

@@ -99,10 +99,7 @@ def plan_repack(
 
 
 def _survey(store: Store, chosen: Collection[str] | None, workers: Workers | None) -> Survey:
-    """Find what the runs need, without unreadable ones that are forgotten or not chosen.
-
-    Their packs stay: a repack deletes nothing, and a collection stops at a run that is unreadable.
-    """
+    """Find what the runs need, without unreadable ones that are forgotten or not chosen."""
     unreadable: dict[str, RegistryError] = {}
     while True:
         failed: dict[str, RegistryError] = {}
@@ -117,12 +114,9 @@ def _survey(store: Store, chosen: Collection[str] | None, workers: Workers | Non
     epochs = Epochs(store)
     header = epochs.header(epochs.observe()) if unreadable else None
     forgotten = dict((header and header.forgotten) or {})
-    for run_id, error in unreadable.items():
-        if chosen is None and is_forgotten(store, forgotten, run_id):
-            continue
-        if chosen is None or run_id in chosen:
-            effect = "the others are repacked then; or name the runs to repack"
-            raise with_way_out(error, run_id, effect)
+    for name, error in unreadable.items():
+        if name in chosen if chosen is not None else not is_forgotten(store, forgotten, name):
+            raise with_way_out(error, name, "the others are repacked; or name the runs to repack")
     return survey
 
 
