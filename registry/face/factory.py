@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.backends import Backend
@@ -14,10 +13,11 @@ from holdfast.backends.opening import Transport
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.objects.codecs import Compression, check_compression
-from holdfast.registry.saving.journal import Journal, choose_journal, known_registry
+from holdfast.registry.saving.journal import Journal, choose_journal
 from holdfast.registry.store import (
     Address,
     ChunkCache,
+    RegistryConfig,
     choose_cache,
     create_store,
     open_store,
@@ -136,7 +136,7 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
         expect_id=expect_id,
         cache=chunks,
         remember=remember,
-        known=partial(known_registry, None if read_only else chosen),
+        known=_known(None if read_only else chosen),
     )
     return Registry(store, chosen)
 
@@ -158,6 +158,22 @@ def open_on(
     journal: Journal | None = None,
 ) -> Registry:
     """Open the registry behind a backend that the caller made."""
-    known = partial(known_registry, journal)
-    store = open_store_on(backend, expect_id=expect_id, cache=cache, heads=heads, known=known)
+    store = open_store_on(
+        backend,
+        expect_id=expect_id,
+        cache=cache,
+        heads=heads,
+        known=_known(journal),
+    )
     return Registry(store, journal)
+
+
+def _known(journal: Journal | None) -> Callable[[str], RegistryConfig | None]:
+    """Return what knows a registry that cannot be reached."""
+
+    def known(place: str) -> RegistryConfig | None:
+        from holdfast.registry.saving.journal import known_registry
+
+        return known_registry(journal, place)
+
+    return known
