@@ -30,7 +30,7 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.history import RunLog, new_signature
 from holdfast.registry.history.actions import SetStatus
-from holdfast.registry.objects import join_lines, split_lines
+from holdfast.registry.objects import RUNS, join_lines, split_lines
 from holdfast.registry.saving.journal.records import (
     ID_DIGITS,
     Entry,
@@ -466,12 +466,15 @@ class RunFolder:
     def keep_copy(self, log: RunLog, store: Store) -> None:
         """Keep the configuration of the registry, and the end of the log as it was read last.
 
-        A copy that cannot be kept is no error: then a start needs the registry.
+        A copy that cannot be kept is no error, and the one before is deleted: it would be too old.
         """
-        with suppress(StorageError):
+        try:
             log.keep_copy(self._files)
             place, config = place_name(Address.location(store.backend)), store.config.encode()
             _known(self.journal).put(place, join_lines([config]))
+        except StorageError:
+            for info in [*self._files.list(RUNS)]:
+                self._files.delete(info.key)
 
     def open_copy(self, log: RunLog) -> bool:
         """Open a log from the copy; return whether that has everything that training goes on from.

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.wrappers import Wrapper
-from holdfast.registry.errors import RolledBack, Stranded
+from holdfast.registry.errors import RolledBack, StoreFull, Stranded
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.saving.journal import folder
 from holdfast.registry.saving.journal.carrier import Carrier
@@ -223,3 +223,28 @@ def test_a_death_at_any_write_of_the_journal_hides_no_save(
     bucket.is_down = False
     machine.carry()
     assert [step for step, _ in added(bucket)] == [1, 2, 3, 4]
+
+
+def test_a_copy_that_a_full_disk_left_behind_is_not_used(
+    machine: Machine, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = machine.run()
+    save(run, 1, 2, 3)
+    put = PrivateFolder.put
+
+    def full(self: PrivateFolder, key: str, body: Any) -> None:
+        if key.startswith("runs/"):
+            raise StoreFull("no space left", where=key)
+        put(self, key, body)
+
+    goes = iter([True])
+    with monkeypatch.context() as patched:
+        patched.setattr(PrivateFolder, "put", full)
+        machine.carrier().carry(lambda: next(goes, False))
+    bucket.is_down = True
+    with pytest.raises(StoreUnavailable):
+        machine.run()
+    bucket.is_down = False
+    machine.carry()
+    bucket.is_down = True
+    _restored(machine, 3)
