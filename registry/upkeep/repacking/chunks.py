@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from holdfast.backends import Buffer
@@ -55,8 +56,8 @@ class RawChunks:
         # A placement as if one state had all these chunks; nothing reads its manifest digest.
         placement = Placement(Digest(bytes(32)), tuple(packs), Rows(rows))
         # No cache: a repack moves the store's own bytes, and would only push others out of it.
-        uncached = Store(store.backend, store.config)
-        uncached.pools, uncached.blocks = store.pools, store.blocks
+        uncached = copy(store)
+        uncached.cache = None
         self._fetch = Fetch(uncached, placement, ChunkIndex(placement, stored))
 
     def read(self, digests: Iterable[Digest]) -> dict[Digest, memoryview]:
