@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import holdfast
 from holdfast.backends.errors import StoreUnavailable
+from holdfast.backends.patience import Attempts
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import RolledBack, StoreFull, Stranded
 from holdfast.registry.face.factory import open_on
-from holdfast.registry.saving.journal import folder
+from holdfast.registry.saving.journal import background, folder
 from holdfast.registry.saving.journal.carrier import Carrier
 from holdfast.registry.saving.journal.folder import PrivateFolder
 from holdfast.registry.store.store import create_config
 from tests.registry.saving.journal.machines import RUN, Machine, actions_of, added
+from tests.servers.tcp_proxy import TcpProxy
 from tests.support.faults import Died
 from tests.support.sameness import assert_same
 from tests.support.stores import contents, new_backend
@@ -248,3 +255,53 @@ def test_a_copy_that_a_full_disk_left_behind_is_not_used(
     machine.carry()
     bucket.is_down = True
     _restored(machine, 3)
+
+
+_KILLED = """
+import os, signal, sys
+import numpy as np
+import holdfast
+run = holdfast.open(sys.argv[1], journal=sys.argv[2]).run("run", create=True)
+run.save({"model": {"w": np.arange(50.0) + 1}, "step": 1}, step=1)
+run.wait(remote=True)
+print("carried", flush=True)
+sys.stdin.readline()
+run.save({"model": {"w": np.arange(50.0) + 2}, "step": 2}, step=2)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_job_is_started_again_while_its_bucket_refuses_connections(
+    s3_url: Callable[[], str],
+    moto_server: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url, journal = s3_url(), str(tmp_path / "journal")
+    holdfast.init(url, skip_race_probe=True).close()
+    clock = iter(range(10**9))  # each look at it takes a second
+    patient = partial(Attempts, sleep=lambda s: None, clock=lambda: float(next(clock)))
+    monkeypatch.setattr("holdfast.backends.s3.backend.Attempts", patient)
+    for name in ("RETRY_S", "LONGEST_RETRY_S", "LOOK_S"):
+        monkeypatch.setattr(background, name, 0.01)
+    with TcpProxy(moto_server.endpoint_url) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        given = [sys.executable, "-c", _KILLED, url, journal]
+        with subprocess.Popen(given, stdin=-1, stdout=-1, text=True) as job:
+            assert job.stdout is not None
+            assert job.stdout.readline() == "carried\n"
+            proxy.go_away()
+            job.communicate("\n")
+        assert job.returncode == -signal.SIGKILL
+        with pytest.raises(StoreUnavailable):
+            holdfast.open(url)
+        with holdfast.open(url, journal=journal) as registry:
+            run = registry.run("run", create=True)
+            restored = run.restore()
+            assert restored is not None
+            assert_same(restored.state, state(2))
+            save(run, 3, 4)
+            proxy.come_back()
+            run.wait(remote=True)
+            assert [one.step for one in run.checkpoints()] == [1, 2, 3, 4]
+            assert registry.verify(deep=True).findings == ()
