@@ -6,12 +6,33 @@ downwards: backends raise these errors, and all other code catches them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from holdfast.backends.escape import printable, shortened
 
 #: Longer parts of a message are shortened to about this many characters.
 _MAX_PART = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """The next step for the reader, in the words of each face; a plain string suits both.
+
+    Attributes:
+        python: A sentence that names calls of Python.
+        cli: A sentence that names commands and options; `None` if no command shows the hint.
+    """
+
+    python: str
+    cli: str | None = None
+
+    @classmethod
+    def of(cls, *parts: str | Hint | None) -> Hint | None:
+        """Join sentences; return `None` if there are none."""
+        known = [Hint(part, part) if isinstance(part, str) else part for part in parts if part]
+        said = " ".join(part.cli for part in known if part.cli)
+        return cls(" ".join(part.python for part in known), said or None) if known else None
 
 
 class RegistryError(Exception):
@@ -25,7 +46,8 @@ class RegistryError(Exception):
         where: The key, path, run, reference or URL.
         expected: A correct input or object.
         found: The wrong input or object.
-        hint: The next step for the reader, a sentence.
+        hints: The next step for the reader: `hint` has the words of Python, `cli_hint` those of
+            the command.
         exit_code: Exit status of the `holdfast` command for this class (`docs/cli.md`).
     """
 
@@ -38,15 +60,26 @@ class RegistryError(Exception):
         where: object = None,
         expected: object = None,
         found: object = None,
-        hint: str | None = None,
+        hint: str | Hint | None = None,
     ) -> None:
         # A list of several failures may have several lines.
         self.what = printable(what, spare="\n")
         self.where = _part(where)
         self.expected = _part(expected)
         self.found = _part(found)
-        self.hint = _part(hint)
-        super().__init__(self._message())
+        said = Hint.of(hint)
+        self.hints = None if said is None else Hint(_text(said.python), _part(said.cli))
+        super().__init__(str(self))
+
+    @property
+    def hint(self) -> str | None:
+        """The next step for the reader, a sentence that may name calls of Python."""
+        return None if self.hints is None else self.hints.python
+
+    @property
+    def cli_hint(self) -> str | None:
+        """The next step for the reader of a command; it names commands and options."""
+        return None if self.hints is None else self.hints.cli
 
     @property
     def summary(self) -> str:
@@ -59,12 +92,17 @@ class RegistryError(Exception):
             parts.append(f"found {self.found}")
         return "; ".join(parts)
 
-    def _message(self) -> str:
-        return self.summary if self.hint is None else f"{self.summary}. {self.hint}"
+    @property
+    def cli_message(self) -> str:
+        """The message with the hint of the command."""
+        return self._message(self.cli_hint)
+
+    def _message(self, hint: str | None) -> str:
+        return self.summary if hint is None else f"{self.summary}. {hint}"
 
     def __str__(self) -> str:
         # KeyError would show the repr of its argument.
-        return self._message()
+        return self._message(self.hint)
 
     def __reduce__(self) -> tuple[object, ...]:
         # By default pickle would pass the message as `what` and lose the parts.
@@ -72,14 +110,18 @@ class RegistryError(Exception):
 
 
 def _part(value: object) -> str | None:
-    return None if value is None else shortened(printable(value), _MAX_PART)
+    return None if value is None else _text(value)
 
 
-def _rebuild(cls: type[RegistryError], parts: dict[str, str | None]) -> RegistryError:
+def _text(value: object) -> str:
+    return shortened(printable(value), _MAX_PART)
+
+
+def _rebuild(cls: type[RegistryError], parts: dict[str, object]) -> RegistryError:
     # By name Python would find that of another builtin class, where there are two.
     error = OSError.__new__(cls) if issubclass(cls, OSError) else cls.__new__(cls)
     error.__dict__.update(parts)
-    error.args = (error._message(),)
+    error.args = (str(error),)
     return error
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.backends.base import Backend
-from holdfast.backends.errors import InvalidLocation, StoreUnsuitable
+from holdfast.backends.errors import Hint, InvalidLocation, StoreUnsuitable
 from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.location import (
     SCHEMES,
@@ -89,8 +89,11 @@ def _refuse_chain(url: str | os.PathLike[str]) -> None:
         found=f"{min(copies)}, which keeps copies" if copies else "'::'",
         hint="Name the store itself: a cache in front of it would hide new commits."
         if copies
-        else "To read through it, make the file system with fsspec and give it with a path in it: "
-        "holdfast.open(PATH, fs=fsspec.filesystem('zip', fo=...)).",
+        else Hint(
+            "To read through it, make the file system with fsspec and give it with a path in it: "
+            "holdfast.open(PATH, fs=fsspec.filesystem('zip', fo=...)).",
+            "Copy what is in it to a folder or a store, and give that.",
+        ),
     )
 
 

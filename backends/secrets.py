@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NoReturn
 
-from holdfast.backends.errors import StorageError
+from holdfast.backends.errors import Hint, StorageError
 from holdfast.backends.location import redact
 
 _SECRET = re.compile(r"key|secret|token|pass|cred|sas|sig|connection|auth|header", re.IGNORECASE)
@@ -48,14 +48,16 @@ class Secrets:
         return redact(text)
 
     def _raise_hidden(self, error: StorageError) -> NoReturn:
-        parts = (error.what, error.where, error.expected, error.found, error.hint)
+        said = error.hints or Hint("")
+        parts = (error.what, error.where, error.expected, error.found, said.python, said.cli)
         if not any(part is not None and self.hide(part) != part for part in parts):
             if any(secret in repr(error.__cause__) for secret in self._found):
                 raise error from None
             raise error
-        what, where, expected, found, hint = (
+        what, where, expected, found, python, cli = (
             None if part is None else self.hide(part) for part in parts
         )
+        hint = Hint(python, cli) if python else None
         raise type(error)(
             what or "", where=where, expected=expected, found=found, hint=hint
         ) from None

@@ -50,6 +50,7 @@ from holdfast.backends.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
+from holdfast.backends.errors import Hint as Hint
 
 __all__ = [
     "AccessDenied",

@@ -12,7 +12,6 @@ from holdfast.backends.patience import LEAST_RATE, TIMEOUT
 from holdfast.registry.cli import options, output
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked
-from holdfast.registry.cli.failures import in_commands
 from holdfast.registry.cli.opening import DASK, address_of, opened_at, reads, workers_at, writes
 from holdfast.registry.cli.options import flag, option
 from holdfast.registry.cli.output import Bar, Part
@@ -121,9 +120,9 @@ def _fault(kind: str, fault: Finding | Left, *more: str) -> Iterator[Part]:
     """Yield a fault, the states that it affects, and what else there is to say."""
     # Messages of errors begin with the place already.
     place = "" if fault.message.startswith(fault.where) else f"{fault.where}: "
-    yield in_commands(f"{kind}: {place}{fault.message}")
+    yield f"{kind}: {place}{fault.message}"
     yield from (f"  affects {ref}" for ref in fault.affects)
-    yield from (f"  {in_commands(line)}" for line in (*more, fault.advice) if line)
+    yield from (f"  {line}" for line in (*more, fault.advice) if line)
 
 
 @command(writes, bar="verifying and mending")
@@ -200,7 +199,7 @@ def doctor(*, address: Address, json: bool) -> Answer:
     for check in checks(address, _VARIABLES):
         found.append(check)
         if not json:
-            output.hanging(f"{check.status:4}  {check.name:12}  ", in_commands(check.message))
+            output.hanging(f"{check.status:4}  {check.name:12}  ", check.message)
     ok = all(check.status != "fail" for check in found)
     return Answer(
         lambda: {"ok": ok, "checks": [asdict(check) for check in found]},

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.errors import InvalidInput, UnsupportedValue
+from holdfast.registry.errors import Hint, InvalidInput, UnsupportedValue
 from holdfast.registry.pytree import clip
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _mapping(value: object, where: str, depth: int) -> dict[str, Any]:
                 "a key of a card is not a string",
                 where=where,
                 found=clip(key),
-                hint="Use str(key); in YAML, quote it.",
+                hint=Hint("Use str(key); in YAML, quote it.", "Quote it."),
             )
         result[_string(key, where)] = _plain(item, f"{where}[{clip(key)}]", depth + 1)
     return result
@@ -138,9 +138,11 @@ def _plain(value: object, where: str, depth: int) -> Any:
     raise UnsupportedValue(
         "a value of a card is not plain",
         where=where,
-        expected="a string, number, boolean, None, date, list or dict",
+        expected="text, a number, boolean, date, list or dict, or nothing",
         found=type(value).__name__,
-        hint="Convert it: float(x), str(x), x.tolist().",
+        hint=Hint(
+            "Convert it: float(x), str(x), x.tolist().", "Write it as text, a number or a list."
+        ),
     )
 
 

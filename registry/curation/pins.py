@@ -9,7 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from holdfast.registry.errors import BeyondLimit, Conflict, IntegrityError, InvalidInput, NotFound
+from holdfast.registry.errors import (
+    BeyondLimit,
+    Conflict,
+    Hint,
+    IntegrityError,
+    InvalidInput,
+    NotFound,
+)
 from holdfast.registry.history import check_name
 from holdfast.registry.history.actions import Action, SetPin, SetTag
 from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
@@ -151,7 +158,10 @@ def sound(run: RunManifest, n: int, where: str) -> CheckpointRecord:
             "its weights hold NaN or infinity",
             where=where,
             found=", ".join(record.nonfinite),
-            hint="Save it with allow_nonfinite=True if you want it anyway.",
+            hint=Hint(
+                "Save it with allow_nonfinite=True if you want it anyway.",
+                "Choose another checkpoint.",
+            ),
         )
     return record
 

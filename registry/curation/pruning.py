@@ -6,7 +6,14 @@ import time
 from collections.abc import Sequence
 
 from holdfast.registry.curation.pins import kept, own
-from holdfast.registry.errors import Conflict, InvalidInput, MissingObject, NotFound, ObjectNotFound
+from holdfast.registry.errors import (
+    Conflict,
+    Hint,
+    InvalidInput,
+    MissingObject,
+    NotFound,
+    ObjectNotFound,
+)
 from holdfast.registry.history import (
     RetentionPlan,
     has_policies,
@@ -42,7 +49,10 @@ def prune(
         raise InvalidInput(
             "the run has no retention policy: it keeps everything",
             where=run.run_id,
-            expected="a policy, such as Retention(last=3, best=1)",
+            hint=Hint(
+                "Give a policy, such as Retention(last=3, best=1).",
+                "Give a policy, such as `--last 3`.",
+            ),
         )
     if retention is not None and retention.best:
         _check_monitors(run)
@@ -162,8 +172,11 @@ def _check_steps_are_free(run: RunManifest, checkpoints: Sequence[int]) -> None:
                 where=f"{run.run_id}: phase {record.phase}, step {record.step}",
                 expected=f"{record.manifest.short} of commit {record.n} alone",
                 found=f"{other.manifest.short} of commit {other.n}",
-                hint="`run.evicted()` returns the evicted one: until it is collected it can be "
-                "loaded, and saved at another step.",
+                hint=Hint(
+                    "`run.evicted()` returns the evicted one: until it is collected it can be "
+                    "loaded, and saved at another step.",
+                    "Name those that shall come back, without this one.",
+                ),
             )
 
 

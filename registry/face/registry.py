@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.errors import Conflict, InvalidInput, NotFound
+from holdfast.registry.errors import Conflict, Hint, InvalidInput, NotFound
 from holdfast.registry.history import DAY_S
 from holdfast.registry.objects import check_run_id
 from holdfast.registry.objects.codecs import Compression
@@ -252,7 +252,9 @@ class Registry:
         raise Conflict(
             "a run of this name exists",
             where=run_id,
-            hint="Continue it with reg.run(id), or choose another name.",
+            hint=Hint(
+                "Continue it with reg.run(id), or choose another name.", "Choose another name."
+            ),
         )
 
     def runs(self) -> list[str]:
@@ -341,7 +343,10 @@ class Registry:
             raise InvalidInput(
                 "this is a stored state and no checkpoint",
                 where=found.ref,
-                hint="reg.stored(ref) returns it, with `load` and `load_into`.",
+                hint=Hint(
+                    "reg.stored(ref) returns it, with `load` and `load_into`.",
+                    "`holdfast show` describes it, and `holdfast pull` writes it to a file.",
+                ),
             )
         return found
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 from holdfast.backends.escape import quoted, shown
 from holdfast.registry.curation import pins, pruning
-from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
+from holdfast.registry.errors import Hint, InvalidInput, NotFound, RegistryError
 from holdfast.registry.face.html import run_html
 from holdfast.registry.face.resuming import Resuming
 from holdfast.registry.history import (
@@ -206,7 +206,10 @@ class Run:
         raise InvalidInput(
             "nothing says which checkpoint is best",
             where=self.id,
-            hint="Create the run with monitor=Monitor(metric='loss', mode='min'), or pass one.",
+            hint=Hint(
+                "Create the run with monitor=Monitor(metric='loss', mode='min'), or pass one.",
+                "Create the run with `--monitor loss:min`, or another METRIC:min or METRIC:max.",
+            ),
         )
 
     def find(self, n: int) -> Checkpoint:

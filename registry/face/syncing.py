@@ -17,6 +17,7 @@ from typing import Any
 
 from holdfast.registry.errors import (
     Diverged,
+    Hint,
     IntegrityError,
     InvalidInput,
     MissingObject,
@@ -130,10 +131,8 @@ def _first_of(
     failed: dict[str, IntegrityError | UnsupportedFormat | Diverged], copied: Sequence[str]
 ) -> IntegrityError | UnsupportedFormat | Diverged:
     error = next(iter(failed.values()))
-    error.hint = (
-        f"Not copied: {', '.join(failed)}. Copied or up to date: {', '.join(copied) or 'none'}. "
-        + (error.hint or "")
-    )
+    done = f"Copied or up to date: {', '.join(copied) or 'none'}."
+    error.hints = Hint.of(f"Not copied: {', '.join(failed)}. {done}", error.hints)
     return error
 
 

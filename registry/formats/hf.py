@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.registry.errors import (
+    Hint,
     IncompatibleState,
     InvalidInput,
     RegistryError,
@@ -135,7 +136,9 @@ def _files(path: Path) -> dict[str, Path]:
             "not a checkpoint folder of Hugging Face",
             where=path,
             expected="config.json or adapter_config.json, with safetensors",
-            hint="Save the model with safe_serialization=True.",
+            hint=Hint(
+                "Save the model with safe_serialization=True.", "Save the model as safetensors."
+            ),
         )
     found = {}
     for name, seen in walk(path):

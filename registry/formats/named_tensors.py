@@ -6,7 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.errors import Hint, IncompatibleState
 from holdfast.registry.formats.content import Content
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent
 
@@ -41,8 +41,10 @@ class NamedTensors:
             message,
             where=where,
             expected=f"what fits into {self.file}",
-            hint="Pull to a .pt file, or load it in Python: "
-            "holdfast.open(URL).checkpoint(REF).load().",
+            hint=Hint(
+                "Pull to a .pt file, or load it: holdfast.open(URL).checkpoint(REF).load().",
+                "Pull to a .pt file.",
+            ),
         )
 
     def _choose(self, content: Content) -> list[str]:

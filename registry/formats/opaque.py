@@ -63,7 +63,7 @@ def write(path: Path, content: Content, *, metadata: None, force: bool) -> Writt
         raise IncompatibleState(
             "the state is no opaque file",
             where=content.where,
-            expected="a state of `formats.read` of an opaque file",
+            expected="a state that was read from an opaque file",
             found=", ".join(content.parts),
         )
     size = content.size_bytes

@@ -18,6 +18,7 @@ from holdfast.backends.escape import printable, quoted, shown
 from holdfast.registry.errors import (
     AccessDenied,
     Conflict,
+    Hint,
     IntegrityError,
     InvalidInput,
     StorageError,
@@ -258,7 +259,10 @@ def _spec(
                 "a monitor's name is a step of a path",
                 where=quoted(monitor.label),
                 expected="a name that can stand in RUN/best/NAME",
-                hint="Give it another one: Monitor(metric=..., mode=..., name='...').",
+                hint=Hint(
+                    "Give it another one: Monitor(metric=..., mode=..., name='...').",
+                    "Choose a metric of another name.",
+                ),
             )
     return None if preset is None and retention is None else spec
 
@@ -275,7 +279,10 @@ def _changed(
             "the options contradict each other",
             where=where,
             found=error.errors(include_url=False)[0]["msg"].removeprefix("Value error, "),
-            hint="Pass monitor=Monitor(metric=..., mode=...) to keep the best checkpoints.",
+            hint=Hint(
+                "Pass monitor=Monitor(metric=..., mode=...) to keep the best checkpoints.",
+                "Give `--monitor loss:min`, or another METRIC:min or METRIC:max, to keep the best.",
+            ),
         ) from error
 
 

@@ -8,13 +8,15 @@ import secrets
 from collections.abc import Iterator
 
 from holdfast.backends.escape import printable, quoted
-from holdfast.registry.errors import Conflict, Fenced
+from holdfast.registry.errors import Conflict, Fenced, Hint
 from holdfast.registry.history.actions import Action, Rewind, SetStatus, TakeOver
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, RunManifest
 from holdfast.registry.values import Digest, host_name
 
 _LOGGER = logging.getLogger("holdfast")
+_RESTORE = "Continue its training, which restores its newest checkpoint."
+TRAIN_ON = Hint("Call `run.restore()` to continue from its newest checkpoint.", _RESTORE)
 
 
 class WriterToken:
@@ -105,7 +107,10 @@ class WriterToken:
             raise Conflict(
                 "the checkpoint that this handle resumed from is superseded",
                 where=f"{self._run_id}/{run.record(self.resumed_at).manifest.short}",
-                hint="Another trainer went back further. Call `run.restore()` to continue there.",
+                hint=Hint.of(
+                    "Another trainer went back further.",
+                    Hint("Call `run.restore()` to continue there.", _RESTORE),
+                ),
             )
         if self.resumed_at is not None and (
             any(map(self.is_behind, run.newest_first())) or any(map(self.is_behind, run.phases))
@@ -114,7 +119,7 @@ class WriterToken:
                 raise Conflict(
                     "another trainer has continued after the pivot that this handle resumed from",
                     where=self._run_id,
-                    hint="Call `run.restore()` to continue from its newest checkpoint.",
+                    hint=TRAIN_ON,
                 )
             actions.append(Rewind(to=self.resumed_at))
         return actions
@@ -158,7 +163,10 @@ class WriterToken:
             raise Conflict(
                 "the fork was interrupted before it got its parent's checkpoint",
                 where=self._run_id,
-                hint="Call `registry.fork` with the same checkpoint and name again.",
+                hint=Hint(
+                    "Call `registry.fork` with the same checkpoint and name again.",
+                    "Call `holdfast run fork` with the same checkpoint and name again.",
+                ),
             )
         check_not_completed(run)
         if takes_over and self._taken and self.is_fenced(run):
@@ -199,7 +207,10 @@ def check_not_completed(run: RunManifest) -> None:
         raise Conflict(
             "the run is completed",
             where=run.run_id,
-            hint="Reopen it with `run.set_status('running')`, or create another run.",
+            hint=Hint(
+                "Reopen it with `run.set_status('running')`, or create another run.",
+                "Create another run.",
+            ),
         )
 
 

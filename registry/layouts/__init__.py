@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.registry.errors import InvalidInput
+from holdfast.registry.errors import Hint, InvalidInput
 from holdfast.registry.formats import read_table
 from holdfast.registry.layouts.checkout import CheckoutReport, check_out
 from holdfast.registry.layouts.following import follow_folder, follow_run
@@ -142,6 +142,6 @@ def _name_of(committer: Committer, layout: str | None) -> str:
             "the run's preset has no layout",
             where=committer.log.run_id,
             expected=NAMES,
-            hint="Name one: layout=...",
+            hint=Hint("Name one: layout=...", "Name one by `--layout`."),
         )
     return name

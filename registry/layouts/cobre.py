@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.errors import Hint, IncompatibleState
 from holdfast.registry.formats import StoredContent, portable
 from holdfast.registry.formats.cobre import policy
 from holdfast.registry.layouts.contents import RunContents, imported_as
@@ -60,7 +60,10 @@ def _policy(checkpoint: Checkpoint) -> dict[str, Any]:
             where=checkpoint.ref,
             expected="a component `metadata` with cobre_version, created_at and the others",
             found=", ".join(checkpoint.components),
-            hint="Save it with the state: `holdfast.formats.read(DIR)` shows its form.",
+            hint=Hint(
+                "Save it with the state: `holdfast.formats.read(DIR)` shows its form.",
+                "`holdfast push DIR` stores a folder with it.",
+            ),
         )
     return portable(StoredContent(checkpoint, known))
 

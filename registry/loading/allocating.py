@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
-from holdfast.registry.errors import IncompatibleState, InvalidInput, Malformed, RegistryError
+from holdfast.registry.errors import Hint, IncompatibleState, InvalidInput, Malformed, RegistryError
 from holdfast.registry.objects import Component, TensorEntry
 from holdfast.registry.spec.precision import stored_view
 from holdfast.registry.store import Target
@@ -43,7 +43,7 @@ class Allocated:
         except IncompatibleState as error:
             if tensor.original is None:
                 raise
-            hint = f"{error.hint} Or load it with precision='original'."
+            hint = Hint.of(error.hints, Hint("Or load it with precision='original'."))
             raise IncompatibleState(error.what, where=name, found=error.found, hint=hint) from error
         self.arrays[name].append(array)
         if original is None:
@@ -89,7 +89,7 @@ def _refusal(where: str, part: Component, tensor: TensorEntry, error: Exception)
         "the component does not fit into memory",
         where=where,
         found=f"{part.nbytes} bytes",
-        hint="Load fewer components with only=[...].",
+        hint=Hint("Load fewer components with only=[...].", "Choose components by `--only`."),
     )
 
 

@@ -18,7 +18,7 @@ from holdfast.registry.curation.pool import (
     rating_of,
 )
 from holdfast.registry.curation.streams import PlannedAppend, plan_append
-from holdfast.registry.errors import Conflict, IncompatibleState
+from holdfast.registry.errors import Conflict, Hint, IncompatibleState
 from holdfast.registry.history import (
     PlacedState,
     WriterToken,
@@ -227,7 +227,10 @@ class SaveCommit(NewCommit):
                 "the run already has later steps, and this trainer restored nothing",
                 where=self._where,
                 expected=f"a step after {newest.step}",
-                hint="Call `run.restore()` first, or create another run.",
+                hint=Hint(
+                    "Call `run.restore()` first, or create another run.",
+                    "Give a later step, or another run.",
+                ),
             )
 
     def _check_phase(self, run: RunManifest) -> None:
@@ -243,14 +246,18 @@ class SaveCommit(NewCommit):
                 "this phase is over",
                 where=self._where,
                 expected=f"phase {before} or a later one",
-                hint="To go back, call `run.restore(at=...)` with a checkpoint of that phase.",
+                hint=Hint(
+                    "To go back, call `run.restore(at=...)` with a checkpoint of that phase.",
+                    "Use another run.",
+                ),
             )
         declared = any(one.to_phase == phase for one in run.spec.transitions)
         if declared and run.entered(phase) is None:
             raise Conflict(
                 "the run's preset declares a transition into this phase",
                 where=self._where,
-                expected=f"run.transition({phase!r}) first: it checks and records the change",
+                expected="a transition first, which checks and records the change",
+                hint=Hint(f"Call run.transition({phase!r}).", "The training program makes it."),
             )
 
     def _addition(self, run: RunManifest) -> AddCheckpoint:
@@ -292,7 +299,10 @@ class SaveCommit(NewCommit):
                     "a checkpoint of this phase needs a companion, and none is known",
                     where=self._where,
                     expected=name,
-                    hint=f"Pass companions={{{name!r}: state}} once; later saves use it too.",
+                    hint=Hint(
+                        f"Pass companions={{{name!r}: state}} once; later saves use it too.",
+                        "A training program gives it once; later saves use it too.",
+                    ),
                 )
             found[name] = known
         return found
@@ -325,8 +335,11 @@ class SaveCommit(NewCommit):
             where=self._where,
             expected=f"the state of {known.manifest.short}, saved at {format_time(known.time_ms)}",
             found=digest.short,
-            hint="To continue from an earlier checkpoint, call `run.restore()` first; it "
-            "supersedes the later ones. Otherwise use another step, phase or run.",
+            hint=Hint(
+                "To continue from an earlier checkpoint, call `run.restore()` first; it "
+                "supersedes the later ones. Otherwise use another step, phase or run.",
+                "Use another step, phase or run.",
+            ),
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 
 from holdfast.registry import pytree
-from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.errors import Hint, IncompatibleState, InvalidInput
 from holdfast.registry.objects import Manifest
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.spec.run_spec import RunSpec
@@ -85,7 +85,10 @@ def inference_parts(spec: RunSpec, parts: Iterable[str], *, where: str) -> list[
             where=where,
             expected=", ".join(spec.inference),
             found=", ".join(present),
-            hint="Name components by only=[...] where that is possible, or correct the preset.",
+            hint=Hint(
+                "Name components by only=[...] where that is possible, or correct the preset.",
+                "Choose components by `--only`, or correct the preset.",
+            ),
         )
     return found
 

@@ -80,7 +80,7 @@ def checks(address: Address, variables: Iterable[str] = ()) -> Iterator[Check]:
     try:
         backend = address.open()
     except RegistryError as error:
-        yield Check("reach", "fail", str(error))
+        yield Check("reach", "fail", error.cli_message)
         return
     try:
         yield from _store(backend)
@@ -123,7 +123,7 @@ def _cache(*, is_used: bool) -> Iterator[Check]:
     try:
         cache = ChunkCache(named)
     except InvalidInput as error:
-        yield Check("cache", "fail" if is_used else "warn", str(error))
+        yield Check("cache", "fail" if is_used else "warn", error.cli_message)
         return
     try:
         _try_folder(cache.path)
@@ -153,7 +153,7 @@ def _folder(location: Location) -> Iterator[Check]:
     try:
         open_backend(location.path).close()
     except RegistryError as error:
-        yield Check("file system", "fail", str(error))
+        yield Check("file system", "fail", error.cli_message)
     else:
         asked = os.environ.get(ALLOW) == "1"
         message = f"{kind or 'unknown'}: may be used" + (f" ({ALLOW}=1)" if asked else "")
@@ -170,7 +170,9 @@ def _store(backend: Backend) -> Iterator[Check]:
         yield Check("reach", "ok", backend.url)
         yield Check("list", "ok", f"{counted(count, 'name')} at the top")
     except StorageError as error:
-        yield Check("list", "fail", f"{error} (only with the right to list is 404 an answer)")
+        yield Check(
+            "list", "fail", f"{error.cli_message} (only with the right to list is 404 an answer)"
+        )
         return
     yield from _links(backend)
     yield from _config(backend)
@@ -182,7 +184,7 @@ def _links(backend: Backend) -> Iterator[Check]:
         for folder in FOLDERS:
             refuse_links(backend, folder, delimiter=True)
     except StorageError as error:
-        yield Check("links", "fail", str(error))
+        yield Check("links", "fail", error.cli_message)
 
 
 def _config(backend: Backend) -> Iterator[Check]:
@@ -193,7 +195,7 @@ def _config(backend: Backend) -> Iterator[Check]:
         yield _probed(config)
         yield _writer_version(backend, config)
     except RegistryError as error:
-        yield Check("registry", "fail", str(error))
+        yield Check("registry", "fail", error.cli_message)
 
 
 def _probed(config: RegistryConfig) -> Check:
@@ -222,17 +224,17 @@ def _scratch(backend: Backend) -> Iterator[Check]:
         modified_s = backend.stat(key).modified_s
         backend.delete(key)
     except (AccessDenied, ReadOnlyStore) as error:
-        yield Check("write", "warn", f"{error} (reading works)")
+        yield Check("write", "warn", f"{error.cli_message} (reading works)")
         return
     except RegistryError as error:
-        yield Check("write", "fail", str(error))
+        yield Check("write", "fail", error.cli_message)
         return
     yield Check("write", "ok", "an object was written and deleted again")
     yield _clock(before_s, modified_s, after_s)
     try:
         report = probe_put_if_absent(backend, f"{prefix}-race")
     except RegistryError as error:
-        yield Check("race", "fail", str(error))
+        yield Check("race", "fail", error.cli_message)
     else:
         message = f"{report.writers} writers raced for {report.rounds} keys: one winner each"
         yield Check("race", "ok", f"{message} (finds races, cannot prove that there are none)")

@@ -26,6 +26,7 @@ from holdfast.backends import ObjectInfo, ObjectNotFound, refuse_links
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import (
     Conflict,
+    Hint,
     IntegrityError,
     InvalidInput,
     Malformed,
@@ -593,8 +594,8 @@ def _nothing_deleted(*, is_tidy: bool = False) -> Iterator[None]:
     try:
         yield
     except Conflict as error:
-        error.hint = f"{deleted}; the next collection goes on from here."
+        error.hints = Hint.of(f"{deleted}; the next collection goes on from here.")
         raise
     except (IntegrityError, StoreUnsuitable, UnsupportedFormat) as error:
-        error.hint = f"{deleted}. {error.hint or ''}".rstrip()
+        error.hints = Hint.of(f"{deleted}.", error.hints)
         raise

@@ -25,7 +25,7 @@ from holdfast.registry.values import Digest, Json, canonical
 #: Slots folded in together, and fetched ahead.
 _TOGETHER = 512
 _AHEAD = 512
-_NO_VALUE = "It is lost; the tensors of the checkpoint can be read by `load_into`."
+_NO_VALUE = "It is lost; a program can still read the tensors of the checkpoint."
 _MEND_LOG = (
     "Restore the slot from a backup of this registry, byte for byte; a mirror's slots name the "
     "mirror's objects and cannot replace it. Without a backup: `holdfast sync` the run from a "

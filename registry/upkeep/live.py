@@ -17,6 +17,7 @@ from math import inf
 from holdfast.backends import ObjectInfo
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import (
+    Hint,
     IntegrityError,
     Malformed,
     MissingObject,
@@ -75,7 +76,7 @@ def list_objects(store: Store) -> dict[ObjectKey, StoredFile]:
             try:
                 key = ObjectKey.parse(info.key)
             except Malformed as error:
-                error.hint = _FOREIGN
+                error.hints = Hint.of(_FOREIGN)
                 raise
             found[key] = StoredFile(info.size_bytes, info.modified_s)
         return found
@@ -259,8 +260,9 @@ def is_forgotten(store: Store, forgotten: Mapping[str, int], run_id: str) -> boo
 
 def with_way_out(error: RegistryError, run_id: str, effect: str) -> RegistryError:
     """Return the error of an unreadable run; its hint says how an operator gives the run up."""
-    error.hint = (
-        f"{error.hint or ''} If nothing can mend the run, `holdfast gc --forget "
-        f"{quoted(run_id)}` gives it up, and {effect}."
-    ).lstrip()
+    last = (
+        f"If nothing can mend the run, `holdfast gc --forget {quoted(run_id)}` gives it up, and "
+        f"{effect}."
+    )
+    error.hints = Hint.of(error.hints, last)
     return error

@@ -6,7 +6,7 @@ import os
 import socket
 from threading import RLock
 
-from holdfast.registry.errors import Conflict
+from holdfast.registry.errors import Conflict, Hint
 
 
 class ProcessLock:
@@ -40,5 +40,8 @@ def require_first_rank() -> None:
         raise Conflict(
             "only rank 0 may save a run",
             where=f"RANK={rank}",
-            hint="Guard the call: `if rank == 0: run.save(...)`. Every rank may load.",
+            hint=Hint.of(
+                Hint("Guard the call: `if rank == 0: run.save(...)`.", "Run it on rank 0 alone."),
+                "Every rank may load.",
+            ),
         )

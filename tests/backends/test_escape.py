@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.backends.errors import RegistryError
+from holdfast.backends.errors import Hint, RegistryError
 from holdfast.backends.escape import (
     MAX_DECIMAL_BITS,
     hexadecimal,
@@ -30,6 +30,10 @@ def test_every_part_of_an_error_is_tamed() -> None:
     assert (error.where, error.expected, error.found, error.hint) == (TAMED,) * 4
     for text in (str(error), error.summary, repr(error), str(pickle.loads(pickle.dumps(error)))):
         assert all(char.isprintable() or char == "\n" for char in text)
+    advised = RegistryError(EVIL, hint=Hint.of("Wait.", Hint(EVIL, f"cli {EVIL}"), None))
+    for one in (advised, pickle.loads(pickle.dumps(advised))):
+        assert (one.hint, one.cli_hint) == (f"Wait. {TAMED}", f"Wait. cli {TAMED}")
+        assert (str(one).endswith(one.hint), one.cli_message.endswith(one.cli_hint)) == (True, True)
     again = RegistryError(error.what, where=error.where, found=error.found)
     assert (again.what, again.where, again.found) == (error.what, error.where, error.found)
 

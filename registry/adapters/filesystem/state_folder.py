@@ -282,7 +282,8 @@ class StateFolder:
                 where=f"{self._stored.ref}/{TORCH}",
                 expected=parts.expected,
                 found=parts.found,
-                hint=parts.hint or "`holdfast.open(URL).stored(REF).load()` gives the whole state.",
+                hint=parts.hints
+                or "`holdfast.open(URL).stored(REF).load()` gives the whole state.",
             ) from parts
         return Joined(parts, self._chunks)
 
@@ -350,7 +351,7 @@ class StateFolder:
                 where=layout.where,
                 expected=layout.expected,
                 found=layout.found,
-                hint=layout.hint,
+                hint=layout.hints,
             ) from layout
         return self._zarr_folder(layout, "")
 

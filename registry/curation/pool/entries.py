@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from holdfast.backends.escape import shown
-from holdfast.registry.errors import NotFound
+from holdfast.registry.errors import Hint, NotFound
 from holdfast.registry.history import RunLog, moment, phase_value
 from holdfast.registry.history.replay import Forgotten, PoolRecord, RunManifest, has_bit
 from holdfast.registry.loading import StateHandle, Stored
@@ -142,6 +142,9 @@ def require_playing(run: RunManifest, version: int) -> PoolRecord:
             "this version left the pool",
             where=f"{run.run_id}/{name_of(version)}",
             found=record.evicted,
-            hint=f"Its ratings stay: `run.pool.history({version})`.",
+            hint=Hint(
+                f"Its ratings stay: `run.pool.history({version})`.",
+                "Its ratings stay in `holdfast log`.",
+            ),
         )
     return record

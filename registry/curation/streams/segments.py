@@ -111,7 +111,7 @@ def _copied(index: int, key: object, value: object) -> Any:
         flat = pytree.flatten({"entries": {"columns": {index: {key: value}}}})
     except UnsupportedValue as error:
         where = "entries" + (error.where or "").removeprefix(_SHOWN)
-        raise UnsupportedValue(error.what, where=where, hint=error.hint) from error
+        raise UnsupportedValue(error.what, where=where, hint=error.hints) from error
     (component,) = flat.components
     if component.leaves:
         _refuse_arrays(component)

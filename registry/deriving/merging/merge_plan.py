@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from holdfast.registry import pytree
-from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
+from holdfast.registry.errors import Hint, IncompatibleState, InvalidInput, NotFound
 from holdfast.registry.history import compare_values, plain_values
 from holdfast.registry.objects import Component, TensorEntry
 from holdfast.registry.pytree import FlatComponent, FlatState, NamedLeaf
@@ -145,7 +145,10 @@ class _Planner:
                     "every tensor that this would average is picked",
                     where=f"average {name!r}",
                     found=_takers(met),
-                    hint="Leave it out of `average`, or of `pick`.",
+                    hint=Hint(
+                        "Leave it out of `average`, or of `pick`.",
+                        "Leave it out of `--average`, or of `--pick`.",
+                    ),
                 )
 
     def _owner(self, name: str, path: str) -> str | None:

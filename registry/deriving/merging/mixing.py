@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.registry.comparing import Piece, reduce_pieces
-from holdfast.registry.errors import UnsupportedValue
+from holdfast.registry.errors import Hint, UnsupportedValue
 from holdfast.registry.history import PlacedState, StateReader
 from holdfast.registry.objects import Component, Manifest, ObjectKey, PackRef, TensorEntry
 from holdfast.registry.pytree import FlatState
@@ -304,8 +304,10 @@ class Mixing:
                 "an average of finite numbers would be infinity or NaN",
                 where=tensor.leaf.path,
                 expected=f"sums and intermediate sums in the range of {tensor.leaf.dtype}",
-                hint="Weights of 0 to 1 keep it in range; or pick the tensor from one of the "
-                "sources, or pass allow_nonfinite=True.",
+                hint=Hint.of(
+                    "Weights of 0 to 1 keep it in range; or pick the tensor from one source.",
+                    Hint("Or pass allow_nonfinite=True."),
+                ),
             )
 
     def _entry(self, tensor: MergedTensor, lists: dict[Digest, bytes]) -> TensorEntry:

@@ -16,7 +16,7 @@ from holdfast.registry.curation import find_pin
 from holdfast.registry.curation.pool import DEFAULT, Candidate, find_entry, promotion
 from holdfast.registry.deriving.transitions import readiness
 from holdfast.registry.deriving.transitions.rows import Applied, Initialise, NewPhase, Table
-from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
+from holdfast.registry.errors import Conflict, Hint, IncompatibleState, InvalidInput, NotFound
 from holdfast.registry.history import check_phase, phase_segment
 from holdfast.registry.history.actions import Action, AppliedRow, ArchiveStream, EnterPhase
 from holdfast.registry.history.replay import (
@@ -282,7 +282,10 @@ def _entered(run: RunManifest, to: str) -> PhaseRecord | None:
         "this phase is under way",
         where=f"{run.run_id}: phase {to}",
         found=f"its newest checkpoint at step {saved.step}" if saved else None,
-        hint="To begin it again call `run.restore(at=...)` with a checkpoint of the phase before.",
+        hint=Hint(
+            "To begin it again call `run.restore(at=...)` with a checkpoint of the phase before.",
+            "Its training begins it again from a checkpoint of the phase before.",
+        ),
     )
 
 

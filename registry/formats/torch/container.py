@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 
 import numpy as np
 
-from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
+from holdfast.registry.errors import Hint, IncompatibleState, InvalidInput, UnsupportedValue
 from holdfast.registry.formats.archive import entries_of
 from holdfast.registry.formats.pickles import Keys, Known, read_pickle
 from holdfast.registry.formats.source import KEEP, read_exactly, unsound
@@ -105,7 +105,7 @@ def _refuse_other(head: bytes, path: Path) -> NoReturn:
     raise InvalidInput(
         kind,
         where=path,
-        expected="a file of torch.save(state_dict, path)",
+        expected="a file of torch.save with the state of a module",
         hint=f"Load it where you trust it, and save it again with today's torch. {KEEP}",
     )
 
@@ -165,8 +165,11 @@ def _entries(file: BinaryIO, path: Path, size: int) -> dict[str, zipfile.ZipInfo
         raise InvalidInput(
             "a TorchScript archive: it holds a program",
             where=path,
-            expected="a file of torch.save(state_dict, path)",
-            hint=f"Save module.state_dict() instead. {KEEP}",
+            expected="a file of torch.save with the state of a module",
+            hint=Hint.of(
+                Hint("Save module.state_dict() instead.", "Save the state of the module instead."),
+                KEEP,
+            ),
         )
     if "data.pkl" not in inner:
         broken(path, "not an archive of torch.save", "an entry data.pkl", ", ".join(names[:4]))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.errors import Hint, IncompatibleState
 from holdfast.registry.formats.content import Content
 from holdfast.registry.formats.state_file import WrittenFile
 from holdfast.registry.formats.target import new_file
@@ -23,6 +23,7 @@ LIGHTNING_NAMES: Final = {
     "lr_schedulers": "scheduler",
 }
 LIGHTNING_VERSION: Final = "pytorch-lightning_version"
+_OTHERS = "Write a .zarr, or one component of arrays as .npz, choose components"
 _GLOBAL: Final = re.compile(
     r"GLOBAL ([\w.]+)|(?:unrecognized function|but got) (?:<\w+ ')?([\w.]+)"
 )
@@ -86,8 +87,10 @@ def _unfit(
         where=f"{content.where}: {where}" if where else content.where,
         expected=f"tensors and plain values for {path.name}",
         found="an array of NumPy" if kind == "numpy.ndarray" else kind,
-        hint="Write a .zarr, or one component of arrays as .npz, choose components with `--only`"
-        ", or load the checkpoint in Python: holdfast.open(URL).checkpoint(REF).load().",
+        hint=Hint(
+            f"{_OTHERS} with `only`, or load it: holdfast.open(URL).checkpoint(REF).load().",
+            f"{_OTHERS} with `--only`.",
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from holdfast.registry.errors import (
+    Hint,
     IntegrityError,
     MissingObject,
     OnlyLocal,
@@ -82,8 +83,13 @@ class JournaledCheckpoint(Checkpoint):
             raise OnlyLocal(
                 "this checkpoint is durable on this machine, and not in the registry yet",
                 where=self.ref,
-                hint="Call `run.wait(remote=True)` first: reports, pins and promotions need the "
-                "commit in the registry.",
+                hint=Hint.of(
+                    Hint(
+                        "Call `run.wait(remote=True)` first:",
+                        "Call `holdfast journal carry` first:",
+                    ),
+                    "reports, pins and promotions need the commit in the registry.",
+                ),
             )
         return self._n
 

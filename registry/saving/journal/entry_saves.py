@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from holdfast.registry.errors import Conflict, InvalidInput, RegistryError
-from holdfast.registry.history import PlacedState, WriterToken, decode_plain, encode_plain
+from holdfast.registry.errors import Conflict, Hint, InvalidInput, RegistryError
+from holdfast.registry.history import TRAIN_ON, PlacedState, WriterToken, decode_plain, encode_plain
 from holdfast.registry.history.actions import Action, Place
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.pytree import FlatState
@@ -46,8 +46,9 @@ def require_line(run_id: str, followed: Note | None) -> None:
             "this training continues from a save that never enters the run",
             where=run_id,
             found=f"{followed.outcome}: {followed.reason}",
-            hint="Call `run.restore()` to continue from its newest checkpoint. `holdfast journal "
-            "push` puts the saves of the other line into a fork.",
+            hint=Hint.of(
+                TRAIN_ON, "`holdfast journal push` puts the saves of the other line into a fork."
+            ),
         )
 
 

@@ -28,7 +28,7 @@ from holdfast.registry.errors import (
     StoreFull,
     UnsupportedFormat,
 )
-from holdfast.registry.history import RunLog, new_signature
+from holdfast.registry.history import TRAIN_ON, RunLog, new_signature
 from holdfast.registry.history.actions import SetStatus
 from holdfast.registry.objects import RUNS, join_lines, split_lines
 from holdfast.registry.saving.journal.records import (
@@ -269,7 +269,7 @@ class RunFolder:
                 raise MissingObject(
                     "the journal was removed while this handle used it",
                     where=self.path,
-                    hint="Call `run.restore()` to continue from its newest checkpoint.",
+                    hint=TRAIN_ON,
                 )
             if newest != entry.takeover:
                 raise Fenced(

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import NoReturn, get_args
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.errors import InvalidInput, UnsupportedValue
+from holdfast.registry.errors import Hint, InvalidInput, UnsupportedValue
 from holdfast.registry.objects import ORIGINAL_DTYPES, NarrowedDtype
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState
 from holdfast.registry.spec.precision.optimizers import optimizer_leaves
@@ -174,8 +174,13 @@ class _Use:
                 "optimizer state would lose precision",
                 where=where,
                 found=self.narrowable,
-                hint="Training would continue differently, since small moments become zero. Pass "
-                "allow_lossy_optimizer=True (`--allow-lossy-optimizer`) if that is what you want.",
+                hint=Hint.of(
+                    "Training would continue differently, since small moments become zero.",
+                    Hint(
+                        "Pass allow_lossy_optimizer=True if that is what you want.",
+                        "Give `--allow-lossy-optimizer` if that is what you want.",
+                    ),
+                ),
             )
 
 

@@ -21,7 +21,7 @@ class Trouble:
 
 def trouble_of(error: RegistryError) -> Trouble:
     """Return an error for a page."""
-    return Trouble(error.summary, error.hint)
+    return Trouble(error.summary, error.cli_hint)
 
 
 def tried(read: Callable[[], _T], troubles: list[Trouble]) -> _T | None:
