@@ -18,8 +18,8 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from holdfast.registry.cli import terminal
-from holdfast.registry.cli.terminal import INTERRUPTED, Terminated, end_on_signals
+from holdfast.registry.cli import process
+from holdfast.registry.cli.process import INTERRUPTED, Terminated, end_on_signals
 
 __all__ = ["main"]
 
@@ -31,7 +31,7 @@ def main() -> None:
     """
     try:
         end_on_signals()
-        terminal.prepare()
+        process.prepare()
         from holdfast.registry.cli.app import app
 
         app(prog_name="holdfast")
@@ -40,9 +40,9 @@ def main() -> None:
     except Terminated as error:
         _end(f"ended by signal {error.number}", 128 + error.number)
     except OSError as error:  # of `--help`, which no command prints
-        if not terminal.is_unwritten(error):
+        if not process.is_unwritten(error):
             raise
-        terminal.give_up_output()
+        process.give_up_output()
         _end(f"error: the output could not be written; found {error}", 7)
 
 

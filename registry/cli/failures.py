@@ -25,8 +25,8 @@ from contextlib import contextmanager
 import typer
 
 from holdfast.backends.escape import printable
-from holdfast.registry.cli import terminal
-from holdfast.registry.cli.terminal import INTERRUPTED, Terminated
+from holdfast.registry.cli import process
+from holdfast.registry.cli.process import INTERRUPTED, Terminated
 from holdfast.registry.errors import IntegrityError, RegistryError, StorageError
 
 DEBUG = "HOLDFAST_DEBUG"
@@ -50,13 +50,13 @@ def reported(*, debug: bool = False) -> Iterator[None]:
         _print(f"ended by signal {error.number}; everything committed before this stays")
         raise typer.Exit(128 + error.number) from error
     except BrokenPipeError as error:
-        terminal.give_up_output()
+        process.give_up_output()
         raise typer.Exit(BROKEN_PIPE) from error
     except Exception as error:
         if is_usage(error):
             raise
-        if terminal.is_unwritten(error):
-            terminal.give_up_output()
+        if process.is_unwritten(error):
+            process.give_up_output()
             failed = StorageError(
                 "the output could not be written",
                 found=error,

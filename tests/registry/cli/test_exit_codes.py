@@ -12,7 +12,7 @@ from typer.main import get_command
 from holdfast.registry import errors
 from holdfast.registry.cli import opening
 from holdfast.registry.cli.app import app
-from holdfast.registry.cli.terminal import Terminated
+from holdfast.registry.cli.process import Terminated
 from holdfast.registry.store.store import RegistryConfig
 from tests.registry.cli.calling import Call
 
