@@ -257,7 +257,9 @@ class SaveCommit(NewCommit):
                 "the run's preset declares a transition into this phase",
                 where=self._where,
                 expected="a transition first, which checks and records the change",
-                hint=Hint(f"Call run.transition({phase!r}).", "The training program makes it."),
+                hint=Hint(
+                    f"Call run.transition({phase!r}) first.", "The training program makes it."
+                ),
             )
 
     def _addition(self, run: RunManifest) -> AddCheckpoint:
