@@ -18,11 +18,11 @@ from holdfast.registry.face import Run
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.pytree import is_array, rebuild, walk
 from holdfast.registry.saving.collective import load_into
+from holdfast.registry.values import abridged
 
 WEIGHTS = ("model", "adapter")
 #: The components of which each rank may have a part; all others are rank 0's.
 SHARDED = (*WEIGHTS, "optimizer")
-_NAMED_AT_MOST = 8
 
 
 def check_group(run: Run, where: str, found: str) -> None:
@@ -99,9 +99,11 @@ def _check_weights(found: Checkpoint, name: str, part: Any) -> None:
         raise IncompatibleState(
             "the checkpoint has the weights of another model",
             where=found.ref,
-            found="; ".join(
-                f"{path} is not in the {'model' if path in have else 'checkpoint'}"
-                for path in sorted(have ^ want)[:_NAMED_AT_MOST]
+            found=abridged(
+                [
+                    f"{path} is not in the {'model' if path in have else 'checkpoint'}"
+                    for path in sorted(have ^ want)
+                ]
             ),
             hint="Nothing was changed. Give the trainer the model that was saved.",
         )

@@ -9,7 +9,7 @@ docs/spec.md, section 15.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -30,12 +30,9 @@ from holdfast.registry.history import RunLog
 from holdfast.registry.history.actions import Commit, Forget, Line, Place, line_digest
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import PackRef
-from holdfast.registry.store import Store, Workers
+from holdfast.registry.store import Progress, Store, Workers
 from holdfast.registry.values import Digest, near
 from holdfast.registry.writing import Change, ChosenKeys, Committer, Stale, adopt
-
-#: Called with the number of bytes copied so far.
-Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)

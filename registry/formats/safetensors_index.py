@@ -18,7 +18,7 @@ from holdfast.registry.formats.safetensors_header import Header, file_problems, 
 from holdfast.registry.formats.size_limit import check_room
 from holdfast.registry.formats.source import stable, unsound
 from holdfast.registry.formats.state_file import problem
-from holdfast.registry.values import check_json
+from holdfast.registry.values import abridged, check_json
 
 SUFFIX: Final = ".safetensors.index.json"
 #: The key of the names must be this near the begin for a file to be taken for an index.
@@ -127,9 +127,7 @@ def _check(path: Path, shard: Path, header: Header, names: frozenset[str]) -> No
         (held - names, "a shard holds a tensor that the index does not give it"),
     ):
         if some:
-            shown = ", ".join(sorted(some)[:5])
-            more = f", and {len(some) - 5} more" if len(some) > 5 else ""
-            _broken(f"{path}: {shard.name}", fault, None, f"{shown}{more}")
+            _broken(f"{path}: {shard.name}", fault, None, abridged(sorted(some), ", ", most=5))
 
 
 def _metadata(path: Path, shards: Mapping[Path, Header]) -> dict[str, str] | None:

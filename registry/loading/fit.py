@@ -13,9 +13,8 @@ from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
 from holdfast.registry.loading.destinations import Destination, Extent, check_writable, overlaps
 from holdfast.registry.objects import Component, TensorEntry
 from holdfast.registry.spec.precision import widen_all
-from holdfast.registry.values import Json, near
+from holdfast.registry.values import Json, abridged, near
 
-_NAMED_AT_MOST = 8
 #: The prefix that `torch.compile` puts before the names of a module's tensors.
 _COMPILED = "_orig_mod"
 _FIT = "Give the target tensors of the stored shapes and types, or name another component."
@@ -170,12 +169,10 @@ def check_fit(
         wrong += [f"{path} is not in the target" for path in report.unexpected]
     if not wrong:
         return
-    shown = "; ".join(wrong[:_NAMED_AT_MOST])
-    more = f"; and {len(wrong) - _NAMED_AT_MOST} more" if len(wrong) > _NAMED_AT_MOST else ""
     raise IncompatibleState(
         "the checkpoint does not fit the target",
         where=ref,
-        found=shown + more,
+        found=abridged(wrong),
         hint="Nothing was changed. " + (_wrapped(report) or hint),
     )
 
@@ -225,5 +222,4 @@ def _inside(paths: Iterable[str]) -> set[str]:
 
 
 def _some(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - _NAMED_AT_MOST} more" if len(paths) > _NAMED_AT_MOST else ""
-    return (", ".join(paths[:_NAMED_AT_MOST]) or "no tensor") + more
+    return abridged(paths, ", ") or "no tensor"

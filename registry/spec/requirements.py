@@ -13,9 +13,7 @@ from holdfast.registry.errors import Hint, IncompatibleState, InvalidInput
 from holdfast.registry.objects import Manifest
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.spec.run_spec import RunSpec
-from holdfast.registry.values import FLOATING, near
-
-_NAMED_AT_MOST = 8
+from holdfast.registry.values import FLOATING, abridged, near
 
 
 def check_phase_is_declared(spec: RunSpec, phase: str) -> None:
@@ -56,11 +54,10 @@ def check_dtypes(spec: RunSpec, tensors: Iterable[tuple[str, str]], *, where: st
         if dtype != rule.dtype and fnmatchcase(path, rule.path)
     ]
     if wrong:
-        more = f"; and {len(wrong) - _NAMED_AT_MOST} more" if len(wrong) > _NAMED_AT_MOST else ""
         raise IncompatibleState(
             "tensors have another dtype than the run requires",
             where=where,
-            found="; ".join(wrong[:_NAMED_AT_MOST]) + more,
+            found=abridged(wrong),
             hint="Cast them yourself if you want that: a save never casts them.",
         )
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
+    from holdfast.registry.store import Progress as Progress
     from holdfast.registry.upkeep.checkup import Check as Check
     from holdfast.registry.upkeep.checkup import checks as checks
     from holdfast.registry.upkeep.findings import Finding as Finding
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from holdfast.registry.upkeep.verify_notes import LastVerify as LastVerify
     from holdfast.registry.upkeep.verify_notes import last_verify as last_verify
     from holdfast.registry.upkeep.verify_notes import note_verify as note_verify
-    from holdfast.registry.upkeep.verifying import Progress as Progress
     from holdfast.registry.upkeep.verifying import verify as verify
 else:
     __getattr__ = at_first_use(__name__)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -60,7 +60,7 @@ from holdfast.registry.objects import (
     slot_key,
     snapshot_slot,
 )
-from holdfast.registry.store import Store, results
+from holdfast.registry.store import Progress, Store, results
 from holdfast.registry.store.heads import Head
 from holdfast.registry.upkeep.gc_report import GcReport, Tally
 from holdfast.registry.upkeep.live import (
@@ -301,9 +301,6 @@ _PATIENCE_S = 600.0
 #: The most objects that a sweep condemns on a full store: its epoch must fit into the reserve.
 _CONDEMNED_WHEN_FULL = 256
 _DELETES_AT_ONCE = 4096
-
-#: Called with the number of bytes that were deleted so far.
-Progress = Callable[[int], object]
 
 
 def collect(

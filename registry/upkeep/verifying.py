@@ -24,7 +24,7 @@ from holdfast.registry.errors import (
 from holdfast.registry.history import Epochs, list_runs
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import ObjectKey, PackRef, open_pack
-from holdfast.registry.store import Outcome, Store, Workers, verify_pack_chunks
+from holdfast.registry.store import Outcome, Progress, Store, Workers, verify_pack_chunks
 from holdfast.registry.upkeep.data_pass import DataPass, PassNotes, check_sample, fault_of
 from holdfast.registry.upkeep.decoding import HELD_BYTES, DecodePass
 from holdfast.registry.upkeep.file_names import Names, check_config
@@ -62,9 +62,6 @@ _WRONG_WITHIN = (
     "same states again into a new run."
 )
 _ORPHAN = "Nothing needs it; `gc` will delete it. Run `gc` before the same state is saved again."
-
-#: Called with the number of bytes checked so far.
-Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
+    from holdfast.registry.values.amounts import abridged as abridged
     from holdfast.registry.values.amounts import age as age
     from holdfast.registry.values.amounts import counted as counted
     from holdfast.registry.values.amounts import duration as duration

@@ -1,10 +1,10 @@
-"""Sizes, numbers, shares and times as people read them, with few digits."""
+"""Sizes, numbers, shares, times and lists as people read them: few digits, few parts."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -38,6 +38,12 @@ def share(part: float) -> str:
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Return a count with its noun, in the plural unless there is one."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def abridged(parts: Sequence[str], between: str = "; ", *, most: int = 8) -> str:
+    """Join the first of many parts, and say how many more there are."""
+    more = [f"and {len(parts) - most} more"] if len(parts) > most else []
+    return between.join([*parts[:most], *more])
 
 
 def age(time_ms: int) -> str:

@@ -16,9 +16,8 @@ from holdfast.registry.history import compare_values, plain_values
 from holdfast.registry.objects import Component, TensorEntry
 from holdfast.registry.pytree import FlatComponent, FlatState, NamedLeaf
 from holdfast.registry.spec.precision import optimizer_leaves
-from holdfast.registry.values import FLOATING, Json, canonical, near
+from holdfast.registry.values import FLOATING, Json, abridged, canonical, near
 
-_NAMED_AT_MOST = 8
 _MAX_VALUE_CHARS = 200
 
 
@@ -258,11 +257,10 @@ class _Planner:
         for problem, (message, hint) in _REFUSALS.items():
             clauses = list(dict.fromkeys(self._wrong.get(problem, ())))
             if clauses:
-                more = len(clauses) - _NAMED_AT_MOST
                 raise IncompatibleState(
                     message,
                     where=", ".join(one.ref for one in self._sources),
-                    found="; ".join(clauses[:_NAMED_AT_MOST]) + (f"; and {more} more" * (more > 0)),
+                    found=abridged(clauses),
                     hint=hint,
                 )
 
@@ -333,7 +331,7 @@ def _arrays(name: str, part: Component) -> tuple[object, object]:
 
 
 def _takers(met: Iterable[tuple[str, str | None]]) -> str:
-    return "; ".join(f"{path} is picked by {by!r}" for path, by in [*met][:_NAMED_AT_MOST])
+    return abridged([f"{path} is picked by {by!r}" for path, by in met])
 
 
 def _nothing(name: str, where: str, known: Iterable[str]) -> NotFound:

@@ -19,6 +19,7 @@ from holdfast.registry.pytree import FlatState
 from holdfast.registry.store import Store, results
 from holdfast.registry.values import FLOATING, Digest, canonical
 from holdfast.registry.writing import (
+    NAMED_AT_MOST,
     Chunk,
     ChunkLocation,
     Writer,
@@ -93,7 +94,6 @@ def shorter(
 
 #: Memory for reading; the group that is computed and its encoding take more.
 _READING_BYTES = 96 * 2**20
-_NAMED_AT_MOST = 8
 
 
 class Mixed(NamedTuple):
@@ -169,7 +169,7 @@ class Mixing:
             locations=self._locations,
             codec=codec,
         )
-        return Mixed(written, tuple(self._nonfinite)[:_NAMED_AT_MOST])
+        return Mixed(written, tuple(self._nonfinite)[:NAMED_AT_MOST])
 
     def _is_suspect(self, base: PlacedState) -> bool:
         return not self._writer.suspect.isdisjoint(placed_keys(base.place, base.placement))

@@ -36,13 +36,11 @@ from holdfast.registry.spec import (
     phase_number,
     phase_sequence,
 )
-from holdfast.registry.values import Digest, collector_paused, near, require_first_rank
+from holdfast.registry.values import Digest, abridged, collector_paused, near, require_first_rank
 from holdfast.registry.writing import Committer, NewCommit, Stale, Written, after_commit
 
 if TYPE_CHECKING:
     from numpy.random import SeedSequence
-
-_NAMED_AT_MOST = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,10 +343,9 @@ def archive_label(stream: StreamRecord, base: str) -> str:
 
 
 def _unfit(origin: _Origin, ref: str, problems: Sequence[str]) -> IncompatibleState:
-    more = len(problems) - _NAMED_AT_MOST
     return IncompatibleState(
         f"phase {origin.rules.to_phase} cannot begin from this checkpoint",
         where=f"{ref} ({origin.rules.source})",
-        found="; ".join(problems[:_NAMED_AT_MOST]) + (f"; and {more} more" if more > 0 else ""),
+        found=abridged(problems, most=12),
         hint="Nothing was changed.",
     )

@@ -19,6 +19,7 @@ from holdfast.registry import errors
 from holdfast.registry.errors import IncompatibleState, RankFailed, RegistryError
 from holdfast.registry.saving.collective.group import Group
 from holdfast.registry.saving.collective.structure import Ints
+from holdfast.registry.values import abridged
 
 # Messages between ranks: a line of JSON, then columns of bytes. Errors cross as their parts.
 
@@ -95,9 +96,7 @@ def broken(error: BaseException, rank: int) -> bytes:
 
 def lost(ranks: Sequence[int], deadline_s: float, doing: str) -> RankFailed:
     """Return the error for ranks that were not heard of in time."""
-    named = ", ".join(map(str, ranks[:8])) + (
-        f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    )
+    named = abridged([*map(str, ranks)], ", ")
     made = RankFailed(
         f"no word from rank {named}" if len(ranks) == 1 else f"no word from ranks {named}",
         where=f"rank {named}",

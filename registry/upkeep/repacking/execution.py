@@ -22,8 +22,8 @@ from typing import TypedDict
 from holdfast.registry.errors import InvalidInput, MissingObject
 from holdfast.registry.objects import ObjectKey
 from holdfast.registry.objects.codecs import COMPRESSIONS, Compression, check_compression
-from holdfast.registry.store import Store, Workers
-from holdfast.registry.upkeep.repacking.packs import Packs, Progress
+from holdfast.registry.store import Progress, Store, Workers
+from holdfast.registry.upkeep.repacking.packs import Packs
 from holdfast.registry.upkeep.repacking.repack_plan import (
     RepackPlan,
     RewrittenPack,

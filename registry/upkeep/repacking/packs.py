@@ -8,13 +8,21 @@ encodes again (`holdfast.registry.upkeep.repacking.chunks`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from holdfast.backends import ByteRange
 from holdfast.registry.errors import Damaged, ObjectNotFound, ObjectTruncated
 from holdfast.registry.objects import ObjectKey, PackEntry, PackRef, trailer
-from holdfast.registry.store import Outcome, Store, Workers, is_sound, missing, verify_chunk
+from holdfast.registry.store import (
+    Outcome,
+    Progress,
+    Store,
+    Workers,
+    is_sound,
+    missing,
+    verify_chunk,
+)
 from holdfast.registry.upkeep.repacking.targets import Target
 from holdfast.registry.writing import NewPack, Writer, put_pack
 
@@ -23,8 +31,6 @@ _READ_BYTES = 16 * 2**20
 #: ... and across gaps up to this size, because another request would cost more.
 _GAP_BYTES = 2**20
 
-#: Called with the number of bytes moved so far.
-Progress = Callable[[int], object]
 #: A chunk to read: its offset in the pack that holds it, and its entry in the new one.
 _Wanted = tuple[int, PackEntry]
 
