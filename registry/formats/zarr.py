@@ -38,7 +38,7 @@ from holdfast.registry.loading.zarr import (
     STATE_ATTRIBUTE,
     ArrayLayout,
     ArrayNode,
-    Layout,
+    ZarrLayout,
     array_v2,
     array_v3,
     check_version,
@@ -412,7 +412,7 @@ _HELD_BYTES = 16 * 2**20
 def write(path: Path, content: Content, *, metadata: None, force: bool) -> WrittenFile:  # noqa: ARG001
     """Write the tensors of a state as a folder, which appears whole or not at all."""
     attributes = {STATE_ATTRIBUTE: {"kind": content.kind, "components": content.skeletons}}
-    layout = Layout(content.where, content.digest, content.tensors, attributes)
+    layout = ZarrLayout(content.where, content.digest, content.tensors, attributes)
     if not any(arrays_in(part.skeleton) for part in content.parts.values()):
         raise IncompatibleState("there is no tensor to write", where=content.where)
     size = 0

@@ -107,7 +107,7 @@ class LazyTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ChunkPart:
     """The part of one chunk that an index selects."""
 
     digest: Digest  # the chunk
@@ -138,7 +138,7 @@ class _Reading:
             cut = tuple(map(_as_slice, self._ranges))
             self._result[...] = stored.reshape(self._entry.shape)[cut]
             return
-        held: list[tuple[_Part, Any]] = []
+        held: list[tuple[_ChunkPart, Any]] = []
         size = 0
         for part in self._parts():
             target = self._result[part.outside] if part.whole else None
@@ -151,7 +151,7 @@ class _Reading:
                 held, size = [], 0
         self._settle(held)
 
-    def _settle(self, held: Sequence[tuple[_Part, Any]]) -> None:
+    def _settle(self, held: Sequence[tuple[_ChunkPart, Any]]) -> None:
         wanted: dict[Digest, memoryview] = {}
         first: dict[Digest, Any] = {}
         for part, target in held:
@@ -164,7 +164,7 @@ class _Reading:
             if chunk is not target or not part.whole:
                 self._result[part.outside] = chunk.reshape(part.shape)[part.inside]
 
-    def _parts(self) -> Iterator[_Part]:
+    def _parts(self) -> Iterator[_ChunkPart]:
         grid, shape = self._entry.grid, self._entry.shape
         digests = self._source.chunk_digests(self._entry)
         axis, rows = grid.axis, grid.rows
@@ -181,7 +181,7 @@ class _Reading:
                 local = range(
                     inside.start - number * rows, inside.stop - number * rows, inside.step
                 )
-                yield _Part(
+                yield _ChunkPart(
                     digests[run * grid.chunks_per_run + number],
                     (count, *shape[axis + 1 :]),
                     (_as_slice(local), *trailing),

@@ -16,7 +16,13 @@ from holdfast.registry.errors import IncompatibleState, MissingObject, NoSuchPat
 from holdfast.registry.formats import OPAQUE, encode_header, opaque_name
 from holdfast.registry.formats import SAFETENSORS_NAMES as NAMES
 from holdfast.registry.loading import Checkpoint, Stored, tensors_by_path
-from holdfast.registry.loading.zarr import DOCUMENT, ArrayLayout, Layout, is_position, native_types
+from holdfast.registry.loading.zarr import (
+    DOCUMENT,
+    ArrayLayout,
+    ZarrLayout,
+    is_position,
+    native_types,
+)
 from holdfast.registry.objects import Component, RecentChunks, TensorEntry
 from holdfast.registry.store import Source
 from holdfast.registry.values import Digest
@@ -334,11 +340,11 @@ class StateFolder:
     # Zarr
 
     @cached_property
-    def _layout(self) -> Layout | IncompatibleState:
+    def _layout(self) -> ZarrLayout | IncompatibleState:
         stored = self._stored
         tensors = tensors_by_path(stored.manifest.components)
         try:
-            return Layout(stored.ref, stored.digest, tensors, native=native_types())
+            return ZarrLayout(stored.ref, stored.digest, tensors, native=native_types())
         except IncompatibleState as error:
             return error
 
@@ -355,7 +361,7 @@ class StateFolder:
             ) from layout
         return self._zarr_folder(layout, "")
 
-    def _zarr_folder(self, layout: Layout, path: str) -> Folder:
+    def _zarr_folder(self, layout: ZarrLayout, path: str) -> Folder:
         def get(name: str) -> File | Folder | None:
             key = f"{path}/{name}" if path else name
             if key in layout.documents:
@@ -368,7 +374,7 @@ class StateFolder:
         return Folder(lambda: layout.names(path), get)
 
 
-def _is_zarr_folder(layout: Layout, path: str) -> bool:
+def _is_zarr_folder(layout: ZarrLayout, path: str) -> bool:
     if f"{path}/{DOCUMENT}" in layout.documents:
         return True
     steps = path.split("/")

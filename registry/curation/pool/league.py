@@ -21,7 +21,12 @@ from holdfast.registry.curation.pool.matches import (
     rating_match,
 )
 from holdfast.registry.curation.pool.model_cache import ModelCache
-from holdfast.registry.curation.pool.promoting import PromotionCommit, Source, Terms, pool_rules
+from holdfast.registry.curation.pool.promoting import (
+    ModelSource,
+    PromotionCommit,
+    Terms,
+    pool_rules,
+)
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history import check_phase
 from holdfast.registry.history.actions import Action
@@ -86,10 +91,10 @@ class OpponentPool:
         """
         n = own(self._committer, checkpoint, "the pool")
 
-        def source(run: RunManifest) -> Source:
+        def source(run: RunManifest) -> ModelSource:
             record = run.by_n.get(n) or self._log.knowing(n).by_n[n]
             gates = [pin.name for pin in run.pins_of("gate") if pin.checkpoint == record.n]
-            return Source(record, gates[0] if frozen and gates else None)
+            return ModelSource(record, gates[0] if frozen and gates else None)
 
         return self._promote(source, Terms(frozen, mu, sigma))
 
@@ -110,14 +115,14 @@ class OpponentPool:
             IncompatibleState: The gate has no parts for inference.
         """
 
-        def source(run: RunManifest) -> Source:
+        def source(run: RunManifest) -> ModelSource:
             n = find_pin(run, "gate", name).checkpoint
             assert n is not None  # replay makes sure that every gate names one
-            return Source(run.by_n.get(n) or self._log.knowing(n).by_n[n], name)
+            return ModelSource(run.by_n.get(n) or self._log.knowing(n).by_n[n], name)
 
         return self._promote(source, Terms(frozen=True, mu=mu, sigma=sigma))
 
-    def _promote(self, source: Callable[[RunManifest], Source], terms: Terms) -> PoolEntry:
+    def _promote(self, source: Callable[[RunManifest], ModelSource], terms: Terms) -> PoolEntry:
         promotion = PromotionCommit(self._committer, source, terms)
         self._log.refresh()
         self._committer.commit(promotion)

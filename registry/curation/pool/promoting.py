@@ -135,7 +135,7 @@ def candidate_of(record: CheckpointRecord, manifest: Digest) -> Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """The source of a model."""
 
     checkpoint: CheckpointRecord  # the checkpoint
@@ -167,7 +167,7 @@ class PromotionCommit(NewCommit):
     """
 
     def __init__(
-        self, committer: Committer, source: Callable[[RunManifest], Source], terms: Terms
+        self, committer: Committer, source: Callable[[RunManifest], ModelSource], terms: Terms
     ) -> None:
         self._committer = committer
         self._source = source
@@ -219,7 +219,7 @@ class PromotionCommit(NewCommit):
         self.version = run.next_version
         return promotion(run, candidate, self._rating(run, record))
 
-    def _playing(self, run: RunManifest, source: Source) -> PoolRecord | None:
+    def _playing(self, run: RunManifest, source: ModelSource) -> PoolRecord | None:
         """Return the entry that plays already for this source in the same role."""
         wanted = (source.checkpoint.n, source.gate, self._terms.frozen)
         for entry in run.roster():

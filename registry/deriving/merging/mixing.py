@@ -104,7 +104,7 @@ class Mixed(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Part:
+class _ResultChunk:
     """One chunk of the result."""
 
     tensor: MergedTensor  # its tensor
@@ -145,7 +145,7 @@ class Mixing:
         self._tensors = tensors
         self._watched = watched
         self._allow_nonfinite = allow_nonfinite
-        self._parts: dict[int, list[_Part]] = {}
+        self._parts: dict[int, list[_ResultChunk]] = {}
         self._inline: dict[int, bytes] = {}
         self._locations: dict[Digest, ChunkLocation] = {}
         self._made: dict[Digest, bool] = {}
@@ -193,7 +193,7 @@ class Mixing:
             for number, (size, *digests) in enumerate(zip(sizes, *chunks, strict=True)):
                 same = len(set(digests)) == 1
                 piece = Piece(tuple(digests[:1] if same else digests), tensor.leaf.dtype, size)
-                parts.append(_Part(tensor, number, piece, digests[0] if same else None))
+                parts.append(_ResultChunk(tensor, number, piece, digests[0] if same else None))
             self._parts[id(tensor)] = parts
 
     def _small(self, tensor: MergedTensor) -> bytes:
@@ -236,9 +236,9 @@ class Mixing:
             self._lists.update(lists)
             yield [Chunk(digest, memoryview(data)) for digest, data in lists.items()]
 
-    def _make(self, group: Sequence[_Part]) -> list[Chunk]:
+    def _make(self, group: Sequence[_ResultChunk]) -> list[Chunk]:
         """Compute or copy the chunks of a group that are not stored yet, and return them."""
-        by_sources: dict[tuple[int, ...], list[_Part]] = {}
+        by_sources: dict[tuple[int, ...], list[_ResultChunk]] = {}
         for part in group:
             if part.digest is None:
                 by_sources.setdefault(part.tensor.sources, []).append(part)
@@ -265,7 +265,7 @@ class Mixing:
                 self._nonfinite[part.tensor.leaf.path] = None
         return chunks
 
-    def _is_wanted(self, part: _Part) -> bool:
+    def _is_wanted(self, part: _ResultChunk) -> bool:
         """Return whether the bytes of a kept chunk have to be read."""
         if part.digest in self._made:
             return False

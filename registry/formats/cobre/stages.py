@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput
-from holdfast.registry.formats.cobre.wire import Buffer, InMemory, Source, Tables
+from holdfast.registry.formats.cobre.wire import Buffer, BufferSource, InMemory, Tables
 from holdfast.registry.formats.state_file import TensorHeader
 
 #: Fields of a cut: name, number, type.
@@ -79,7 +79,7 @@ def read_stage(folder: str, data: bytes, where: str, *, domination: bool) -> dic
 
 
 def describe_stage(
-    folder: str, data: Source, where: str, *, domination: bool
+    folder: str, data: BufferSource, where: str, *, domination: bool
 ) -> tuple[int, dict[str, TensorHeader]]:
     """Return the number of a stage, and its arrays, as `read_stage` would give them."""
     root = Buffer(data, where).root()

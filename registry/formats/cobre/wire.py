@@ -21,7 +21,7 @@ _OFFSET: Final = np.dtype("<u4")
 _NEAR: Final = 8
 
 
-class Source(Protocol):
+class BufferSource(Protocol):
     """Where the bytes of a buffer are."""
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class OnDisk:
 class Buffer:
     """A file."""
 
-    data: Source  # its bytes
+    data: BufferSource  # its bytes
     where: str  # its name, for messages
 
     def root(self) -> Tables:

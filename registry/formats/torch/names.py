@@ -22,7 +22,7 @@ from holdfast.registry.errors import UnsupportedValue
 from holdfast.registry.formats.pickles import Keys, Known
 from holdfast.registry.formats.source import KEEP
 from holdfast.registry.formats.torch.container import torch_of
-from holdfast.registry.formats.torch.storages import Layout, StorageType, Tensors
+from holdfast.registry.formats.torch.storages import SparseLayout, StorageType, Tensors
 from holdfast.registry.pytree import TensorBytes
 from holdfast.registry.values import ITEM_SIZES, Budget
 
@@ -378,10 +378,10 @@ def _from_numpy(data: Any, dtype: Any, device: Any, requires_grad: Any) -> Any:
     return _from_cpu(made, dtype, device, requires_grad)
 
 
-def _layout(text: Any) -> Layout:
+def _layout(text: Any) -> SparseLayout:
     if text not in [f"torch.sparse_{name}" for name in _LAYOUTS]:
         raise ValueError("an unknown layout")
-    return Layout(text)
+    return SparseLayout(text)
 
 
 # Containers

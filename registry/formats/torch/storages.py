@@ -41,7 +41,7 @@ class StorageType:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SparseLayout:
     """The layout of a sparse tensor, as torch names it."""
 
     name: str
@@ -156,7 +156,7 @@ class Tensors:
 
     def sparse(self, layout: Any, parts: Any) -> Any:
         """Make a sparse tensor (`_rebuild_sparse_tensor`); its parts by name without data."""
-        if not isinstance(layout, Layout):
+        if not isinstance(layout, SparseLayout):
             raise TypeError("not a layout")
         if layout.name == "torch.sparse_coo":
             indices, values, shape, *coalesced = parts

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.registry.loading.zarr.layout import DOCUMENT as DOCUMENT
     from holdfast.registry.loading.zarr.layout import STATE_ATTRIBUTE as STATE_ATTRIBUTE
     from holdfast.registry.loading.zarr.layout import ArrayLayout as ArrayLayout
-    from holdfast.registry.loading.zarr.layout import Layout as Layout
+    from holdfast.registry.loading.zarr.layout import ZarrLayout as ZarrLayout
     from holdfast.registry.loading.zarr.layout import is_position as is_position
     from holdfast.registry.loading.zarr.nodes import ArrayNode as ArrayNode
     from holdfast.registry.loading.zarr.nodes import array_v2 as array_v2
@@ -43,7 +43,7 @@ __all__ = [
     "STATE_ATTRIBUTE",
     "ArrayLayout",
     "ArrayNode",
-    "Layout",
+    "ZarrLayout",
     "array_v2",
     "array_v3",
     "check_version",

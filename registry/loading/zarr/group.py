@@ -23,7 +23,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
 from holdfast.registry.loading.zarr.element_types import native_types
-from holdfast.registry.loading.zarr.layout import ArrayLayout, Layout
+from holdfast.registry.loading.zarr.layout import ArrayLayout, ZarrLayout
 from holdfast.registry.objects import RECENT_BYTES, RecentChunks, TensorEntry
 from holdfast.registry.store import Source
 from holdfast.registry.values import Digest
@@ -81,7 +81,7 @@ class CheckpointStore(ReadOnlyStore):
         self.ref = ref
         self.digest = digest
         self._source = source
-        self._layout = Layout(ref, digest, tensors, native=native_types())
+        self._layout = ZarrLayout(ref, digest, tensors, native=native_types())
         self._recent = RecentChunks(RECENT_BYTES)
         self._digests: dict[str, Sequence[Digest]] = {}
         self._lock = Lock()

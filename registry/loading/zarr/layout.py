@@ -114,7 +114,7 @@ class ArrayLayout:
         }
 
 
-class Layout:
+class ZarrLayout:
     """A state as a Zarr hierarchy.
 
     Attributes:

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast import Retention
 from holdfast.backends.errors import StoreUnavailable
-from holdfast.registry.curation.pool.promoting import PromotionCommit, Source, Terms
+from holdfast.registry.curation.pool.promoting import ModelSource, PromotionCommit, Terms
 from holdfast.registry.curation.pool.ratings import Rating
 from holdfast.registry.errors import Conflict, InvalidInput
 from holdfast.registry.history import log
@@ -129,7 +129,7 @@ def test_a_model_that_only_an_earlier_attempt_wrote_is_cut_anew(make, other):
     first, second = save(run, 1, 2)
     rival = other()
     commit = PromotionCommit(
-        run.pool._committer, lambda manifest: Source(manifest.by_n[first.record.n]), Terms()
+        run.pool._committer, lambda manifest: ModelSource(manifest.by_n[first.record.n]), Terms()
     )
     assert len(commit.write_states()) == 1
     rival.pool.promote(rival.find(first.record.n))

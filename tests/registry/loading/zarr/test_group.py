@@ -28,7 +28,7 @@ from holdfast.registry.errors import (
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.loading.zarr import element_types
 from holdfast.registry.loading.zarr import group as view
-from holdfast.registry.loading.zarr.layout import Layout
+from holdfast.registry.loading.zarr.layout import ZarrLayout
 from holdfast.registry.objects.recent_chunks import RecentChunks
 from holdfast.registry.objects.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import Digest
@@ -171,7 +171,7 @@ def test_what_zarr_cannot_name_is_refused(key, run):
 def test_a_tensor_within_a_tensor_is_refused():
     entry = TensorEntry("uint8", (1,), inline=b"x")
     with pytest.raises(Malformed, match="within another tensor"):
-        Layout("ref", Digest(bytes(32)), {"a/b/c": entry, "a/b": entry})
+        ZarrLayout("ref", Digest(bytes(32)), {"a/b/c": entry, "a/b": entry})
 
 
 def test_listing_agrees_with_what_is_there(saved):
