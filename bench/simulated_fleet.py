@@ -26,7 +26,7 @@ from holdfast.registry.objects.pack import PACK_BYTES
 from holdfast.registry.objects.placement import PackRef
 from holdfast.registry.saving.collective.agreement import RankPart
 from holdfast.registry.saving.collective.chunk_table import ROW, ChunkTable
-from holdfast.registry.saving.collective.leading import Storing, known_digests
+from holdfast.registry.saving.collective.leading import StateEnd, known_digests
 from holdfast.registry.saving.collective.part import PartReport
 from holdfast.registry.saving.collective.plan import Plan, make_plan
 from holdfast.registry.saving.collective.shards import Layout
@@ -172,8 +172,8 @@ class Fleet:
         fresh = ChunkTable.joined(stored)
         skeletons = [canonical.encode(part.skeleton) for part in flat.components]
         part = RankPart(flat, layout, (), {})
-        storing = Storing(committer, part, [], flat, skeletons, digests, bases, fresh, RAW, ())
-        written = storing.finish()
+        end = StateEnd(committer, part, [], flat, skeletons, digests, bases, fresh, RAW, ())
+        written = end.finish()
         found = self.figures
         found.assemble_s = spent + time.process_time() - began
         place = written.base.place

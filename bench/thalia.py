@@ -27,7 +27,7 @@ from typing import Any, Literal
 import torch
 
 import holdfast
-from holdfast import formats
+from holdfast import Storing, formats
 from holdfast.registry.formats import thalia
 
 REGIONS = 10
@@ -116,7 +116,9 @@ def registry(
     def save() -> None:
         shutil.rmtree(folder, ignore_errors=True)
         with holdfast.init(str(folder), compression=compression) as reg:
-            reg.create_run("brain", preset="thalia").save(state, step=1, precision=precision)
+            reg.create_run("brain", preset="thalia").save(
+                state, step=1, storing=Storing(precision=precision)
+            )
 
     def load() -> None:
         with holdfast.open(str(folder), read_only=True) as reg:

@@ -30,7 +30,7 @@ from holdfast.registry.adapters.lightning_io import (
     components,
     from_components,
 )
-from holdfast.registry.adapters.saving import OnSave, Saver, capture_ranks, restore_rank
+from holdfast.registry.adapters.saving import OnSave, StepSaver, capture_ranks, restore_rank
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face import Run, lost_within_an_epoch, own_generators
 from holdfast.registry.saving.loop import Checkpointer
@@ -93,7 +93,7 @@ class HoldfastCheckpoint(Checkpoint):
         self._run = run
         self._shards = False
         self.io = HoldfastIO(run, files=TorchCheckpointIO())
-        self.io.saver = self._saver = Saver(
+        self.io.saver = self._saver = StepSaver(
             run, background=background, on_save=on_save, checkpointer=checkpointer
         )
         self._every_steps = every_n_train_steps

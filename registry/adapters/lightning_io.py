@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning.pytorch.plugins.io import CheckpointIO
 
-from holdfast.registry.adapters.saving import OnSave, Saver, checkpoint_of
+from holdfast.registry.adapters.saving import OnSave, StepSaver, checkpoint_of
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound, UnsupportedValue
 from holdfast.registry.face import Run
 from holdfast.registry.formats.torch import LIGHTNING_NAMES as _NAMES
@@ -53,7 +53,7 @@ class HoldfastIO(CheckpointIO):
         background: bool = False,
         on_save: OnSave | None = None,
     ) -> None:
-        self.saver = Saver(run, background=background, on_save=on_save)
+        self.saver = StepSaver(run, background=background, on_save=on_save)
         self.trains = True
         if files is None and run.group is not None:
             raise InvalidInput(

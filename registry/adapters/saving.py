@@ -22,7 +22,7 @@ OnSave = Callable[[Checkpoint], object]
 Gather = Callable[[], dict[str, Any]]
 
 
-class Saver:
+class StepSaver:
     """Saves states of a run, each step once.
 
     Attributes:

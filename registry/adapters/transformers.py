@@ -23,7 +23,7 @@ from transformers.trainer_utils import SaveStrategy
 from holdfast.registry.adapters.hub_parts import model_parts
 from holdfast.registry.adapters.saving import (
     OnSave,
-    Saver,
+    StepSaver,
     capture_ranks,
     checkpoint_of,
     restore_rank,
@@ -71,7 +71,9 @@ class HoldfastCallback(TrainerCallback):
         checkpointer: Checkpointer | None = None,
     ) -> None:
         self._run = run
-        self._saver = Saver(run, background=background, on_save=on_save, checkpointer=checkpointer)
+        self._saver = StepSaver(
+            run, background=background, on_save=on_save, checkpointer=checkpointer
+        )
         self._trainer: Any = None
         self._is_due = False
         self._loaded: dict[str, Any] = {}

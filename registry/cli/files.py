@@ -18,6 +18,7 @@ from holdfast.registry.face import Registry
 from holdfast.registry.formats import EXTENSIONS, MAIN_EXTENSIONS, NAMES, TREE, named
 from holdfast.registry.formats import OPAQUE_FORMAT as OPAQUE_FORMAT
 from holdfast.registry.layouts import hub_folder
+from holdfast.registry.writing import Storing
 
 #: The exit status of a check of a file whose format nobody knows.
 _UNKNOWN = 9
@@ -76,8 +77,10 @@ def push(
         phase=phase,
         metrics=metrics,
         meta=texts or None,
-        precision=given[0] if is_name else policies,
-        allow_lossy_optimizer=allow_lossy_optimizer,
+        storing=Storing(
+            precision=given[0] if is_name else policies,
+            allow_lossy_optimizer=allow_lossy_optimizer,
+        ),
     )
     is_new = into.manifest.count > known
     shape = describe.checkpoint_json(into, saved)

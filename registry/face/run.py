@@ -28,24 +28,20 @@ from holdfast.registry.history import (
 from holdfast.registry.history.actions import Commit, Evict, RunStatus
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading import Checkpoint, StateHandle, Stored
-from holdfast.registry.objects.codecs import Compression
 from holdfast.registry.saving import (
     DEFAULT_PHASE,
     Backlog,
     Busy,
-    OnError,
     PendingSave,
     Restored,
     RunHandle,
     SaveRequest,
     Trainer,
-    check_on_error,
 )
-from holdfast.registry.spec import Monitor, Retention, RunSpec, WhenAsked, child, phase_number
-from holdfast.registry.spec.precision import PrecisionPolicy
+from holdfast.registry.spec import Monitor, Retention, RunSpec, child, phase_number
 from holdfast.registry.store import Store
 from holdfast.registry.values import markup
-from holdfast.registry.writing import Committer
+from holdfast.registry.writing import Committer, Storing, check_storing
 
 if TYPE_CHECKING:
     from numpy.random import SeedSequence
@@ -65,7 +61,7 @@ if TYPE_CHECKING:
     from holdfast.registry.plots import Axis, StreamKeys
     from holdfast.registry.saving.collective import Group
     from holdfast.registry.saving.journal import Journal
-    from holdfast.registry.saving.loop import Checkpointer, NoticeSource, Ranks
+    from holdfast.registry.saving.loop import Checkpointer, Stopping
 
 _LOGGER = logging.getLogger("holdfast")
 
@@ -947,18 +943,14 @@ class Run:
         tier: str | None = None,
         companions: Mapping[str, object] | None = None,
         streams: Mapping[str, Iterable[Mapping[str, Any]]] | None = None,
-        compression: Compression | None = None,
-        keyframe_every: int | None = None,
-        precision: PrecisionPolicy | None = None,
-        allow_lossy_optimizer: bool = False,
+        storing: Storing | None = None,
         allow_nonfinite: bool = False,
     ) -> Checkpoint:
         """Save a state; return when it is durable.
 
         On a handle with a `group` every rank calls it with its part of the state: sharded tensors
         as DTensors, everything else equal on all ranks. Each rank stores a share, and all get the
-        checkpoint, or an error. `keyframe_every` makes no differences then, and `precision` is
-        refused.
+        checkpoint, or an error. No differences are stored then, and a `precision` is refused.
 
         Args:
             state: A dict of tensors (torch or NumPy, of any shape, dtype and device) and plain
@@ -976,19 +968,8 @@ class Run:
                 declares one that is not given, the last checkpoint's is used.
             streams: Entries for streams, by name, each a mapping with a `step`. They become visible
                 with the checkpoint; training that resumes from it continues after them.
-            compression: `none`, `zstd` or `lz4`: how new chunks are stored; no id depends on it.
-                Default: the registry's own.
-            keyframe_every: A chunk that changes from save to save is stored whole at least once in
-                this many versions, 1 to 32. In between it is stored as a difference if that is
-                clearly shorter; 1 turns differences off. Default: the registry's own.
-            precision: Which float32 and float64 tensors are stored in fewer bits: one policy for
-                all, or policies by path pattern, of which the first match counts:
-                `{"model/*": "bf16", "*": "auto"}`. A policy is `bf16`, `fp16`, `auto` (`bf16` for
-                tensors of 1 MiB and more), `auto-fp16` (`fp16` above 1 MiB) or `keep`; a name of
-                the preset's `precision` stands for its rules. The loss is recorded and shown.
-                Companions are not changed.
-            allow_lossy_optimizer: Apply `precision` to optimizer state too. Without it optimizer
-                state keeps its precision, and a pattern that matches nothing else is an error.
+            storing: How its bytes are stored: compression, differences, precision. Default: as the
+                registry says.
             allow_nonfinite: Let the checkpoint become latest even if weights that the preset
                 watches hold NaN or infinity.
 
@@ -1010,23 +991,18 @@ class Run:
             RankFailed: With a group: another rank is dead or late; the message names it. Nothing is
                 visible, unless it says that the outcome is unknown.
         """
-        with self._trainer.abstaining():
-            request = SaveRequest(
-                step,
-                takes_over=True,
-                phase=phase,
-                metrics=metrics,
-                meta=meta,
-                tier=tier,
-                companions=companions,
-                streams=streams,
-                compression=compression,
-                keyframe_every=keyframe_every,
-                precision=precision,
-                allow_lossy_optimizer=allow_lossy_optimizer,
-                allow_nonfinite=allow_nonfinite,
-                every_rank=self._trainer.is_collective,
-            )
+        request = self._trainer.asked(
+            step,
+            takes_over=True,
+            phase=phase,
+            metrics=metrics,
+            meta=meta,
+            tier=tier,
+            companions=companions,
+            streams=streams,
+            storing=storing,
+            allow_nonfinite=allow_nonfinite,
+        )
         return self._trainer.save(state, request)
 
     def push(
@@ -1040,33 +1016,25 @@ class Run:
         tier: str | None = None,
         companions: Mapping[str, object] | None = None,
         streams: Mapping[str, Iterable[Mapping[str, Any]]] | None = None,
-        compression: Compression | None = None,
-        keyframe_every: int | None = None,
-        precision: PrecisionPolicy | None = None,
-        allow_lossy_optimizer: bool = False,
+        storing: Storing | None = None,
         allow_nonfinite: bool = False,
     ) -> Checkpoint:
         """Save a state that another program made; the run keeps its trainer.
 
         Arguments, result and errors are those of `save`; no trainer is fenced.
         """
-        with self._trainer.abstaining():
-            request = SaveRequest(
-                step,
-                takes_over=False,
-                phase=phase,
-                metrics=metrics,
-                meta=meta,
-                tier=tier,
-                companions=companions,
-                streams=streams,
-                compression=compression,
-                keyframe_every=keyframe_every,
-                precision=precision,
-                allow_lossy_optimizer=allow_lossy_optimizer,
-                allow_nonfinite=allow_nonfinite,
-                every_rank=self._trainer.is_collective,
-            )
+        request = self._trainer.asked(
+            step,
+            takes_over=False,
+            phase=phase,
+            metrics=metrics,
+            meta=meta,
+            tier=tier,
+            companions=companions,
+            streams=streams,
+            storing=storing,
+            allow_nonfinite=allow_nonfinite,
+        )
         return self._trainer.save(state, request)
 
     def merge(
@@ -1081,7 +1049,7 @@ class Run:
         metrics: Mapping[str, object] | None = None,
         meta: Mapping[str, object] | None = None,
         tier: str | None = None,
-        compression: Compression | None = None,
+        storing: Storing | None = None,
         allow_nonfinite: bool = False,
     ) -> Checkpoint:
         """Save a state that is made of others: some tensors averaged, the rest picked.
@@ -1105,7 +1073,7 @@ class Run:
             metrics: As for `save`.
             meta: As for `save`, but a mapping without the key `merge`.
             tier: As for `save`.
-            compression: As for `save`.
+            storing: As for `save`, but without `precision`; no differences are made.
             allow_nonfinite: As for `save`.
 
         Raises:
@@ -1128,7 +1096,7 @@ class Run:
             phase=phase,
             metrics=metrics,
             tier=tier,
-            compression=compression,
+            storing=storing,
             allow_nonfinite=allow_nonfinite,
         )
         return merge(self._committer, sources, request, average, weights, pick, meta)
@@ -1144,14 +1112,10 @@ class Run:
         tier: str | None = None,
         companions: Mapping[str, object] | None = None,
         streams: Mapping[str, Iterable[Mapping[str, Any]]] | None = None,
-        compression: Compression | None = None,
-        keyframe_every: int | None = None,
-        precision: PrecisionPolicy | None = None,
-        allow_lossy_optimizer: bool = False,
+        storing: Storing | None = None,
         allow_nonfinite: bool = False,
         busy: Busy = "wait",
-        on_error: OnError = "raise",
-        give_up_after: int = 3,
+        may_fail: int = 0,
     ) -> PendingSave:
         """Save a state in the background; return once it has been copied.
 
@@ -1172,42 +1136,32 @@ class Run:
             tier: Retention class.
             companions: States by name.
             streams: Entries for streams, by name.
-            compression: How new chunks are stored.
-            keyframe_every: How often a chunk is stored whole.
-            precision: Which tensors are stored in fewer bits.
-            allow_lossy_optimizer: Apply `precision` to optimizer state too.
+            storing: How its bytes are stored.
             allow_nonfinite: Let NaN and infinity become latest.
             busy: If an earlier save is running: `wait` for it; `skip` this save; or `supersede`:
                 copy the state to a second memory, where it waits until a newer save takes its
                 place. Entries for streams go to the newer save.
-            on_error: `warn`: log an error of the store, such as an outage, and let the next call go
-                on; only `wait` raises it. The next save has the entries for streams.
-            give_up_after: With `warn`, the failed save in a row whose error is raised all the same.
+            may_fail: How many saves in a row may fail: an error of the store, such as an outage, is
+                then logged and only `wait` raises it; the next call goes on, and its save has the
+                entries for streams. Not with a `group`.
 
         Returns:
             The save: `wait` gives the checkpoint, `waited_s` the seconds for which this call waited
             for an earlier save, and `outcome` says whether it was skipped or superseded.
         """
-        with self._trainer.abstaining():
-            request = SaveRequest(
-                step,
-                takes_over=True,
-                phase=phase,
-                metrics=metrics,
-                meta=meta,
-                tier=tier,
-                companions=companions,
-                streams=streams,
-                compression=compression,
-                keyframe_every=keyframe_every,
-                precision=precision,
-                allow_lossy_optimizer=allow_lossy_optimizer,
-                allow_nonfinite=allow_nonfinite,
-                every_rank=self._trainer.is_collective,
-                goes_on=check_on_error(
-                    on_error, give_up_after, every_rank=self._trainer.is_collective
-                ),
-            )
+        request = self._trainer.asked(
+            step,
+            takes_over=True,
+            phase=phase,
+            metrics=metrics,
+            meta=meta,
+            tier=tier,
+            companions=companions,
+            streams=streams,
+            storing=storing,
+            allow_nonfinite=allow_nonfinite,
+            may_fail=may_fail,
+        )
         return self._trainer.save_async(state, request, busy)
 
     def wait(self, *, remote: bool = False, timeout_s: float | None = None) -> None:
@@ -1270,21 +1224,10 @@ class Run:
         background: bool = True,
         busy: Busy = "wait",
         save_at_end: bool = True,
-        notice: NoticeSource | None = None,
-        exits: bool = True,
-        exit_code: int | None = None,
-        sigint_exit_code: int | None = None,
-        sigusr1: WhenAsked | None = None,
-        deadline_s: float | None = None,
-        ranks: Ranks | None = None,
-        barrier_s: float = 1800.0,
-        on_error: OnError = "raise",
-        give_up_after: int = 3,
+        stopping: Stopping | None = None,
+        may_fail: int = 0,
         phase: int | str | None = None,
-        compression: Compression | None = None,
-        keyframe_every: int | None = None,
-        precision: PrecisionPolicy | None = None,
-        allow_lossy_optimizer: bool = False,
+        storing: Storing | None = None,
         allow_nonfinite: bool = False,
     ) -> Checkpointer:
         """Return what saves a training loop: `with run.checkpointer(every_steps=100) as it: ...`.
@@ -1304,43 +1247,19 @@ class Run:
                 host memory. `False`: training waits until the checkpoint is durable.
             busy: As for `save_async`; saves for another reason than the cadence always wait.
             save_at_end: Save the last step at the end of the block.
-            notice: A notice of preemption: the path of a file that will exist, or a function that
-                returns something true. It is asked at most once a second, and counts as SIGTERM.
-            exits: Raise SystemExit after a request to stop. `False`: only set `.stopped`.
-            exit_code: Exit status after SIGTERM. Default: the preset's, or 143.
-            sigint_exit_code: Exit status after SIGINT. Default: the preset's, or 130.
-            sigusr1: Whether SIGUSR1 saves after the current step (`now`) or at the next multiple of
-                `every_steps` (`at_cadence`). Default: the preset's, or `now`.
-            deadline_s: Seconds after a request to stop after which the process ends with what is
-                durable. Default: the preset's, or 25.
-            ranks: The processes of the training: an object with `rank` and `highest(value)`.
-                Default: those of torch.distributed if it is initialized.
-            barrier_s: Seconds after which waiting for the other ranks of torch.distributed is an
-                error.
-            on_error: As for `save_async`, for saves by the cadence and of the best; others raise
-                the error.
-            give_up_after: As for `save_async`.
+            stopping: How the loop is asked to stop, and how it leaves.
+            may_fail: As for `save_async`, for saves by the cadence and of the best; the error of
+                any other save is raised.
             phase: As for `save`, like all below.
-            compression: How new chunks are stored.
-            keyframe_every: How often a chunk is stored whole.
-            precision: Which tensors are stored in fewer bits.
-            allow_lossy_optimizer: Apply `precision` to optimizer state too.
+            storing: How its bytes are stored; with a `group` without `precision`.
             allow_nonfinite: Let NaN and infinity become latest.
 
         Raises:
             InvalidInput: An argument is wrong; with a `group` also `precision`, another `busy` than
                 `wait`, and `ranks` that are not those of the group.
         """
-        from holdfast.registry.saving.loop import Checkpointer, LoopOptions
+        from holdfast.registry.saving.loop import Checkpointer, LoopOptions, Stopping
 
-        save = {
-            "phase": phase,
-            "compression": compression,
-            "keyframe_every": keyframe_every,
-            "precision": precision,
-            "allow_lossy_optimizer": allow_lossy_optimizer,
-            "allow_nonfinite": allow_nonfinite,
-        }
         options = LoopOptions(
             every_steps=every_steps,
             every_s=every_s,
@@ -1348,17 +1267,11 @@ class Run:
             background=background,
             busy=busy,
             save_at_end=save_at_end,
-            notice=notice,
-            exits=exits,
-            exit_code=exit_code,
-            sigint_exit_code=sigint_exit_code,
-            sigusr1=sigusr1,
-            deadline_s=deadline_s,
-            ranks=ranks,
-            barrier_s=barrier_s,
-            on_error=on_error,
-            give_up_after=give_up_after,
-            save=save,
+            stopping=Stopping() if stopping is None else stopping,
+            may_fail=may_fail,
+            phase=phase,
+            storing=check_storing(storing),
+            allow_nonfinite=allow_nonfinite,
             group=self.group,
         )
         return Checkpointer(self._trainer, options)

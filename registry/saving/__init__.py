@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from holdfast.registry.saving.restoring import restore_newest as restore_newest
     from holdfast.registry.saving.save_commit import SaveCommit as SaveCommit
     from holdfast.registry.saving.save_request import DEFAULT_PHASE as DEFAULT_PHASE
-    from holdfast.registry.saving.save_request import OnError as OnError
     from holdfast.registry.saving.save_request import PreparedSave as PreparedSave
     from holdfast.registry.saving.save_request import SaveRequest as SaveRequest
-    from holdfast.registry.saving.save_request import check_on_error as check_on_error
     from holdfast.registry.saving.save_request import prepare_save as prepare_save
     from holdfast.registry.saving.trainer import RunHandle as RunHandle
     from holdfast.registry.saving.trainer import Trainer as Trainer

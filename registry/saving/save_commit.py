@@ -148,10 +148,7 @@ class SaveCommit(NewCommit):
     def _write(
         self, state: FlatState, bases: Sequence[PlacedState], watched: Sequence[str] = ()
     ) -> Written:
-        request = self._request
-        return self._committer.write(
-            state, bases, request.compression, request.keyframe_every, watched
-        )
+        return self._committer.write(state, bases, self._request.storing, watched)
 
     def actions(self, run: RunManifest) -> Sequence[Action]:
         """Return the actions of the commit for a run."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any
 
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
@@ -24,7 +24,6 @@ from holdfast.registry.history import (
 )
 from holdfast.registry.history.actions import CommitKeys
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.objects.codecs import Compression, check_compression
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.spec import (
     MIGRATIONS,
@@ -38,15 +37,12 @@ from holdfast.registry.spec import (
 from holdfast.registry.spec.precision import (
     Narrowing,
     Precision,
-    PrecisionPolicy,
     narrow_state,
     stored_dtypes,
 )
 from holdfast.registry.values import Json, collector_paused, float_to_hex, near, require_first_rank
-from holdfast.registry.writing import check_keyframe_every
+from holdfast.registry.writing import Storing, check_storing
 
-#: What a training does if a save fails: raise the store's error, or warn and go on.
-OnError = Literal["raise", "warn"]
 #: The phase of runs that declare none.
 DEFAULT_PHASE = "main"
 #: The tags of dicts in a skeleton.
@@ -61,6 +57,7 @@ class SaveRequest:
         phase: The given phase; `None` for the present phase of the run.
         meta: The encoded plain value.
         first_rank_decides: Whether the arguments of rank 0 count for all ranks that save together.
+        may_fail: How many saves in a row may fail before the training hears of it.
         carries: Failed saves before this one: it has their entries for streams, too.
         is_forgiven: Whether it has failed, and the training goes on.
     """
@@ -77,17 +74,14 @@ class SaveRequest:
         companions: Mapping[str, object] | None = None,
         streams: Mapping[str, Iterable[Mapping[str, Any]]] | None = None,
         allow_nonfinite: bool = False,
-        compression: Compression | None = None,
-        keyframe_every: int | None = None,
-        precision: PrecisionPolicy | None = None,
-        allow_lossy_optimizer: bool = False,
+        storing: Storing | None = None,
         every_rank: bool = False,
         first_rank_decides: bool = False,
-        goes_on: int = 0,
+        may_fail: int = 0,
     ) -> None:
         if not every_rank:
             require_first_rank()
-        self._goes_on = goes_on
+        self.may_fail = check_may_fail(may_fail, every_rank=every_rank)
         self.carries: Sequence[SaveRequest] = ()
         self.is_forgiven = False
         self.first_rank_decides = first_rank_decides
@@ -105,13 +99,11 @@ class SaveRequest:
             for name, entries in (streams or {}).items()
         }
         self.allow_nonfinite = bool(allow_nonfinite)
-        self.compression = check_compression(compression)
-        self.keyframe_every = check_keyframe_every(keyframe_every, compresses=compression != "none")
-        self.precision = Precision.check(precision, allow_optimizer=bool(allow_lossy_optimizer))
+        self.storing = check_storing(storing)
 
     def forgives(self, earlier: int) -> bool:
         """Return whether the training goes on if this save fails after some others in a row."""
-        self.is_forgiven = earlier < self._goes_on
+        self.is_forgiven = earlier < self.may_fail
         self.companions = {}  # the next save only needs its entries for streams
         return self.is_forgiven
 
@@ -129,19 +121,17 @@ def joined_streams(requests: Iterable[SaveRequest]) -> dict[str, list[dict[str, 
     return joined
 
 
-def check_on_error(on_error: object, give_up_after: object, *, every_rank: bool) -> int:
-    """Return how many failed saves in a row a training goes on past."""
-    is_count = type(give_up_after) is int and give_up_after > 0
-    if on_error not in get_args(OnError) or not is_count or (every_rank and on_error == "warn"):
+def check_may_fail(may_fail: object, *, every_rank: bool) -> int:
+    """Check how many saves in a row may fail before a training hears of it, and return it."""
+    most = 0 if every_rank else 2**53
+    if type(may_fail) is not int or not 0 <= may_fail <= most:
         raise InvalidInput(
-            "not what a training does if a save fails",
-            where="on_error, give_up_after",
-            expected="raise, since all ranks save together"
-            if every_rank
-            else "raise or warn, and a whole number from 1",
-            found=f"{quoted(on_error)}, {quoted(give_up_after)}",
+            "not a number of saves that may fail",
+            where="may_fail",
+            expected="0, since all ranks save together" if every_rank else "a whole number from 0",
+            found=quoted(may_fail),
         )
-    return int(str(give_up_after)) - 1 if on_error == "warn" else 0
+    return may_fail
 
 
 @dataclass(frozen=True)
@@ -271,9 +261,11 @@ def _narrowing(
     state: FlatState, request: SaveRequest, spec: RunSpec, where: str
 ) -> Narrowing | None:
     """Choose the leaves that are stored with less precision; the stored dtypes must be allowed."""
-    if request.precision is None:
+    storing = request.storing
+    wanted = Precision.check(storing.precision, allow_optimizer=storing.allow_lossy_optimizer)
+    if wanted is None:
         return None
-    narrowing = request.precision.resolved(spec).choose(state, where=where)
+    narrowing = wanted.resolved(spec).choose(state, where=where)
     try:
         check_dtypes(spec, stored_dtypes(state, narrowing), where=where)
     except IncompatibleState as error:

@@ -86,6 +86,11 @@ class Trainer:
         """Read the log; return the run."""
         return self._log.refresh()
 
+    def asked(self, step: object, **options: Any) -> SaveRequest:
+        """Check the arguments of a save; ranks that save together all hear of an error."""
+        with self.abstaining():
+            return SaveRequest(step, every_rank=self.is_collective, **options)
+
     def save(self, state: object, request: SaveRequest) -> Checkpoint:
         """Store and commit a state."""
         with self.abstaining(request.step):
@@ -290,11 +295,12 @@ class Trainer:
                 self._failed.append(save.request)
                 self.failed_saves += 1
                 _LOGGER.warning(
-                    "%s: step %d was not saved, and training goes on (on_error='warn', failed "
-                    "saves in a row: %d): %s",
+                    "%s: step %d was not saved, and training goes on (%d failed in a "
+                    "row, %d may): %s",
                     self._log.run_id,
                     save.request.step,
                     len(self._failed),
+                    save.request.may_fail,
                     error,
                 )
             raise

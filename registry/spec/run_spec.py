@@ -60,7 +60,7 @@ class PrecisionRule(Record):
 class NamedPrecision(Record):
     """A precision that a save may name; the first rule that matches a tensor decides."""
 
-    name: Name  # its name, for `Run.save(precision=...)`
+    name: Name  # its name, for `Storing(precision=...)`
     #: Its rules; unlike those of a save, a rule may match nothing.
     rules: Annotated[tuple[PrecisionRule, ...], Field(min_length=1)]
 

@@ -8,6 +8,7 @@
 - `placing`: the manifest and the placement of a state, once its chunks are on the store.
 - `adopting`: states that another run, registry or eviction left, taken over.
 - `object_writer`: `Writer` chooses every key and keeps the writers' rules W1 to W5.
+- `storing`: `Storing`, how a save stores its bytes.
 - `readable`, `staging`: checks before a save, and memory for its copy.
 
 Every commit goes through `Committer`, every key through `Writer`: collection is proven for that
@@ -57,5 +58,8 @@ if TYPE_CHECKING:
     from holdfast.registry.writing.saving import write_stream as write_stream
     from holdfast.registry.writing.staging import Staging as Staging
     from holdfast.registry.writing.staging import places as places
+    from holdfast.registry.writing.storing import Storing as Storing
+    from holdfast.registry.writing.storing import check_storing as check_storing
+    from holdfast.registry.writing.storing import codec_and_distance as codec_and_distance
 else:
     __getattr__ = at_first_use(__name__)

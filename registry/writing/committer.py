@@ -20,7 +20,7 @@ from holdfast.registry.history import PlacedState, Races, RunLog, StateReader
 from holdfast.registry.history.actions import Line, Place
 from holdfast.registry.history.replay import Forgotten, RunManifest
 from holdfast.registry.objects import INLINE_BYTES, TRAILER_BYTES, PackTable, grid, raw_entries
-from holdfast.registry.objects.codecs import COMPRESSIONS, RAW, Compression
+from holdfast.registry.objects.codecs import RAW
 from holdfast.registry.pytree import ArrayLeaf, FlatState
 from holdfast.registry.store import Store, read_lists
 from holdfast.registry.values import Digest, ProcessLock, collector_paused
@@ -30,6 +30,7 @@ from holdfast.registry.writing.deltas import Trials
 from holdfast.registry.writing.object_writer import ChosenKeys, Condemned, Writer, check_room
 from holdfast.registry.writing.placing import Written, cut_state, locations_of
 from holdfast.registry.writing.saving import cut_groups, group_name, write_state
+from holdfast.registry.writing.storing import Storing, codec_and_distance
 
 # Check that a state fits into the free space of its store, before anything is written.
 
@@ -200,21 +201,18 @@ class Committer:
         self,
         state: FlatState,
         bases: Sequence[PlacedState],
-        compression: Compression | None = None,
-        keyframe_every: int | None = None,
+        storing: Storing | None = None,
         watched: Sequence[str] = (),
     ) -> Written:
         """Put a state on the store."""
-        config = self.store.config
-        every = keyframe_every or config.keyframe_every or 1
-        codec = compression or config.compression or ("none" if every == 1 else "zstd")
-        check_state_fits(self.store, self.writer, state, bases, COMPRESSIONS[codec])
+        codec, every = codec_and_distance(storing or Storing(), self.store.config)
+        check_state_fits(self.store, self.writer, state, bases, codec)
         return write_state(
             self.store,
             self.writer,
             state,
             bases,
-            COMPRESSIONS[codec],
+            codec,
             every,
             self._trials,
             watched,

@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from holdfast.registry.loading.checkpoint import Checkpoint
     from holdfast.registry.loading.stored import Stored
     from holdfast.registry.pytree import register_adapter
+    from holdfast.registry.saving.loop.options import Stopping
     from holdfast.registry.spec import Retention
     from holdfast.registry.spec.migrations import register_migration
     from holdfast.registry.spec.monitors import Monitor
     from holdfast.registry.store.connecting import trust
     from holdfast.registry.values.digest import Digest
+    from holdfast.registry.writing.storing import Storing
 else:
     from holdfast.registry.values.first_use import at_first_use
 
@@ -59,7 +61,9 @@ __all__ = [
     "RegistryError",
     "Retention",
     "Run",
+    "Stopping",
     "Stored",
+    "Storing",
     "init",
     "open",
     "register_adapter",

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 
+from holdfast import Storing
 from holdfast.registry.history.epochs import encode_sweep
 from holdfast.registry.objects.framing import join_lines, unwrap_frame, wrap_frame
 from holdfast.registry.objects.keys import ObjectKey, epoch_key
@@ -110,7 +111,7 @@ def _live(registry: Any) -> None:
             meta={"note": "hi", "big": 2**70},
             companions={"mean": {"w": np.arange(40, dtype=np.float32) + step}},
             streams={"rows": rows},
-            precision={"model/half": "bf16", "*": "keep"} if step > 1 else None,
+            storing=Storing(precision={"model/half": "bf16", "*": "keep"} if step > 1 else None),
         )
     run.set_gate("good", run.find(1))
     run.tag("keeper", run.latest())

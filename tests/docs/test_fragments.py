@@ -99,6 +99,7 @@ def test_the_training_loop(reg: holdfast.Registry) -> None:
     page = _DOCS / "training.md"
     answer = SimpleNamespace(status_code=200)
     names: dict[str, Any] = {"run": reg.create_run("digits"), "METADATA_URL": "http://unasked"}
+    names["holdfast"] = holdfast
     names["requests"] = SimpleNamespace(get=lambda url, timeout: answer)
     run_python(page, notice, names)
     with pytest.raises(SystemExit, match="143"), names["checkpointer"] as checkpointer:
@@ -106,6 +107,7 @@ def test_the_training_loop(reg: holdfast.Registry) -> None:
             checkpointer.step(step, {"model": step})
     world = SimpleNamespace(Get_rank=lambda: 0, allreduce=lambda value, op: value)
     names = {"run": reg.create_run("ranks"), "comm": world, "MPI": SimpleNamespace(MAX=max)}
+    names["holdfast"] = holdfast
     run_python(page, ranks, names)
     with names["checkpointer"] as checkpointer:
         checkpointer.step(1, {"model": 1})

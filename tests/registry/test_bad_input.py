@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast import sync
+from holdfast import Storing, sync
 from holdfast.backends.errors import AccessDenied, StoreFull, StoreUnavailable, StoreUnsuitable
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.probe import probe_put_if_absent
@@ -665,7 +665,7 @@ def test_integers_of_any_length_are_refused_by_typed_errors(reg, run, saved, val
     calls = [
         lambda: run.save(small_state(), step=value),
         lambda: run.save(small_state(), step=2, phase=value),
-        lambda: run.save(small_state(), step=2, keyframe_every=value),
+        lambda: run.save(small_state(), step=2, storing=Storing(keyframe_every=value)),
         lambda: run.find(value),
         lambda: run.pool.entry(value),
         lambda: run.stream("rows").append([{"step": value}]),

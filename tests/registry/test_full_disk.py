@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast import Retention
+from holdfast import Retention, Storing
 from holdfast.backends.local import reserve
 from holdfast.registry.errors import StoreFull
 from holdfast.registry.face.registry import Registry
@@ -238,8 +238,8 @@ def test_what_is_stored_already_takes_no_space(disk: Path, reg: Registry) -> Non
 def test_a_compressed_save_is_refused_by_the_pack(disk: Path, reg: Registry) -> None:
     run = reg.create_run("run", seed=1)
     zeros = {"model": {"w": np.zeros(9 * 2**20, np.uint8)}}
-    run.save(zeros, step=1, compression="zstd")
+    run.save(zeros, step=1, storing=Storing(compression="zstd"))
     before = objects(disk)
     with pytest.raises(StoreFull, match="not enough free space"):
-        run.save(state_of(9 * 1024, 1), step=2, compression="zstd")
+        run.save(state_of(9 * 1024, 1), step=2, storing=Storing(compression="zstd"))
     assert objects(disk) == before

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast import Storing
 from tests.support.stores import commit_lines
 
 #: The URL of each store, and the transport of its bytes.
@@ -56,7 +57,7 @@ def test_a_state_is_the_same_everywhere(place: Mapping[str, Any], tmp_path: Path
         holdfast.init(**place, skip_race_probe=True) as there,
     ):
         saved = [
-            one.create_run("own", seed=1).save(STATE, step=3, compression="zstd")
+            one.create_run("own", seed=1).save(STATE, step=3, storing=Storing(compression="zstd"))
             for one in (here, there)
         ]
         assert saved[0].digest == saved[1].digest

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from holdfast import Storing
 from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.errors import Conflict, IntegrityError, MissingObject, NotFound, RolledBack
 from holdfast.registry.face.registry import Registry
@@ -93,7 +94,8 @@ def push_again(run_id: str = OLD, step: int = AGAIN, stand: Stand = "fresh") -> 
         if stand != "fresh":
             session.ready()
         keep = run.save if stand == "resumed" else run.push
-        keep(content(run_id, step), step=step, keyframe_every=8 if step == NEAR else 1)
+        storing = Storing(keyframe_every=8 if step == NEAR else 1)
+        keep(content(run_id, step), step=step, storing=storing)
         return Saved(run_id, step)
 
     return push

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast import Storing
 from holdfast.registry.face.factory import open_on
 from tests.schedules.explore import Explorer, Tally
 from tests.schedules.plays import CUT, DISK, MIXES, NEAR, OLD, REQUIRED, content, prepare
@@ -98,7 +99,7 @@ def test_what_is_saved_near_the_evicted_is_a_delta_on_it() -> None:
         run = reg.run(OLD)
         evicted = run.checkpoints()[0]
         run.restore(at=evicted)
-        near = run.save(content(OLD, NEAR), step=NEAR, keyframe_every=8)
+        near = run.save(content(OLD, NEAR), step=NEAR, storing=Storing(keyframe_every=8))
         assert tuple(near.handle.reader.placement.extra) == tuple(evicted.manifest.direct_chunks)
 
 

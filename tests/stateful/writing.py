@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from holdfast import Storing
 from holdfast.registry.errors import Conflict, Fenced
 from holdfast.registry.face.run import Run
 from holdfast.registry.objects.placement import NO_BASE
@@ -125,7 +126,7 @@ class Writing(Base):
             if step == "same" and live:
                 newest = live[max(live)]
                 at, chosen = newest.step, number_of(newest.manifest)
-            options: dict[str, Any] = {"streams": {}, "keyframe_every": every}
+            options: dict[str, Any] = {"streams": {}, "storing": Storing(keyframe_every=every)}
             if "companion" in beside:
                 options["companions"] = {"reference": contents.companion(number)}
             if "metrics" in beside:
@@ -173,7 +174,9 @@ class Writing(Base):
             restored = run.restore(at=source if back % 4 else None)
             assert restored is not None
             step = restored.checkpoint.step + 1
-            saved = run.save(content(number), step=step, keyframe_every=1 + back % 4)
+            saved = run.save(
+                content(number), step=step, storing=Storing(keyframe_every=1 + back % 4)
+            )
             return self._saved(saved, side, number)
 
         self.on_run("rewind and save", side, who, which, stop, work, misses="beside others")

@@ -149,7 +149,9 @@ def _iterate(url: str, ranks: Pair, steps: Iterator[None]) -> None:
         training = cobre.Training(np.random.SeedSequence(0))
         if ranks.rank == 0:
             training = cobre.started(run)
-        with run.checkpointer(background=False, ranks=ranks) as checkpointer:
+        with run.checkpointer(
+            background=False, stopping=holdfast.Stopping(ranks=ranks)
+        ) as checkpointer:
             for _ in steps:
                 training.iterate()
                 checkpointer.step(training.completed, training.state)

@@ -462,9 +462,9 @@ def test_every_stage_of_a_chain_comes_back_with_every_bit(tmp_path: Path) -> Non
 
 def test_the_end_of_a_stage_is_saved_without_a_call(reg: Registry) -> None:
     run = reg.create_run("brain", preset="thalia")
-    step = 0
+    step, leaves_itself = 0, holdfast.Stopping(exits=False)
     for stage in ("sensorimotor", "phonology"):
-        with run.checkpointer(every_steps=1000, phase=stage, exits=False) as curriculum:
+        with run.checkpointer(every_steps=1000, phase=stage, stopping=leaves_itself) as curriculum:
             for _ in range(7):
                 step += 1
                 curriculum.step(step, {**brain(), "training_steps": step})

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast import Checkpoint, Run, formats
+from holdfast import Checkpoint, Run, Storing, formats
 from holdfast.formats import thalia as files
 from holdfast.registry.errors import IncompatibleState, IntegrityError, InvalidInput, NotFound
 from tests.support.sameness import assert_same
@@ -205,7 +205,7 @@ HALF = {
 
 def test_fp16_keeps_thresholds_and_membrane_and_loads_as_fp32(run: Run) -> None:
     brain = Brain()
-    saved = run.save(brain.get_full_state(), step=0, precision="fp16")
+    saved = run.save(brain.get_full_state(), step=0, storing=Storing(precision="fp16"))
     assert dtypes(saved) == HALF
     weights = saved.load()["regions"]["cortex_l4"]["weights"]["feedforward"]
     exact = brain.regions["cortex_l4"]["weights"]["feedforward"]
@@ -222,7 +222,7 @@ def test_fp16_keeps_thresholds_and_membrane_and_loads_as_fp32(run: Run) -> None:
 def test_mixed_narrows_only_large_weights(run: Run) -> None:
     brain = Brain()
     brain.regions["cortex_l4"]["weights"]["feedforward"] = torch.ones(520, 520)  # 1.03 MiB
-    saved = run.save(brain.get_full_state(), step=0, precision="mixed")
+    saved = run.save(brain.get_full_state(), step=0, storing=Storing(precision="mixed"))
     assert dtypes(saved) == {**HALF, "weights/bias": "float32"}
     small = saved.tensors()[f"regions/striatum/{FEEDFORWARD}"]
     assert small.dtype == "float32"
@@ -230,17 +230,19 @@ def test_mixed_narrows_only_large_weights(run: Run) -> None:
 
 def test_a_custom_policy_is_a_mapping_of_patterns(run: Run) -> None:
     policy = {"*/weights/*": "fp16", "*membrane": "keep", "*threshold*": "keep"}
-    saved = run.save(Brain().get_full_state(), step=0, precision=policy)
+    saved = run.save(Brain().get_full_state(), step=0, storing=Storing(precision=policy))
     assert dtypes(saved) == {**HALF, "neuron_state/traces": "float32"}
-    exact = run.save(Brain().get_full_state(), step=1, precision="fp32")
+    exact = run.save(Brain().get_full_state(), step=1, storing=Storing(precision="fp32"))
     assert {info.dtype for info in exact.tensors().values()} == {"float32", "bool"}
     with pytest.raises(InvalidInput, match=r"expected .*fp16, mixed"):
-        run.save(Brain().get_full_state(), step=2, precision="fp15")
+        run.save(Brain().get_full_state(), step=2, storing=Storing(precision="fp15"))
 
 
 def test_the_archive_of_a_stage_is_half_as_large(trained: Run, run: Run) -> None:
     full = last(trained, "grammar")
-    archive = run.save(full.load(), step=full.step, precision="fp16", meta=full.meta)
+    archive = run.save(
+        full.load(), step=full.step, storing=Storing(precision="fp16"), meta=full.meta
+    )
     assert archive.size_bytes < 0.56 * full.size_bytes
 
 

@@ -24,11 +24,10 @@ from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.face import Registry, Run
 from holdfast.registry.history import WriterToken
 from holdfast.registry.loading import Checkpoint
-from holdfast.registry.objects.codecs import Compression
-from holdfast.registry.saving import SaveRequest
 from holdfast.registry.saving.collective import CollectiveTrainer
 from holdfast.registry.saving.collective.torch_group import TorchGroup
 from holdfast.registry.store import WorkerAddress
+from holdfast.registry.writing import Storing
 
 # A run as another process opens it: the process in which `async_save` may save.
 
@@ -101,7 +100,7 @@ class HoldfastWriter(StorageWriter, AsyncStager):
         metrics: Numbers that describe the state.
         meta: Plain values to store with the checkpoint; its id does not depend on them.
         tier: Retention class.
-        compression: `none`, `zstd` or `lz4`. Default: the registry's own.
+        storing: As for `Run.save`.
         allow_nonfinite: Let NaN and infinity in watched weights become latest.
 
     Attributes:
@@ -124,26 +123,23 @@ class HoldfastWriter(StorageWriter, AsyncStager):
         metrics: Mapping[str, object] | None = None,
         meta: object = None,
         tier: str | None = None,
-        compression: Compression | None = None,
+        storing: Storing | None = None,
         allow_nonfinite: bool = False,
     ) -> None:
         self._check_group(run)
         self._run: Run | Away = run
         self._staged: Staged | None = None
         self.checkpoint = None
-        trainer = run.handle.saver
-        with trainer.abstaining():
-            self._request = SaveRequest(
-                step,
-                takes_over=True,
-                phase=phase,
-                metrics=metrics,
-                meta=meta,
-                tier=tier,
-                compression=compression,
-                allow_nonfinite=allow_nonfinite,
-                every_rank=trainer.is_collective,
-            )
+        self._request = run.handle.saver.asked(
+            step,
+            takes_over=True,
+            phase=phase,
+            metrics=metrics,
+            meta=meta,
+            tier=tier,
+            storing=storing,
+            allow_nonfinite=allow_nonfinite,
+        )
 
     @staticmethod
     def _check_group(run: Run) -> None:

@@ -30,7 +30,6 @@ from holdfast.registry.history.actions import Action
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint, Stored
 from holdfast.registry.objects import Component
-from holdfast.registry.objects.codecs import COMPRESSIONS
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.saving import (
     EarlierSteps,
@@ -39,7 +38,7 @@ from holdfast.registry.saving import (
     SaveRequest,
     prepare_save,
 )
-from holdfast.registry.writing import Committer, Stale, Written
+from holdfast.registry.writing import Committer, Stale, Written, codec_and_distance
 
 # Check the arguments of a merge: sources, weights, `average` and `pick`.
 
@@ -160,6 +159,12 @@ def merge(
     meta: Mapping[str, object] | None,
 ) -> Checkpoint:
     """Make a checkpoint of a run from stored states of its registry; see `Run.merge`."""
+    if request.storing.precision is not None:
+        raise InvalidInput(
+            "a merge stores its tensors in the types of its sources",
+            where="storing",
+            expected="no precision",
+        )
     wanted = _Wanted(committer, sources, average, weights, pick)
     own = _own_meta(meta)
     wanted.check_held()
@@ -286,6 +291,7 @@ class _MergeCommit(SaveCommit):
         # Chunks of states that the run holds need no check while it holds them.
         first = [one.digest for one in self._wanted.stored]
         near = committer.choose_bases([*first, *(base.manifest.digest for base in bases)])
+        codec, _ = codec_and_distance(self._request.storing, committer.store.config)
         mixed = Mixing(
             committer.store,
             committer.writer,
@@ -295,7 +301,7 @@ class _MergeCommit(SaveCommit):
             self._tensors,
             watched,
             allow_nonfinite=self._request.allow_nonfinite,
-        ).store(near, self._codec())
+        ).store(near, codec)
         self._is_written = True
         if mixed.nonfinite and not self._request.allow_nonfinite:
             _LOGGER.warning(
@@ -305,12 +311,6 @@ class _MergeCommit(SaveCommit):
                 printable(", ".join(mixed.nonfinite)),
             )
         return replace(mixed.written, nonfinite=mixed.nonfinite)
-
-    def _codec(self) -> str:
-        config = self._committer.store.config
-        every = config.keyframe_every or 1
-        chosen = self._request.compression or config.compression
-        return COMPRESSIONS[chosen or ("none" if every == 1 else "zstd")]
 
 
 def _parts(given: Stored, stored: StateReader) -> dict[str, Component]:

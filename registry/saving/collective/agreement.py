@@ -144,7 +144,7 @@ def _fields(request: SaveRequest) -> dict[str, Any]:
         "meta": canonical.encode(request.meta).decode(),
         **{f"streams[{name!r}]": digest for name, digest in sorted(streams.items())},
         "companions": sorted(request.companions),
-        "compression": request.compression,
+        "compression": request.storing.compression,
         "allow_nonfinite": request.allow_nonfinite,
     }
 

@@ -68,7 +68,7 @@ from holdfast.registry.writing import (
 # The end of storing one state: what rank 0 alone has, then manifest and placement.
 
 
-class Storing:
+class StateEnd:
     """The end of storing one state: what rank 0 alone has, manifest and placement.
 
     Attributes:
@@ -329,7 +329,7 @@ class Leading(Side):
         plan = self._plan(name)
         known = known_digests(self.parts[name].layout, sound)
         codec = COMPRESSIONS[
-            self.request.compression or committer.store.config.compression or "none"
+            self.request.storing.compression or committer.store.config.compression or "none"
         ]
         reports = self._have_stored(name, plan, known, codec, watched)
         digests = np.zeros((len(plan.owner), DIGEST_BYTES), np.uint8)
@@ -337,7 +337,7 @@ class Leading(Side):
             digests[plan.owned_by(rank)] = as_digests(report.digests)
         fresh = ChunkTable.joined([report.stored for report in reports])
         said = [header["states"][name]["small"] for header, _ in self._greetings]
-        storing = Storing(
+        end = StateEnd(
             committer,
             self.parts[name],
             said,
@@ -349,12 +349,12 @@ class Leading(Side):
             codec,
             watched,
         )
-        written = storing.finish()
+        written = end.finish()
         if not watched:
             return written
         tensors = {number for report in reports for number in report.nonfinite}
         leaves = self.parts[name].layout.leaves
-        wrong = {leaves[number].path for number in tensors} | storing.nonfinite
+        wrong = {leaves[number].path for number in tensors} | end.nonfinite
         paths = [leaf.path for part in state.components for leaf in part.leaves]
         return replace(written, nonfinite=tuple(p for p in paths if p in wrong)[:NAMED_AT_MOST])
 

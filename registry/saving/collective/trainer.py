@@ -185,7 +185,7 @@ class CollectiveTrainer(Trainer):
             return self._flattened(state, request)
 
     def _flattened(self, state: object, request: SaveRequest) -> PreparedSave:
-        if request.precision is not None:
+        if request.storing.precision is not None:
             raise InvalidInput(
                 "ranks that save together store tensors unchanged",
                 where="precision",

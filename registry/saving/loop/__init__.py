@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from holdfast.registry.saving.loop.notice import NoticeSource as NoticeSource
     from holdfast.registry.saving.loop.notice import last_heard as last_heard
     from holdfast.registry.saving.loop.options import LoopOptions as LoopOptions
+    from holdfast.registry.saving.loop.options import Stopping as Stopping
     from holdfast.registry.saving.loop.overhead import failed_saves as failed_saves
     from holdfast.registry.saving.loop.overhead import waited_share as waited_share
     from holdfast.registry.saving.loop.ranks import Ranks as Ranks

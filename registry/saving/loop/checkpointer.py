@@ -24,7 +24,7 @@ from holdfast.registry.history import (
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.saving.loop.notice import Notice
-from holdfast.registry.saving.loop.options import LoopOptions, stop_step
+from holdfast.registry.saving.loop.options import LoopOptions, reaction, stop_step
 from holdfast.registry.saving.loop.overhead import META_KEY, Overhead
 from holdfast.registry.saving.loop.ranks import ranks_here
 from holdfast.registry.saving.loop.stopping import Deadline, SignalHandlers
@@ -124,14 +124,14 @@ class Checkpointer:
 
     def __enter__(self) -> Self:
         run, options = self._trainer.run, self._options
-        self._reaction = options.reaction(run.spec.signals)
-        self._ranks = ranks_here(options.ranks, options.barrier_s, options.group)
+        self._reaction = reaction(options.stopping, run.spec.signals)
+        self._ranks = ranks_here(options.stopping.ranks, options.stopping.barrier_s, options.group)
         self._saves = self._ranks.rank == 0 or options.group is not None
         has_own = options.every_steps is not None or options.every_s is not None
         every_steps = options.every_steps if has_own else _preset_cadence(run, options)
         self._cadence = Cadence(every_steps, options.every_s, self._trainer.resumed_step)
         self._best = _best_so_far(run, options.on_best)
-        self._notice = Notice(options.notice)
+        self._notice = Notice(options.stopping.notice)
         self._overhead = Overhead()
         self._deadline = Deadline(self._reaction.deadline_s, self._announce, self._leave_late)
         self._stop_step = stop_step()
@@ -173,7 +173,7 @@ class Checkpointer:
 
     @property
     def failed_saves(self) -> int:
-        """How many saves have failed that the training went on past (`on_error="warn"`)."""
+        """How many saves have failed that the training went on past (`may_fail`)."""
         return self._trainer.failed_saves
 
     @property
@@ -218,7 +218,9 @@ class Checkpointer:
             Conflict: Another rank could not save.
             RegistryError: As for `Run.save`; also the error of an earlier save in the background.
         """
-        self._last = self._boundary(step, state, metrics, meta, tier, companions)
+        self._check_step(step, meta)
+        arguments = {"meta": dict(meta or {}), "tier": tier, "companions": companions}
+        self._last = _Boundary(check_step(step), state, metrics, arguments)
         for name, entries in (streams or {}).items() if self._ranks.rank == 0 else ():
             checked = check_entries(entries)
             self._streams.setdefault(check_name(name, "a stream"), []).extend(checked)
@@ -234,15 +236,7 @@ class Checkpointer:
 
     # Deciding
 
-    def _boundary(
-        self,
-        step: int,
-        state: object,
-        metrics: Mapping[str, object] | None,
-        meta: Mapping[str, object] | None,
-        tier: str | None,
-        companions: Mapping[str, object] | None,
-    ) -> _Boundary:
+    def _check_step(self, step: object, meta: object) -> None:
         if not self._is_open:
             raise InvalidInput(
                 "the checkpointer is not open",
@@ -263,8 +257,6 @@ class Checkpointer:
             raise InvalidInput(
                 "not the meta of a step", where="meta", expected=f"a mapping without {META_KEY!r}"
             )
-        arguments = {"meta": dict(meta or {}), "tier": tier, "companions": companions}
-        return _Boundary(checked, state, metrics, arguments)
 
     def _why(self, last: _Boundary, *, converged: bool) -> tuple[Why | None, bool]:
         """Return why this process wants to save, and whether it insists although one is running."""
@@ -339,15 +331,18 @@ class Checkpointer:
         if self.failed_saves:
             told["failed_saves"] = self.failed_saves
         meta = {**last.arguments["meta"], META_KEY: told}
-        together = self._options.group is not None
-        arguments = {**self._options.save, **last.arguments, "metrics": last.metrics, "meta": meta}
+        options, together = self._options, self._options.group is not None
+        arguments = {**last.arguments, "metrics": last.metrics, "meta": meta}
         return SaveRequest(
             last.step,
             takes_over=True,
+            phase=options.phase,
             streams=self._streams,
+            storing=options.storing,
+            allow_nonfinite=options.allow_nonfinite,
             every_rank=together,
             first_rank_decides=together,
-            goes_on=self._options.goes_on() if why in ("cadence", "best") else 0,
+            may_fail=options.may_fail if why in ("cadence", "best") else 0,
             **arguments,
         )
 
@@ -400,7 +395,7 @@ class Checkpointer:
             self._await_registry()
         self._together(_nothing)
         self._deadline.cancel()
-        if self._options.exits:
+        if self._options.stopping.exits:
             raise SystemExit(self._exit_code(agreed == _INTERRUPT))
 
     def _await_registry(self) -> None:
@@ -494,7 +489,7 @@ def _best_so_far(run: RunManifest, on_best: bool | Monitor) -> BestSoFar | None:
 
 
 def _preset_cadence(run: RunManifest, options: LoopOptions) -> int | None:
-    phase, first = options.save["phase"], run.spec.phases[:1]
+    phase, first = options.phase, run.spec.phases[:1]
     name = run.phase if phase is None else check_phase(phase)
     return run.spec.phase(name or (first[0].name if first else "")).save_every
 

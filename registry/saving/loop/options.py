@@ -1,11 +1,11 @@
-"""The arguments of `Run.checkpointer`, checked."""
+"""`Stopping`, and the arguments of `Run.checkpointer`, checked."""
 
 from __future__ import annotations
 
 import math
 import os
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import get_args
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
@@ -14,8 +14,53 @@ from holdfast.registry.saving.collective.group import Group
 from holdfast.registry.saving.loop.notice import Notice, NoticeSource
 from holdfast.registry.saving.loop.ranks import Ranks
 from holdfast.registry.saving.pending import Busy
-from holdfast.registry.saving.save_request import OnError, check_on_error
+from holdfast.registry.saving.save_request import check_may_fail
 from holdfast.registry.spec import Monitor, Signals, WhenAsked
+from holdfast.registry.writing import Storing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """How a training loop is asked to stop, and how it leaves.
+
+    `run.checkpointer(stopping=Stopping(exits=False))`. `docs/training.md` describes it.
+
+    Attributes:
+        notice: A notice of preemption: the path of a file that will exist, or a function that
+            returns something true. It is asked at most once a second, and counts as SIGTERM.
+        exits: Raise SystemExit after a request to stop. `False`: only set `.stopped`.
+        exit_code: Exit status after SIGTERM. Default: the preset's, or 143.
+        sigint_exit_code: Exit status after SIGINT. Default: the preset's, or 130.
+        sigusr1: Whether SIGUSR1 saves after the current step (`now`) or at the next multiple of
+            `every_steps` (`at_cadence`). Default: the preset's, or `now`.
+        deadline_s: Seconds after a request to stop after which the process ends with what is
+            durable. Default: the preset's, or 25.
+        ranks: The processes of the training, which stop together: an object with `rank` and
+            `highest(value)`. Default: those of torch.distributed if it is initialized.
+        barrier_s: Seconds after which waiting for the other ranks of torch.distributed is an error.
+
+    Raises:
+        InvalidInput: A value is wrong.
+    """
+
+    notice: NoticeSource | None = None
+    exits: bool = True
+    exit_code: int | None = None
+    sigint_exit_code: int | None = None
+    sigusr1: WhenAsked | None = None
+    deadline_s: float | None = None
+    ranks: Ranks | None = None
+    barrier_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        """Check the values; the ranks are looked at when training begins."""
+        Notice(self.notice)
+        _check_count("exit_code", self.exit_code, 0, 255)
+        _check_count("sigint_exit_code", self.sigint_exit_code, 0, 255)
+        if self.sigusr1 is not None and self.sigusr1 not in get_args(WhenAsked):
+            raise _wrong("sigusr1", " or ".join(get_args(WhenAsked)), self.sigusr1)
+        _check_seconds("deadline_s", self.deadline_s)
+        _check_seconds("barrier_s", self.barrier_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,68 +73,39 @@ class LoopOptions:
     background: bool
     busy: Busy
     save_at_end: bool
-    notice: NoticeSource | None
-    exits: bool
-    exit_code: int | None
-    sigint_exit_code: int | None
-    sigusr1: WhenAsked | None
-    deadline_s: float | None
-    ranks: Ranks | None
-    barrier_s: float
-    on_error: OnError
-    give_up_after: int
-    save: dict[str, Any]  # the arguments of every save, by name
+    stopping: Stopping
+    may_fail: int
+    phase: int | str | None
+    storing: Storing
+    allow_nonfinite: bool
     group: Group | None  # the ranks that save together, if the handle has them
 
     def __post_init__(self) -> None:
         """Check them."""
         _check_count("every_steps", self.every_steps, 1, 2**53)
         _check_seconds("every_s", self.every_s)
-        _check_seconds("deadline_s", self.deadline_s)
-        _check_seconds("barrier_s", self.barrier_s)
-        _check_count("exit_code", self.exit_code, 0, 255)
-        _check_count("sigint_exit_code", self.sigint_exit_code, 0, 255)
         check_busy(self.busy)
-        self.goes_on()
+        check_may_fail(self.may_fail, every_rank=self.group is not None)
         if self.group is not None:
             self._check_together()
-        Notice(self.notice)
         if not isinstance(self.on_best, bool | Monitor):
             raise _wrong("on_best", "True, or Monitor(metric=..., mode=...)", self.on_best)
-        if self.sigusr1 is not None and self.sigusr1 not in get_args(WhenAsked):
-            raise _wrong("sigusr1", " or ".join(get_args(WhenAsked)), self.sigusr1)
-
-    def goes_on(self) -> int:
-        """Return how many saves by the cadence may fail in a row before an error is raised."""
-        together = self.group is not None
-        return check_on_error(self.on_error, self.give_up_after, every_rank=together)
+        if not isinstance(self.stopping, Stopping):
+            raise _wrong("stopping", "holdfast.Stopping(...)", self.stopping)
 
     def _check_together(self) -> None:
         """Refuse settings that ranks which save together cannot follow; the first save would."""
         if self.busy != "wait":  # each rank would leave another save out
             raise _wrong("busy", "wait, since all ranks save together", self.busy)
-        if self.save["precision"] is not None:
-            raise _wrong("precision", "None, since all ranks save together", "a policy")
-
-    def reaction(self, preset: Signals | None) -> Reaction:
-        """Return how the training reacts to signals: as asked here, or as the preset says."""
-        known = preset or Signals()
-        return Reaction(
-            known.exit_code if self.exit_code is None else self.exit_code,
-            known.sigint_exit_code if self.sigint_exit_code is None else self.sigint_exit_code,
-            self.sigusr1 or known.sigusr1,
-            float(known.deadline_s if self.deadline_s is None else self.deadline_s),
-        )
+        if self.storing.precision is not None:
+            raise _wrong("storing", "no precision, since all ranks save together", "a policy")
 
 
-@dataclass(frozen=True, slots=True)
-class Reaction:
-    """How a training reacts to signals; the fields of `Signals`, with a time of any length."""
-
-    exit_code: int
-    sigint_exit_code: int
-    sigusr1: Literal["now", "at_cadence"]
-    deadline_s: float
+def reaction(stopping: Stopping, preset: Signals | None) -> Signals:
+    """Return how the training reacts to signals: as asked here, or as the preset says."""
+    asked = {name: getattr(stopping, name) for name in Signals.model_fields}
+    given = {name: value for name, value in asked.items() if value is not None}
+    return (preset or Signals()).model_copy(update=given)  # a deadline may be less than a second
 
 
 def stop_step() -> int | None:

@@ -54,7 +54,8 @@ def ranks_here(given: Ranks | None, barrier_s: float, group: Group | None = None
             where="ranks",
             expected=f"rank {group.rank} of {group.size}",
             found=f"rank {found.rank}" if found is not _ALONE else "one process",
-            hint="Pass `ranks=`, an object with `rank` and `highest(value)` over the same ranks.",
+            hint="Pass `Stopping(ranks=...)`: an object with `rank` and `highest(value)` over the "
+            "same ranks.",
         )
     return found
 

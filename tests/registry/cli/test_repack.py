@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast import Storing
 from holdfast.backends.local.backend import LocalBackend
 from holdfast.registry.spec import Retention
 from tests.registry.cli.calling import Call, CallJson
@@ -141,7 +142,11 @@ def test_bases_that_nothing_needs_go(call: Call, url: str) -> None:
         values = np.random.default_rng(1).normal(size=50_000)
         for step in range(4):
             values[step] = step
-            run.save({"model": {"w": values}}, step=step, compression="zstd", keyframe_every=8)
+            run.save(
+                {"model": {"w": values}},
+                step=step,
+                storing=Storing(compression="zstd", keyframe_every=8),
+            )
         run.prune(Retention(last=1))
     told = call("repack", "plain").stdout
     assert "re-encoded    1 chunk, " in told
@@ -155,7 +160,11 @@ def test_a_chain_is_cut(call_json: CallJson, url: str) -> None:
         values = np.random.default_rng(1).normal(size=50_000)
         for step in range(4):
             values[step] = step
-            run.save({"model": {"w": values}}, step=step, compression="zstd", keyframe_every=8)
+            run.save(
+                {"model": {"w": values}},
+                step=step,
+                storing=Storing(compression="zstd", keyframe_every=8),
+            )
     assert call_json("repack", "plain", "--keyframe-every", "2")["recoded_chunks"] == 1
     assert call_json("repack", "plain", "--keyframe-every", "1")["recoded_chunks"] == 2
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import Checkpoint, Registry
+from holdfast import Checkpoint, Registry, Storing
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.comparing import state_diff
 from holdfast.registry.comparing.state_diff import Diff
@@ -257,7 +257,7 @@ def test_what_was_stored_with_less_precision_differs_from_what_was_given_so(reg:
     """The same bytes, and yet not the same state: one of them lost something."""
     run = reg.create_run()
     wide = np.full(100, 0.5, dtype=np.float32)
-    lossy = run.save({"m": {"w": wide}}, step=1, precision={"m/*": "fp16"})
+    lossy = run.save({"m": {"w": wide}}, step=1, storing=Storing(precision={"m/*": "fp16"}))
     given = run.save({"m": {"w": wide.astype(np.float16)}}, step=2)
     found = diff(lossy, given)
     assert not found.is_same

@@ -35,7 +35,7 @@ from zarr.codecs import (
 )
 
 import holdfast
-from holdfast import Run
+from holdfast import Run, Storing
 from holdfast.registry import formats
 from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError, StorageError
 from holdfast.registry.loading.zarr import foreign_arrays, native_types
@@ -184,7 +184,9 @@ def test_what_was_saved_with_less_precision_says_so_again(
     policy: str, tensor: Any, shape: tuple[int, ...], run: Run, tmp_path: Path
 ) -> None:
     state = {"m": {"a/b": tensor(shape), "n": torch.ones(3).half(), "i": 7}}
-    checkpoint = written(run, state, tmp_path / "x.zarr", precision={'m/"a/b"': policy})
+    checkpoint = written(
+        run, state, tmp_path / "x.zarr", storing=Storing(precision={'m/"a/b"': policy})
+    )
     (was,) = {entry.original for entry in checkpoint.manifest.tensors()} - {None}
     with small_grid(256, list_threshold=8):
         pushed = run.push(formats.read(tmp_path / "x.zarr", portable=True).state, step=2)

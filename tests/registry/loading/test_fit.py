@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast import Storing
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
 from holdfast.registry.face.run import Run
@@ -216,7 +217,7 @@ def test_a_model_that_the_checkpoint_has_nothing_for_is_not_followed(
 
 
 def test_the_hint_fits_what_is_wrong(run: Run, fill: Fill) -> None:
-    run.save({"m": {"w": torch.zeros(300, 300)}}, step=1, precision="bf16")
+    run.save({"m": {"w": torch.zeros(300, 300)}}, step=1, storing=Storing(precision="bf16"))
     with pytest.raises(
         IncompatibleState,
         match=r"w is bfloat16\[300, 300\], target float16.*\(float32 before its save\)",

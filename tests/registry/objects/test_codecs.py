@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast import sync
+from holdfast import Storing, sync
 from holdfast.registry.errors import Damaged, IntegrityError, InvalidInput, Malformed
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.log import RunLog
@@ -50,7 +50,7 @@ def stored_bytes(checkpoint) -> int:
 
 @pytest.fixture(params=COMPRESSED)
 def compressed(request, run):
-    return run.save(state(), step=1, compression=request.param)
+    return run.save(state(), step=1, storing=Storing(compression=request.param))
 
 
 # The same state, fewer bytes
@@ -77,7 +77,7 @@ def test_a_tensor_is_given_up_after_a_sample(run, monkeypatch):
     )
     with small_grid(512 * 1024):
         noise = np.random.default_rng(0).integers(0, 256, 3 * 2**20, np.uint8)
-        run.save({"noise": noise}, step=1, compression="zstd")
+        run.save({"noise": noise}, step=1, storing=Storing(compression="zstd"))
     assert max(tried) <= 128 * 1024
     assert sum(tried) <= 2 * 128 * 1024  # two threads may try at once
 
@@ -86,8 +86,8 @@ def test_a_registry_has_a_compression_of_its_own(tmp_path):
     with holdfast.init(tmp_path, compression="lz4", skip_race_probe=True) as reg:
         run = reg.create_run("r")
         assert LZ4 in codecs_of(run.save(state(1), step=1))
-        assert ZSTD in codecs_of(run.save(state(2), step=2, compression="zstd"))
-        assert codecs_of(run.save(state(3), step=3, compression="none")) == {RAW}
+        assert ZSTD in codecs_of(run.save(state(2), step=2, storing=Storing(compression="zstd")))
+        assert codecs_of(run.save(state(3), step=3, storing=Storing(compression="none"))) == {RAW}
     with holdfast.open(tmp_path) as reg:
         assert LZ4 in codecs_of(reg.run("r").save(state(4), step=4))
 
@@ -95,7 +95,7 @@ def test_a_registry_has_a_compression_of_its_own(tmp_path):
 @pytest.mark.parametrize("wanted", ["zst", "", "gzip", 3])
 def test_a_compression_that_is_none(run, tmp_path, wanted):
     with pytest.raises(InvalidInput, match="no such compression"):
-        run.save(state(), step=1, compression=wanted)
+        run.save(state(), step=1, storing=Storing(compression=wanted))
     with pytest.raises(InvalidInput, match="no such compression"):
         holdfast.init(tmp_path / "r", compression=wanted)
     assert not (tmp_path / "r").exists()
@@ -103,7 +103,7 @@ def test_a_compression_that_is_none(run, tmp_path, wanted):
 
 def test_what_is_stored_already_is_used_however_it_is_stored(run):
     first = run.save(state(), step=1)
-    second = run.save(state() | {"step": 1}, step=2, compression="zstd")
+    second = run.save(state() | {"step": 1}, step=2, storing=Storing(compression="zstd"))
     assert set(packs_of(second)) <= set(packs_of(first))
 
 
@@ -114,7 +114,7 @@ def test_parts_are_read_as_well(compressed):
 
 def test_compressed_checkpoints_travel_move_and_are_collected(run, reg, backend, open_registry):
     for step in range(4):
-        run.save(state(step), step=step, compression="zstd")
+        run.save(state(step), step=step, storing=Storing(compression="zstd"))
     mirror = open_registry(new_backend("codecs-mirror"))
     sync(reg, mirror)
     assert same(mirror.checkpoint("run").load(), state(3))
@@ -147,7 +147,9 @@ def states(draw):
 @given(states(), st.sampled_from(list(COMPRESSIONS)), st.sampled_from([200, 700]), st.slices(40))
 def test_any_state_any_compression_any_slice(value, compression, chunk_bytes, part):
     with small_grid(chunk_bytes, list_threshold=4), open_on(new_backend()) as reg:
-        checkpoint = reg.create_run("r").save(value, step=1, compression=compression)
+        checkpoint = reg.create_run("r").save(
+            value, step=1, storing=Storing(compression=compression)
+        )
         assert same(checkpoint.load(), value)
         assert checkpoint["m/a"][part].tobytes() == value["m"]["a"][part].tobytes()
         assert reg.verify(deep=True).findings == ()
@@ -221,7 +223,7 @@ def forged(reg, checkpoint, frame: bytes, codec: str = ZSTD, **claims):
 
 @pytest.fixture
 def zipped(run):
-    return run.save(state(), step=1, compression="zstd")
+    return run.save(state(), step=1, storing=Storing(compression="zstd"))
 
 
 def test_a_frame_that_claims_gigabytes_takes_none(zipped, reg, backend, open_registry):

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast import Storing
 from holdfast.backends import ByteRange
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.errors import Damaged, InvalidInput
@@ -134,7 +135,7 @@ def test_the_next_checkpoint_costs_what_is_new(world):
 
 def test_another_registry_gains_too_whatever_its_codec(world):
     state = {"model": {"w": np.zeros((2000, 100), np.float32)}}
-    world.save(state, compression="zstd")
+    world.save(state, storing=Storing(compression="zstd"))
     world.latest().load()
     assert [path.stat().st_size for path in world.files().values()] == [800_000]
     world.backend = new_backend()
@@ -145,7 +146,7 @@ def test_another_registry_gains_too_whatever_its_codec(world):
 
 def test_compressed_chunks_need_neither_pack_nor_table(world):
     state = {"model": {"w": np.arange(300_000, dtype=np.int64), "v": np.ones(5000)}}
-    world.save(state, compression="zstd")
+    world.save(state, storing=Storing(compression="zstd"))
     world.latest().load()
     assert same(world.latest().load(), state)
     assert world.packs_asked() == []

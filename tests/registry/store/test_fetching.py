@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from holdfast import Storing
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.store import fetching as ranged_reads
 from tests.support.stores import small_grid
@@ -35,8 +36,7 @@ def test_what_is_stored_of_a_state_is_not_held_all_at_once(
             kept = run.save(
                 {"model": {"w": weights}},
                 step=step,
-                compression="zstd",
-                keyframe_every=keyframe_every,
+                storing=Storing(compression="zstd", keyframe_every=keyframe_every),
             )
         into = {"w": np.zeros_like(weights)}
         rows = kept.handle.reader.placement.rows

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast import Retention
+from holdfast import Retention, Storing
 from holdfast.registry.errors import IntegrityError
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.objects import codecs
@@ -18,7 +18,7 @@ from tests.support.faults import Hooked, flip
 from tests.support.states import same
 from tests.support.stores import contents, new_backend, packs_of, small_grid
 
-DELTAS = {"compression": "zstd", "keyframe_every": 8}
+DELTAS = {"storing": Storing(compression="zstd", keyframe_every=8)}
 
 
 def state(i: int) -> dict:
@@ -47,7 +47,7 @@ def wrong(monkeypatch) -> Wrong:
     return Wrong(monkeypatch)
 
 
-@pytest.mark.parametrize("how", [{"compression": "lz4"}, DELTAS])
+@pytest.mark.parametrize("how", [{"storing": Storing(compression="lz4")}, DELTAS])
 def test_what_was_encoded_wrongly_is_found(how, wrong, reg, backend):
     run = reg.create_run("run")
     saved = [run.save(state(1), step=1, **how)]
@@ -78,13 +78,15 @@ def test_what_was_encoded_wrongly_is_found(how, wrong, reg, backend):
 def test_what_it_advises_helps(wrong, reg, backend, open_registry):
     run = reg.create_run("run")
     wrong.is_on = True
-    run.save(state(1), step=1, compression="zstd")
+    run.save(state(1), step=1, storing=Storing(compression="zstd"))
     wrong.is_on = False
-    assert not _loads(run.save(state(1), step=2, compression="zstd"))  # the run builds on it
+    assert not _loads(
+        run.save(state(1), step=2, storing=Storing(compression="zstd"))
+    )  # the run builds on it
     (finding,) = reg.verify(decode=True).findings
     assert finding.advice.endswith("Save the same states again into a new run.")
     again = open_registry(backend).create_run("again")
-    assert _loads(again.save(state(1), step=1, compression="zstd"))
+    assert _loads(again.save(state(1), step=1, storing=Storing(compression="zstd")))
     run.drop("wrong bytes")
     assert open_registry(backend).verify(decode=True).ok
 
@@ -127,7 +129,7 @@ def test_a_chunk_cache_hides_nothing(wrong, tmp_path: Path):
 
 
 def test_damage_is_told_as_damage(reg, backend):
-    checkpoint = reg.create_run("run").save(state(1), step=1, compression="zstd")
+    checkpoint = reg.create_run("run").save(state(1), step=1, storing=Storing(compression="zstd"))
     flip(backend, packs_of(checkpoint)[0])
     (finding,) = reg.verify(decode=True).findings
     assert "mirrors have the same" not in finding.advice
@@ -139,7 +141,7 @@ def test_a_pack_that_is_collected_meanwhile_is_no_finding(open_registry):
     reg = open_registry(store)
     run = reg.create_run("run")
     for step in (1, 2):
-        run.save(state(step), step=step, compression="zstd")
+        run.save(state(step), step=step, storing=Storing(compression="zstd"))
     (pack,) = packs_of(next(iter(run.checkpoints())))
     reads: list[str] = []
 
@@ -160,13 +162,13 @@ def test_a_pack_that_is_collected_meanwhile_is_no_finding(open_registry):
 def test_the_command_tells_of_it(wrong, tmp_path: Path):
     with holdfast.init(tmp_path / "r") as reg:
         run = reg.create_run("run")
-        run.save(state(1), step=1, compression="zstd")
+        run.save(state(1), step=1, storing=Storing(compression="zstd"))
         command = ["verify", "-r", str(tmp_path / "r"), "--decode"]
         sound = invoke(*command)
         assert sound.exit_code == 0
         assert "2 compressed chunks decoded and hashed." in sound.output
         wrong.is_on = True
-        run.save(state(2), step=2, compression="zstd")
+        run.save(state(2), step=2, storing=Storing(compression="zstd"))
     found = invoke(*command)
     assert found.exit_code == 6
     assert "its bytes do not hash to its digest" in found.output

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import Retention
+from holdfast import Retention, Storing
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash, Metered
 from holdfast.registry.errors import Conflict, Damaged, InvalidInput, Malformed
@@ -189,7 +189,7 @@ def test_what_is_raw_is_compressed_and_stays_what_it_is(
 def test_it_is_what_a_save_would_have_stored(run, reg, backend, open_registry):
     save(run, 1)
     saved = open_registry(new_backend("saved")).create_run("run")
-    saved = saved.save(state(1), step=1, compression="zstd")
+    saved = saved.save(state(1), step=1, storing=Storing(compression="zstd"))
     reg.repack(compression="zstd")
     repacked = open_registry(backend).run("run").latest()
     by_digest = {
@@ -222,7 +222,7 @@ def test_a_dry_run_tells_exactly_what_would_be_saved(run, reg, backend):
 def test_what_is_compressed_stays_unless_another_codec_is_asked_for(
     run, reg, backend, open_registry
 ):
-    save(run, 1, 2, compression="lz4")
+    save(run, 1, 2, storing=Storing(compression="lz4"))
     save(run, 3)
     reg.repack(compression="lz4")
     old, new = open_registry(backend).run("run").checkpoints()[1:]
@@ -432,7 +432,7 @@ def test_a_base_of_many_is_kept_while_it_saves_more_than_it_costs(reg, run, back
     """Each delta against it is shorter than one against another of them."""
     steps = range(1, 9)
     for step in steps:
-        run.save({"model": {"w": spread(step)}}, step=step, compression="zstd")
+        run.save({"model": {"w": spread(step)}}, step=step, storing=Storing(compression="zstd"))
     stars(reg, run, spread)
     before = collected(backend)
     fresh = open_registry(backend)
@@ -480,7 +480,7 @@ def stars(reg: Registry, run, make) -> None:
 def test_a_chunk_in_two_encodings_has_one_in_the_end(reg, run, backend, open_registry):
     save(run, 1, 2)
     other = reg.create_run("other")
-    other.save(state(2), step=2, compression="zstd")
+    other.save(state(2), step=2, storing=Storing(compression="zstd"))
     link(reg, "run", {2: 1})
     before = collected(backend)
     open_registry(backend).repack()
@@ -493,7 +493,7 @@ def test_a_chunk_in_two_encodings_has_one_in_the_end(reg, run, backend, open_reg
 
 def test_what_is_only_kept_elsewhere_is_not_called_recoded(reg, run, backend):
     save(run, 1, 2)
-    reg.create_run("other").save(state(2), step=2, compression="zstd")
+    reg.create_run("other").save(state(2), step=2, storing=Storing(compression="zstd"))
     link(reg, "run", {2: 1})
     with open_on(backend) as other:
         plain, asked = other.repack(dry_run=True), other.repack(dry_run=True, compression="lz4")
@@ -665,7 +665,7 @@ def test_no_history_gets_larger_and_every_one_settles(drawn):
     backend = new_backend()
     with without_threads(open_on(backend)) as registry:
         run = registry.create_run("run", seed=1)
-        save(run, *range(1, 8), compression="none")
+        save(run, *range(1, 8), storing=Storing(compression="none"))
         link(registry, "run", below)
     with without_threads(open_on(backend)) as registry:
         run = registry.run("run")
@@ -925,7 +925,7 @@ def test_a_trainer_that_saves_deltas_goes_on(backend, open_registry, at, collect
     with open_on(backend) as other:
         other.create_run("run", seed=1)
     trainer = open_registry(hooked).run("run")
-    how = {"compression": "zstd", "keyframe_every": 8}
+    how = {"storing": Storing(compression="zstd", keyframe_every=8)}
     save(trainer, 1, 2, 3, last=1, **how)
     assert form(trainer.latest())[1] is not None
 

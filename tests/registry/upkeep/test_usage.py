@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import Retention
+from holdfast import Retention, Storing
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.errors import Damaged, MissingObject
@@ -139,7 +139,7 @@ def test_the_base_of_a_delta_counts_for_whoever_needs_it(run, reg, monkeypatch):
 
 
 def test_bytes_are_counted_as_they_are_stored(run, reg):
-    saved = run.save({"w": np.zeros(2**18, np.uint8)}, step=1, compression="zstd")
+    saved = run.save({"w": np.zeros(2**18, np.uint8)}, step=1, storing=Storing(compression="zstd"))
     stored = sum(row.stored_bytes for row in saved.handle.reader.placement.rows)
     assert stored < 2**12
     assert of(measure(reg.store), saved.ref).own_bytes == stored + small_files(saved)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast import sync
+from holdfast import Storing, sync
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.errors import Damaged, InvalidInput, Malformed
 from holdfast.registry.face.factory import open_on
@@ -64,8 +64,8 @@ def history(steps: int, share: float = 0.01) -> list[dict]:
     return states
 
 
-def saved(run, states, **options):
-    return [run.save(state, step=state["step"], **options) for state in states]
+def saved(run, states, **storing):
+    return [run.save(state, step=state["step"], storing=Storing(**storing)) for state in states]
 
 
 def links_of(checkpoint) -> list[int]:
@@ -90,7 +90,7 @@ def test_two_chains_that_end_at_one_chunk_are_read_together(run, backend, open_r
         if step:
             pair = [nudged(one, 10 * step + n) for n, one in enumerate(pair)]
         state = {"model": dict(enumerate(pair))}
-        last = run.save(state, step=step, compression="zstd", keyframe_every=8)
+        last = run.save(state, step=step, storing=Storing(compression="zstd", keyframe_every=8))
     assert links_of(last) == [2, 2]
     (first, second), rows = last.handle.reader.placement.rows[:2], last.handle.reader.placement.rows
     assert first.base != second.base
@@ -130,8 +130,8 @@ def test_one_is_no_deltas(run, tmp_path):
         states = history(3)
         own.save(states[0], step=0)
         assert links_of(own.save(states[1], step=1)) == [1]
-        assert links_of(own.save(states[2], step=2, keyframe_every=1)) == [0]
-        assert links_of(own.save(history(4)[3], step=3, compression="none")) == [0]
+        assert links_of(own.save(states[2], step=2, storing=Storing(keyframe_every=1))) == [0]
+        assert links_of(own.save(history(4)[3], step=3, storing=Storing(compression="none"))) == [0]
 
 
 def test_a_registry_keeps_its_own_distance(tmp_path):
@@ -154,7 +154,7 @@ def test_deltas_alone_mean_zstd(run):
 def test_a_distance_that_no_chain_may_have(run, tmp_path, backend, wanted):
     before = contents(backend)
     with pytest.raises(InvalidInput, match="not a whole number in range"):
-        run.save({}, step=1, keyframe_every=wanted)
+        run.save({}, step=1, storing=Storing(keyframe_every=wanted))
     with pytest.raises(InvalidInput, match="not a whole number in range"):
         holdfast.init(tmp_path / "r", keyframe_every=wanted)
     assert contents(backend) == before
@@ -163,7 +163,7 @@ def test_a_distance_that_no_chain_may_have(run, tmp_path, backend, wanted):
 
 def test_deltas_without_compression_are_refused(run, tmp_path):
     with pytest.raises(InvalidInput, match="without compression"):
-        run.save({}, step=1, compression="none", keyframe_every=2)
+        run.save({}, step=1, storing=Storing(compression="none", keyframe_every=2))
     with pytest.raises(InvalidInput, match="without compression"):
         holdfast.init(tmp_path / "r", compression="none", keyframe_every=2)
 
@@ -172,7 +172,7 @@ def test_noise_is_stored_whole(run):
     fresh = np.random.default_rng(0)
     for step in range(3):
         state = {"m": {"x": fresh.integers(0, 256, 300_000, np.uint8)}}
-        assert links_of(run.save(state, step=step, keyframe_every=8)) == [0]
+        assert links_of(run.save(state, step=step, storing=Storing(keyframe_every=8))) == [0]
 
 
 def test_what_gains_nothing_is_not_read_at_every_save(backend, open_registry):
@@ -181,7 +181,7 @@ def test_what_gains_nothing_is_not_read_at_every_save(backend, open_registry):
     tried = []
     for step in range(9):
         calls.clear()
-        run.save({"m": {"w": weights(step)}}, step=step, keyframe_every=4)
+        run.save({"m": {"w": weights(step)}}, step=step, storing=Storing(keyframe_every=4))
         tried.append(any(call.method == "get" and "packs/" in call.key for call in calls))
     assert tried == [False, True, False, False, False, False, True, False, False]
 
@@ -196,8 +196,8 @@ def test_what_gains_nothing_is_not_read_at_every_save(backend, open_registry):
     ],
 )
 def test_another_tensor_is_no_base(run, other):
-    run.save({"model": {"w": nudged(weights(), 7)}}, step=1, keyframe_every=8)
-    assert links_of(run.save({"model": other}, step=2, keyframe_every=8)) == [0]
+    run.save({"model": {"w": nudged(weights(), 7)}}, step=1, storing=Storing(keyframe_every=8))
+    assert links_of(run.save({"model": other}, step=2, storing=Storing(keyframe_every=8))) == [0]
 
 
 def test_each_chunk_by_itself(run, backend, open_registry):
@@ -206,8 +206,8 @@ def test_each_chunk_by_itself(run, backend, open_registry):
         second = {"model": {"w": weights()}}
         second["model"]["w"][300:500] = nudged(second["model"]["w"][300:500], 1)
         second["model"]["w"][900:1000] = weights(5, 100)  # nothing in common
-        run.save(first, step=1, keyframe_every=8)
-        checkpoint = run.save(second, step=2, keyframe_every=8)
+        run.save(first, step=1, storing=Storing(keyframe_every=8))
+        checkpoint = run.save(second, step=2, storing=Storing(keyframe_every=8))
         rows = checkpoint.handle.reader.placement.rows
         assert 4 < sum(row.base != NO_BASE for row in rows) < 8
         loaded = open_registry(backend).checkpoint("run")
@@ -217,9 +217,11 @@ def test_each_chunk_by_itself(run, backend, open_registry):
 
 def test_a_base_that_is_damaged_is_not_built_on(run, backend, open_registry):
     states = history(2)
-    first = run.save(states[0], step=0, keyframe_every=8)
+    first = run.save(states[0], step=0, storing=Storing(keyframe_every=8))
     flip(backend, packs_of(first)[0])
-    second = open_registry(backend).run("run").save(states[1], step=1, keyframe_every=8)
+    second = (
+        open_registry(backend).run("run").save(states[1], step=1, storing=Storing(keyframe_every=8))
+    )
     assert links_of(second) == [0]
     assert same(open_registry(backend).checkpoint("run").load(), states[1])
 
@@ -230,7 +232,7 @@ def test_with_a_cache_a_save_reads_nothing_of_the_store(tmp_path, backend):
         run = reg.create_run("run")
         for number, state in enumerate(history(4)):
             calls.clear()
-            checkpoint = run.save(state, step=number, keyframe_every=8)
+            checkpoint = run.save(state, step=number, storing=Storing(keyframe_every=8))
             assert links_of(checkpoint) == [number]
             assert not [call for call in calls if call.method == "get" and "packs/" in call.key]
 
@@ -249,7 +251,7 @@ def test_who_has_the_checkpoint_before_moves_only_the_difference(run, tmp_path, 
             return sum(0 if one is None else one.stop - one.start for one in ranges)
 
         assert pulled() > weights().nbytes / 2
-        third = run.save(states[2], step=2, keyframe_every=8)
+        third = run.save(states[2], step=2, storing=Storing(keyframe_every=8))
         # The difference, and its pack's table.
         assert pulled() < third.handle.reader.placement.rows[0].stored_bytes + 2**10
 
@@ -271,12 +273,14 @@ def test_forks_gates_and_mirrors_carry_the_bases_along(run, reg, backend):
     states = history(5)
     saved(run, states[:3], keyframe_every=8)
     fork = reg.fork("run", "child")
-    assert links_of(fork.save(states[3], step=3, keyframe_every=8)) == [3]
+    assert links_of(fork.save(states[3], step=3, storing=Storing(keyframe_every=8))) == [3]
     with open_on(new_backend("deltas-mirror")) as mirror:
         sync(reg, mirror)
         assert same(mirror.checkpoint("child").load(), states[3])
         assert mirror.verify(deep=True).findings == ()
-        assert links_of(mirror.run("child").save(states[4], step=4, keyframe_every=8)) == [4]
+        assert links_of(
+            mirror.run("child").save(states[4], step=4, storing=Storing(keyframe_every=8))
+        ) == [4]
 
 
 def test_where_a_base_has_a_chunk_whole_it_is_taken_whole(run):
@@ -306,7 +310,9 @@ def test_no_save_makes_a_chain_too_long_to_read(reg, backend, open_registry):
             mixed[:30] = tensors[fresh.integers(len(tensors))][:30]
             run = runs[fresh.integers(len(runs))]
             every = int(fresh.integers(2, MAX_DEPTH + 1))
-            checkpoint = run.push({"m": {"w": mixed}}, step=step, keyframe_every=every)
+            checkpoint = run.push(
+                {"m": {"w": mixed}}, step=step, storing=Storing(keyframe_every=every)
+            )
             assert max(links_of(checkpoint)) < MAX_DEPTH
             loaded = open_registry(backend).checkpoint(checkpoint.ref).load()
             assert torch.equal(loaded["m"]["w"], mixed)
@@ -347,8 +353,8 @@ def test_any_history_any_slice(versions, compression, every, chunk_bytes, part, 
     every = 1 if compression == "none" else every
     with small_grid(chunk_bytes, list_threshold=4), open_on(new_backend()) as reg:
         run = reg.create_run("r")
-        how = {"compression": compression, "keyframe_every": every}
-        made = [run.save({"m": {"a": a}}, step=n, **how) for n, a in enumerate(versions)]
+        how = Storing(compression=compression, keyframe_every=every)
+        made = [run.save({"m": {"a": a}}, step=n, storing=how) for n, a in enumerate(versions)]
         if prunes:
             run.prune(Retention(last=1))
             reg.gc(grace_s=0)
@@ -366,7 +372,7 @@ def test_any_history_any_slice(versions, compression, every, chunk_bytes, part, 
 def chain(run, request):
     """A checkpoint of one chunk, two differences above one that is raw or compressed."""
     first, *others = history(3)
-    run.save(first, step=0, compression=request.param)
+    run.save(first, step=0, storing=Storing(compression=request.param))
     return saved(run, others, keyframe_every=8)[-1]
 
 
@@ -433,7 +439,7 @@ def test_bases_that_are_swapped(chain, reg, backend, open_registry):
 def test_a_raw_base_of_another_length_is_refused(run, reg, backend, open_registry):
     states = history(2)
     run.save(states[0], step=0)
-    second = run.save(states[1], step=1, keyframe_every=8)
+    second = run.save(states[1], step=1, storing=Storing(keyframe_every=8))
     rows = list(second.handle.reader.placement.rows)
     assert codecs.CODECS[rows[1].codec] == RAW
     short = ChunkRow(rows[1].pack, rows[1].offset, rows[1].stored_bytes - 2)
@@ -444,8 +450,10 @@ def test_a_raw_base_of_another_length_is_refused(run, reg, backend, open_registr
 def test_deltas_of_several_lengths_on_one_chunk_are_refused(run, reg, backend, open_registry):
     with small_grid(4000):
         whole = np.arange(1500, dtype=np.int32)  # two chunks, of 4,000 and 2,000 bytes
-        first = run.save({"m": {"a": whole}}, step=1, compression="zstd")
-        second = run.save({"m": {"a": whole + 1}}, step=2, compression="zstd", keyframe_every=8)
+        first = run.save({"m": {"a": whole}}, step=1, storing=Storing(compression="zstd"))
+        second = run.save(
+            {"m": {"a": whole + 1}}, step=2, storing=Storing(compression="zstd", keyframe_every=8)
+        )
         rows = second.handle.reader.placement.rows
         assert len(rows) == 4
         long, short = rows[0], rows[1]
@@ -480,7 +488,11 @@ def test_a_placement_without_end_does_not_stop_the_run(chain, reg, backend, open
     circle = ChunkRow(rows[1].pack, rows[1].offset, rows[1].stored_bytes, rows[1].codec, 1)
     placed(reg, chain, [rows[0], circle, rows[2]])
     refused(backend, open_registry, "too long", Malformed)
-    saved_now = open_registry(backend).run("run").push(history(4)[3], step=3, keyframe_every=8)
+    saved_now = (
+        open_registry(backend)
+        .run("run")
+        .push(history(4)[3], step=3, storing=Storing(keyframe_every=8))
+    )
     assert same(open_registry(backend).checkpoint(saved_now.ref).load(), history(4)[3])
 
 
@@ -490,6 +502,8 @@ def test_what_is_stored_does_not_depend_on_the_threads(reg):
     stored = set()
     for number in range(6):
         state = {"m": {"x": mixed}, "n": number}
-        checkpoint = reg.create_run(f"r{number}").save(state, step=1, compression="zstd")
+        checkpoint = reg.create_run(f"r{number}").save(
+            state, step=1, storing=Storing(compression="zstd")
+        )
         stored.add(tuple(row.stored_bytes for row in checkpoint.handle.reader.placement.rows))
     assert len(stored) == 1

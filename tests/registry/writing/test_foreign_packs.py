@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast import Storing
 from holdfast.backends import Backend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered, Wrapper
@@ -58,7 +59,10 @@ def save_async(run: Run, **options: Any) -> object:
     return run.save_async(STATE, step=1, **options).wait()
 
 
-@pytest.mark.parametrize("options", [{}, {"compression": "zstd"}, {"keyframe_every": 4}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"storing": Storing(compression="zstd")}, {"storing": Storing(keyframe_every=4)}],
+)
 @pytest.mark.parametrize("act", [save, save_async])
 def test_a_poisoned_pack_is_told_and_replaced(
     act: Callable[..., Any],

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from holdfast import Storing
 from holdfast.backends.errors import StoreUnavailable
 from holdfast.registry.store import blocks
 from holdfast.registry.store.blocks import BLOCK_BYTES, Blocks, Lease
@@ -93,7 +94,7 @@ def test_a_save_waits_for_blocks_and_never_has_more(few, open_registry):
     assert reg._store.blocks._left == MOST
 
 
-@pytest.mark.parametrize("how", [{}, {"compression": "zstd"}])
+@pytest.mark.parametrize("how", [{}, {"storing": Storing(compression="zstd")}])
 def test_blocks_come_back_whatever_fails(few, open_registry, how):
     store = Hooked(new_backend())
     reg = open_registry(store)

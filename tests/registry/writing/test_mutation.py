@@ -15,6 +15,7 @@ import pytest
 from botocore.awsrequest import AWSResponse
 
 import holdfast
+from holdfast import Storing
 from holdfast.backends.s3.backend import S3Backend
 from holdfast.registry.errors import UnsupportedValue
 from holdfast.registry.face.factory import open_on
@@ -26,8 +27,8 @@ from tests.support.stores import new_backend
 
 HOW = {
     "raw": {},
-    "zstd": {"compression": "zstd"},
-    "delta": {"compression": "zstd", "keyframe_every": 8},
+    "zstd": {"storing": Storing(compression="zstd")},
+    "delta": {"storing": Storing(compression="zstd", keyframe_every=8)},
 }
 BIG = 150_000
 
@@ -216,7 +217,7 @@ def test_numbers_that_come_after_the_first_look_are_refused_as_well(
     run, given = open_registry(store).run("run"), content(1)
     once = when_a_base_is_read(store, lambda: given["m"]["w"].fill(value))
     with pytest.raises(UnsupportedValue, match=rf"(?s)m/w.*would become {becomes}"):
-        run.save(given, step=2, precision={"m/w": "fp16"})
+        run.save(given, step=2, storing=Storing(precision={"m/w": "fp16"}))
     assert once.done
     assert [ck.step for ck in open_registry(store).run("run").checkpoints()] == [1]
 

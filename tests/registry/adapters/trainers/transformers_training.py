@@ -107,7 +107,7 @@ def train_with_checkpointer(
     with (
         holdfast.open(url) as reg,
         reg.run(name, create=True) as run,
-        run.checkpointer(every_steps=5, exits=exits) as checkpointer,
+        run.checkpointer(every_steps=5, stopping=holdfast.Stopping(exits=exits)) as checkpointer,
     ):
         told: list[holdfast.Checkpoint] = []
         saver = HoldfastCallback(run, checkpointer=checkpointer, on_save=told.append)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast import Retention
+from holdfast import Retention, Storing
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.deriving.merging import averaging
 from holdfast.registry.errors import (
@@ -296,7 +296,7 @@ def test_one_pack_is_in_memory_at_a_time(compression, open_registry, monkeypatch
 
     backend.after = after
     monkeypatch.setattr(averaging, "average", count)
-    run.merge(sources, step=3, compression=compression)
+    run.merge(sources, step=3, storing=Storing(compression=compression))
     assert max(ahead) <= 2048 < computed[0]
 
 
@@ -357,6 +357,7 @@ def other_state(**changes: Any) -> dict[str, Any]:
         (other_state(), {"meta": {"merge": 1}}, InvalidInput, "'merge'"),
         (other_state(), {"meta": "text"}, InvalidInput, "meta"),
         (other_state(), {"tier": "gold"}, InvalidInput, "no such tier"),
+        (other_state(), {"storing": Storing(precision="bf16")}, InvalidInput, "no precision"),
     ],
 )
 def test_what_cannot_be_merged_is_refused_and_nothing_written(
@@ -439,7 +440,9 @@ def test_what_was_not_finite_already_may_be_averaged(run):
 def test_what_the_sources_were_before_is_said_where_it_is_true_of_all(run):
     given = torch.linspace(-1, 1, 300)
     same_bits = {"m": {"w": given}, "optimizer": {"w": given}, "tiny": given[:3]}
-    lossy = run.save(same_bits, step=1, precision="bf16", allow_lossy_optimizer=True)
+    lossy = run.save(
+        same_bits, step=1, storing=Storing(precision="bf16", allow_lossy_optimizer=True)
+    )
     native = run.save(lossy.load(), step=2)
     other = {**lossy.load(), "m": {"w": (given + 1).bfloat16()}}
     differing = run.save(other, step=3)

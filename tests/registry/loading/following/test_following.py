@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from holdfast import Storing
 from holdfast.backends import Backend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered, ReadOnly
@@ -32,7 +33,7 @@ from tests.support.stores import Open, contents, new_backend, packs_of, small_gr
 from tests.support.strategies import examples
 
 #: How states are stored so that a small change is a delta.
-DELTAS = {"compression": "zstd", "keyframe_every": 8}
+DELTAS = {"storing": Storing(compression="zstd", keyframe_every=8)}
 CHUNK = 4000
 
 
@@ -174,7 +175,7 @@ def test_what_was_stored_with_less_precision_is_widened(
     w = weights().reshape(50, 100)
     for step in range(3):
         given = {"w": w, "tiny": torch.full((3,), step + 0.1)}
-        how = {"precision": {"m/*": policy}, **DELTAS}
+        how = {"storing": Storing(precision={"m/*": policy}, compression="zstd", keyframe_every=8)}
         world.run.save({"m": given}, step=step, **how)
         following.poll()
         assert torch.equal(target, w.to(narrow).float())
@@ -195,7 +196,7 @@ def test_numbers_that_only_round_to_what_is_stored_are_replaced(
     target = w.T.clone().T if kind == "strided" else w.clone()
     model = {"w": target.numpy() if kind == "numpy" else target}
     following = world.follow(model, component="m")
-    how = {"precision": {"m/*": policy}, **DELTAS}
+    how = {"storing": Storing(precision={"m/*": policy}, compression="zstd", keyframe_every=8)}
     world.run.save({"m": {"w": w}}, step=1, **how)
     following.poll()
     assert torch.equal(target, w.to(narrow).float())
@@ -209,7 +210,7 @@ def test_numbers_that_only_round_to_what_is_stored_are_replaced(
 
 def test_numbers_that_round_to_infinity_are_replaced(world: World) -> None:
     model = {"w": np.full(3000, 1e30, np.float32)}
-    world.run.save({"m": {"w": torch.ones(3000)}}, step=1, precision="fp16")
+    world.run.save({"m": {"w": torch.ones(3000)}}, step=1, storing=Storing(precision="fp16"))
     world.follow(model, component="m").poll()
     assert (model["w"] == 1).all()
 
@@ -219,7 +220,7 @@ def test_not_numbers_are_held(world: World) -> None:
     w.view(torch.int32)[:3] = torch.tensor([0x7FC10000, -0x3F0000, 0x7F800001])
     model = {"w": w.clone()}
     following = world.follow(model, component="m", rehash=True)
-    how = {"precision": {"m/*": "bf16"}, "allow_nonfinite": True}
+    how = {"storing": Storing(precision={"m/*": "bf16"}), "allow_nonfinite": True}
     for step in (1, 2):
         world.run.save({"m": {"w": w}}, step=step, **how)
         following.poll()
@@ -235,7 +236,7 @@ def test_where_memory_runs_out_the_model_is_as_it_was(
 ) -> None:
     """Whichever of the pieces of memory that an exchange takes cannot be had."""
     w = weights()
-    how = {"precision": {"m/b": "bf16"}} if narrow else {}
+    how = {"storing": Storing(precision={"m/b": "bf16"})} if narrow else {}
     world.run.save({"m": {"a": w, "b": w.clone(), "c": w * 2}}, step=1, **how)
     model = {"a": torch.zeros(5000), "b": torch.zeros(5000), "c": torch.zeros(5000, 2)[:, 1]}
     following = world.follow(model, component="m")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import holdfast
-from holdfast import Checkpoint, Registry
+from holdfast import Checkpoint, Registry, Storing
 from holdfast.distributed import Group
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.state_reader import PlacedState
@@ -110,8 +110,10 @@ def test_ranks_keep_the_deltas_of_one_process(reg: Registry) -> None:
         return made
 
     alone = reg.run("run")
-    alone.save({"w": WHOLE}, step=1, compression="zstd")
-    base = alone.save({"w": rows(1, 0, -1)}, step=2, compression="zstd", keyframe_every=4)
+    alone.save({"w": WHOLE}, step=1, storing=Storing(compression="zstd"))
+    base = alone.save(
+        {"w": rows(1, 0, -1)}, step=2, storing=Storing(compression="zstd", keyframe_every=4)
+    )
     assert base.handle.reader.placement.rows.has_deltas
     alone.close()
 

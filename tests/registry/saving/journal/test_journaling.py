@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from holdfast import Storing
 from holdfast.backends.local.backend import LocalBackend
 from holdfast.registry.errors import (
     Conflict,
@@ -284,7 +285,7 @@ def test_deltas_hold_their_bases(machine: Machine, bucket: Hooked, by_hand: None
     for step in (1, 2, 3):
         weights = weights + np.float32(1e-6)
         states[step] = {"model": {"w": weights}}
-        run.save(states[step], step=step, compression="zstd", keyframe_every=8)
+        run.save(states[step], step=step, storing=Storing(compression="zstd", keyframe_every=8))
         machine.carry()
     with opened(bucket) as registry:
         for one in registry.run(RUN).checkpoints():

@@ -125,7 +125,7 @@ def test_a_training_goes_on_past_an_outage(
     """Every entry of a stream comes once, also if the slot of a failed save has landed."""
     with (
         caplog.at_level(logging.WARNING, "holdfast"),
-        run.checkpointer(every_steps=1, on_error="warn", background=background) as checkpointer,
+        run.checkpointer(every_steps=1, may_fail=2, background=background) as checkpointer,
     ):
         for step in range(1, 7):
             store.fails = fails if step in (2, 3, 5) else ""
@@ -144,20 +144,20 @@ def test_a_training_goes_on_past_an_outage(
 
 
 def test_the_last_failure_in_a_row_and_final_saves_are_raised(run: Run, store: Breakable) -> None:
-    checkpointer = run.checkpointer(every_steps=1, on_error="warn", give_up_after=2)
+    checkpointer = run.checkpointer(every_steps=1, may_fail=1)
     with pytest.raises(StoreUnavailable), checkpointer:
         for step in range(1, 4):
             store.fails = "before"
             checkpointer.step(step, state(step))
     assert checkpointer.failed_saves == 1
     store.fails = ""
-    with run.checkpointer(every_steps=1, on_error="warn") as again:
+    with run.checkpointer(every_steps=1, may_fail=2) as again:
         store.fails = "before"
         again.step(4, state(4)).settle()
         store.fails = ""
     assert run.latest().step == 4, "the end of the block saves what had failed"
     store.fails = "before"
-    with pytest.raises(StoreUnavailable), run.checkpointer(on_error="warn") as last:
+    with pytest.raises(StoreUnavailable), run.checkpointer(may_fail=2) as last:
         last.step(5, state(5), converged=True)
 
 
@@ -165,23 +165,23 @@ def test_a_save_in_the_background_goes_on_too_and_other_errors_do_not(
     run: Run, store: Breakable, open_registry: Open
 ) -> None:
     store.fails = "before"
-    failed = run.save_async(state(1), step=1, on_error="warn")
+    failed = run.save_async(state(1), step=1, may_fail=2)
     run.wait()
     store.fails = ""
-    run.save_async(state(2), step=2, on_error="warn").wait()
+    run.save_async(state(2), step=2, may_fail=2).wait()
     assert failed.outcome == "failed"
     open_registry(store).run("run").restore()
     other = open_registry(store).run("run")
     other.restore()
     other.save(state(3), step=3)
-    run.save_async(state(4), step=4, on_error="warn")
+    run.save_async(state(4), step=4, may_fail=2)
     with pytest.raises(Conflict):
         run.wait()
-    for wrong in ({"on_error": "ignore"}, {"on_error": "warn", "give_up_after": 0}):
-        with pytest.raises(InvalidInput, match="on_error"):
-            run.save_async(state(5), step=5, **wrong)
-        with pytest.raises(InvalidInput, match="on_error"):
-            run.checkpointer(**wrong)
+    for wrong in (-1, True, "warn"):
+        with pytest.raises(InvalidInput, match="may_fail"):
+            run.save_async(state(5), step=5, may_fail=wrong)
+        with pytest.raises(InvalidInput, match="may_fail"):
+            run.checkpointer(may_fail=wrong)
 
 
 def test_failed_saves_are_shown(tmp_path: Any) -> None:
@@ -189,7 +189,7 @@ def test_failed_saves_are_shown(tmp_path: Any) -> None:
     with holdfast.init(url, skip_race_probe=True) as registry:
         run = registry.run("run", create=True)
         store = registry.store.backend = Breakable(registry.store.backend)
-        with run.checkpointer(every_steps=1, on_error="warn") as checkpointer:
+        with run.checkpointer(every_steps=1, may_fail=2) as checkpointer:
             store.fails = "before"
             checkpointer.step(1, state(1)).settle()
             store.fails = ""

@@ -27,11 +27,12 @@ def foreign(): hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # no handler 
 
 def pause(step): time.sleep(0.005)
 
-def train(place, every=1, rank=0, gather=lambda: None, after=pause, **options):
+def train(place, every=1, rank=0, gather=lambda: None, after=pause, deadline_s=None, **options):
     run = holdfast.open(place).run("night", create=True)
     restored = run.restore()
     first = restored.checkpoint.step if restored else 0
-    with run.checkpointer(every_steps=every, **options) as checkpointer:
+    stopping = holdfast.Stopping(deadline_s=deadline_s)
+    with run.checkpointer(every_steps=every, stopping=stopping, **options) as checkpointer:
         note = os.open(f"{place}.steps{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for step in range(first + 1, 10**9):
             gather()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import holdfast
+from holdfast import Storing
 from holdfast.registry import pytree
 from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput, UnsupportedValue
 from holdfast.registry.face.run import Run
@@ -316,7 +317,7 @@ POLICY = {"model/*": "bf16", "traces/*": "fp16"}
 
 
 def test_what_was_lossy_is_recorded_with_each_tensor(run):
-    checkpoint = run.save(model_state(), step=1, precision=POLICY)
+    checkpoint = run.save(model_state(), step=1, storing=Storing(precision=POLICY))
     assert types(checkpoint) == {
         "model/w": ("bfloat16", "float32"),
         "model/b": ("bfloat16", "float64"),
@@ -328,7 +329,7 @@ def test_what_was_lossy_is_recorded_with_each_tensor(run):
 
 def test_the_bits_are_those_of_torch(run):
     state = model_state()
-    loaded = run.save(state, step=1, precision=POLICY).load()
+    loaded = run.save(state, step=1, storing=Storing(precision=POLICY)).load()
     assert torch.equal(loaded["model"]["w"], state["model"]["w"].bfloat16())
     assert torch.equal(loaded["model"]["b"], state["model"]["b"].bfloat16())
     assert torch.equal(loaded["model"]["n"], state["model"]["n"])
@@ -339,18 +340,20 @@ def test_the_bits_are_those_of_torch(run):
 
 def test_ids_are_what_they_were_without_a_policy(run, reg):
     plain = run.save(model_state(), step=1)
-    kept = reg.create_run("kept").save(model_state(), step=1, precision={"model/*": "keep"})
-    small = reg.create_run("auto").save(model_state(), step=1, precision="auto")
+    kept = reg.create_run("kept").save(
+        model_state(), step=1, storing=Storing(precision={"model/*": "keep"})
+    )
+    small = reg.create_run("auto").save(model_state(), step=1, storing=Storing(precision="auto"))
     assert plain.digest == kept.digest == small.digest
-    lossy = reg.create_run("lossy").save(model_state(), step=1, precision=POLICY)
+    lossy = reg.create_run("lossy").save(model_state(), step=1, storing=Storing(precision=POLICY))
     assert lossy.digest != plain.digest
 
 
 def test_what_it_was_is_part_of_the_id_and_not_of_the_content(run):
     state = {"w": numbers(1000)}
-    narrowed = run.save(state, step=1, precision="bf16")
+    narrowed = run.save(state, step=1, storing=Storing(precision="bf16"))
     cast = run.save({"w": state["w"].bfloat16()}, step=2)
-    from_double = run.save({"w": state["w"].double()}, step=3, precision="bf16")
+    from_double = run.save({"w": state["w"].double()}, step=3, storing=Storing(precision="bf16"))
     assert len({narrowed.digest, cast.digest, from_double.digest}) == 3
     contents_ = {one.tensors()["w"].content for one in (narrowed, cast, from_double)}
     assert len(contents_) == 1
@@ -361,28 +364,33 @@ def test_what_it_was_is_part_of_the_id_and_not_of_the_content(run):
 def test_the_caller_keeps_what_was_given(run):
     state = model_state()
     before = {key: value.clone() for key, value in state["model"].items()}
-    run.save(state, step=1, precision="bf16")
+    run.save(state, step=1, storing=Storing(precision="bf16"))
     assert all(torch.equal(state["model"][key], before[key]) for key in before)
 
 
 def test_in_the_background_the_same_is_saved_of_what_was_there_then(run, reg):
     state = model_state()
-    expected = reg.create_run("other").save(model_state(), step=1, precision=POLICY)
-    pending = run.save_async(state, step=1, precision=POLICY)
+    expected = reg.create_run("other").save(
+        model_state(), step=1, storing=Storing(precision=POLICY)
+    )
+    pending = run.save_async(state, step=1, storing=Storing(precision=POLICY))
     state["model"]["w"].zero_()
     assert pending.wait().digest == expected.digest
 
 
 def test_the_same_save_again_is_the_same_checkpoint(run):
-    first = run.save(model_state(), step=1, precision=POLICY)
-    assert run.save(model_state(), step=1, precision=POLICY) == first
+    first = run.save(model_state(), step=1, storing=Storing(precision=POLICY))
+    assert run.save(model_state(), step=1, storing=Storing(precision=POLICY)) == first
     with pytest.raises(Conflict, match="another state"):
         run.save(model_state(), step=1)
 
 
 def test_companions_stay_as_they_are(run):
     checkpoint = run.save(
-        model_state(), step=1, precision="bf16", companions={"reference": model_state()}
+        model_state(),
+        step=1,
+        storing=Storing(precision="bf16"),
+        companions={"reference": model_state()},
     )
     assert set(types(checkpoint.companion("reference")).values()) == {
         ("float32", None), ("float64", None), ("int64", None),
@@ -399,7 +407,7 @@ def test_tensors_that_lie_anyhow(run):
         "numpy": np.asfortranarray(wide.numpy()),
         "sparse": torch.eye(9).mul(1 / 3).to_sparse(),
     }
-    checkpoint = run.save(state, step=1, precision="bf16")
+    checkpoint = run.save(state, step=1, storing=Storing(precision="bf16"))
     loaded, back = checkpoint.load(), checkpoint.load(precision="original")
     for name in ("transposed", "strided", "empty", "scalar"):
         assert torch.equal(loaded[name], state[name].bfloat16())
@@ -416,7 +424,7 @@ def test_large_tensors_with_any_codec_and_deltas(run, compression):
             weights = numbers(100, 70)
             weights[step] += 1
             state = {"w": weights, "few": weights[:9]}
-            run.save(state, step=step, precision="fp16", compression=compression)
+            run.save(state, step=step, storing=Storing(precision="fp16", compression=compression))
             assert run.latest().manifest.chunk_lists
             back = run.latest().load(precision="original")
             assert torch.equal(back["w"], weights.half().float())
@@ -433,7 +441,7 @@ def test_a_state_is_never_there_twice(tmp_path, order):
         with small_grid(size, pack_bytes=size):
             tracemalloc.start()
             try:
-                run.save(state, step=1, precision="bf16")
+                run.save(state, step=1, storing=Storing(precision="bf16"))
                 peak = tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()
@@ -482,7 +490,7 @@ def test_a_state_is_never_there_twice(tmp_path, order):
 def test_a_refused_save_writes_nothing(backend, run, state, given, error, message, how):
     before = contents(backend)
     with pytest.raises(error, match=message):
-        saved = getattr(run, how)(state, step=1, precision=given)
+        saved = getattr(run, how)(state, step=1, storing=Storing(precision=given))
         saved.wait()
     assert contents(backend) == before
     assert run.save(state, step=1).digest == run.latest().digest
@@ -491,7 +499,9 @@ def test_a_refused_save_writes_nothing(backend, run, state, given, error, messag
 def test_nan_and_infinity_pass(run):
     values = torch.tensor([math.nan, math.inf, -math.inf, 1.0] * 20)
     for step, policy in enumerate(("bf16", "fp16")):
-        back = run.save({"w": values}, step=step, precision=policy).load(precision="original")
+        back = run.save({"w": values}, step=step, storing=Storing(precision=policy)).load(
+            precision="original"
+        )
         assert torch.equal(torch.isnan(back["w"]), torch.isnan(values))
         assert torch.equal(back["w"].nan_to_num(5.0), values.nan_to_num(5.0))
 
@@ -500,11 +510,11 @@ def test_one_in_a_hundred_may_vanish(run):
     values = torch.full((200,), 1.0)
     values[:100] = 0.0
     values[7] = 1e-9
-    back = run.save({"w": values}, step=1, precision="fp16").load()
+    back = run.save({"w": values}, step=1, storing=Storing(precision="fp16")).load()
     assert back["w"].count_nonzero() == 100
     values[8] = -1e-9
     with pytest.raises(UnsupportedValue, match="found 2 of 102"):
-        run.save({"w": values}, step=2, precision="fp16")
+        run.save({"w": values}, step=2, storing=Storing(precision="fp16"))
 
 
 def test_misspelt_options_are_refused(run):
@@ -532,17 +542,21 @@ def test_a_demanded_type_is_demanded_of_what_is_stored(strict, backend):
     before = contents(backend)
     message = r"stored in a dtype that the run.*model/w is bfloat16, must be float32.*'keep'"
     with pytest.raises(IncompatibleState, match=message):
-        strict.save(state, step=1, precision="bf16")
+        strict.save(state, step=1, storing=Storing(precision="bf16"))
     assert contents(backend) == before
-    checkpoint = strict.save(state, step=1, precision={"model/*": "keep", "*": "bf16"})
+    checkpoint = strict.save(
+        state, step=1, storing=Storing(precision={"model/*": "keep", "*": "bf16"})
+    )
     assert types(checkpoint)["ema/w"] == ("bfloat16", "float32")
     assert checkpoint.load()["ema"]["w"].dtype == torch.bfloat16
 
 
 def test_what_is_not_finite_is_found_in_what_is_stored(reg, tmp_path):
     run = run_by(reg, tmp_path, 'name = "watching"\nfinite = ["model/*"]')
-    run.save({"model": {"w": numbers(90)}}, step=1, precision="fp16")
-    spoilt = run.save({"model": {"w": torch.full((90,), math.nan)}}, step=2, precision="fp16")
+    run.save({"model": {"w": numbers(90)}}, step=1, storing=Storing(precision="fp16"))
+    spoilt = run.save(
+        {"model": {"w": torch.full((90,), math.nan)}}, step=2, storing=Storing(precision="fp16")
+    )
     assert spoilt.nonfinite == ("model/w",)
     assert run.latest().step == 1
 
@@ -552,7 +566,7 @@ def test_what_is_not_finite_is_found_in_what_is_stored(reg, tmp_path):
 
 def test_originals_come_back_in_their_types(run):
     state = model_state()
-    checkpoint = run.save(state, step=1, precision=POLICY)
+    checkpoint = run.save(state, step=1, storing=Storing(precision=POLICY))
     back = checkpoint.load(precision="original")
     assert torch.equal(back["model"]["w"], state["model"]["w"].bfloat16().float())
     assert torch.equal(back["model"]["b"], state["model"]["b"].bfloat16().double())
@@ -563,7 +577,7 @@ def test_originals_come_back_in_their_types(run):
 
 
 def test_arrays_of_bfloat16_need_ml_dtypes_and_their_originals_do_not(run, monkeypatch):
-    checkpoint = run.save({"n": np.linspace(0, 1, 90)}, step=1, precision="bf16")
+    checkpoint = run.save({"n": np.linspace(0, 1, 90)}, step=1, storing=Storing(precision="bf16"))
     assert checkpoint.load()["n"].dtype.name == "bfloat16"
     monkeypatch.delitem(numpy_arrays._NATIVE, "bfloat16")
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
@@ -578,8 +592,10 @@ def test_where_nothing_was_lossy_nothing_is_widened(run):
 
 
 def test_saving_what_came_back_loses_nothing_more(run):
-    checkpoint = run.save(model_state(), step=1, precision=POLICY)
-    again = run.save(checkpoint.load(precision="original"), step=2, precision=POLICY)
+    checkpoint = run.save(model_state(), step=1, storing=Storing(precision=POLICY))
+    again = run.save(
+        checkpoint.load(precision="original"), step=2, storing=Storing(precision=POLICY)
+    )
     assert again.digest == checkpoint.digest
 
 
@@ -592,7 +608,7 @@ def test_there_are_two_precisions_to_load_in(run, precision):
 
 def test_a_model_of_the_original_type_is_filled(run):
     model, state = trained()
-    checkpoint = run.save(state, step=1, precision={"model/*": "bf16"})
+    checkpoint = run.save(state, step=1, storing=Storing(precision={"model/*": "bf16"}))
     fresh = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Linear(30, 10))
     report = checkpoint.load_into(fresh, component="model")
     assert set(report.loaded) == {f"model/{key}" for key in state["model"]}
@@ -605,7 +621,7 @@ def test_a_model_of_the_original_type_is_filled(run):
 
 
 def test_a_model_of_a_third_type_is_refused_and_left_alone(run):
-    checkpoint = run.save({"w": numbers(90)}, step=1, precision="bf16")
+    checkpoint = run.save({"w": numbers(90)}, step=1, storing=Storing(precision="bf16"))
     for dtype in (torch.float64, torch.float16):
         target = {"w": torch.ones(90, dtype=dtype)}
         with pytest.raises(IncompatibleState, match=r"w is bfloat16\[90\], target float"):
@@ -622,7 +638,7 @@ def test_an_exact_checkpoint_is_not_cast_into_another_type(run):
 def test_targets_that_lie_anyhow_are_filled(run):
     wide = numbers(30, 40)
     state = {"t": wide, "n": wide.numpy(), "e": torch.zeros(0, 3), "s": torch.tensor(1 / 3)}
-    checkpoint = run.save(state, step=1, precision="fp16")
+    checkpoint = run.save(state, step=1, storing=Storing(precision="fp16"))
     target = {
         "t": torch.empty(40, 30).t(),
         "n": np.empty((30, 80), np.float32)[:, ::2],
@@ -638,7 +654,9 @@ def test_targets_that_lie_anyhow_are_filled(run):
 
 def test_tied_tensors_are_widened_once(run):
     tied = numbers(64, 8)
-    checkpoint = run.save({"m": {"head": tied, "tail": tied}}, step=1, precision="bf16")
+    checkpoint = run.save(
+        {"m": {"head": tied, "tail": tied}}, step=1, storing=Storing(precision="bf16")
+    )
     memory = torch.zeros(64, 8)
     checkpoint.load_into({"m": {"head": memory, "tail": memory}})
     assert torch.equal(memory, tied.bfloat16().float())
@@ -663,7 +681,7 @@ def test_any_numbers_come_back_as_torch_rounds_them(data):
         small_grid(64, list_threshold=3),
     ):
         state = {"t": torch.from_numpy(values.copy()), "n": values}
-        checkpoint = opened.create_run("run").save(state, step=1, precision=policy)
+        checkpoint = opened.create_run("run").save(state, step=1, storing=Storing(precision=policy))
         expected = state["t"].to(narrow)
         assert torch.equal(checkpoint.load(only="t")["t"], expected)
         back = checkpoint.load(precision="original")
@@ -679,7 +697,7 @@ def test_any_numbers_come_back_as_torch_rounds_them(data):
 
 def test_restoring_gives_the_original_types_and_says_so(backend, open_registry, caplog):
     _, state = trained()
-    open_registry(backend).create_run("run").save(state, step=1, precision="bf16")
+    open_registry(backend).create_run("run").save(state, step=1, storing=Storing(precision="bf16"))
     run = open_registry(backend).run("run")
     with caplog.at_level(logging.WARNING, "holdfast"):
         restored = run.restore()
@@ -695,8 +713,8 @@ def test_restoring_gives_the_original_types_and_says_so(backend, open_registry, 
 
 def test_restoring_an_older_one_does_too(backend, open_registry, caplog):
     run = open_registry(backend).create_run("run")
-    first = run.save({"w": numbers(90, seed=1)}, step=1, precision="bf16")
-    run.save({"w": numbers(90, seed=2)}, step=2, precision="bf16")
+    first = run.save({"w": numbers(90, seed=1)}, step=1, storing=Storing(precision="bf16"))
+    run.save({"w": numbers(90, seed=2)}, step=2, storing=Storing(precision="bf16"))
     run = open_registry(backend).run("run")
     with caplog.at_level(logging.WARNING, "holdfast"):
         state = run.restore(at=first).state
@@ -722,7 +740,7 @@ change = "carry"
 
 def test_a_phase_begins_with_the_original_types(reg, tmp_path, caplog):
     run = run_by(reg, tmp_path, TRANSITION)
-    run.save({"model": {"w": numbers(90)}}, step=1, phase=1, precision="bf16")
+    run.save({"model": {"w": numbers(90)}}, step=1, phase=1, storing=Storing(precision="bf16"))
     with caplog.at_level(logging.WARNING, "holdfast"):
         begun = run.transition(2)
     assert torch.equal(begun.state["model"]["w"], numbers(90).bfloat16().float())
@@ -740,7 +758,9 @@ def test_restoring_says_nothing_of_what_is_exact(run, caplog):
 
 
 def test_of_many_lossy_tensors_a_few_are_named(run, caplog):
-    checkpoint = run.save({str(i): numbers(9) for i in range(10)}, step=1, precision="bf16")
+    checkpoint = run.save(
+        {str(i): numbers(9) for i in range(10)}, step=1, storing=Storing(precision="bf16")
+    )
     with caplog.at_level(logging.WARNING, "holdfast"):
         load_to_train(checkpoint, "cpu")
     assert caplog.records[0].getMessage().endswith("3 (bfloat16) and 6 more")
@@ -751,7 +771,7 @@ def test_of_many_lossy_tensors_a_few_are_named(run, caplog):
 
 def test_whatever_is_cut_or_copied_keeps_the_record(run, reg, open_registry):
     model, state = trained()
-    checkpoint = run.save(state, step=1, precision={"model/*": "bf16"})
+    checkpoint = run.save(state, step=1, storing=Storing(precision={"model/*": "bf16"}))
     run.set_gate("g", checkpoint)
     release = run.releases.publish("1.0.0", checkpoint, only="model")
     entry = run.pool.promote(checkpoint)
@@ -771,7 +791,9 @@ def test_whatever_is_cut_or_copied_keeps_the_record(run, reg, open_registry):
 
 def test_a_merge_keeps_the_record(run):
     states = [{"model": {"w": numbers(90, seed=i)}, "same": {"w": numbers(80)}} for i in (1, 2)]
-    sources = [run.save(one, step=i, precision="bf16") for i, one in enumerate(states)]
+    sources = [
+        run.save(one, step=i, storing=Storing(precision="bf16")) for i, one in enumerate(states)
+    ]
     merged = run.merge(sources, step=5)
     assert types(merged) == dict.fromkeys(("model/w", "same/w"), ("bfloat16", "float32"))
     assert merged.components["same"] == sources[0].components["same"]
@@ -779,7 +801,7 @@ def test_a_merge_keeps_the_record(run):
 
 def test_lazy_tensors_and_zarr_have_the_stored_type(run):
     values = numbers(40, 30)
-    checkpoint = run.save({"m": {"w": values}}, step=1, precision="fp16")
+    checkpoint = run.save({"m": {"w": values}}, step=1, storing=Storing(precision="fp16"))
     lazy = checkpoint["m/w"]
     assert (lazy.dtype, lazy.nbytes) == (torch.float16, 2400)
     assert torch.equal(lazy[3:5, ::2], values.half()[3:5, ::2])
