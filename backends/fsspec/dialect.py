@@ -1,4 +1,4 @@
-"""What differs between the kinds of fsspec file systems, and the way to ask any that is read only.
+"""Dialects of fsspec file systems: the differences between their kinds, behind one interface.
 
 `FsspecBackend` uses fsspec's common methods. A dialect adds the rest: pages of a listing that start
 where they are wanted, the size and time of an object, and the meaning of errors. The dialects of
@@ -117,11 +117,11 @@ class Dialect:
         return root.rstrip("/"), ""
 
     def query(self, fs: Any) -> str:  # noqa: ARG002
-        """Return what the URL of a store needs besides its path, with the question mark."""
+        """Return the query of a store's URL, with the question mark; empty if it needs none."""
         return ""
 
     def server(self, fs: Any) -> str:  # noqa: ARG002
-        """Return what `Backend.server` returns."""
+        """Answer `Backend.server`."""
         return ""
 
     def put_options(self, data: bytes) -> dict[str, Any]:  # noqa: ARG002
@@ -185,7 +185,7 @@ class Dialect:
         return Page(sorted(objects, key=lambda info: info.key.encode()), sorted(set(folders)))
 
     def keeps_versions(self, call: Call, bucket: str) -> bool | None:  # noqa: ARG002
-        """Return what `Backend.keeps_versions` returns."""
+        """Answer `Backend.keeps_versions`."""
         return None
 
     @contextmanager

@@ -248,7 +248,7 @@ def options_of(fs: Any) -> dict[str, Any]:
 
 
 def configured(scheme: str) -> dict[str, Any]:
-    """Return what fsspec's configuration files and environment say of a scheme."""
+    """Return the options that fsspec's configuration files and environment give for a scheme."""
     return dict(fsspec.config.conf.get(scheme, {}))
 
 

@@ -435,7 +435,7 @@ class _AtOnce(ThreadPoolExecutor):
         return done
 
 
-# What an instance of ours does not share with the user's.
+# Options that our file system instance does not share with the user's.
 _NOT_TAKEN = ("asynchronous", "loop", "skip_instance_cache")
 
 

@@ -80,7 +80,7 @@ class S3Settings:
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """What options of s3fs say.
+    """Our settings, taken over from options of s3fs.
 
     Attributes:
         settings: The settings.

@@ -47,7 +47,7 @@ class Usage:
         return sum(self.calls.values())
 
     def since(self, before: Usage) -> Usage:
-        """Return what was added after `before`."""
+        """Return the usage since `before`."""
         calls = {m: n - before.calls.get(m, 0) for m, n in self.calls.items()}
         return Usage(
             {m: n for m, n in calls.items() if n},

@@ -200,7 +200,7 @@ class HoldfastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save, if it is time; where a validation or the end of an epoch follows, after it."""
+        """Save if a save is due, after validation or the end of the epoch if one follows."""
         step, every = trainer.global_step, self._every_steps
         if every and step % every == 0 and step != self._saver.step:
             self._is_due = True

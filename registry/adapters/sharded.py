@@ -56,7 +56,7 @@ def of_first_rank(state: Mapping[str, Any], metrics: Mapping[str, float]) -> tup
 
 
 def _on_host(_: str, leaf: Any) -> Any:
-    """Return a tensor on the CPU: it would come out on rank 0's device everywhere."""
+    """Return the tensor on the CPU; otherwise every rank would load it onto rank 0's device."""
     return leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf
 
 

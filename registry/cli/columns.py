@@ -134,7 +134,7 @@ class View:
 
     #: Headings or fields, in the order of the columns; empty for the usual ones.
     columns: Sequence[str] = ()
-    sort: str = ""  # A heading or field; after `-` the greatest value comes first
+    sort: str = ""  # a heading or field; after `-` the greatest value comes first
     is_csv: bool = False  # whether values are printed for programs
 
     def of(self, table: Table) -> Table:

@@ -17,8 +17,8 @@ from holdfast.registry.store import Store
 class StepPair:
     """A step that both runs, or one of them, have a checkpoint of."""
 
-    phase: str  # its phase
-    step: int  # the step
+    phase: str
+    step: int
     first: CheckpointRecord | None  # the checkpoint of the first run; `None` where it has none
     second: CheckpointRecord | None  # that of the second run
 

@@ -56,7 +56,7 @@ class TensorDiff:
 class ComponentDiff:
     """A component of either checkpoint."""
 
-    name: str  # its name
+    name: str
     kind: Kind  # `same`, `changed`, `added` or `removed`
     tensors: Mapping[Kind, int]  # number of tensors by kind of change
     nbytes: Mapping[Kind, int]  # bytes of these tensors

@@ -42,7 +42,7 @@ class TensorStats:
     path: str  # component and keys joined with `/`
     dtype: str  # name of its element type
     shape: tuple[int, ...]  # axis lengths
-    nbytes: int  # size in bytes
+    nbytes: int
     count: int  # number of elements
     #: The least finite element, exact: an integer for integers and bools. `None` where there is
     #: none, and for complex types, which have no order.

@@ -216,7 +216,7 @@ def _taken(run: RunManifest, name: str, gate: Pin | None) -> Conflict:
 
 
 def run_remarks(run: RunManifest) -> list[str]:
-    """Return what is wrong with the monitored metrics of a run, in words.
+    """Return a sentence for each problem with the monitored metrics of a run.
 
     The newest value of the first monitor is NaN or infinite; or checkpoints were evicted, and none
     that is left has a value by which it could be the best.

@@ -288,7 +288,7 @@ class _Publication(NewCommit):
     name: str  # the version
     checkpoint: Checkpoint  # the source
     card: dict[str, Any]  # the card; none where empty
-    metrics: dict[str, float] | None  # the given metrics
+    metrics: dict[str, float] | None
     parts: list[str] | None = None  # the components to publish; the whole checkpoint where `None`
     state: FlatState | None = None  # the state to publish instead of them
     digest: Digest | None = None  # id of the published state, once it is on the store

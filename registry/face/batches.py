@@ -128,7 +128,7 @@ def own_generators(loader: Any) -> dict[str, Any]:
 
 
 def lost_within_an_epoch(loader: Any) -> str | None:
-    """Return what the state of a loader does not give back within an epoch; `None` if nothing."""
+    """Return why a loader cannot continue within an epoch; `None` if it can."""
     if not hasattr(loader, "state_dict"):
         return "it has no state_dict(), and this save is within an epoch"
     for holder, one in _parts(loader):

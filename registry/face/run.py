@@ -1181,7 +1181,7 @@ class Run:
         self._trainer.wait(remote=remote, timeout_s=timeout_s)
 
     def backlog(self) -> Backlog | None:
-        """Return what is only in the journal of this machine; `None` without a journal."""
+        """Count the saves that only this machine's journal holds; `None` without a journal."""
         return self._trainer.backlog()
 
     # Ending

@@ -39,7 +39,7 @@ from holdfast.registry.writing import Change, ChosenKeys, Committer, Stale, adop
 class RunSync:
     """The part of a sync that copied one run."""
 
-    run_id: str  # the run
+    run_id: str
     commits: int = 0  # commits that were missing at the destination
     checkpoints: int = 0  # checkpoints among them
     packs_copied: int = 0  # packs that were sent

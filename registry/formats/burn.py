@@ -224,7 +224,7 @@ def inspect(path: Path) -> FileReport:
 
 
 def validate(path: Path) -> list[str]:
-    """Return what is wrong with the record, or with each of its tensors."""
+    """Return the problems of the record, or of each of its tensors."""
     faults = Faults()
     with faults:
         record, _ = _record(path)

@@ -13,7 +13,7 @@ from holdfast.registry.pytree import ArrayLeaf, FlatComponent
 
 @dataclass(frozen=True, slots=True)
 class NamedTensors:
-    """What a format can hold."""
+    """The names, element types and tags that a format can hold."""
 
     format: str  # its name, for messages
     file: str  # the name of the file, for messages

@@ -110,7 +110,7 @@ def read(path: Path) -> FileState:
 
 
 def validate(path: Path) -> list[str]:
-    """Return what is wrong with the archive, or with each of its arrays."""
+    """Return the problems of the archive, or of each of its arrays."""
     faults = Faults()
     with faults, stable(path) as file:
         archive, _ = _opened(file, path, faults)

@@ -65,7 +65,7 @@ def detect(path: Path) -> bool:
 
 
 def validate(path: Path) -> list[str]:
-    """Return what is wrong with each node of a folder, or else with the whole."""
+    """Return the problems of each node of a folder, or else of the whole."""
     faults = Faults()
     with faults:
         folder = _Folder(path)

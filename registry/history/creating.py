@@ -66,7 +66,7 @@ class RunOptions:
 
     @property
     def compared(self) -> frozenset[str]:
-        """What is compared with a run that exists, of the things that its rules may demand."""
+        """The given fields that must equal those of an existing run, if its rules demand so."""
         given = {"config": self.config, "input_hash": self.input_hash}
         return frozenset(name for name, value in given.items() if value is not None)
 

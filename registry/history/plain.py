@@ -26,7 +26,7 @@ class ValueDiff:
     """A plain value that differs between the two."""
 
     kind: ValueKind  # `changed`, `added` or `removed`
-    path: str  # its path
+    path: str
     before: Any  # its value in the first
     after: Any  # its value in the second
 

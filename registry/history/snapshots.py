@@ -117,7 +117,7 @@ class Snapshots:
         return join_lines([snapshot_header(slot, REPLAY_VERSION), self.body(run)])
 
     def body(self, run: RunManifest) -> bytes:
-        """Return what `run.encode()` returns, without encoding unchanged records again."""
+        """Encode a run as `run.encode()` does, without encoding unchanged records again."""
         before, self._lines = self._lines, {}
         rest = run.model_dump(mode="json", exclude_none=True, exclude=set(_LISTS))
         parts = {name: canonical.encode(value) for name, value in rest.items()}

@@ -37,8 +37,8 @@ class PlacedState:
     """A stored state that was read: another state can be stored against it and share its chunks."""
 
     place: Place  # the place of its manifest and placement
-    manifest: Manifest  # its manifest
-    placement: Placement  # its placement
+    manifest: Manifest
+    placement: Placement
     lists: Mapping[Digest, bytes]  # the bytes of its stored digest lists
 
 

@@ -144,7 +144,7 @@ def _releases(run: RunContents, names: Mapping[str, str]) -> Iterator[Entry]:
 
 
 def _production(release: Release) -> dict[str, Any]:
-    """Return what the document's own loader asks of a production checkpoint."""
+    """Return a production checkpoint with the keys that the document's own loader needs."""
     state = {
         "version": release.version,
         "metrics": release.metrics,

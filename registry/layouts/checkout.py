@@ -30,7 +30,7 @@ _FICLONE: Final = 0x40049409
 
 @dataclass(slots=True)
 class CheckoutReport:
-    """What a checkout has done.
+    """Report of a checkout.
 
     Attributes:
         written: Names of files and links that were written or replaced.

@@ -90,7 +90,7 @@ class _Completeness:
         self._since: dict[str, tuple[tuple[int, ...], float]] = {}
 
     def of(self, found: Found, *, is_newest: bool) -> tuple[int, ...] | None:
-        """Return what tells the present content of a complete file; `None` of another one."""
+        """Return a stamp of a file's present content; `None` while the file is incomplete."""
         states = [found.path, *found.companions.values()]
         paths = [*states, *([] if found.beside is None else [found.beside])]
         waits = is_newest and self._layout.COMPANIONS

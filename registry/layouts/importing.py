@@ -50,7 +50,7 @@ _BESIDE: Final = (SIDECAR, ".meta.json", ".meta")
 
 @dataclass(frozen=True, slots=True)
 class ImportedFile:
-    """What became of a file.
+    """Outcome of one file of an import.
 
     Attributes:
         path: Its name, relative to the folder.

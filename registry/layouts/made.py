@@ -41,7 +41,7 @@ class MadeFile:
 
 
 class Made:
-    """What checkouts have made in a folder."""
+    """List of the files that checkouts have made in a folder."""
 
     def __init__(self, root: Path, run: str, layout: str) -> None:
         self._root, self._path = root, root / FOLDER / "made.jsonl"
@@ -171,7 +171,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def stamp(path: Path) -> tuple[int, ...]:
-    """Return what tells a file that was not touched."""
+    """Return a stamp of a file; it stays equal while nobody touches the file."""
     found = path.stat()
     return found.st_size, found.st_mtime_ns, found.st_ino
 

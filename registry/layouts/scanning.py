@@ -21,7 +21,7 @@ _LINE: Final = re.compile(r"([0-9a-fA-F]{64}) [ *]([^\n\\]+)\n?", re.ASCII)
 
 
 class Scan:
-    """What is in a folder and below it.
+    """Contents of a folder and the folders below it.
 
     Attributes:
         files: The names of files; a symlink to a file of its own folder has that file's name.
@@ -117,7 +117,7 @@ def verified_digest(path: Path, *, wants_sidecar: bool) -> tuple[str, list[str]]
 
 
 def identity(path: Path) -> tuple[int, ...]:
-    """Return what tells whether a file, or a file in a folder, has changed."""
+    """Return a stamp that changes when the file, or a file in the folder, changes."""
     if not path.is_dir():
         return stamp(path)
     inside = [seen for _, seen in walk(path) if stat.S_ISREG(seen.st_mode)]

@@ -60,7 +60,7 @@ def _name(checkpoint: Checkpoint) -> str:
 
 
 def _metadata(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what an index of files needs; it is read without loading the brain."""
+    """Return the metadata of a checkpoint for an index of files, without loading the brain."""
     known = {"step": checkpoint.step, "phase": checkpoint.phase, "metrics": checkpoint.metrics}
     shapes = {path: [one.dtype, list(one.shape)] for path, one in checkpoint.tensors().items()}
     return {**known, "size_bytes": checkpoint.size_bytes, "tensors": shapes}

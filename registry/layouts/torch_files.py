@@ -1,4 +1,4 @@
-"""What the layouts of `.pt` files share: reading a checkpoint, and telling a complete file."""
+"""Shared by the layouts of `.pt` files: read a checkpoint, check that a file is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layout says about a folder: the files that a run has there, and what files there mean."""
+"""Layouts of folders: the files that a run has there, and the meaning of files found there."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Found:
 class Reading:
     """A state of a file as it is to be saved."""
 
-    state: Any  # the state
+    state: Any
     step: int | None  # its step; `None` if nothing says it: it follows those that the run has
     warnings: tuple[str, ...] = ()  # what is odd about it
     phase: str | None = None  # its phase, if only its content says it

@@ -23,7 +23,7 @@ _MAX_WORK: Any = 10**6
 class Extent:
     """The memory of a tensor or array; equal for equal views."""
 
-    device: str  # the device
+    device: str
     address: int  # address of the first element
     dtype: str  # the element type
     #: Length and stride in bytes of each axis; the stride of an axis of length 1 is 0.

@@ -68,7 +68,7 @@ class PartText(NamedTuple):
     name: bytes  # the JSON of its name
     skeleton: bytes  # the JSON of its skeleton
     encoded: bytes  # the JSON of the whole component
-    tensors: list[EntryText]  # its tensors
+    tensors: list[EntryText]
 
 
 def split(content: bytes) -> tuple[bytes, list[PartText]]:

@@ -85,7 +85,7 @@ class TensorEntry:
         return tuple(Digest.each(self.digest_bytes(lists)))
 
     def digest_bytes(self, lists: Mapping[Digest, bytes]) -> bytes:
-        """Return what `chunk_digests` does, 32 bytes for each.
+        """Return the digests of the chunks as bytes, 32 for each.
 
         Raises:
             Malformed: The list does not cover the tensor.

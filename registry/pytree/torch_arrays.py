@@ -70,7 +70,7 @@ def encode_tensor(encoder: Encoder, value: torch.Tensor, link: Link, depth: int)
 def opener_of(
     encoder: Encoder, value: torch.Tensor, name: str, nbytes: int, link: Link
 ) -> Opener | None:
-    """Return what gives the bytes of a tensor; `None` if it is not strided or has none."""
+    """Return the opener of a tensor's bytes; `None` if it is not strided or has no bytes."""
     try:
         if value.is_cpu:
             held = value.untyped_storage().nbytes()

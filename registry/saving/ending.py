@@ -33,7 +33,7 @@ _LOGGER = logging.getLogger("holdfast")
 class Owned:
     """A run that this process trains. It holds no handle: a program may have thousands of runs."""
 
-    run_id: str  # the run
+    run_id: str
     token: str  # the writer token
     pid: int  # the process
     #: Puts the status behind saves that are only in a journal; returns whether there are any.

@@ -268,7 +268,7 @@ atexit.register(_report_failures)
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What of a run is only in the journal of this machine.
+    """Checkpoints of a run that only this machine's journal holds.
 
     Attributes:
         entries: Saves, and changes of the status, that wait.

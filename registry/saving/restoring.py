@@ -30,7 +30,7 @@ _LOGGER = logging.getLogger("holdfast")
 class Attempt:
     """A checkpoint that `restore` skipped."""
 
-    ref: str  # its ref
+    ref: str
     digest: Digest  # its id
     reason: str  # why it was skipped
 

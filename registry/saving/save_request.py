@@ -139,7 +139,7 @@ class PreparedSave:
     """A save whose states are flattened and meet the rules of the run."""
 
     request: SaveRequest  # the arguments
-    phase: str  # the phase
+    phase: str
     given: FlatState  # the given state, without the keys that its commit stores
     narrowing: Narrowing | None  # the leaves that are stored with less precision
     commit_keys: CommitKeys | None  # the keys that its commit stores

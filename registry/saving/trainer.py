@@ -181,7 +181,7 @@ class Trainer:
         self.settle()
 
     def backlog(self) -> Backlog | None:
-        """Return what is only in the journal of this machine; `None` without one."""
+        """Count the saves that only this machine's journal holds; `None` without a journal."""
         return None
 
     def newest_first(self) -> list[Checkpoint]:

@@ -86,7 +86,7 @@ class Tier(Record):
 
     name: Name  # its name, for example `milestone`
     retention: Retention  # which of its checkpoints are kept
-    every: _Count | None = None  # A checkpoint belongs to it if its counter is a multiple of this
+    every: _Count | None = None  # a checkpoint belongs to it if its counter is a multiple of this
     #: Name of that counter: the phase's own, or an integer of the state or of `meta`.
     counter: str | None = None
     #: Monitors; a checkpoint belongs to it if it is the best so far by one of them.

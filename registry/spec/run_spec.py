@@ -54,7 +54,7 @@ class PrecisionRule(Record):
 
     #: Component and keys joined by `/`; `*` matches anything.
     path: Annotated[str, Field(min_length=1)]
-    policy: PrecisionName  # A policy of `Run.save`
+    policy: PrecisionName  # a policy of `Run.save`
 
 
 class NamedPrecision(Record):

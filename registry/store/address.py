@@ -25,7 +25,7 @@ class Address:
     url: str | os.PathLike[str]  # A URL or a path; with `fs` a path in that file system
     #: Options of the file system, by fsspec's names.
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    fs: Any = field(default=None, repr=False)  # A file system object of fsspec
+    fs: Any = field(default=None, repr=False)  # a file system object of fsspec
     transport: Transport | None = None  # what moves the bytes of S3
 
     @classmethod
@@ -59,7 +59,7 @@ class Address:
     def is_remote(self) -> bool:
         """Return whether the store is neither a folder of this machine nor memory."""
         if self.fs is not None:
-            # What is no file system is refused where it is opened.
+            # An object that is no file system is refused when it is opened.
             named = getattr(self.fs, "protocol", ())
             protocols = {named} if isinstance(named, str) else named
             return {"local", *_WITHOUT_OPTIONS}.isdisjoint(protocols)

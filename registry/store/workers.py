@@ -151,7 +151,7 @@ class Workers:
             yield batch, held
 
     def _start(self, work: Callable[..., _R], pool: str) -> _Begin[_T, _R]:
-        """Return what gives a unit to threads here."""
+        """Return a function that gives a unit of work to threads of this process."""
         threads = self._executor
         if threads is None:
             pools = self._stores[-1].pools
@@ -163,7 +163,7 @@ class Workers:
         return begin
 
     def _send(self, work: Callable[..., _R]) -> _Begin[_T, _R]:
-        """Return what gives a batch of units to the executor."""
+        """Return a function that gives a batch of units to the executor."""
         assert self._executor is not None
         submit = self._executor.submit
         # Dask would give two equal calls one result, even if the store has changed in between.
@@ -244,12 +244,12 @@ class _Window(Generic[_T, _R]):
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What is sent to a worker."""
+    """A task as it is sent to a worker."""
 
     addresses: tuple[WorkerAddress, ...]  # where the stores are
     work: Callable[..., Any]  # the function that does a unit
     units: tuple[tuple[Any, int], ...]  # the units, each with its bytes
-    name: str  # A text that no other batch has
+    name: str  # a text that no other batch has
 
 
 def _work_elsewhere(batch: _Batch) -> list[Outcome[Any]]:

@@ -16,7 +16,7 @@ Type = Literal["bool", "int64", "float64", "string", "time"]
 class Column:
     """A column of a table."""
 
-    name: str  # its name
+    name: str
     type: Type  # its type. Every column may have nulls.
     about: str  # what it holds, with its unit. The field's metadata have it as `description`.
 

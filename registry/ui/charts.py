@@ -26,7 +26,7 @@ MarkKind = Literal["best", "gate", "release", "fork"]
 class Point:
     """A value of a curve."""
 
-    step: int  # its step
+    step: int
     time_ms: int | None  # its time, in milliseconds since the epoch; `None` if it has none
     value: float  # the value; NaN and infinities are gaps
 
@@ -65,10 +65,10 @@ class Chart:
     """A chart, and the table beneath it."""
 
     title: str  # its heading
-    about: str  # A sentence that a screen reader says in place of the chart
+    about: str  # a sentence that a screen reader says in place of the chart
     payload: Mapping[str, Any]  # what the script of the page draws; JSON
     table: Table  # the same as a table
-    height_px: int = 260  # its height
+    height_px: int = 260
     is_empty: bool = False  # whether it has no value that can be drawn
     #: Its symbols, each with its colour and its meaning, if the script draws no legend.
     key: tuple[tuple[str, str, str], ...] = ()

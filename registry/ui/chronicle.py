@@ -19,7 +19,7 @@ _FIRST, _MORE = 64, 512
 class Chronicle:
     """The commits of a run, oldest first."""
 
-    commits: tuple[Commit, ...] = ()  # the commits
+    commits: tuple[Commit, ...] = ()
     first_slot: int = 0  # the slot that they begin with; above 0 if older ones were not read
     next_slot: int = 0  # the slot after the last one that was read
     #: The errors of slots that could not be read; their commits are absent.

@@ -34,14 +34,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Runs that a view asked for."""
+    """Result of opening the runs that a view asked for."""
 
-    runs: dict[str, Run]  # those that could be read, by name
-    failed: dict[str, RegistryError]  # the errors of the others, by name
-    pending: tuple[str, ...]  # names of those that were not read in time; reading them goes on
+    runs: dict[str, Run]  # the readable runs, by name
+    failed: dict[str, RegistryError]  # the errors of unreadable runs, by name
+    pending: tuple[str, ...]  # runs that were not read in time; reading continues
 
     def joined(self, other: Opened) -> Opened:
-        """Return these runs and other ones."""
+        """Return one result for these runs and those of another batch."""
         return Opened(
             self.runs | other.runs, self.failed | other.failed, self.pending + other.pending
         )
@@ -49,14 +49,14 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A run that is read, or was read a moment ago."""
+    """A run that a thread is reading, or has just read."""
 
     began_s: float
     outcome: Future[Run]
 
     @property
     def is_fresh(self) -> bool:
-        """Whether its outcome can be used by a further look."""
+        """Whether another view may use its outcome."""
         return not self.outcome.done() or time.monotonic() - self.began_s < FRESH_S
 
 

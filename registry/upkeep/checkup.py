@@ -57,7 +57,7 @@ _FILE_SYSTEMS = (
 class Check:
     """One line of `doctor`."""
 
-    name: str  # name of the check
+    name: str
     status: Status  # `warn` does not keep anybody from working; `fail` does
     message: str  # the finding, with advice if something is wrong
 

@@ -39,7 +39,7 @@ class DataRead:
     packs: int  # packs that were there when it began
     packs_read: int  # packs that it read and hashed
     packs_noted: int  # packs that were read earlier in this pass, by the file given as `resume`
-    pack_bytes: int  # bytes of `packs`
+    pack_bytes: int
     bytes_read: int  # bytes of `packs_read`
     bytes_noted: int  # bytes of `packs_noted`
     #: Encoded chunks that were decoded and are right; `None` where decoding was not asked for.

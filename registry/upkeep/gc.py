@@ -88,12 +88,12 @@ LEFTOVER_S = 3600.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What a collector would condemn."""
+    """Objects that a collector would condemn."""
 
     #: Unneeded objects that are not recent, with their sizes in bytes.
     to_condemn: Mapping[ObjectKey, int]
     recent: Tally  # unneeded objects within the grace
-    objects: Tally  # all objects
+    objects: Tally
     runs: int  # number of runs
     #: Snapshots that newer ones have replaced, and files of probes that ended long ago.
     stale: tuple[ObjectInfo, ...]
@@ -206,7 +206,7 @@ class Planner:
     def _read_runs(
         self, runs: Iterable[RunFiles], cutoff_s: float
     ) -> tuple[set[ObjectKey], set[ObjectKey]]:
-        """Return what the runs need, and what some of them needed within the grace."""
+        """Return the objects that runs need, and those that a run needed within the grace."""
         needed: set[ObjectKey] = set()
         needed_recently: set[ObjectKey] = set()
         read = partial(self._read_unless_passed, cutoff_s=cutoff_s)
@@ -245,7 +245,7 @@ class Planner:
         return log, self.needed_by(log), self._needs.of_evicted(places)
 
     def needed_by(self, log: RunLog) -> set[ObjectKey]:
-        """Return what a run needs at its head, or at an earlier slot that was read already."""
+        """Return the objects that a run needs at its head, or at an earlier slot already read."""
         while True:
             try:
                 return self._needs.of(log.run)
@@ -355,7 +355,7 @@ def _sweep(collector: Collector) -> None:
 class _Sweep:
     """A sweep under way."""
 
-    epoch: int  # its epoch
+    epoch: int
     #: The objects that this collector saw and the epoch condemned, with sizes.
     condemned: Mapping[ObjectKey, int]
     #: The condemned that runs needed when they were marked; `None` before all of them are.
@@ -558,7 +558,7 @@ class Collector:
                 self._progress(self.deleted_bytes)
 
     def report(self, *, dry_run: bool = False) -> GcReport:
-        """Return what was done so far."""
+        """Report the work done so far."""
         plan, sweep = self._chosen(), self._sweep
         spared = None if sweep is None else sweep.spared
         deleted = [] if spared is None or sweep is None else sweep.condemned.keys() - spared

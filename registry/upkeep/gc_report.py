@@ -28,7 +28,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class GcReport:
-    """What a collection did, or in a dry run would have done.
+    """Report of a collection; in a dry run, of the collection that it would be.
 
     Attributes:
         dry_run: Nothing was written or deleted.

@@ -24,7 +24,7 @@ class _Seen:
     """The heads of one source."""
 
     source: str  # the name of the source, for messages
-    heads: Mapping[str, Head]  # the heads
+    heads: Mapping[str, Head]
     epoch: int  # the highest epoch
     advice: str  # what to do if the registry differs from the heads
     is_of_this: bool  # whether they are heads of this registry and not of a mirror

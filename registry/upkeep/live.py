@@ -53,7 +53,7 @@ UNREADABLE = (IntegrityError, UnsupportedFormat)
 class StoredFile:
     """Size and time of an object, from a listing."""
 
-    size_bytes: int  # its size
+    size_bytes: int
     modified_s: float  # when it was put, seconds by the store's clock
 
 
@@ -61,7 +61,7 @@ class StoredFile:
 class RunFiles:
     """The files of one run, from a listing."""
 
-    run_id: str  # the run
+    run_id: str
     #: When each slot was put, from slot 0 on, seconds by the store's clock.
     slots_s: list[float] = field(default_factory=list)
     snapshots: list[ObjectInfo] = field(default_factory=list)  # its snapshots, newest first

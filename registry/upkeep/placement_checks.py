@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with an object."""
+    """A problem of an object."""
 
     message: str  # the fault in words
     is_gone: bool = False  # whether the object is missing
@@ -155,7 +155,7 @@ class PlaceCheck:
 
 
 def check_pack(pack: PackRef, found_bytes: int | None) -> Fault | None:
-    """Return what is wrong with a pack, given the size of its object; `None` where it is gone."""
+    """Compare a pack's size with its object's; `found_bytes` is `None` if the object is gone."""
     if found_bytes == pack.size_bytes:
         return None
     if found_bytes is None:
@@ -193,7 +193,7 @@ def _placement(data: bytes, key: ObjectKey) -> Placement:
 
 
 def _unfit(place: Place, manifest: Manifest | None, placement: Placement) -> str | None:
-    """Return what is wrong in an undamaged placement, without its packs."""
+    """Return the fault of an undamaged placement against its manifest, packs not looked at."""
     if placement.manifest != place.manifest:
         return f"{place.placement_key}: another checkpoint's placement"
     # Lists of chunks are read with the packs; here only the manifest's own chunks count.

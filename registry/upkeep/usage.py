@@ -213,7 +213,7 @@ def _holders(run: RunManifest, number: int) -> Iterator[_Holder]:
 class _Files:
     """The files on the store."""
 
-    objects: dict[ObjectKey, StoredFile]  # the objects
+    objects: dict[ObjectKey, StoredFile]
     #: The bytes of each run's log, with the snapshots that stay.
     logs: dict[str, int] = field(default_factory=dict)
     stale_bytes: int = 0  # bytes of snapshots that newer ones have replaced

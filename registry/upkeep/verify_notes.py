@@ -125,7 +125,7 @@ class Damage:
 
     @classmethod
     def of(cls, store: Store) -> Damage:
-        """Return what is known on this machine; reads a local file."""
+        """Return the damage that this machine knows of; reads a local file."""
         found: dict[str, dict[str, None]] = {}
         for ref in (ref for one in known_damage(store) for ref in one.affects):
             run_id, _, within = ref.partition(" ")[0].partition("/")

@@ -68,7 +68,7 @@ _ORPHAN = "Nothing needs it; `gc` will delete it. Run `gc` before the same state
 class Need:
     """A state of a run that needs a damaged object, or has no usable place."""
 
-    run_id: str  # the run
+    run_id: str
     manifest: Digest  # the state
     place: Place | None  # its place by the run's log; `None` where the log gives none
     refs: tuple[str, ...]  # refs of the checkpoints, pins and others that need it

@@ -53,7 +53,7 @@ class _Decodable(Protocol):
 class ChosenKeys:
     """The keys of the objects that a commit will name."""
 
-    keys: frozenset[ObjectKey] = frozenset()  # the keys
+    keys: frozenset[ObjectKey] = frozenset()
     #: The places of those manifests of this run that used a key when it was chosen. While one of
     #: these places is current, the key needs no check (W2a).
     covered_by: Mapping[ObjectKey, Collection[Place]] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class ChosenKeys:
 class NewPack:
     """A pack that is put under a new key."""
 
-    key: ObjectKey  # the key
+    key: ObjectKey
     replaces: bool  # whether an object that was found damaged may be there: it is replaced
 
 

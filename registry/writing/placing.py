@@ -29,7 +29,7 @@ from holdfast.registry.writing.object_writer import ChosenKeys, Writer, placed_k
 class ChunkLocation:
     """The location of a stored chunk."""
 
-    pack: PackRef  # the pack
+    pack: PackRef
     offset: int  # the start of its stored bytes
     stored_bytes: int  # their length
     codec: int = 0  # number in `holdfast.registry.objects.codecs`

@@ -210,7 +210,7 @@ def test_masks_that_are_left_stop_the_transition(reg: Registry) -> None:
     given: dict[str, Any] = {"targets": {"model_record": Student()}}
     with pytest.raises(IncompatibleState, match="fading is not zero"):
         run.transition(3, zero=["teacher_state_dict/fading"], **given)
-    with pytest.raises(InvalidInput, match="gives other names"):
+    with pytest.raises(InvalidInput, match="must return the tensor names"):
         run.transition(3, zero=[], **given)
 
 

@@ -44,8 +44,8 @@ Path = tuple[str | int, ...]
 class Description:
     """The values of a stored state by DCP's keys."""
 
-    paths: dict[str, Path] = field(default_factory=dict)  # the path of each
-    tensors: dict[str, TensorEntry] = field(default_factory=dict)  # the tensors
+    paths: dict[str, Path] = field(default_factory=dict)
+    tensors: dict[str, TensorEntry] = field(default_factory=dict)
     #: The other values: their component, and their node in its skeleton.
     nodes: dict[str, tuple[str, Any]] = field(default_factory=dict)
     #: Plain values that the commit holds, and not the manifest.

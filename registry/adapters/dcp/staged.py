@@ -26,7 +26,7 @@ _kept: WeakKeyDictionary[Run, KeptMemory]
 
 
 class StandIn(dict[str, Any]):
-    """What DCP holds in place of a staged state, until its save has ended."""
+    """Stands in for a staged state at DCP, until its save has ended."""
 
 
 class KeptMemory:
@@ -66,7 +66,7 @@ class KeptMemory:
         return held
 
     def free(self) -> None:
-        """Let the next save have the memory."""
+        """Free the memory for the next save."""
         self._ended.set()
 
     def copy(self, name: str, state: FlatState, run: Run) -> FlatState:
@@ -100,7 +100,7 @@ class Staged:
 
     @classmethod
     def of(cls, run: Run, state: object, request: SaveRequest, memory: KeptMemory) -> Staged:
-        """Copy a state to the memory, which was taken."""
+        """Copy a state into the staging buffer, which the caller has taken."""
         try:
             refuse_twins(state)
             with collector_paused():

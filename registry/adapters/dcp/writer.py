@@ -41,7 +41,7 @@ class Away:
     """A run, as it is sent to another process."""
 
     address: WorkerAddress  # its registry
-    run_id: str  # the run
+    run_id: str
     deadline_s: float | None  # that of its group; `None` if it has none
     token: WriterToken  # the writer token, under which both processes save
 

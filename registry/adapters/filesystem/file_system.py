@@ -105,7 +105,7 @@ class HoldfastFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return found.lstrip("/") if isinstance(found, str) else found
 
     def _find(self, path: str) -> tuple[File | Folder, str | None]:
-        """Return what a path names, and the id of the state that it belongs to."""
+        """Return the file or folder at a path, and the id of its state."""
         node: File | Folder | None = self._tree.root
         state_id = None
         steps = path.split("/") if path else []

@@ -26,7 +26,7 @@ class Options:
     registry: str | None  # its URL; None for `HOLDFAST_REGISTRY`
     #: Options of its store.
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    expect_id: str | None = None  # its id
+    expect_id: str | None = None
     cache: str | None = None  # the folder of the chunk cache
     remember: bool = True  # whether to check and remember the heads of its logs
     transport: Transport | None = None  # what moves the bytes of S3

@@ -35,7 +35,7 @@ class Chunks:
     """The chunks of one stored state, with those that were read last."""
 
     ref: str  # the state, for messages
-    source: Source  # the source of the chunks
+    source: Source
     recent: RecentChunks  # the chunks that were read last, of any state
 
     def digests(self, entry: TensorEntry) -> Sequence[Digest]:
@@ -152,7 +152,7 @@ class Joined:
 class ZarrChunk:
     """A chunk of the Zarr view as a file."""
 
-    array: ArrayLayout  # its array
+    array: ArrayLayout
     number: int  # its number in the array
     chunks: Chunks  # the chunks of the state
 

@@ -121,7 +121,7 @@ class _Recorder(io.RawIOBase):
         return self._position
 
     def filled(self, tensors: Sequence[TensorEntry]) -> list[bytes | TensorEntry]:
-        """Return what was written, with tensors in the gaps."""
+        """Return the written parts, with tensors in the gaps."""
         gaps = [one for one in self._written if isinstance(one, int)]
         if gaps != [one.nbytes for one in tensors]:
             raise IncompatibleState(

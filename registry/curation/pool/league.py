@@ -312,7 +312,7 @@ class OpponentPool:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A model in memory, with its device and whether it was built: other calls need another one."""
+    """A loaded model, with its device and whether it was built."""
 
     kind: tuple[str, bool]
     model: Any

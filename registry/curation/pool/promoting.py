@@ -138,7 +138,7 @@ def candidate_of(record: CheckpointRecord, manifest: Digest) -> Candidate:
 class ModelSource:
     """The source of a model."""
 
-    checkpoint: CheckpointRecord  # the checkpoint
+    checkpoint: CheckpointRecord
     gate: str | None = None  # the name of its gate, where it enters the pool as one
 
 

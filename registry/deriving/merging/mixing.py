@@ -107,7 +107,7 @@ class Mixed(NamedTuple):
 class _ResultChunk:
     """One chunk of the result."""
 
-    tensor: MergedTensor  # its tensor
+    tensor: MergedTensor
     number: int  # its number in the grid
     piece: Piece  # the chunk that is kept, or the chunks that are averaged
     digest: Digest | None  # its digest, as soon as it is known

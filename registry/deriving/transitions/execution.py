@@ -255,13 +255,13 @@ class _TransitionCommit(NewCommit):
 
 
 def _zero(rules: Transition, given: str | Iterable[str] | None) -> Sequence[str]:
-    """Return the patterns of what must be zero: those of the caller, or else of the preset."""
+    """Return the patterns of tensors that must be zero: the caller's, or else the preset's."""
     if given is None:
         return rules.zero
     patterns = [given] if isinstance(given, str) else list(given)
     if not rules.zero or not patterns or not all(isinstance(one, str) for one in patterns):
         raise InvalidInput(
-            "`zero` gives other names to the tensors that the transition checks",
+            "`zero` must return the tensor names that the transition expects",
             where=f"zero={quoted(given)}",
             expected="patterns of paths; the preset has " + (", ".join(rules.zero) or "none"),
         )

@@ -47,7 +47,7 @@ class NewPhase:
 class _Found:
     """A row, and its part in the source."""
 
-    row: Row  # the row
+    row: Row
     part: str  # the alternative that exists
     paths: tuple[str, ...] = ()  # the paths that a pattern matches
 

@@ -169,7 +169,7 @@ def _bytes(file: Path) -> bytes:
 
 
 def _faults(state: Mapping[str, Any]) -> list[str]:
-    """Return what does not fit between the files of a policy."""
+    """Return the contradictions between the files of a policy."""
     about, cuts = state["metadata"], state.get("cuts", {})
     found = []
     if "num_stages" in about and len(cuts) != about["num_stages"]:

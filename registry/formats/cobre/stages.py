@@ -144,7 +144,7 @@ def _states(root: Tables, dimension: int, count: int, where: str) -> NDArray[Any
 
 
 def problems(folder: str, stage: Mapping[str, Any]) -> list[str]:
-    """Return what does not fit within a stage that was read, and that the program passes over."""
+    """Return the contradictions within a stage; the program of Cobre ignores them."""
     found = []
     if folder == "cuts":
         cuts = stage["cuts"]

@@ -117,7 +117,7 @@ class Tables:
     """Tables of one kind."""
 
     buffer: Buffer  # the file
-    positions: NDArray[np.int64]  # position of each
+    positions: NDArray[np.int64]
     vtables: NDArray[np.int64]  # position of the list of its fields
     sizes: NDArray[np.int64]  # length of that list
     lengths: NDArray[np.int64]  # length of the table itself
@@ -135,7 +135,7 @@ class Tables:
         return offsets
 
     def numbers(self, field: int, form: str) -> NDArray[Any]:
-        """Return a number of each table; 0 where the field is absent, as the schema has it."""
+        """Return one scalar field per table, or 0 (the schema's default) where it is absent."""
         kind = np.dtype(form)
         found = np.zeros(len(self), kind)
         offsets = self.fields(field)

@@ -1,4 +1,4 @@
-"""What each opcode of a pickle does to the machine; any other opcode is refused."""
+"""The effect of each opcode of a pickle on the machine; any other opcode is refused."""
 
 from __future__ import annotations
 

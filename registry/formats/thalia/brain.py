@@ -1,4 +1,4 @@
-"""What only files of Thalia can do: precision, levels, deltas, single regions, other versions."""
+"""Features of Thalia's files alone: precision, levels, deltas, single regions, other versions."""
 
 from __future__ import annotations
 

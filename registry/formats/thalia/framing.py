@@ -96,7 +96,7 @@ class Body:
 
 
 def kind_of(path: Path) -> Kind | None:
-    """Return what a file begins with, once it is decompressed; `None` if it is none of Thalia's."""
+    """Return the kind of a file by its first decompressed bytes; `None` if it is not Thalia's."""
     with stable(path) as file:
         head = file.read(64)
         try:

@@ -48,7 +48,7 @@ class Header:
         return f"{self.major}.{self.minor}.{self.patch}"
 
     def totals(self) -> dict[str, Any]:
-        """Return what it says of the whole brain, for a description."""
+        """Return the fields about the whole brain, for a description."""
         names = ("timestamp", "total_neurons", "total_synapses", "training_steps", "num_regions")
         return {"version": self.version, **{name: getattr(self, name) for name in names}}
 

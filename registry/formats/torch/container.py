@@ -56,9 +56,9 @@ class Extent:
 class Container:
     """A file that is open."""
 
-    file: BinaryIO  # the file
-    path: Path  # its path
-    size_bytes: int  # its size
+    file: BinaryIO
+    path: Path
+    size_bytes: int
     pickle: memoryview  # the pickle of the value
     extents: Mapping[str, Extent]  # its storages by key
     is_swapped: bool = False  # whether the storages are big-endian

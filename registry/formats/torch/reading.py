@@ -71,7 +71,7 @@ def inspect(path: Path) -> FileReport:
 
 
 def validate(path: Path) -> list[str]:
-    """Return what is wrong with the value, or with each of the storages."""
+    """Return the problems of the value, or of each of its storages."""
     faults = Faults()
     with faults, stable(path) as file:
         opened = replace(_opened(file, path), faults=faults)

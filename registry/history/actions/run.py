@@ -25,12 +25,12 @@ Lifetime = Literal["forever", "resettable"]
 class Parent(Record):
     """The origin of a fork."""
 
-    run: str  # the parent run
+    run: str
     commit: Annotated[int, Field(ge=0)]  # number of the last commit that the fork shares
     head: DigestField  # SHA-256 of the line of that commit, the same in every registry
     checkpoint: DigestField  # id of the checkpoint that the fork continues from
-    phase: PhaseName  # its phase
-    step: int  # its step
+    phase: PhaseName
+    step: int
 
 
 class CreateRun(Record):

@@ -65,8 +65,8 @@ def has_bit(bits: int, number: int) -> bool:
 class EvictedClass(Record):
     """The evicted checkpoints of a phase and tier."""
 
-    phase: PhaseName  # the phase
-    tier: Name | None = None  # the tier
+    phase: PhaseName
+    tier: Name | None = None
     line: Bits = 0  # commit numbers of the checkpoints on the current line of training
     behind: Bits = 0  # commit numbers of the superseded checkpoints
 

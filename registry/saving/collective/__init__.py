@@ -1,19 +1,18 @@
 """Saves and loads that every rank of a job makes together; one commit for all.
 
 - `group`: `Group`, the seam between the ranks: messages with deadlines, and bulk bytes.
-  `torch_group` is that of torch.distributed.
-- `shards`, `torch_shards`: a state as one rank has it, with the box that it has of each tensor;
-  `per_rank`: values that each rank has for itself.
-- `structure`: tensors and chunks as boxes; `boxes`: those of one rank, written shortly;
-  `patterns`: tensors that are cut alike; `plan`: who stores which chunk, and which bytes travel
-  for that.
-- `part`: the share of a state that one rank stores; `agreement` compares what all have, and carries
-  out the plan of a save.
+  `torch_group` implements it for torch.distributed.
+- `shards`, `torch_shards`: one rank's state, with its box of each tensor; `per_rank`: values that
+  each rank keeps for itself.
+- `structure`: tensors and chunks as boxes; `boxes`: the boxes of one rank, compact;
+  `patterns`: tensors that are cut alike; `plan`: the rank that stores each chunk, and
+  the bytes that travel to it.
+- `part`: the share of a state that one rank stores; `agreement` compares the shares and
+  carries out the plan of a save.
 - `chunk_table`: chunks and where they are stored, in columns.
 - `leading`: rank 0's side of a save; `side`: the parts of both sides; `talk`: the messages and
-  errors of a save, and how they are spelled. `trainer`: the trainer of a run with a group, and the
-  side of the other ranks.
-- `filling`: fill boxes of stored tensors; `loading`: those of sharded models.
+  errors of a save. `trainer`: the trainer of a run with a group, and the side of the other ranks.
+- `filling`: fill boxes of stored tensors; `loading`: fill sharded models.
 
 Nothing on the store shows how many ranks wrote a state. Specified in docs/spec.md, section 43.
 """

@@ -1,4 +1,4 @@
-"""What every rank says before a save, and the comparison: one name has one value on all ranks."""
+"""Messages that ranks exchange before a save, and the check that they agree."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _HINT = (
     "Give every rank the same value (rank 0's, by torch.distributed.broadcast), or wrap what each "
     "rank has for itself in holdfast.distributed.PerRank."
 )
-#: The arguments that all ranks must give alike, even where rank 0 decides about the others.
+#: Arguments that must be equal on all ranks, even if rank 0 decides the other ones.
 _OF_ALL = ("step", "companions")
 _DICTS = {"d": None, "od": None, "sd": 0, "dd": 1}
 
 
 @dataclass(frozen=True)
 class RankPart:
-    """One state of a save as this rank has it."""
+    """This rank's share of one state of a save."""
 
     flat: FlatState  # its components
     layout: Layout  # its tensors and boxes
-    own: tuple[bytes, ...]  # the values that the rank has for itself, as messages
-    checksums: Mapping[int, int]  # of each leaf, by its id: those that other ranks have too
+    own: tuple[bytes, ...]  # the rank's `PerRank` values, as messages
+    checksums: Mapping[int, int]  # by id of the leaf; only leaves that other ranks have too
 
     @classmethod
     def of(cls, flat: FlatState, own: tuple[bytes, ...], pool: Executor | None) -> RankPart:
@@ -50,11 +50,11 @@ class RankPart:
         return cls(flat, Layout(flat), own, dict(zip(map(id, shared), sums, strict=False)))
 
     def digest(self, part: FlatComponent) -> str:
-        """Return the digest of what all ranks must have alike in a component."""
+        """Return the digest of the parts of a component that must be equal on all ranks."""
         return hashlib.sha256(canonical.encode(self.description(part))).hexdigest()
 
     def description(self, part: FlatComponent) -> Any:
-        """Return what all ranks must have alike in a component, as JSON."""
+        """Return the parts of a component that must be equal on all ranks, as JSON."""
         return [part.skeleton, [self._form(leaf) for leaf in part.leaves]]
 
     def _form(self, leaf: ArrayLeaf) -> list[Any]:
@@ -84,7 +84,7 @@ class RankPart:
 
 
 def _checksum(leaf: ArrayLeaf) -> int:
-    # It finds copies that have come apart; what is stored is verified by SHA-256.
+    # Finds replicas that differ. Stored bytes are verified by SHA-256.
     return zlib.crc32(leaf.buffer())
 
 
@@ -96,7 +96,7 @@ def layout_digest(layout: Layout) -> str:
 def greeting(
     request: SaveRequest, parts: Mapping[str, RankPart], plans: Mapping[str, str]
 ) -> bytes:
-    """Return what a rank says first."""
+    """Return the first message of a rank: its arguments and a digest of each component."""
     states = {
         name: {
             "kind": part.flat.kind,
@@ -116,7 +116,7 @@ def greeting(
 
 
 def explanation(parts: Mapping[str, RankPart], name: str, component: str) -> bytes:
-    """Return what a rank has in a component, or its components, for `difference`."""
+    """Return a rank's description of one component, or of all, for `difference`."""
     part = parts[name]
     value: Any = [part.flat.kind, *(one.name for one in part.flat.components)]
     if component:
@@ -150,10 +150,9 @@ def _fields(request: SaveRequest) -> dict[str, Any]:
 
 
 def check_requests(greetings: Sequence[Message], where: str) -> None:
-    """Refuse ranks that save something else than rank 0.
+    """Refuse ranks whose arguments differ from rank 0's.
 
-    Where rank 0 decides, for itself, why it saves and with which metrics, only step and companions
-    are compared.
+    If rank 0 decides when to save and with which metrics, only step and companions are compared.
     """
     first, decides = greetings[0][0]["request"], greetings[0][0]["decides"]
     for rank, (header, _) in enumerate(greetings):
@@ -170,7 +169,7 @@ def check_requests(greetings: Sequence[Message], where: str) -> None:
 
 
 def differing(greetings: Sequence[Message]) -> tuple[str, str] | None:
-    """Return the state and component of which the ranks have different values; `None` if none."""
+    """Return the first state and component whose values differ between ranks; `None` if none."""
     first = greetings[0][0]["states"]
     for header, _ in greetings:
         for name, state in header["states"].items():
@@ -226,7 +225,7 @@ def _unequal(path: str, here: Any, there: Any) -> str | None:
 
 
 def _same(here: Any, there: Any) -> bool:
-    # By the bytes: to Python 1 and true are equal.
+    # Compare bytes: in Python 1 == True.
     return canonical.encode(here) == canonical.encode(there)
 
 
@@ -292,17 +291,17 @@ def plan_key(layouts: Sequence[str]) -> str:
 # Carry out a plan for saving, round by round: send pieces to the owners of their chunks.
 
 
-#: Returns the bytes of this rank's box of a tensor, with an axis for those of an element, and the
-#: begin of the box.
+#: Returns the bytes of this rank's box of a tensor, with one more axis for the bytes of an
+#: element, and the begin of the box.
 Memory = Callable[[int], tuple[Any, Ints]]
 
 
 def complete_chunks(
     group: Group, links: str, part: Part, items: list[int], memory: Memory
 ) -> Iterator[tuple[int, Ints, memoryview]]:
-    """Yield each chunk that this rank owns, with a copy of its bytes; every rank must go through.
+    """Yield each chunk that this rank owns, with a copy of its bytes; all ranks iterate together.
 
-    They come round by round, each with its number in the part, whose order is another one.
+    Chunks come round by round, each with its number in the part; the part has another order.
     """
     axes = (part.chunks.shape[1] - 4) // 2
     for now in range(max(part.rounds, 1)):

@@ -1,4 +1,4 @@
-"""The boxes that one rank has, written shortly: a model has many tensors and few distinct boxes."""
+"""One rank's boxes, compact: a model has many tensors and few distinct boxes."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ class Boxes:
 
     @classmethod
     def decode(cls, columns: Sequence[memoryview]) -> Self:
-        """Read what `encode` has made."""
+        """Decode the result of `encode`."""
         distinct, of = map(unpack_table, columns)
         return cls(distinct, of.reshape(-1))

@@ -1,7 +1,7 @@
-"""Chunks with their locations in columns: what ranks have stored, and the placement made of it.
+"""Chunks with their locations in columns: the ranks' stored chunks, and the placement of a state.
 
-A state of a trillion parameters has millions of chunks, of which rank 0 hears in every save. As
-`ChunkLocation` each would take 400 bytes, and here it takes 49.
+A state of a trillion parameters has millions of chunks, and every save sends all to rank 0.
+A `ChunkLocation` takes 400 bytes; a row here takes 49.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Digests = NDArray[np.uint8]
 
 #: The columns of a placement, without that of bases.
 ROW = np.dtype([("pack", "<u4"), ("offset", "<u8"), ("stored_bytes", "<u4"), ("codec", "u1")])
-#: Of more chunks for each one that is looked up, the others are left out first.
+#: Filter a table before sorting it if it has this many times more rows than wanted chunks.
 _FEW = 16
 
 
@@ -42,7 +42,7 @@ class ChunkTable:
 
     @classmethod
     def of(cls, locations: Mapping[Digest, ChunkLocation]) -> Self:
-        """Return the table of some locations; a base of theirs is left out."""
+        """Return the table of some locations; bases of deltas are dropped."""
         packs: dict[PackRef, int] = {}
         rows = [
             (packs.setdefault(one.pack, len(packs)), one.offset, one.stored_bytes, one.codec)
@@ -65,11 +65,11 @@ class ChunkTable:
 
     @classmethod
     def decode(cls, digests: Buffer, rows: Buffer, packs: Sequence[PackRef]) -> Self:
-        """Read what `encode` has made."""
+        """Decode the result of `encode`."""
         return cls(as_digests(digests), np.frombuffer(rows, ROW), tuple(packs))
 
     def encode(self) -> tuple[bytes, bytes]:
-        """Return digests and rows as bytes; the packs are named apart."""
+        """Return digests and rows as bytes; the caller sends the packs."""
         return self.digests.tobytes(), self.rows.tobytes()
 
     @classmethod
@@ -113,7 +113,7 @@ class ChunkTable:
         return Placement(manifest.digest, packs, Rows.parse(b"".join(columns), len(found)))
 
     def items(self) -> Iterator[tuple[Digest, ChunkLocation]]:
-        """Yield chunks and locations, the first row of a chunk last, as a dict is to have it."""
+        """Yield chunks and locations, a chunk's first row last, so that a dict keeps it."""
         for digest, row in zip(
             Digest.each(self.digests[::-1].tobytes()), self.rows[::-1].tolist(), strict=True
         ):
@@ -138,9 +138,9 @@ def _words(digests: Digests) -> NDArray[np.uint64]:
 
 
 def _numbers(digests: Digests) -> Ints:
-    """Number digests so that equal ones have one number, and others another."""
+    """Number digests: two get the same number exactly if they are equal."""
     words = _words(digests)
-    # The first eight bytes nearly always tell digests apart; sorting by all takes longer.
+    # The first eight bytes nearly always differ; sorting by all bytes takes longer.
     for order in (np.argsort(words[:, 0]), None):
         order = np.lexsort(words.T) if order is None else order
         ordered = words[order]

@@ -1,6 +1,6 @@
 """Fill boxes of a stored state's tensors: all ranks together, or one rank alone.
 
-Together, every rank fetches a share of the chunks, and sends the others their pieces.
+If all ranks fill together, each fetches a share of the chunks and sends the others their pieces.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from holdfast.registry.saving.collective.structure import Ints, Structure
 from holdfast.registry.saving.collective.talk import Calls, Talk, broken, join, unlinked
 from holdfast.registry.values import Digest, item_size
 
-# Carry out a plan for loading: read chunks ahead of their round, and send others their pieces.
+# Carry out a plan for loading: read chunks before their round, then send ranks their pieces.
 
 
-#: The rounds whose chunks are in memory at the same time: one that is sent, and the next ones.
+#: Number of rounds with chunks in memory: the round that is being sent, and the next ones.
 _ROUNDS_HELD = 4
-#: Chunks that are read straight into the target are asked for in batches of about this size.
+#: Chunks that are read straight into the target are read in batches of about this size.
 #: Between two batches come the chunks that other ranks wait for.
 _BATCH_BYTES = 64 * 2**20
 #: Fills memory with owned chunks, every byte verified, by their numbers in the part.
@@ -45,8 +45,8 @@ def spread_chunks(
     """Fill this rank's boxes, and send the other ranks their pieces of the chunks that it owns.
 
     A chunk that this rank's box holds whole is read straight into it. Other chunks need memory
-    until their pieces are sent, for a few rounds at the same time. A second thread reads, so that
-    this rank reads on while it waits for the others.
+    until their pieces are sent, for a few rounds at the same time. A second thread keeps reading
+    while this rank waits for the others.
     """
     spreading = _Spreading(group, links, part, items, memory, read)
     with ThreadPoolExecutor(1, "holdfast-load") as pool:
@@ -56,7 +56,7 @@ def spread_chunks(
                 spreading.travel(now)
         except BaseException:
             spreading.stop()
-            reading.result()  # raises what has kept this thread from reading, if that is why
+            reading.result()  # raises the reader's error, if the reader has failed
             raise
         reading.result()
 
@@ -67,10 +67,10 @@ class _NothingRead(Exception):
 
 @dataclass(frozen=True)
 class _Round:
-    """The owned chunks of which pieces travel in a round."""
+    """Owned chunks whose pieces travel in one round."""
 
     chunks: Mapping[int, Any]  # their bytes, by their numbers in the part
-    scratch: Any  # the memory of those that this rank's boxes do not hold whole
+    scratch: Any  # memory for chunks that this rank's boxes do not hold whole
 
 
 class _Spreading:
@@ -95,7 +95,7 @@ class _Spreading:
     # Reading
 
     def read_ahead(self) -> None:
-        """Read all owned chunks: those that travel first, as far as there is memory for them."""
+        """Read all owned chunks: first the chunks that travel, as far as memory allows."""
         try:
             near = deque(self._near())
             now = 0
@@ -110,12 +110,12 @@ class _Spreading:
             self._ready.put(None)
 
     def stop(self) -> None:
-        """Let the reading end: nobody waits for it."""
+        """Stop the reader: nobody waits for it any more."""
         self._is_over = True
         self._room.put(None)
 
     def _read_rounds(self, now: int) -> int:
-        """Read the chunks of the next rounds; return of how many."""
+        """Read the chunks of the next rounds; return the number of rounds."""
         some = [self._round(now, self._room.get())]
         while now + len(some) < self._part.rounds and not self._room.empty():
             some.append(self._round(now + len(some), self._room.get()))
@@ -125,7 +125,7 @@ class _Spreading:
         return len(some)
 
     def _near(self) -> Iterator[Mapping[int, Any]]:
-        """Yield the chunks of which nothing travels, with their memory."""
+        """Yield the chunks that stay on this rank, with their memory."""
         batch: dict[int, Any] = {}
         size = 0
         for number in np.setdiff1d(np.arange(len(self._part.chunks)), self._sent[:, 0]).tolist():
@@ -172,7 +172,7 @@ class _Spreading:
     # Exchanging
 
     def travel(self, now: int) -> None:
-        """Send the pieces of a round, and copy those that arrive and this rank's own."""
+        """Send the pieces of a round; copy this rank's own pieces and the arriving ones."""
         read = self._ready.get()
         if read is None:
             raise _NothingRead
@@ -237,7 +237,7 @@ class Box:
     offset: tuple[int, ...]  # the begin of the part, on each axis
     shape: tuple[int, ...]  # its lengths
     view: memoryview  # the memory; flat and writable
-    #: Whether the ranks have different parts; otherwise all have the whole tensor.
+    #: Whether the ranks have different parts; if not, every rank has the whole tensor.
     is_sharded: bool = True
 
 
@@ -278,7 +278,7 @@ class Filling:
         copies: list[tuple[Any, Any]] = []
         size = 0
         for tensor, number, here, shape, inner in self._chunks_met():
-            if inner is None:  # the box holds all of the chunk, so its bytes are contiguous there
+            if inner is None:  # the box holds the whole chunk, so the bytes are contiguous
                 data = here.reshape(-1)
             else:
                 data = np.empty(int(np.prod(shape)), np.uint8)
@@ -294,8 +294,8 @@ class Filling:
     def _chunks_met(self) -> Iterator[tuple[int, int, Any, tuple[int, ...], Any]]:
         """Yield the chunks that this rank's boxes meet.
 
-        Each is its tensor and number, the memory of its part in the box, its shape with an axis for
-        the bytes of an element, and the place of the part in it; `None` if that is all of it.
+        For each chunk: its tensor and number, the memory of its part in the box, its shape with an
+        axis for the bytes of an element, and the slice of the part; `None` for a whole chunk.
         """
         for tensor, one in enumerate(self._boxes):
             if 0 in one.shape:
@@ -312,7 +312,7 @@ class Filling:
                 yield tensor, number, here, shape, inner
 
     def _fetch(self, wanted: list[tuple[int, int, Any]], copies: list[tuple[Any, Any]]) -> None:
-        """Read chunks, then copy parts of them to the boxes; forget both."""
+        """Read chunks, copy their parts to the boxes, then clear both lists."""
         self._read(wanted)
         for here, piece in copies:
             here[...] = piece
@@ -320,7 +320,7 @@ class Filling:
         copies.clear()
 
     def together(self, calls: Calls, talk: Talk, digest: str, settle: Callable[[], None]) -> None:
-        """Fill the boxes of all ranks; every rank calls it, and all end it together."""
+        """Fill the boxes of all ranks; every rank calls this, and all return together."""
         alike = hashlib.sha256(digest.encode() + self.structure.digest).hexdigest()
         self._exchange(calls, talk, self._agree(calls.group, talk, alike), settle)
 
@@ -335,7 +335,7 @@ class Filling:
         found = talk.gather(said, "beginning a load")
         for rank, (header, _) in enumerate(found):
             if header["digest"] != digest:
-                if talk.has_left(rank):  # it has loaded alone: this rank has missed that
+                if talk.has_left(rank):  # that rank has made a load that this rank has missed
                     talk.go_on(header["digest"])
                 raise IncompatibleState(
                     "the ranks load different checkpoints, or into different tensors",
@@ -354,7 +354,7 @@ class Filling:
         return plan.part(0)
 
     def _exchange(self, calls: Calls, talk: Talk, part: Part, settle: Callable[[], None]) -> None:
-        """Carry the plan out, and wait until all ranks have."""
+        """Carry out the plan; wait until all ranks are done."""
         group = calls.group
         try:
             self._spread(group, calls.links, part)

@@ -1,4 +1,4 @@
-"""The processes of one job, as one of them sees them: messages with deadlines, and bulk bytes."""
+"""The processes of one job, seen from one of them: messages with deadlines, and bulk bytes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class LinksBroken(Exception):
 
 
 class Group(Protocol):
-    """The ranks of a job. Any thread may call this, one at a time.
+    """The ranks of a job. Any thread may call a method, one at a time.
 
-    `examples/mpi/job.py` has one for mpi4py.
+    `examples/mpi/job.py` implements a group for mpi4py.
 
     Attributes:
         rank: The number of this process, from 0.
@@ -45,20 +45,20 @@ class Group(Protocol):
         """Send a message to some ranks, without waiting; every name is used once by a rank."""
 
     def receive(self, name: str, senders: Sequence[int], timeout_s: float) -> dict[int, bytes]:
-        """Return the messages of a name by sender; those that are not there in time are absent."""
+        """Return the messages of a name by sender, without those that came too late."""
 
     def forget(self, name: str) -> None:
-        """Drop a message that this rank has sent, and that nobody needs any more."""
+        """Drop a message of this rank that nobody needs any more."""
 
     def exchange(
         self, links: str, outgoing: Mapping[int, Buffer], incoming: Mapping[int, int]
     ) -> dict[int, memoryview]:
-        """Send bytes to ranks and return the bytes that they sent to this one; all ranks call it.
+        """Send bytes to ranks and return the bytes that they sent to this rank; all ranks call it.
 
         Args:
             links: The name of the connections; they are made at its first use.
-            outgoing: The bytes for each rank that gets some.
-            incoming: The number of bytes from each rank that sends some.
+            outgoing: Bytes by receiving rank.
+            incoming: Number of bytes by sending rank.
 
         Raises:
             LinksBroken: A rank is dead or late, or has broken the links.
@@ -72,7 +72,7 @@ class Group(Protocol):
 
 
 def check_deadline(deadline_s: float) -> float:
-    """Refuse what is no number of seconds."""
+    """Refuse a deadline that is not a number of seconds above 0."""
     if not isinstance(deadline_s, int | float) or not 0 < deadline_s < float("inf"):
         raise InvalidInput(
             "not a deadline",
@@ -85,7 +85,7 @@ def check_deadline(deadline_s: float) -> float:
 
 @dataclass
 class _Board:
-    """What the threads of a `ThreadGroup` share."""
+    """Messages and counters that the threads of a `ThreadGroup` share."""
 
     #: Guards everything below.
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -93,7 +93,7 @@ class _Board:
     messages: dict[tuple[str, int], bytes] = field(default_factory=dict)
     #: Bytes of exchanges by links, turn, sender and receiver.
     mail: dict[tuple[str, int, int, int], bytes] = field(default_factory=dict)
-    #: The ranks that have come to a turn of some links.
+    #: Ranks that have reached a turn, by links and turn.
     turns: dict[tuple[str, int], set[int]] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)  # links that were broken
 
@@ -127,7 +127,7 @@ class ThreadGroup:
             self._board.changed.notify_all()
 
     def receive(self, name: str, senders: Sequence[int], timeout_s: float) -> dict[int, bytes]:
-        """Return the messages of a name that are there in time."""
+        """Return the messages of a name that came in time."""
         board = self._board
         with board.changed:
             board.changed.wait_for(

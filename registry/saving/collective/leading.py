@@ -72,7 +72,7 @@ class StateEnd:
     """The end of storing one state: what rank 0 alone has, manifest and placement.
 
     Attributes:
-        nonfinite: Paths of watched tensors of rank 0 alone that hold NaN or infinity.
+        nonfinite: Paths of watched tensors with NaN or infinity that only rank 0 stores.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class StateEnd:
         self.nonfinite: set[str] = set()
 
     def finish(self) -> Written:
-        """Put the rest; return the state with its place."""
+        """Put the remaining objects; return the state with its place."""
         committer = self._committer
         components = {
             part.name: self._component(part, skeleton)
@@ -169,7 +169,7 @@ class StateEnd:
         return agreement.join_small(self._layout.inline[at], parts, where)
 
     def _cut(self, leaf: ArrayLeaf) -> Iterator[Digest]:
-        """Yield the chunks of a tensor that rank 0 has alone: an own value of some rank."""
+        """Yield the chunks of a tensor that only rank 0 stores: a `PerRank` value of some rank."""
         start = 0
         view = leaf.buffer()
         self._look(leaf, view)
@@ -186,7 +186,7 @@ class StateEnd:
             self.nonfinite.add(leaf.path)
 
     def _groups(self) -> Iterator[list[Chunk]]:
-        """Yield what rank 0 stores alone, and the digest lists."""
+        """Yield the chunks that only rank 0 stores, and the digest lists."""
         for digest, data in self._lists.items():
             self._chunks.setdefault(digest, Chunk(digest, memoryview(data)))
         wanted = as_digests(b"".join(self._chunks))
@@ -198,7 +198,7 @@ class StateEnd:
 
 
 def known_digests(layout: Layout, bases: Sequence[PlacedState]) -> Digests:
-    """Return the digests that stored states have for the chunks of a layout, zeros for none."""
+    """Return the digests of a plan's chunks in stored states; zeros if no state has the chunk."""
     first = layout.structure.first
     found = np.zeros((int(first[-1]), DIGEST_BYTES), np.uint8)
     number = {leaf.path: n for n, leaf in enumerate(layout.leaves)}
@@ -220,11 +220,11 @@ def known_digests(layout: Layout, bases: Sequence[PlacedState]) -> Digests:
 
 @dataclass
 class Leading(Side):
-    """One save as rank 0 leads it.
+    """Rank 0's side of one save.
 
     Attributes:
         began: The first slot in which the commit can be.
-        signature: Of the commit, the same for all attempts.
+        signature: Signature of the commit, the same in all attempts.
     """
 
     def __post_init__(self) -> None:
@@ -236,7 +236,7 @@ class Leading(Side):
         self.signature = new_signature()
 
     def agree(self) -> tuple[FlatState, dict[str, FlatState]]:
-        """Hear all ranks, and compare what they have."""
+        """Receive the first messages of all ranks, and compare them."""
         own = agreement.greeting(self.request, self.parts, self.plans.keys(self.parts))
         self._greetings = self.talk.gather(own, "beginning a save")
         agreement.check_requests(self._greetings, self._where)
@@ -248,7 +248,7 @@ class Leading(Side):
         return merged.pop(""), merged
 
     def _explain(self, name: str, component: str) -> Exception:
-        """Ask every rank what it has, and return the error for the first difference."""
+        """Ask every rank for its values, and return the error for the first difference."""
         self.talk.order({"kind": "explain", "state": name, "component": component})
         own = agreement.explanation(self.parts, name, component)
         said = [one["value"] for one, _ in self.talk.gather(own, "comparing their states")]
@@ -261,7 +261,7 @@ class Leading(Side):
         return agreement.difference(self._where, component, said, paths)
 
     def _check_copies(self) -> dict[str, list[list[bytes]]]:
-        """Compare copies of parts; return for each state the own values of each rank."""
+        """Compare replicas; return each state's `PerRank` values, by rank."""
         values: dict[str, list[list[bytes]]] = {name: [] for name in self.parts}
         copies: dict[str, list[Any]] = {name: [] for name in self.parts}
         for header, columns in self._greetings:
@@ -276,7 +276,7 @@ class Leading(Side):
         return values
 
     def _whole(self, name: str, values: Sequence[Sequence[bytes]]) -> FlatState:
-        """Return a state with whole tensors, and the own values of all ranks."""
+        """Return a state with whole tensors and the `PerRank` values of all ranks."""
         part = self.parts[name]
         components = []
         for one in part.flat.components:
@@ -287,7 +287,7 @@ class Leading(Side):
     # Plans
 
     def _plan(self, name: str) -> Plan:
-        """Return the plan of a state, and make it if the ranks do not have it."""
+        """Return the plan of a state; make it if a rank does not have it."""
         said = [header["states"][name] for header, _ in self._greetings]
         key = agreement.plan_key([one["layout"] for one in said])
         part = self.parts[name]
@@ -318,7 +318,7 @@ class Leading(Side):
     def write(
         self, name: str, state: FlatState, bases: Sequence[PlacedState], watched: Sequence[str]
     ) -> Written:
-        """Have every rank store its chunks of a state; put manifest and placement."""
+        """Order every rank to store its chunks of a state; put manifest and placement."""
         committer = self.committer
         skeletons = [canonical.encode(part.skeleton) for part in state.components]
         check_readable(state, skeletons)
@@ -361,7 +361,7 @@ class Leading(Side):
     def _have_stored(
         self, name: str, plan: Plan, known: Any, codec: str, watched: Sequence[str]
     ) -> list[PartReport]:
-        """Tell the ranks to store their chunks; return what they have stored."""
+        """Order the ranks to store their chunks; return their reports."""
         group, talk = self.calls.group, self.talk
         epoch = self.committer.writer.epoch  # u0, or the mark that refused the attempt before
         talk.order(

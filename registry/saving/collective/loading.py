@@ -1,4 +1,4 @@
-"""Fill the tensors of a sharded model: every rank fetches a share, and sends the others theirs."""
+"""Fill the tensors of a sharded model: every rank fetches a share and sends it on."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def load_into(
         InvalidInput: The component is not a name.
         IncompatibleState: Paths, shapes or dtypes differ, the ranks load different states, or
             memory is read-only or shared in part; nothing was read.
-        UnsupportedValue: The layout of a tensor is none that can be filled.
+        UnsupportedValue: Holdfast cannot fill a tensor of this layout.
         NotFound: There is no such component.
         IntegrityError: An object is damaged; do not use the target's tensors then.
         RankFailed: Another rank is dead or late; do not use the target's tensors then.
@@ -77,19 +77,19 @@ def load_into(
 
 @dataclass
 class _Whole:
-    """A tensor of the target as `check_fit` compares it."""
+    """A tensor of the target, in the form that `check_fit` compares."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 class _Target:
-    """The tensors of a target on this rank, and where they come from.
+    """The tensors of a target on this rank, and their sources.
 
     Attributes:
         report: The paths on each side.
         boxes: The part of each tensor that is filled.
-        digest: The digest of what all ranks must have alike.
+        digest: The digest of everything that must be equal on all ranks.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What one rank stores: it hashes the chunks that it owns, and puts those that are new."""
+"""One rank's storing: hash the chunks that the rank owns, put the new ones."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from holdfast.registry.writing import Chunk, Writer, is_finite, is_watched, writ
 
 @dataclass(frozen=True)
 class PartOrder:
-    """What rank 0 tells a rank before it stores its chunks."""
+    """Rank 0's message to a rank, before the rank stores its chunks."""
 
     links: str  # the connections of the ranks
     codec: str  # the codec of chunks, a name of `holdfast.registry.objects.codecs`
-    watched: Sequence[str]  # patterns of the paths of tensors that are checked for NaN and infinity
+    watched: Sequence[str]  # path patterns of the tensors to check for NaN and infinity
     epoch: int  # the epoch that rank 0 has observed
-    #: The digests that the base has for the owned chunks, in order; zeros for none.
+    #: The digests of the owned chunks in the base, in order; zeros if the base lacks one.
     known: memoryview
 
 
 @dataclass(frozen=True)
 class PartReport:
-    """What a rank has stored."""
+    """A rank's answer: the chunks that it stored."""
 
     digests: Any  # the digests of its chunks, in the order of its part of the plan, 32 bytes each
-    nonfinite: Sequence[int]  # the tensors, by number, in whose chunks it found NaN or infinity
+    nonfinite: Sequence[int]  # numbers of the tensors with NaN or infinity in its chunks
     stored: ChunkTable  # the chunks that it has stored
 
     def encode(self) -> bytes:
@@ -53,7 +53,7 @@ class PartReport:
 
     @classmethod
     def of(cls, header: Mapping[str, Any], columns: Sequence[memoryview]) -> PartReport:
-        """Read what `encode` has made."""
+        """Decode the result of `encode`."""
         digests, stored, rows = columns
         packs = [
             PackRef(ObjectKey("packs", Digest.from_hex(name), generation), size)
@@ -65,7 +65,7 @@ class PartReport:
 def write_part(
     store: Store, writer: Writer, group: Group, layout: Layout, part: Part, order: PartOrder
 ) -> PartReport:
-    """Store the chunks that this rank owns and the base does not have."""
+    """Store this rank's chunks that the base does not have."""
     return _PartWriter(store, layout, part, order).write(writer, group)
 
 
@@ -134,7 +134,7 @@ class _PartWriter:
 
 
 def find_write(slots: Iterable[Slot], write: str) -> int | None:
-    """Return the number of the checkpoint that a write has added or repeated; `None` if none."""
+    """Return the number of the checkpoint that a write added or repeated; `None` without one."""
     for slot in slots:
         for _, commit in slot.commits:
             if commit.write != write:

@@ -18,7 +18,7 @@ from holdfast.registry.values import item_size
 
 
 class WrongLayout(Exception):
-    """The parts of a tensor do not make it whole.
+    """The parts of a tensor overlap or leave gaps.
 
     Attributes:
         tensor: The number of the tensor.
@@ -46,9 +46,9 @@ class Patterns:
         piece_low: The begin of each piece.
         piece_high: Its end.
         piece_bytes: Its length.
-        held: For each pattern and rank the box that the rank has, or -1.
+        held: The rank's box, for each pattern and rank; -1 without one.
         holders: The ranks that have each box, one box after another.
-        holders_first: Where those of each box begin.
+        holders_first: Where the ranks of each box begin in `holders`.
     """
 
     def __init__(self, structure: Structure, layouts: Sequence[Boxes]) -> None:
@@ -77,7 +77,7 @@ class Patterns:
         self.holders_first = _firsts(counts)
 
     def _distinct(self, tensor: int) -> tuple[Ints, Ints]:
-        """Return the distinct boxes of a tensor that are not empty, and which one each rank has."""
+        """Return a tensor's distinct boxes that are not empty, and the row of each rank's box."""
         rows = self._layouts.of_tensor(tensor, self.structure)
         axes = self.structure.axes
         filled = (rows[:, axes:] > 0).all(axis=1)
@@ -114,12 +114,12 @@ class Patterns:
 
     @cached_property
     def slots_first(self) -> Ints:
-        """The first slot of each pattern, and the number of all at the end."""
+        """The first slot of each pattern; the count of all slots at the end."""
         return np.array(self._slots, np.int64)
 
     @cached_property
     def pieces_first(self) -> Ints:
-        """The first piece of each slot, and the number of all at the end."""
+        """The first piece of each slot; the count of all pieces at the end."""
         return np.searchsorted(self.piece_slot, np.arange(len(self.slot_bytes) + 1))
 
     @cached_property
@@ -141,7 +141,7 @@ class Patterns:
         return self.slots_first[self.of[tensors]] + chunks - self.structure.first[tensors]
 
     def pieces_of(self, slots: Ints) -> tuple[Ints, Ints]:
-        """Return the pieces of slots, one slot after another: the place of its slot, and it."""
+        """Return the pieces of slots in two columns: the slot's place in the list, the piece."""
         first = self.pieces_first
         return runs(first[slots], first[slots + 1] - first[slots])
 
@@ -160,7 +160,7 @@ class Patterns:
         return order, np.searchsorted(self.piece_box[order], np.arange(self._boxes + 1))
 
     def holders_of(self, pieces: Ints) -> tuple[Ints, Ints]:
-        """Return the ranks that have each piece: the place of the piece, and the rank."""
+        """Return the ranks that have pieces in two columns: the place of the piece, the rank."""
         box = self.piece_box[pieces]
         first = self.holders_first
         at, place = runs(first[box], first[box + 1] - first[box])
@@ -168,7 +168,7 @@ class Patterns:
 
 
 class _Layouts:
-    """The boxes of all ranks, in a few arrays."""
+    """The boxes of all ranks, as a few arrays."""
 
     def __init__(self, layouts: Sequence[Boxes]) -> None:
         known: dict[bytes, int] = {}
@@ -184,7 +184,7 @@ class _Layouts:
         self._first = _firsts(np.array([len(one.distinct) for one in layouts], np.int64))[:-1]
 
     def of_tensor(self, tensor: int, structure: Structure) -> Ints:
-        """Return the offset and the extent that each rank has of a tensor."""
+        """Return offset and extent of each rank's box of a tensor."""
         of = np.array([one[tensor] for one in self.distinct], np.int64)[self._kinds]
         whole = of == WHOLE
         if whole.all():
@@ -203,7 +203,7 @@ def _patterns(structure: Structure, layouts: _Layouts) -> tuple[Ints, Ints]:
     forms = zip(structure.dtypes, structure.shapes, strict=True)
     of = np.array([known.setdefault(form, len(known)) for form in forms], np.int64)
     first = np.zeros(0, np.int64)
-    # Boxes are distinct on each rank, so other numbers are other boxes.
+    # Boxes are distinct on each rank, so different numbers mean different boxes.
     for one in [of, *layouts.distinct]:
         number = one - min(WHOLE, int(one.min(initial=0)))
         key = of * (int(number.max(initial=0)) + 1) + number
@@ -213,7 +213,7 @@ def _patterns(structure: Structure, layouts: _Layouts) -> tuple[Ints, Ints]:
 
 
 def runs(starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Return the numbers of several runs, one after another: the place of its run, and it."""
+    """Return the numbers of several ranges in two columns: the place of the range, the number."""
     at: Ints = np.repeat(np.arange(len(counts)), counts)
     before = counts.cumsum(dtype=np.int64) - counts
     return at, np.arange(len(at)) + (starts - before)[at]
@@ -236,8 +236,8 @@ def _overlap(boxes: Ints) -> bool:
     axes = boxes.shape[1] // 2
     low, high = boxes[:, :axes], boxes[:, :axes] + boxes[:, axes:]
     if all(_are_apart(low[:, axis], high[:, axis]) for axis in range(axes)):
-        return False  # as for every mesh: the boxes are those of a lattice
-    # Along the axis that tells most of them apart.
+        return False  # the usual case: the boxes of a mesh form a lattice
+    # Along the axis with the most distinct intervals.
     axis = int(np.argmax([len(np.unique(low[:, one])) for one in range(axes)]))
     order = np.argsort(low[:, axis], kind="stable")
     low, high = low[order], high[order]

@@ -1,4 +1,4 @@
-"""Values that each rank has for itself, such as its random generators: kept under their rank."""
+"""Values of single ranks, such as their random generators, stored under the rank's number."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from holdfast.registry.pytree import ARRAY_TAGS, ArrayLeaf, FlatComponent
 from holdfast.registry.saving.collective.talk import join, split
 from holdfast.registry.values import Json
 
-#: The tag that stands in a rank's skeleton for a value of its own; it is never stored.
+#: The tag of a `PerRank` value in a rank's skeleton; it is never stored.
 TAG = "per-rank"
 _VALUE = "value"
 
 
 class PerRank:
-    """A value of a state that each rank has for itself; stored as `{rank: value}`.
+    """A value that differs between ranks; stored as `{rank: value}`.
 
     ```python
     state = {"model": model.state_dict(), "rng": PerRank(holdfast.rng.capture())}
@@ -27,7 +27,7 @@ class PerRank:
     ```
 
     Args:
-        value: Anything that a state can hold, but no sharded tensor.
+        value: Any value that a state can hold, except sharded tensors.
     """
 
     __slots__ = ("value",)
@@ -47,7 +47,7 @@ def encode(value: PerRank) -> bytes:
 
 
 def merge(part: FlatComponent, values: Sequence[Sequence[bytes]]) -> FlatComponent:
-    """Return a component with the values of all ranks in place of its own."""
+    """Return a component whose `PerRank` values are replaced by those of all ranks."""
     if f'"{TAG}"'.encode() not in json.dumps(part.skeleton).encode():
         return part
     merging = _Merging(part, values)

@@ -1,7 +1,7 @@
-"""Who stores which chunk, and which bytes travel for that: the plan of a layout.
+"""The plan of a layout: the rank that stores each chunk, and the bytes that travel to it.
 
-Pure arithmetic on boxes, in NumPy: a chunk of the grid is a box of its tensor, and so is what a
-rank has of it. `planning` makes plans. Specified in docs/spec.md, section 43.
+Pure arithmetic on boxes, in NumPy: a chunk of the grid is a box of its tensor, and so is a
+rank's part of the tensor. `make_plan` makes plans. Specified in docs/spec.md, section 43.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from holdfast.registry.saving.collective.talk import pack_table, unpack_table
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank does in the plan of a layout. The columns of each table are named in order.
+    """One rank's part of a plan. The columns of each table are named in order.
 
     A rank has few distinct boxes, so tables have a row of `bounds` where others have a box.
     """
 
-    rounds: int  # the exchanges
+    rounds: int  # number of exchanges
     bounds: Ints  # begin and end of each box
     owned: Ints  # tensor, number in the tensor, number of all, round and box of each owned chunk
     taken: Ints  # owned chunk, rank, round and box of each piece of those
@@ -68,13 +68,13 @@ class Plan:
     """The plan of a layout for all ranks."""
 
     patterns: Patterns  # how the tensors are cut
-    #: Whether the pieces travel from the owner of a chunk to every rank that has them, and not from
-    #: one of those ranks to the owner.
+    #: Whether pieces travel from the owner of a chunk to the ranks that need them (a load), or from
+    #: one of those ranks to the owner (a save).
     loads: bool
     owner: Ints  # the owner of each chunk
     round: Ints  # the round after which each chunk is complete
-    rounds: int  # the exchanges
-    moved_bytes: int  # the bytes that travel between ranks
+    rounds: int  # number of exchanges
+    moved_bytes: int  # bytes that travel between ranks
 
     def owned_by(self, rank: int) -> Ints:
         """Return the numbers of the chunks that a rank owns, in order."""
@@ -94,7 +94,7 @@ class Plan:
         return np.bincount(self.owner, sizes, minlength=patterns.ranks).astype(np.int64)
 
     def part(self, rank: int) -> Part:
-        """Return what a rank does."""
+        """Return the part of one rank."""
         patterns = self.patterns
         mine = self.owned_by(rank)
         tensors = patterns.tensor_of(mine)
@@ -129,28 +129,28 @@ class Plan:
 
 
 def sources(patterns: Patterns, owners: Ints, chunks: Ints, pieces: Ints) -> Ints:
-    """Return who gives pieces to the owners of their chunks: the owner itself if it has them."""
+    """Return the rank that gives each piece to the owner of its chunk; the owner, if it has it."""
     box = patterns.piece_box[pieces]
     first = patterns.holders_first[box]
     if not patterns.has_copies:
         return patterns.holders[first]
     owner = owners[chunks]
     near = patterns.held[patterns.piece_pattern[pieces], owner] == box
-    # The others take turns.
+    # Other givers take turns.
     other = patterns.holders[first + chunks % (patterns.holders_first[box + 1] - first)]
     return np.where(near, owner, other)
 
 
-# Make the plan of a layout: choose the owner of each chunk, and the round of what travels.
+# Make the plan of a layout: choose the owner of each chunk, and the round of each transfer.
 
 
-#: The most bytes that a rank sends, and that it receives, in one round.
+#: Maximum number of bytes that a rank sends, or receives, in one round.
 ROUND_BYTES = 16 * 2**20
-#: Of more ranks that have a part of a chunk, this many are compared.
+#: Compare at most this many of the ranks that share a chunk.
 _ABLE = 16
-#: A prime number: so far apart are those of one chunk and of the next.
+#: Step between the compared ranks of one chunk and of the next; a prime number.
 _STRIDE = 2_654_435_761
-#: Transfers whose rounds are chosen together, and chunks of each owner at once.
+#: Number of transfers whose rounds are chosen together, and of each owner's chunks.
 _BATCH = 2**18
 _WAVES = 16
 
@@ -166,7 +166,7 @@ def make_plan(structure: Structure, layouts: Sequence[Boxes], *, loads: bool = F
 
 
 def _owners(patterns: Patterns) -> Ints:
-    """Choose the owner of each chunk: the rank with the least so far that has a part of it."""
+    """Choose each chunk's owner: the rank with the fewest bytes so far that has a part of it."""
     slots = [
         (_able(patterns, slot), size) for slot, size in enumerate(patterns.slot_bytes.tolist())
     ]
@@ -185,7 +185,7 @@ def _owners(patterns: Patterns) -> Ints:
 
 
 def _batches(patterns: Patterns, total: int, *, loads: bool) -> Iterator[Ints]:
-    """Yield all chunks in order, as many at once as have `_BATCH` pieces or copies of pieces."""
+    """Yield all chunks in order, in batches of about `_BATCH` pieces and copies of pieces."""
     weights = np.ones(len(patterns.piece_box), np.int64)
     if loads:
         weights = np.diff(patterns.holders_first)[patterns.piece_box]
@@ -197,7 +197,7 @@ def _batches(patterns: Patterns, total: int, *, loads: bool) -> Iterator[Ints]:
 
 
 def _able(patterns: Patterns, slot: int) -> Any:
-    """Return the ranks that have a part of a slot: a list, or an array if they are many."""
+    """Return the ranks with a part of a slot: a list, or an array for many."""
     pieces = slice(*patterns.pieces_first[slot : slot + 2])
     first = patterns.holders_first
     having = [patterns.holders[first[b] : first[b + 1]] for b in patterns.piece_box[pieces]]
@@ -208,13 +208,13 @@ def _able(patterns: Patterns, slot: int) -> Any:
 class _Rounds:
     """The choice of rounds, batch by batch.
 
-    Chunks are taken in waves, one of each owner. A round ends before the wave with which a rank
-    would send or receive too much.
+    Chunks are taken in waves, one chunk of each owner. A round ends before the wave that would make
+    a rank send or receive too much.
 
     Attributes:
         of: The round of each chunk.
-        count: The rounds so far.
-        moved_bytes: The bytes that travel in them.
+        count: Number of rounds so far.
+        moved_bytes: Number of bytes that travel in them.
     """
 
     def __init__(self, patterns: Patterns, owner: Ints, *, loads: bool) -> None:
@@ -222,7 +222,7 @@ class _Rounds:
         self.of: Ints = np.zeros(len(owner), np.int64)
         self.count = self.moved_bytes = 0
         self._now = 0
-        # The bytes of this round, of each rank for its own chunks and then for those of others.
+        # Bytes of each rank in this round: first for its own chunks, then for those of other ranks.
         self._fill: Ints = np.zeros(2 * patterns.ranks, np.int64)
 
     def add(self, chunks: Ints) -> None:
@@ -251,7 +251,7 @@ class _Rounds:
         self._place(chunks, wave, where, column, np.concatenate([moved[travels], nbytes]))
 
     def _place(self, chunks: Ints, wave: Ints, where: Ints, column: Ints, nbytes: Ints) -> None:
-        """Place transfers: the chunk, the rank whose bytes they fill, and the bytes of each."""
+        """Place transfers, each given by its chunk, the rank whose round it fills and its bytes."""
         order = np.argsort(wave[where], kind="stable")
         where, column, nbytes = where[order], column[order], nbytes[order]
         waves = int(wave[where[-1]]) + 1 if len(where) else 0
@@ -279,7 +279,7 @@ class _Rounds:
                 at += 1
 
     def _place_singly(self, chunks: Ints, where: Ints, column: Ints, nbytes: Ints) -> None:
-        """Place a wave that is too much for one round, chunk by chunk."""
+        """Place a wave that does not fit into one round, chunk by chunk."""
         order = np.argsort(where, kind="stable")
         ends = np.flatnonzero(np.diff(where[order], append=-1)) + 1
         begin = 0
@@ -299,7 +299,7 @@ class _Rounds:
 
 
 def _ordinals(values: Ints) -> Ints:
-    """Return how often each value has come before."""
+    """Return how often each value occurred before its position."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     found = np.empty(len(values), np.int64)

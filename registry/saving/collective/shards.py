@@ -1,4 +1,4 @@
-"""A state as one rank has it: `flatten`, where a sharded tensor is a leaf with its box."""
+"""One rank's state, flattened: a sharded tensor becomes a leaf with its box."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from holdfast.registry.saving.collective.per_rank import PerRank
 from holdfast.registry.saving.collective.structure import Ints, Structure
 from holdfast.registry.values import Json, item_size
 
-#: The module that needs torch; the parts of the library with their class, and who encodes it.
+#: The module that needs torch; by module and class of the library, the function that encodes it.
 _TORCH_SHARDS = "holdfast.registry.saving.collective.torch_shards"
 _SHARDED = {
     "torch.distributed.tensor": ("DTensor", "encode_dtensor"),
     "torch.distributed._shard.sharded_tensor.api": ("ShardedTensor", "encode_sharded_tensor"),
 }
-#: The encoders of the types of sharded tensors that were met.
+#: Encoders of the types of sharded tensors seen so far.
 _ENCODERS: dict[type, Handler] = {}
 
 
 class ShardLeaf(ArrayLeaf):
-    """The part of a sharded tensor that a rank has; `shape` and `nbytes` are those of the part."""
+    """A rank's part of a sharded tensor; `shape` and `nbytes` describe the part."""
 
     __slots__ = ("is_copied", "offset", "whole")
     whole: tuple[int, ...]  # the shape of the tensor
@@ -50,10 +50,10 @@ class ShardLeaf(ArrayLeaf):
 
 @dataclass(frozen=True)
 class RankState:
-    """A state as one rank has it."""
+    """One rank's state, flattened."""
 
     flat: FlatState  # its components; sharded tensors are `ShardLeaf`s
-    own: tuple[bytes, ...]  # the values that the rank has for itself, as messages
+    own: tuple[bytes, ...]  # the rank's `PerRank` values, as messages
 
 
 def flatten(state: object, known: list[Any] | None = None) -> RankState:
@@ -67,11 +67,11 @@ def flatten(state: object, known: list[Any] | None = None) -> RankState:
 
 
 class ShardEncoder(Encoder):
-    """Also takes sharded tensors, and values of one rank.
+    """An encoder that also takes sharded tensors and `PerRank` values.
 
     Attributes:
-        before: The shards of an earlier state, from here on.
-        shards: Those of this state, up to here.
+        before: The shards of an earlier state that were not reached yet.
+        shards: The shards of this state so far.
     """
 
     __slots__ = ("_own", "before", "shards")
@@ -99,12 +99,12 @@ class ShardEncoder(Encoder):
 
 
 def whole_shape(leaf: ArrayLeaf) -> tuple[int, ...]:
-    """Return the shape of the tensor that a leaf is, or is a part of."""
+    """Return the shape of a leaf's whole tensor."""
     return leaf.whole if isinstance(leaf, ShardLeaf) else leaf.shape
 
 
 def whole_bytes(leaf: ArrayLeaf) -> int:
-    """Return the size of the tensor that a leaf is, or is a part of."""
+    """Return the size of a leaf's whole tensor, in bytes."""
     return int(np.prod(whole_shape(leaf), dtype=np.int64)) * item_size(leaf.dtype)
 
 
@@ -115,7 +115,7 @@ class Layout:
         leaves: The leaves of those tensors, in order.
         inline: The sharded leaves whose tensors are too small to be cut.
         structure: Their types and shapes.
-        rows: Tensor, offset and extent of each sharded one.
+        rows: Tensor, offset and extent of each sharded leaf.
     """
 
     def __init__(self, flat: FlatState) -> None:

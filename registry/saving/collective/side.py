@@ -1,4 +1,4 @@
-"""The two sides of a save, rank 0 and the others: what each of them has."""
+"""The common part of both sides of a save: rank 0's and the other ranks'."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Plans:
 
     #: This rank's part, and the digest of the layouts of all ranks.
     parts: dict[str, tuple[str, str, Part]] = field(default_factory=dict)
-    whole: dict[str, Plan] = field(default_factory=dict)  # on rank 0 the plan itself
+    whole: dict[str, Plan] = field(default_factory=dict)  # the plans themselves, only on rank 0
 
     def keys(self, parts: Mapping[str, RankPart]) -> dict[str, str]:
         """Return the digests of the plans that fit this rank's layouts."""
@@ -37,11 +37,11 @@ class Plans:
 
 @dataclass
 class Side:
-    """One save as one rank takes part in it."""
+    """One rank's side of a save."""
 
     committer: Committer  # of this rank's handle; it chooses keys, and on rank 0 it commits
     calls: Calls  # the calls of the ranks
     talk: Talk  # this call
-    plans: Plans  # what this rank remembers
-    parts: Mapping[str, RankPart]  # the states as this rank has them
+    plans: Plans  # the plans that this rank remembers
+    parts: Mapping[str, RankPart]  # this rank's share of each state
     request: SaveRequest  # the arguments of the save

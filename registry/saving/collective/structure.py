@@ -1,6 +1,6 @@
 """The tensors of a state that are cut into chunks, and the boxes of those chunks.
 
-Boxes have as many axes as the tensor with the most; missing axes of length 1 come first.
+All boxes have as many axes as the tensor with the most axes; added axes, of length 1, come first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Structure:
     """The tensors of a state that are cut into chunks, in order: the same on every rank."""
 
     dtypes: tuple[str, ...]  # their element types
-    shapes: tuple[tuple[int, ...], ...]  # their shapes
+    shapes: tuple[tuple[int, ...], ...]
 
     @cached_property
     def axes(self) -> int:
@@ -32,13 +32,13 @@ class Structure:
 
     @cached_property
     def first(self) -> Ints:
-        """The number of the first chunk of each tensor, and of all chunks at the end."""
+        """The number of each tensor's first chunk; the count of all chunks at the end."""
         counts = [grid(*one).count for one in zip(self.dtypes, self.shapes, strict=True)]
         return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of types and shapes."""
+        """The SHA-256 of types and shapes."""
         return hashlib.sha256(repr((self.dtypes, self.shapes)).encode()).digest()
 
     def padded(self, lengths: Sequence[int], fill: int) -> list[int]:

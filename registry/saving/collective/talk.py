@@ -1,4 +1,4 @@
-"""The messages of one save or load: what every rank says to rank 0, and rank 0 to all."""
+"""The messages of one save or load: reports of every rank to rank 0, orders of rank 0 to all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.registry.saving.collective.group import Group
 from holdfast.registry.saving.collective.structure import Ints
 from holdfast.registry.values import abridged
 
-# Messages between ranks: a line of JSON, then columns of bytes. Errors cross as their parts.
+# Messages between ranks: a line of JSON, then columns of bytes. Errors are sent as their parts.
 
 
 _CLASSES: dict[str, type[RegistryError]] = {name: getattr(errors, name) for name in errors.__all__}
@@ -57,7 +57,7 @@ def pack_table(table: Ints) -> bytes:
 
 
 def unpack_table(data: Buffer) -> Ints:
-    """Read what `pack_table` has made."""
+    """Decode the result of `pack_table`."""
     view = memoryview(data)
     rows, width, kind = struct.unpack_from(_TABLE, view)
     columns = zstandard.ZstdDecompressor().decompress(view[struct.calcsize(_TABLE) :])
@@ -108,7 +108,7 @@ def lost(ranks: Sequence[int], deadline_s: float, doing: str) -> RankFailed:
 
 
 def unlinked(ranks: Sequence[int], found: str) -> RankFailed:
-    """Return the error for ranks that are there, and have lost their connections."""
+    """Return the error for ranks that answer but have lost their connections."""
     made = RankFailed(
         "the connections between the ranks broke",
         where=", ".join(f"rank {one}" for one in ranks),
@@ -135,9 +135,9 @@ def out_of_step(steps: Mapping[int, int], behind: Sequence[int]) -> Incompatible
 
 #: Messages are kept for this many later calls, so that a late rank learns how its call ended.
 _KEPT_CALLS = 8
-#: After the connections broke, the others are heard of within this time, or they are dead. The
-#: others wait for rank 0 that much longer, so that it can tell them who is. A rank that is ahead of
-#: the others waits this long for them.
+#: After the connections broke, a rank that sends nothing for this time counts as dead. The other
+#: ranks wait for rank 0 that much longer, so that it can name the dead rank. A rank that is ahead
+#: of the others waits this long for them.
 _GRACE_S = 10.0
 
 #: The name of the calls that load.
@@ -145,7 +145,7 @@ LOADS = "load"
 
 #: The header and the columns of a message.
 Message = tuple[dict[str, Any], list[memoryview]]
-#: What a call is about: the step of a save, the digest of a load.
+#: The subject of a call: the step of a save, the digest of a load.
 Label = int | str | None
 
 _T = TypeVar("_T")
@@ -161,7 +161,7 @@ class _Said:
 
 @dataclass
 class _Series:
-    """What a rank remembers of the calls of one name; it does not keep the group."""
+    """A rank's memory of the calls of one name; it does not keep the group alive."""
 
     links: str
     calls: int = 0
@@ -175,8 +175,8 @@ _series: WeakKeyDictionary[Group, dict[str, _Series]] = WeakKeyDictionary()
 class Calls:
     """The calls of one name that the ranks of a group make together, one after another.
 
-    Each rank counts them. A rank that has missed calls hears at once how they ended, and goes on to
-    the call that the others make now; one that has made calls alone is answered in the same way.
+    Each rank counts its calls. A rank that has missed calls learns at once how they ended, and
+    continues with the present call of the others; so does a rank that has made calls alone.
 
     Attributes:
         group: The ranks.
@@ -189,7 +189,7 @@ class Calls:
 
     @property
     def links(self) -> str:
-        """The name of the connections; they are made again after a call that failed."""
+        """The name of the connections; a failed call is followed by new connections."""
         return self._series.links
 
     @links.setter
@@ -208,7 +208,7 @@ class Calls:
         return Talk(self.group, f"{self._name}/{mine.calls}", said[-1], label, limit_s)
 
     def make(self, act: Callable[[Talk], _T], label: Label = None) -> _T:
-        """Make the next call; if it fails here, the others hear it."""
+        """Make the next call; if it fails here, tell the other ranks."""
         limit_s, earlier = None, None
         while True:
             talk = self.begin(label, limit_s)
@@ -249,16 +249,16 @@ class Calls:
 
 
 class Talk:
-    """One call, as one rank takes part in it.
+    """One rank's side of a call.
 
     Attributes:
         name: The name of the call.
-        said: What this rank has said in it.
-        label: What the call is about.
+        said: The messages of this rank in it.
+        label: The subject of the call.
         is_broken: Whether the connections broke, so that a silent rank is probably dead.
-        again_s: How long this rank waits for the others in the next call, as this one was an
-            earlier call than its own; `None` if it was its own.
-        is_brief: Whether that is because the ranks were out of step.
+        again_s: Seconds to wait for the others in the next call, if they ended an earlier call than
+            this rank's; `None` if all are in the same call.
+        is_brief: Whether the ranks were out of step.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class Talk:
         self.again_s: float | None = None
 
     def is_about(self, label: Label) -> None:
-        """Note what the call is about; it is past for all ranks that do not come to it in time."""
+        """Note the subject of the call; ranks that do not join in time have missed the call."""
         self.label = self._past = label
 
     @property
@@ -288,7 +288,7 @@ class Talk:
         self._group.send(to, name, data)
 
     def _passes(self, past: Label, *, is_brief: bool) -> None:
-        """Note that the others have ended a call; this rank goes on if its own is a later one."""
+        """Note that the others have ended a call; this rank continues if its own call is later."""
         mine = self.label
         is_later = mine > past if isinstance(mine, int) and isinstance(past, int) else mine != past
         if past is not None and mine is not None and is_later:
@@ -298,19 +298,19 @@ class Talk:
     # Of rank 0
 
     def order(self, header: dict[str, Any], *columns: Buffer) -> None:
-        """Tell all ranks what comes next."""
+        """Send the next order to all ranks."""
         self._orders += 1
         others = list(range(1, self._group.size))
         self._send(others, f"{self.name}/order/{self._orders}", join(header, *columns))
 
     def order_one(self, rank: int, header: dict[str, Any], *columns: Buffer) -> None:
-        """Tell a rank its own part of the last order."""
+        """Send a rank its own part of the last order."""
         name = f"{self.name}/order/{self._orders}/{rank}"
         self._parts.append(name)
         self._group.send([rank], name, join(header, *columns))
 
     def gather(self, own: bytes, doing: str) -> list[Message]:
-        """Return what each rank reports, in their order."""
+        """Return the reports of all ranks, in the order of the ranks."""
         self._reports += 1
         group, others = self._group, range(1, self._group.size)
         limit_s = self._grace_s if self.is_broken else self._limit_s
@@ -327,11 +327,11 @@ class Talk:
         if missing:
             raise lost(missing, group.deadline_s, doing)
         if failures:
-            # A rank that reported, and then gave up waiting for another one, has told why.
+            # A rank that gave up waiting after its report has sent the reason.
             later = group.receive(f"{self.name}/report/{self._reports + 1}", others, 0)
             _raise_reason(_failures({rank: split(data) for rank, data in later.items()}))
             raise unlinked([one["rank"] for one in failures], failures[0]["what"])
-        for name in self._parts:  # they are long, and every rank has read its own
+        for name in self._parts:  # long messages, which their ranks have read
             group.forget(name)
         self._parts.clear()
         return [made[rank] for rank in range(group.size)]
@@ -347,17 +347,17 @@ class Talk:
             raise out_of_step(steps, behind)
 
     def go_on(self, past: Label) -> None:
-        """Let the ranks whose call is a later one than `past` go on to the next, this one too."""
+        """Continue with the next call on every rank whose call is later than `past`, here too."""
         self._past, self._is_out = past, True
         self._passes(past, is_brief=True)
 
     def has_left(self, rank: int) -> bool:
-        """Return whether a rank has given this call up since its last report."""
+        """Return whether a rank has given up this call since its last report."""
         later = self._group.receive(f"{self.name}/report/{self._reports + 1}", [rank], 0)
         return rank in later
 
     def say_why(self, error: BaseException, doing: str) -> NoReturn:
-        """Raise why the connections of rank 0 broke, once the others were heard."""
+        """Raise the reason for rank 0's broken connections, once the others have reported."""
         self.is_broken = True
         self.gather(broken(error, 0), doing)
         raise AssertionError("a report that tells of broken connections is raised")
@@ -381,7 +381,7 @@ class Talk:
         return split(found[0])
 
     def failed(self, outcome: Mapping[str, Any]) -> RegistryError:
-        """Return the error of a call that has failed, as rank 0 tells it."""
+        """Return the error of a failed call from rank 0's message."""
         self._passes(outcome.get("past"), is_brief=outcome.get("is_out", False))
         return rebuild(outcome["failure"])
 
@@ -406,7 +406,7 @@ def _failures(reports: Mapping[int, Message]) -> list[dict[str, Any]]:
 
 
 def _raise_reason(failures: Sequence[dict[str, Any]]) -> None:
-    """Raise the first error that is more than that connections broke."""
+    """Raise the first error that is not a broken connection."""
     for failure in failures:
         if not failure.get("is_broken"):
             raise rebuild(failure)

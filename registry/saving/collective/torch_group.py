@@ -17,20 +17,20 @@ from holdfast.backends import Buffer
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.saving.collective.group import DEADLINE_S, LinksBroken, check_deadline
 
-#: What a rank says to the others before it connects to them.
+#: A rank's message to the others before it connects to them.
 _HERE = b"here"
 _GONE = b"gone"
-#: A store that does not answer for this time is lost.
+#: A store that does not answer for this time counts as lost.
 _ANSWER_S = 10.0
 
 _T = TypeVar("_T")
 
 
 class TorchGroup:
-    """All ranks of torch.distributed, as a group that breaks none of the training's.
+    """All ranks of torch.distributed, as a group separate from the training's process groups.
 
-    Make it on every rank, and several of them in the same order. Messages are keys of the store
-    that `init_process_group` has made, through a connection of their own. Bytes travel over gloo,
+    Make the group on every rank; make several groups in the same order. Messages are keys of
+    the store that `init_process_group` made, through a separate connection. Bytes travel over gloo,
     on the CPU, through connections that are made at the first use and again after a failure. So a
     rank that dies or is late breaks no process group of the training.
 
@@ -56,7 +56,7 @@ class TorchGroup:
         self.rank: int = dist.get_rank()
         self.size: int = dist.get_world_size()
         store: Any = _get_default_store()
-        # Every rank makes its groups in the same order, so the number of one is the same on all.
+        # Every rank makes its groups in the same order, so a group has the same number everywhere.
         number = store.add(f"holdfast/groups/{self.rank}", 1)
         self._place, self._training = f"holdfast/{number}", store
         self._own = local()
@@ -64,10 +64,10 @@ class TorchGroup:
         self._gloo: dict[str, Any] = {}
 
     def _asked(self, act: Callable[[Any], _T], limit_s: float) -> _T:
-        """Ask the store by this thread's own connection: a wait holds up all calls of its own.
+        """Ask the store over this thread's own connection: a wait blocks all calls of a connection.
 
-        So a save in the background does not hold up a load, nor the training's own calls. Some
-        calls of the store never end if its host is lost, so another thread makes them.
+        So a save in the background blocks neither a load nor the training's own calls. Some calls
+        of the store never end if its host is lost, so another thread makes them.
         """
         if self._is_gone:
             raise RuntimeError("the store of the job is gone")
@@ -92,7 +92,7 @@ class TorchGroup:
             raise RuntimeError(f"the store of the job is silent for {limit_s:g} s") from error
 
     def _tell(self, act: Callable[[Any], object], limit_s: float | None = None) -> None:
-        """Ask for something that is not needed if the store is gone, as with its job."""
+        """Ask for something that nobody needs if the store is gone with its job."""
         with suppress(RuntimeError):
             self._asked(act, self.deadline_s if limit_s is None else limit_s)
 
@@ -101,13 +101,13 @@ class TorchGroup:
         self._tell(lambda store: store.set(f"{name}/{self.rank}", data))
 
     def receive(self, name: str, senders: Sequence[int], timeout_s: float) -> dict[int, bytes]:
-        """Return the messages of a name that are there in time."""
+        """Return the messages of a name that came in time."""
         keys = {one: f"{name}/{one}" for one in senders}
         try:
             return self._asked(
                 lambda store: _received(store, keys, timeout_s), timeout_s + self._answer_s
             )
-        except RuntimeError:  # the store is gone, as it is when rank 0 has it and ends
+        except RuntimeError:  # the store is gone: rank 0 held it, and has exited
             return {}
 
     @property
@@ -159,7 +159,7 @@ class TorchGroup:
         return self._gloo[links]
 
     def _meet(self, links: str) -> None:
-        """Wait until all ranks are about to connect: one that has failed says so instead."""
+        """Wait until all ranks are about to connect; a failed rank sends a failure instead."""
         self.send([], f"{links}/here", _HERE)
         found = self.receive(f"{links}/here", range(self.size), self.deadline_s)
         absent = [rank for rank in range(self.size) if found.get(rank) != _HERE]
@@ -170,7 +170,7 @@ class TorchGroup:
         ending = [self._gloo.pop(links, None)]
         if ending[0] is not None:
             ending[0].abort()
-            # The group waits some 20 ms for its threads when its memory is released.
+            # Releasing the group's memory waits some 20 ms for its threads.
             try:
                 Thread(target=ending.clear, name="holdfast-disconnect").start()
             except RuntimeError:  # the system gives no thread, and a save may be committed already

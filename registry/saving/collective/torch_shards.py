@@ -1,6 +1,6 @@
 """The boxes of DTensors, computed from their placements and compared with their local parts.
 
-Those of a ShardedTensor, which FSDP1 makes, are what it says.
+A ShardedTensor of FSDP1 gives its own boxes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REDISTRIBUTE = "Call .redistribute() with Shard or Replicate placements first."
 
 @dataclass(frozen=True, slots=True)
 class LocalShard:
-    """The part of a DTensor that this rank has, computed from its placements once."""
+    """This rank's part of a DTensor, computed from its placements once."""
 
     spec: Any  # the layout as torch holds it; a tensor with another layout has another spec
     mesh: DeviceMesh  # the mesh of the spec
@@ -58,7 +58,7 @@ class LocalShard:
 
 
 def encode_dtensor(encoder: ShardEncoder, value: DTensor, link: Link, depth: int) -> Json:
-    """Encode a DTensor as a leaf: the part that this rank has."""
+    """Encode a DTensor as a leaf: this rank's part."""
     # This runs for each of a state's thousands of tensors, while the training waits.
     shard, local = next(encoder.before, None), value._local_tensor
     if shard is None or type(local) not in PLAIN or not shard.is_of(value, local):
@@ -69,7 +69,7 @@ def encode_dtensor(encoder: ShardEncoder, value: DTensor, link: Link, depth: int
     if shard.name and not encoder.role:
         opener = opener_of(encoder, local, shard.name, shard.nbytes, link)
     if opener is None:
-        encode_tensor(encoder, local, link, depth)  # it refuses all but sparse ones
+        encode_tensor(encoder, local, link, depth)  # refuses everything except sparse tensors
         encoder.refuse(link, "a sharded sparse tensor cannot be stored", "Gather it first.")
     is_ours = opener is not storage_of
     leaf = ShardLeaf(shard.name, shard.extent, shard.nbytes, local, opener, link, is_ours)
@@ -81,7 +81,7 @@ def encode_dtensor(encoder: ShardEncoder, value: DTensor, link: Link, depth: int
 
 
 def _shard_of(encoder: Encoder, value: DTensor, local: torch.Tensor, link: Link) -> LocalShard:
-    """Compute the shard of a tensor that this rank has, and compare it with the part."""
+    """Compute this rank's shard of a tensor, and compare it with the local part."""
     if type(local) not in PLAIN:
         encoder.refuse(
             link,
@@ -93,12 +93,12 @@ def _shard_of(encoder: Encoder, value: DTensor, local: torch.Tensor, link: Link)
         encoder.refuse(link, found, _REDISTRIBUTE)
     offset, extent = found
     if value.device_mesh.get_coordinate() is None:
-        extent = tuple(local.shape)  # this rank is not in the mesh, and has nothing
+        extent = tuple(local.shape)  # this rank is not in the mesh and has no part
     if extent != tuple(local.shape):
         encoder.refuse(
             link,
-            f"a DTensor whose local part is {tuple(local.shape)}, and by its placements "
-            f"{tuple(value.placements)} would be {extent}",
+            f"a DTensor whose local part is {tuple(local.shape)}; by its placements "
+            f"{tuple(value.placements)} it should be {extent}",
             "torch made another part than it describes; gather it with .full_tensor() first.",
         )
     spec, name = value._spec, NAMES.get(local.dtype, "")
@@ -119,7 +119,7 @@ def _shard_of(encoder: Encoder, value: DTensor, local: torch.Tensor, link: Link)
 def encode_sharded_tensor(
     encoder: ShardEncoder, value: ShardedTensor, link: Link, depth: int
 ) -> Json:
-    """Encode a tensor of FSDP1 as a leaf: the part that this rank has."""
+    """Encode a tensor of FSDP1 as a leaf: this rank's part."""
     whole, shards = tuple(value.size()), value.local_shards()
     if len(shards) > 1:
         encoder.refuse(
@@ -137,7 +137,7 @@ def encode_sharded_tensor(
 
 def local_part(value: DTensor) -> torch.Tensor:
     """Return the plain tensor of this rank's part."""
-    with torch.no_grad():  # it returns the part itself then, and makes no tensor
+    with torch.no_grad():  # returns the part itself, without a new tensor
         local: Any = value.to_local()
     wait = getattr(local, "wait", None)  # of a tensor that is still being gathered
     made: torch.Tensor = local if wait is None else wait()
@@ -145,20 +145,20 @@ def local_part(value: DTensor) -> torch.Tensor:
 
 
 def box_of(value: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]] | str:
-    """Return begin and extent of this rank's part, or why that is no box."""
+    """Return begin and extent of this rank's part, or why the part is no box."""
     mesh = value.device_mesh
     whole, coordinate = tuple(value.shape), mesh.get_coordinate()
     if coordinate is None:
         return (0,) * len(whole), (0,) * len(whole)
     order = getattr(value._spec, "shard_order", None) or ()  # older versions of torch have none
     if any(list(dims) != sorted(dims) for _, dims in order):
-        return f"a DTensor that is split by mesh axes in another order than theirs: {order}"
+        return f"a DTensor that is split by mesh axes in another order than the mesh's: {order}"
     return _box(whole, tuple(value.placements), tuple(coordinate), _lengths(mesh))
 
 
 @lru_cache(maxsize=64)
 def _lengths(mesh: DeviceMesh) -> tuple[int, ...]:
-    """Return the lengths of a mesh's axes, which torch computes each time."""
+    """Return the lengths of a mesh's axes, cached: torch computes them each time."""
     return tuple(mesh.shape)
 
 
@@ -193,7 +193,7 @@ def _box(
 
 @lru_cache(maxsize=1024)
 def _kept(length: int, steps: tuple[tuple[int, int, int], ...]) -> Ints:
-    """Return the indices of an axis that remain after it was split, from the left mesh axis on."""
+    """Return the indices of an axis that remain after splits, from the left mesh axis on."""
     kept: Ints = np.arange(length, dtype=np.int64)
     for parts, at, strides in steps:
         kept = np.concatenate([_chunk(one, parts, at) for one in _chunks(kept, strides)])
@@ -201,7 +201,7 @@ def _kept(length: int, steps: tuple[tuple[int, int, int], ...]) -> Ints:
 
 
 def _chunk(indices: Ints, parts: int, at: int) -> Ints:
-    """Return one of the parts that torch.chunk makes; the last ones may be empty."""
+    """Return one part of torch.chunk; the last parts may be empty."""
     rows = -(-len(indices) // parts)
     return indices[at * rows : (at + 1) * rows]
 

@@ -28,13 +28,10 @@ from holdfast.registry.saving.trainer import Trainer
 from holdfast.registry.values import collector_paused
 from holdfast.registry.writing import Committer, NewCommit
 
-# The side of every other rank: it does what rank 0 says, and learns how the save ended.
-
-
 class Following(Side):
-    """One save as a rank above 0 takes part in it; its committer commits nothing."""
+    """A save on a rank above 0: carry out rank 0's orders; commit nothing."""
 
-    #: The write and the first slot that it can be in, once rank 0 has all to commit.
+    #: The write and the first slot that can hold it, once this rank has reported its chunks.
     _reported: tuple[str, int] | None = None
 
     def follow(self) -> int:
@@ -91,10 +88,10 @@ class Following(Side):
         if found is not None:
             return found
         unknown = RankFailed(
-            "the outcome of the save is unknown: rank 0 had all to commit it, and fell silent",
+            "rank 0 stopped answering during the commit: the outcome is unknown",
             where="rank 0",
             found=error.found,
-            hint="It may still become visible. Saving the same state again is safe.",
+            hint="The save may still become visible. Saving the same state again is safe.",
         )
         unknown.rank = 0
         raise unknown from error
@@ -102,9 +99,9 @@ class Following(Side):
 
 @dataclass(frozen=True)
 class RankSave(PreparedSave):
-    """What a rank gives to a save; rank 0 prepares the whole of it, once it has heard all."""
+    """One rank's share of a save. Rank 0 assembles the shares."""
 
-    #: The values that the rank has for itself, by the name of the state.
+    #: The rank's `PerRank` values, by the name of the state.
     own: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
 
 
@@ -137,7 +134,7 @@ class CollectiveTrainer(Trainer):
         """Copy this rank's part of a state, then save it in the background."""
         if busy != "wait":
             raise InvalidInput(
-                "ranks that save together cannot leave a save out each for itself",
+                "a collective save cannot be skipped by single ranks; use busy=\"wait\"",
                 where="busy",
                 expected="wait",
                 found=repr(busy),
@@ -145,7 +142,7 @@ class CollectiveTrainer(Trainer):
         return super().save_async(state, request, busy)
 
     def commit(self, change: NewCommit) -> RunManifest:
-        """Commit a change that only the trainer of a run may make; it takes the run over."""
+        """Commit a change of the run's trainer, on rank 0; it takes the run over."""
         if not self._leads:
             raise Conflict(
                 f"only rank 0 may make this {change.noun}",
@@ -163,13 +160,13 @@ class CollectiveTrainer(Trainer):
         )
 
     def abstain(self, error: BaseException, step: int | None) -> None:
-        """Tell the other ranks, which begin a save, that this one has failed before it."""
+        """Tell the other ranks, which start a save, that this rank failed before it."""
         with suppress(Exception):  # `settle` raises it
             self._background.wait(None)
         self._calls.end(self._calls.begin(step), error)
 
     def leave(self, status: RunStatus, error: BaseException | None = None) -> None:
-        """Set the status; the other ranks leave it to rank 0."""
+        """Set the status, on rank 0 only."""
         if self._leads:
             super().leave(status, error)
 

@@ -19,7 +19,7 @@ from holdfast.registry.saving.journal.folder import RunFolder
 
 
 class Finishing(Protocol):
-    """What has to be finished at the end of a program."""
+    """Work that the end of the program waits for."""
 
     def finish(self, limit_s: float) -> None:
         """Wait at most `limit_s` seconds, then log what is not done."""

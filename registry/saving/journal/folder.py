@@ -447,7 +447,7 @@ class RunFolder:
         return self.size_bytes([entry.write for _, entry in self.entries(self.waiting())])
 
     def backlog(self) -> Backlog:
-        """Return what is only here."""
+        """Count the saves that only this journal holds."""
         numbers = self.waiting()
         waiting = [entry for _, entry in self.entries(numbers)]
         notes = [self.note(number) for number in self.noted()] if self.exists else []

@@ -1,4 +1,4 @@
-"""What the log of a run says since a takeover: writes that landed, and takeovers of others."""
+"""Scan a run's log since a takeover: writes that landed, and takeovers by other trainers."""
 
 from __future__ import annotations
 

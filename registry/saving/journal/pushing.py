@@ -29,7 +29,7 @@ OUTSIDE = ("stranded", "refused", "damaged")
 class Listed:
     """An entry of a journal."""
 
-    number: int  # its number
+    number: int
     entry: Entry | None  # the entry; `None` if its file is damaged, or of a newer version
     outcome: str  # its outcome, or `waiting`
     reason: str | None  # why it is not in its run

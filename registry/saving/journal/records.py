@@ -42,8 +42,8 @@ class Takeover(Record):
 class SaveFields(Record):
     """A save: its request and the places of its states; never actions."""
 
-    phase: PhaseName  # the phase
-    step: Step  # the step
+    phase: PhaseName
+    step: Step
     metrics: Metrics = Field(default={})  # metrics by name
     meta: Plain = None  # plain values, encoded
     tier: Name | None = None  # the given retention class
@@ -68,14 +68,14 @@ class Entry(Record):
     """An acknowledged save, or a change of the status."""
 
     format: Literal["holdfast.journal/1", "holdfast.journal/2"] = FORMAT
-    run: str  # the run
+    run: str
     takeover: Annotated[int, Field(ge=1)]  # number of the takeover under which it was acknowledged
     #: The slot from which on its `write`, and that of `resumes_write`, can be.
     search_from: Annotated[int, Field(ge=0)]
     write: Id  # the `write` of its commit
     author: str  # `user@host`
     time_ms: int  # the time of its acknowledgement, by the clock of this machine
-    save: SaveFields | None = None  # the save
+    save: SaveFields | None = None
     status: RunStatus | None = None  # the new status
     #: The `write` of the entry that its training continues from, if there is one; entries of
     #: version 1 have none.

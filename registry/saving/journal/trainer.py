@@ -445,7 +445,7 @@ class JournaledTrainer(Trainer):
         self._raise_outcomes()
 
     def backlog(self) -> Backlog:
-        """Return what is only in the journal."""
+        """Count the saves that only the journal holds."""
         return self.folder.backlog()
 
     def _raise_outcomes(self) -> None:

@@ -38,12 +38,12 @@ class Overhead:
             self.waited_s += time.monotonic() - began_s
 
     def meta(self, **said: object) -> dict[str, object]:
-        """Return what the meta of a save tells."""
+        """Return the meta of a save: the given values, and the times."""
         return {**said, "waited_s": self.waited_s, "ran_s": self.ran_s}
 
 
 def told(meta: object) -> Mapping[str, Any]:
-    """Return what a `Checkpointer` has put into the meta of a checkpoint; empty for others."""
+    """Return the values that a `Checkpointer` put into a checkpoint's meta; empty without one."""
     found = meta.get(META_KEY) if isinstance(meta, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 

@@ -18,7 +18,7 @@ _DEFAULTS = (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler)
 
 
 class SignalHandlers:
-    """What signals have asked for since `install`.
+    """Handlers that note the requests of signals.
 
     Attributes:
         stop: The first SIGTERM or SIGINT.

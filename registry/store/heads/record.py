@@ -25,7 +25,7 @@ MAX_FILE_BYTES = 64 * 2**20
 class Head(Record):
     """The head of a run: how far its log went."""
 
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]  # the run
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
     commits: Annotated[int, Field(ge=1)]  # number of its commits, at least 1
     head: DigestField  # link to the last one, in which all before it are chained
     #: Number of its slots; these belong to one registry, while commits are the same in all.

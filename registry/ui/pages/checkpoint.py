@@ -60,7 +60,7 @@ class Provenance:
     seed: str  # the master seed
     input_hash: str | None  # what identifies the input data
     parent: str | None  # name of the checkpoint that the run was forked from, as `RUN/PHASE/stepN`
-    parent_ref: str | None  # A ref that finds it, as `RUN/ID`
+    parent_ref: str | None  # a ref that finds it, as `RUN/ID`
     environment: tuple[tuple[str, str], ...]  # git commit, versions, device and host
     config: Any  # the configuration; `None` without one
 
@@ -69,13 +69,13 @@ class Provenance:
 class StateView:
     """A stored state."""
 
-    ref: str  # its ref
-    run: str  # its run
+    ref: str
+    run: str
     kind: str  # `checkpoint`, `release`, `artifact`, `pool entry` or `companion`
-    id: Digest  # its id
+    id: Digest
     record: CheckpointRecord | None  # its record in the log; `None` if it is no checkpoint
     names: tuple[str, ...]  # the names that point at it: `latest`, `best`, `gates/NAME`, ..
-    metrics: Mapping[str, float]  # its metrics
+    metrics: Mapping[str, float]
     #: Ref of the checkpoint that it was made from, if it is none and the run keeps it.
     made_from: str | None
     previous: str | None  # ref of the kept checkpoint before it; `None` if there is none
@@ -87,7 +87,7 @@ class StateView:
     meta: Any  # the plain values that were saved with it; `None` without any
     card: str  # the model card of a release, as YAML; empty without one
     provenance: Provenance | None  # the origin of the run
-    pull: str  # A command that writes it to a file
+    pull: str  # a command that writes it to a file
     load: str  # lines of Python that load it
     troubles: tuple[Trouble, ...]  # what could not be read
 
@@ -217,12 +217,12 @@ NEIGHBOURS = 8
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What a checkpoint shares with another one of its run."""
+    """Bytes that a checkpoint shares with another one of its run."""
 
     ref: str  # the other one
-    id: Digest  # its id
-    step: int  # its step
-    phase: str  # its phase
+    id: Digest
+    step: int
+    phase: str
     shared_bytes: int  # bytes of this checkpoint's tensors whose chunks the other one has too
     components: tuple[str, ...]  # the components that are equal in both
     damage: str | None = None  # why it could not be compared
@@ -230,7 +230,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """What a checkpoint shares with its neighbours in the log."""
+    """Bytes that a checkpoint shares with its neighbours in the log."""
 
     others: tuple[Shared, ...]  # the neighbours, oldest first
     size_bytes: int  # bytes of the checkpoint's tensors
@@ -300,10 +300,10 @@ class Statistics:
 
     #: The statistics of those that were read, in the order of the state.
     tensors: tuple[TensorStats, ...]
-    read_bytes: int  # their bytes
+    read_bytes: int
     left: int  # number of tensors that the budget did not reach
-    left_bytes: int  # their bytes
-    budget_bytes: int  # the budget
+    left_bytes: int
+    budget_bytes: int
 
 
 def statistics(source: Source, ref: str, *, budget_bytes: int = BUDGET_BYTES) -> Statistics:
@@ -334,9 +334,9 @@ BUDGET_MIB, MOST_MIB = 64, 1024
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPage:
-    """What the page of a stored state shows."""
+    """Page of a stored state."""
 
-    state: StateView  # the state
+    state: StateView
     treemap: Chart | None  # its tensors by bytes; `None` if its manifest is damaged
     statistics: Statistics | None  # the statistics of its tensors, where they were asked for
     by_path: Mapping[str, TensorStats]  # the same by path

@@ -56,7 +56,7 @@ class Side:
 class MetricPair:
     """A metric of either checkpoint."""
 
-    name: str  # its name
+    name: str
     before: float | None  # its value in the first; `None` where it has none
     after: float | None  # its value in the second
 
@@ -89,7 +89,7 @@ class Comparison:
 class Moved:
     """How far one tensor moved."""
 
-    path: str  # its path
+    path: str
     #: The part of its path up to the last number: `model/layers.3`; without a number, up to the
     #: last name.
     layer: str
@@ -111,7 +111,7 @@ class HeatMap:
     read_bytes: int  # bytes of chunks that were read at most, of both checkpoints
     left: int  # number of changed tensors that the budget did not reach
     left_bytes: int  # bytes of their chunks that differ, of both checkpoints
-    budget_bytes: int  # the budget
+    budget_bytes: int
 
 
 def comparison(source: Source, before: str, after: str) -> Comparison:

@@ -19,7 +19,7 @@ class TensorRow:
     path: str  # component and keys joined with `/`
     dtype: str  # name of its element type
     shape: tuple[int, ...]  # axis lengths
-    nbytes: int  # size in bytes
+    nbytes: int
     original: str | None  # its wider element type before it lost precision; `None` if it lost none
 
 
@@ -27,17 +27,17 @@ class TensorRow:
 class ComponentRow:
     """A component."""
 
-    name: str  # its name
-    digest: Digest  # its digest
+    name: str
+    digest: Digest
     tensors: int  # number of its tensors
-    nbytes: int  # their bytes
+    nbytes: int
     others: int  # number of tensors that are too small to be shown one by one
-    other_bytes: int  # their bytes
+    other_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a manifest says of a state."""
+    """Components and largest tensors of a state, from its manifest."""
 
     components: tuple[ComponentRow, ...]  # its components, in order
     tensors: tuple[TensorRow, ...]  # the largest tensors, in the order of the state
@@ -45,7 +45,7 @@ class Contents:
 
 
 def contents_of(stored: Stored) -> Contents:
-    """Return what the manifest of a state says; it is read if it was not yet."""
+    """Return the contents of a state by its manifest, which is read once."""
     parts = stored.manifest.components
     found = {name: tensors_by_path({name: part}) for name, part in parts.items()}
     every = [one for paths in found.values() for one in paths.items()]

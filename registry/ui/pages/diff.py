@@ -25,7 +25,7 @@ _WRITTEN_MIB = 16
 
 @dataclass(frozen=True, slots=True)
 class DiffPage:
-    """What the page of two checkpoints shows."""
+    """Page that compares two checkpoints."""
 
     before: str  # the ref of the first, as it was asked for
     after: str  # that of the second

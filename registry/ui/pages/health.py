@@ -54,7 +54,7 @@ class Epoch:
 class Writer:
     """The trainer of a run."""
 
-    run: str  # the run
+    run: str
     status: str  # the run's status
     host: str  # the trainer's machine; empty before the first save
     #: When it took the run over, by its clock; `None` before the first save.
@@ -68,7 +68,7 @@ class Writer:
 class MirroredRun:
     """A run here and in a mirror."""
 
-    run: str  # the run
+    run: str
     #: What the mirror is, seen from here: it is `behind` if commits are missing there, and `ahead`
     #: if they are missing here. `unknown` says that the logs have different lengths and are too
     #: long to compare.
@@ -91,7 +91,7 @@ class Mirror:
 class Waiting:
     """A save that is only in the journal of this machine."""
 
-    run: str  # its run
+    run: str
     number: int  # its number in the journal
     title: str  # its phase and step
     outcome: str  # `waiting`, `stranded`, `refused` or `damaged`
@@ -115,7 +115,7 @@ class HealthView:
     """The health of a registry."""
 
     url: str  # where it is
-    id: str  # its own id
+    id: str
     created_ms: int  # when it was made
     race_probe: str  # `passed` or `skipped`: whether its store was raced for exclusive creation
     compression: str  # how chunks are stored; `none` for raw
@@ -275,7 +275,7 @@ def _waiting(folder: RunFolder) -> Iterator[Waiting]:
 
 @dataclass(frozen=True, slots=True)
 class HealthPage:
-    """What the page of the health shows."""
+    """Page of the registry's health."""
 
     health: HealthView  # the epoch, the writers and what is damaged
     journal: JournalView | None  # the journal of this machine; `None` if none is named

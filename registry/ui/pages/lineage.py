@@ -31,7 +31,7 @@ _MOST_PINS = 8
 class Origin:
     """A checkpoint that something came from."""
 
-    run: str  # its run
+    run: str
     ref: str  # its name within the run
 
 
@@ -67,7 +67,7 @@ class Lineage:
 
     rows: tuple[Drawn, ...]  # its rows, the newest first
     lanes: int  # how many lanes it has
-    runs: tuple[str, ...]  # the runs in it
+    runs: tuple[str, ...]
     others: int  # runs of the registry that are not in it
     pending: int  # runs of it that are still being read
     #: Runs whose first commits were not read: a fork of a run in the graph may be among them.

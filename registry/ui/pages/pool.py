@@ -31,8 +31,8 @@ class Rung:
 
     place: int  # its place on the ladder, from 1
     version: int  # its number
-    ref: str  # its ref
-    id: Digest  # its id
+    ref: str
+    id: Digest
     phase: str  # phase of its checkpoint
     step: int  # step of its checkpoint
     mu: float  # estimated skill, in points
@@ -90,7 +90,7 @@ class Matches:
 class PoolView:
     """The pool of a run."""
 
-    run: str  # the run
+    run: str
     size: int | None  # the most entries that are not frozen; `None` without a bound
     ladder: tuple[Rung, ...]  # the entries that play, the highest conservative rating first
     #: The ratings in the order of the log, of entries that play and that left.
@@ -155,7 +155,7 @@ def _ladder(run_id: str, playing: Iterable[PoolRecord]) -> tuple[Rung, ...]:
 
 
 class _Played:
-    """What commits say of a pool."""
+    """Ratings, matches and evictions of a pool, from the commits of its run."""
 
     def __init__(self) -> None:
         self.ratings: list[RatingPoint] = []
@@ -354,9 +354,9 @@ def _of_games(one: Rung) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PoolPage:
-    """What the page of a pool shows."""
+    """Page of an opponent pool."""
 
-    pool: PoolView  # the pool
+    pool: PoolView
     ladder: Chart | None  # skill by version; `None` if nobody plays
     ratings: Chart | None  # ratings over time; `None` if none were read
     matches: Grid | None  # who won against whom; `None` if no match was read

@@ -40,13 +40,13 @@ _MOST_FIELDS = 6
 class StreamShown:
     """A stream."""
 
-    name: str  # its name
+    name: str
     lifetime: str  # `forever` or `resettable`
     count: int  # entries that it holds
     archives: int  # number of its archives
     segments: int  # segments that reading it fetches
     is_read: bool  # whether it was read
-    charts: tuple[Chart, ...] = ()  # A chart for each field of numbers
+    charts: tuple[Chart, ...] = ()  # a chart for each field of numbers
     trouble: Trouble | None = None  # why it could not be read
 
 
@@ -114,7 +114,7 @@ class RunShown:
     metrics: int  # how many metrics have several values
     #: Metrics with one value, each with it and the checkpoint that has it.
     single: tuple[tuple[str, float, str], ...]
-    streams: tuple[StreamShown, ...]  # its streams
+    streams: tuple[StreamShown, ...]
     config: object  # its configuration
     environment: Mapping[str, str]  # where it began
     first_commit: int  # number of the first commit whose events are shown

@@ -36,10 +36,10 @@ _DATED = re.compile(r"(\d{8}_\d{6})_[0-9a-f]{8}")
 class RunRow:
     """A run in the table."""
 
-    name: str  # its name
+    name: str
     status: str = ""  # its status, `dropped`, or `damaged`
     is_overdue: bool = False  # whether it is running and was silent for too long
-    phase: str | None = None  # its phase
+    phase: str | None = None
     checkpoints: int = 0  # how many it keeps on its line
     step: int | None = None  # step of the latest
     created_ms: int | None = None  # when it was created

@@ -39,7 +39,7 @@ class Kind:
 
     name: str  # `packs`, `manifests` or `placements`
     objects: int  # how many were listed
-    nbytes: int  # their bytes
+    nbytes: int
     is_all: bool  # whether these are all
 
 
@@ -49,7 +49,7 @@ class PackClass:
 
     below: int | None  # they have at most this many bytes; `None` for the largest
     packs: int  # how many
-    nbytes: int  # their bytes
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class StorageView:
-    """What is on the store."""
+    """Objects on the store: by kind, by size, by time."""
 
     kinds: tuple[Kind, ...]  # the objects by kind
     packs: tuple[PackClass, ...]  # the packs by size; empty classes are left out
@@ -89,15 +89,15 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """What a prune of one run would evict."""
+    """Checkpoints that a prune of one run would evict."""
 
-    run: str  # the run
+    run: str
     policy: Retention | None  # the policy that was given; `None` for the run's own
     kept: tuple[Verdict, ...]  # the checkpoints that stay, newest first; at most `SHOWN`
     kept_count: int  # how many stay
     evicted: tuple[Verdict, ...]  # those that would go, newest first; at most `SHOWN`
     evicted_count: int  # how many would go
-    evicted_ids: frozenset[Digest]  # their ids
+    evicted_ids: frozenset[Digest]
     #: Bytes of the tensors of those that would go; what they share with others stays on the store.
     evicted_bytes: int
 
@@ -134,12 +134,12 @@ def count_bytes(source: Source) -> Counted:
 
 
 def plan_gc(source: Source, *, grace_s: float = DAY_S) -> GcReport:
-    """Return what a collection would delete; reads every log and placement, writes nothing."""
+    """Run a collection dry: read every log and placement, write nothing."""
     return source.registry.gc(grace_s=grace_s, dry_run=True)
 
 
 def plan_prune(source: Source, run_id: str, policy: Retention | None = None) -> PrunePlan:
-    """Return what a prune of a run would evict, by the log alone."""
+    """Plan a prune of a run by its log alone."""
     run = source.run(run_id)
     if policy is None and not has_policies(run.spec):
         raise InvalidInput(
@@ -194,7 +194,7 @@ def _growth(objects: Sequence[ObjectInfo]) -> tuple[Growth, ...]:
 # Axes of charts in units of bytes.
 
 
-#: About as many steps has an axis.
+#: Target number of ticks on an axis.
 _STEPS = 5
 
 
@@ -354,14 +354,14 @@ def _bar(x: Sequence[int], y: Sequence[str], name: str, colour: str) -> Mapping[
 
 @dataclass(frozen=True, slots=True)
 class StoragePage:
-    """What the page of the bytes shows."""
+    """Page of the stored bytes."""
 
     view: StorageView  # what is on the store
     growth: Chart | None  # the objects by time; `None` if there are none
     packs: Chart | None  # the packs by size; `None` if there are none
     counted: Counted | None  # the bytes by run, where they were asked for
     parts: Chart | None  # all bytes as one bar
-    runs: Chart | None  # A bar for each of the largest runs
+    runs: Chart | None  # a bar for each of the largest runs
     gc: GcReport | None  # what a collection would delete, where that was asked for
     prune: PrunePlan | None  # what a prune would evict, where that was asked for
     #: The bytes that the evicted checkpoints alone need, if bytes were counted too.

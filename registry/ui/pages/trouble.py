@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What could not be read."""
+    """Something that could not be read, for the page to show."""
 
     what: str  # the problem, with its place
     hint: str | None  # the next step; `None` if there is none
@@ -25,7 +25,7 @@ def trouble_of(error: RegistryError) -> Trouble:
 
 
 def tried(read: Callable[[], _T], troubles: list[Trouble]) -> _T | None:
-    """Return what a function reads; if it cannot be read, note that and return `None`."""
+    """Call a function that reads. If reading fails, note the trouble and return `None`."""
     try:
         return read()
     except StoreUnavailable:

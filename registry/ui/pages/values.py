@@ -20,9 +20,9 @@ class Saved:
     """A checkpoint with its metrics."""
 
     n: int  # number of its commit
-    id: Digest  # its id
-    phase: str  # its phase
-    step: int  # its step
+    id: Digest
+    phase: str
+    step: int
     time_ms: int  # when it was saved
     size_bytes: int  # bytes of its tensors
     metrics: Mapping[str, float]  # the newest value of each metric

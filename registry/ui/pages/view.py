@@ -16,7 +16,7 @@ PATIENCE_S = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a URL asks for."""
+    """Path, query and time limit that a URL asks for."""
 
     #: The parts of its path, by the names in the path of the view.
     path: Mapping[str, str] = field(default_factory=dict)

@@ -39,7 +39,7 @@ _Wanted = tuple[int, PackEntry]
 class MadePack:
     """A pack that was put."""
 
-    size_bytes: int  # its size
+    size_bytes: int
     recoded: int  # chunks in it that were encoded again
     recoded_before: int  # bytes of these chunks before ..
     recoded_after: int  # ... and after.
@@ -49,7 +49,7 @@ class MadePack:
 class PackBuild:
     """A pack to make, as a unit of work."""
 
-    target: Target  # the pack
+    target: Target
     new: NewPack  # its key
 
     @property

@@ -50,7 +50,7 @@ class RewrittenPack:
     """A pack whose chunks are moved to others."""
 
     pack: ObjectKey  # its key
-    size_bytes: int  # its size
+    size_bytes: int
     live_bytes: int  # bytes of the chunks that are moved out of it, as they are stored in it
     #: Why: too many of its bytes are `dead`, because no run needs them or another pack keeps them;
     #: chunks of it are `recoded`, or bases that nothing needs any more; or it is `small`.

@@ -42,7 +42,7 @@ from holdfast.registry.writing import Change, ChosenKeys, Committer, Writer, pla
 class _NewLocation:
     """The location of a chunk after the repack."""
 
-    pack: Target | PackRef  # A target of the plan, or the pack that holds the chunk now
+    pack: Target | PackRef  # a target of the plan, or the pack that holds the chunk now
     entry: PackEntry  # its entry there
 
 

@@ -1,4 +1,4 @@
-"""What only step files of ANDREA have: names and shapes of the parameters, from outside.
+"""Features of ANDREA's step files alone: names and shapes of the parameters, from outside.
 
 `holdfast.formats.read`, `write`, `inspect` and `validate` know these files too.
 """

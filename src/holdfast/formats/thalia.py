@@ -1,4 +1,4 @@
-"""What only files of Thalia have: precision, compression levels, deltas, regions, versions.
+"""Features of Thalia's files alone: precision, compression levels, deltas, regions, versions.
 
 `holdfast.formats.read`, `write`, `inspect` and `validate` know these files too.
 """
