@@ -30,7 +30,7 @@ class Answer:
     document: Callable[[], object]  # returns the value that `--json` prints
     text: Callable[[], Iterable[Part]]  # returns the lines and tables that are printed without it
     notes: Sequence[str] = ()  # lines for stderr, printed first in both forms
-    status: int = 0  # the exit status
+    status: int = 0
     #: The errors of runs that could not be read, by name, known once a form is made.
     damaged: Mapping[str, RegistryError] = field(default_factory=dict)
     #: Whether it is printed while it is made: each part of the text, or each value of the document

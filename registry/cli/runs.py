@@ -272,7 +272,7 @@ def _options(seed: str | None, config: Path | None, preset: str | None) -> dict[
 
 
 def _check_best(retention: Retention, preset: str | None, monitor: list[str] | None) -> None:
-    """Refuse to keep the best if nothing says which they are."""
+    """Refuse to keep the best checkpoints of a run without a monitor."""
     spec = load_preset(preset) if preset else None
     if retention.best and not monitor and not (spec and (spec.monitors or spec.phases)):
         raise InvalidInput(

@@ -24,7 +24,7 @@ class Step(Generic[_T]):
     """One test."""
 
     one: _T  # the tested checkpoint
-    verdict: Verdict  # the result
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class Piece:
 
     digests: tuple[Digest, ...]  # the chunks, in the order of the sources
     dtype: str  # the type of their elements
-    nbytes: int  # length of each
+    nbytes: int
 
 
 def reduce_pieces(

@@ -41,7 +41,7 @@ _Array = np.ndarray[Any, Any]
 class Summary:
     """The statistics of some elements of one type."""
 
-    count: int = 0  # number of elements
+    count: int = 0
     nans: int = 0  # number of NaN elements; complex ones count if either part is NaN
     infs: int = 0  # number of infinite elements that are not NaN
     zeros: int = 0  # number of zeros of either sign

@@ -30,7 +30,7 @@ class Histogram:
     high: int | float | None  # the greatest finite element, likewise
     nan: int  # number of NaN elements
     inf: int  # number of infinite elements
-    zeros: int  # number of zeros
+    zeros: int
     norm: float  # L2 norm of the finite elements
     #: Edges of the bins, ascending, one more than there are bins; of complex elements for both
     #: parts together. Empty if no element is finite.

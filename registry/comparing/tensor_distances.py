@@ -29,7 +29,7 @@ class Distance:
     #: every chunk differs. Infinite where only zeros changed.
     relative: float
     max: int | float  # greatest absolute difference of an element; exact for integers
-    count: int  # number of elements
+    count: int
     changed: int  # number of elements whose bits differ; the sign of a zero is a bit
     #: Changed elements that are NaN or infinite before or after. The norms and `max` leave them
     #: out.

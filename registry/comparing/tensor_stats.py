@@ -43,7 +43,7 @@ class TensorStats:
     dtype: str  # name of its element type
     shape: tuple[int, ...]  # axis lengths
     nbytes: int
-    count: int  # number of elements
+    count: int
     #: The least finite element, exact: an integer for integers and bools. `None` where there is
     #: none, and for complex types, which have no order.
     min: int | float | None

@@ -19,7 +19,7 @@ class StateFile:
     """A file, or a folder of one format, that holds a state."""
 
     path: str  # its name, relative to the folder
-    source: Stored  # the stored state
+    source: Stored
     format: str  # the name of its format
     key: str  # equal for equal content: a file with this key need not be written again
     only: tuple[str, ...] | None = None  # the components; all without it

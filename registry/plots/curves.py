@@ -28,7 +28,7 @@ _MOST = 8
 class Point:
     """A point of a curve."""
 
-    x: Position  # its position
+    x: Position
     y: float  # its value; NaN and infinities are gaps
     ref: str = ""  # the checkpoint, or empty for an entry of a stream
 
@@ -48,8 +48,8 @@ class Span:
     """A phase."""
 
     phase: str  # as in refs
-    first: Position  # its first position
-    last: Position  # its last one
+    first: Position
+    last: Position
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Saves: from the arguments of a call to the commit; and restoring.
+"""Saves, from the arguments of a call to the commit; and restoring.
 
 - `save_request`: `SaveRequest` checks the arguments; `prepare_save` takes the state apart.
 - `trainer`: `Trainer` makes a `SaveCommit` and gives it to the committer of `writing`; `RunHandle`
@@ -9,7 +9,7 @@
 - `restoring`: the newest checkpoint that can be loaded whole.
 - `journal`: a save is durable on the trainer's own disk first, and in the registry later.
 - `collective`: saves and loads that all ranks of a job make together.
-- `loop`: when a training loop saves, and how it stops.
+- `loop`: the checkpointer of a training loop: when it saves, and how it stops.
 
 `holdfast.registry.history.writer_token` decides who may save. Specified in docs/spec.md, sections
 11, 12, 21, 36, 40 and 43; docs/architecture.md has every step.

@@ -1,7 +1,7 @@
-"""Saves in the background: one runs, and with `supersede` one more waits in a copy of its own.
+"""Saves in the background: one runs; with `supersede` a second one waits, with its own copy.
 
-`Background` decides what a save does if an earlier one is running. How a state is copied and saved
-is the caller's: `holdfast.registry.saving.trainer`.
+`Background` decides what a save does if an earlier one is running. The caller,
+`holdfast.registry.saving.trainer`, copies and saves the states.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from holdfast.registry.writing import Staging
 
 
 def check_busy(busy: object) -> None:
-    """Refuse what is no policy."""
+    """Refuse a value that is not a policy."""
     if busy not in get_args(Busy):
         raise InvalidInput(
-            "not a policy for saves that find another one running",
+            "not a policy for a save during another save",
             where="busy",
             expected=" or ".join(get_args(Busy)),
             found=quoted(busy),
@@ -56,10 +56,10 @@ class Background:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything, as in a forked process: thread and saves are those of the parent."""
+        """Forget everything, in a forked process: thread and saves belong to the parent."""
         self._threads: Threads | None = None
         self._stagings: tuple[dict[str, Staging], dict[str, Staging]] = ({}, {})
-        self._jobs: list[_Job] = []  # whose errors were not raised yet
+        self._jobs: list[_Job] = []  # running ones, and those whose errors were not raised yet
         self._running: _Job | None = None
         self._waiting: _Job | None = None
         self._lock = Lock()
@@ -72,9 +72,9 @@ class Background:
     def submit(
         self, prepared: PreparedSave, name: str, exit_wait_s: float, waited_s: float
     ) -> PendingSave:
-        """Copy a save and begin it; if another one is running, it waits and the copy is kept.
+        """Copy a save and start it; if another one is running, keep the copy and wait.
 
-        One thread at a time may call it. A save that was waiting is superseded.
+        One thread at a time may call this. A save that was waiting is superseded.
         """
         with self._lock:
             replaced, self._waiting = self._waiting, None
@@ -104,7 +104,7 @@ class Background:
             try:
                 job.pending.settle()
             finally:
-                # After an interrupted wait it still runs, and its copy may not be overwritten yet.
+                # After an interrupted wait the save still runs: its copy may not be overwritten.
                 if job.pending.done():
                     self._forget(job)
 

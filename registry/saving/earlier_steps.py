@@ -1,8 +1,8 @@
-"""The alarm for a state that is saved under a later step than the one that it is of.
+"""The alarm for a state of an earlier step that is saved under a later one.
 
-An asynchronous saver that hands on an old buffer saves the bytes of an earlier step again. The
-digests of components show that for nothing: only components that are equal to an earlier step's are
-looked into.
+An asynchronous saver that passes on an old buffer saves the bytes of an earlier step again. The
+digests of components, which a save computes anyway, show that. Only components that equal those of
+an earlier step are examined.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.registry.objects import Component, TensorEntry
 from holdfast.registry.values import FLOATING, Digest, Json
 
 _LOGGER = logging.getLogger("holdfast")
-#: Saves that are remembered, and digests of components in all of them.
+#: Maximum number of remembered saves, and of component digests in all of them.
 _SAVES, _DIGESTS = 64, 4096
 #: Tag of a dict -> the position of its pairs in the payload; `None` if they are the payload.
 _PAIRS = {"d": None, "od": None, "sd": 0, "dd": 1}
@@ -35,8 +35,8 @@ Components = Mapping[str, Component]
 class EarlierSteps:
     """The components of earlier steps that a handle knows.
 
-    A component that has to change, and is equal to that of an earlier step, is refused or warned
-    about.
+    A component that has to change but equals that of an earlier step is refused, or a warning says
+    so.
     """
 
     def __init__(self) -> None:

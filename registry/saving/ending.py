@@ -1,4 +1,4 @@
-"""The status of the runs that a process trains when it ends without saying one.
+"""The status of a process's runs, if the process ends without setting one.
 
 `with run:` sets the status itself. Otherwise a run would stay `running` for ever. The callbacks run
 after those of `holdfast.registry.saving.pending`, which finish the saves: of callbacks the first
@@ -34,9 +34,9 @@ class Owned:
     """A run that this process trains. It holds no handle: a program may have thousands of runs."""
 
     run_id: str
-    token: str  # the writer token
-    pid: int  # the process
-    #: Puts the status behind saves that are only in a journal; returns whether there are any.
+    token: str
+    pid: int
+    #: Puts the status behind the saves that only a journal holds; returns whether there are any.
     set_behind: Callable[[SetStatus], bool] | None
 
     def end(self, store: Store, said: SetStatus) -> None:
@@ -82,7 +82,7 @@ def has_ended(store: Store, run_id: str, token: str) -> None:
 
 
 def forget_all() -> None:
-    """Forget all runs: they are ended, or a test's."""
+    """Forget all runs."""
     _owned.clear()
     _stores.clear()
 

@@ -18,7 +18,7 @@ _ASSIGNED = re.compile(r"\b(\w{1,64})=([^\s,;&)]+)")
 def failure_text(error: BaseException) -> str:
     """Return an exception as text: its type and message, then the innermost frames.
 
-    It has neither source lines nor values of variables. Secrets of the environment, of URLs and
+    The text has no source lines and no values of variables. Secrets of the environment, of URLs and
     behind names such as `token=` are hidden. The log keeps it for everybody who can read the run.
     """
     secrets = Secrets(dict(os.environ))

@@ -38,8 +38,8 @@ _REMINDER_S = 60.0
 
 _LOGGER = logging.getLogger("holdfast")
 
-#: Whether a save, if an earlier one is running, waits for it, is not made, or waits in a second
-#: copy until a newer save takes its place.
+#: A save during an earlier save waits for it, is skipped, or waits in a second copy until a newer
+#: save supersedes it.
 Busy = Literal["wait", "skip", "supersede"]
 Outcome = Literal["running", "saved", "failed", "skipped", "superseded"]
 
@@ -88,7 +88,7 @@ class PendingSave:
 
     @property
     def outcome(self) -> Outcome:
-        """`running`, `saved` or `failed`; `skipped` or `superseded` if it was never made."""
+        """`running`, `saved` or `failed`; `skipped` or `superseded` if it was not made."""
         if self._given_up is not None or not self._future.done():
             return self._given_up or "running"
         return "saved" if self._future.exception() is None else "failed"
@@ -101,8 +101,8 @@ class PendingSave:
         """Return the checkpoint once its commit is durable.
 
         Raises:
-            RegistryError: The save failed. Nothing of it is visible; only after StoreUnavailable
-                that is unknown.
+            RegistryError: The save failed. Nothing of it is visible; after StoreUnavailable the
+                outcome is unknown.
             Conflict: It was skipped or superseded, because an earlier save was running.
             TimeoutError: It is not finished in time.
         """
@@ -120,7 +120,7 @@ class PendingSave:
             self.wait()
 
     def give_up(self, outcome: Literal["skipped", "superseded"]) -> None:
-        """End a save that was not begun: it is skipped, or a newer one took its place."""
+        """End a save that never started: it is skipped, or a newer one supersedes it."""
         self._given_up = outcome
         self.mark_reported()
         _LOGGER.info("%s: %s, because an earlier save was running", self.name, outcome)
@@ -133,7 +133,7 @@ class PendingSave:
         )
 
     def mark_reported(self) -> None:
-        """Let only `wait` raise the error of this save from now on."""
+        """Leave the error of this save to `wait` from now on."""
         self._is_reported = True
         _unreported.discard(self)
 
@@ -142,7 +142,7 @@ class PendingSave:
             _unreported.discard(self)
 
 
-#: Running saves, and failed saves whose error was not reported yet.
+#: Running saves, and failed saves whose errors were not reported yet.
 _unreported: set[PendingSave] = set()
 
 
@@ -263,17 +263,15 @@ with suppress(RuntimeError):
 # For saves that threads began after the main thread had ended; all are finished by then.
 atexit.register(_report_failures)
 
-# How far the registry is behind the journal of a machine.
-
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
     """Checkpoints of a run that only this machine's journal holds.
 
     Attributes:
-        entries: Saves, and changes of the status, that wait.
+        entries: Number of waiting saves and changes of the status.
         size_bytes: Bytes of their states.
-        oldest_ms: When the oldest of them was acknowledged, milliseconds since the epoch.
+        oldest_ms: Time when the oldest was acknowledged, in milliseconds since the epoch.
         refused: Saves that the run does not allow.
         stranded: Saves behind another machine's takeover.
         damaged: Saves whose bytes here are damaged.

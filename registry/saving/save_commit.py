@@ -45,7 +45,7 @@ class SaveCommit(NewCommit):
         outcome: Commit number of the checkpoint, once the commit has landed.
         nonfinite: Paths of watched tensors that hold NaN or infinity, the first few, once the state
             is stored.
-        unrated: The phases whose evictions the commit decided without a best.
+        unrated: The phases whose evictions were decided without a best checkpoint.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class SaveCommit(NewCommit):
         return self._write_others(run)
 
     def _write_others(self, run: RunManifest) -> Sequence[Written]:
-        """Write what is made from the state and its companions; return all states."""
+        """Write the states that are made from the state and its companions; return all states."""
         committer, known = self._committer, self._same_step(run)
         self._repeats = known is not None and known.manifest == self._main.base.manifest.digest
         if self._repeats:
-            return [self._main]  # its companions were committed with the first save
+            return [self._main]  # companions were committed with the first save
         self._model = self._cut_model(run)
         claimed = self._claimed(run)
         # At the second attempt segments are not merged, so that nothing can make them stale.
@@ -186,7 +186,7 @@ class SaveCommit(NewCommit):
         return self._writer_token.claim(run) if self._request.takes_over else []
 
     def _claimed(self, run: RunManifest) -> RunManifest:
-        """Return the run after this trainer has taken it over."""
+        """Return the run as it is once this trainer has taken it over."""
         try:
             return after_commit(run, self._claim(run))
         except Forgotten:
@@ -195,7 +195,7 @@ class SaveCommit(NewCommit):
             return after_commit(run, self._claim(run))
 
     def _same_step(self, run: RunManifest) -> CheckpointRecord | None:
-        """Return the checkpoint of this step on the line of training that is continued."""
+        """Return the checkpoint of this step on the current line of training."""
         for checkpoint in run.at_step(self._save.phase, self._request.step):
             if not (self._request.takes_over and self._writer_token.is_behind(checkpoint)):
                 return checkpoint
@@ -215,7 +215,7 @@ class SaveCommit(NewCommit):
                 )
 
     def _check_continues(self, run: RunManifest) -> None:
-        """Refuse a trainer that restored nothing if the run already has later steps."""
+        """Refuse a trainer that restored nothing, if the run already has later steps."""
         newest = run.latest(self._save.phase)
         begins = self._request.takes_over and self._writer_token.begins
         if begins and newest is not None and self._request.step < newest.step:

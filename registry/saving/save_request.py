@@ -53,7 +53,7 @@ class SaveRequest:
     """The checked arguments of a save, without its state; see `Run.save`.
 
     Attributes:
-        takes_over: Whether the program becomes the run's only trainer; for a push it does not.
+        takes_over: Whether the program becomes the run's only trainer; false for a push.
         phase: The given phase; `None` for the present phase of the run.
         meta: The encoded plain value.
         first_rank_decides: Whether the arguments of rank 0 count for all ranks that save together.
@@ -108,12 +108,12 @@ class SaveRequest:
         return self.is_forgiven
 
     def follow(self, superseded: SaveRequest) -> None:
-        """Take over the entries for streams of a save that is not made."""
+        """Take over the stream entries of a save that was not made."""
         self.streams = joined_streams([superseded, self])
 
 
 def joined_streams(requests: Iterable[SaveRequest]) -> dict[str, list[dict[str, Any]]]:
-    """Return the entries for streams of several saves, in their order."""
+    """Return the stream entries of several saves, in their order."""
     joined: dict[str, list[dict[str, Any]]] = {}
     for request in requests:
         for name, entries in request.streams.items():
@@ -138,13 +138,13 @@ def check_may_fail(may_fail: object, *, every_rank: bool) -> int:
 class PreparedSave:
     """A save whose states are flattened and meet the rules of the run."""
 
-    request: SaveRequest  # the arguments
+    request: SaveRequest
     phase: str
     given: FlatState  # the given state, without the keys that its commit stores
     narrowing: Narrowing | None  # the leaves that are stored with less precision
     commit_keys: CommitKeys | None  # the keys that its commit stores
     companions: Mapping[str, FlatState]  # the companions by name
-    #: Those of the request, and those in the state where the preset names their key.
+    #: Metrics of the request, and of the state if the preset names their key.
     metrics: Mapping[str, float]
     counters: Mapping[str, int]  # values of the counters that the tiers of the phase name
 
@@ -204,7 +204,7 @@ def _check_version(spec: RunSpec, state: FlatState, where: str) -> None:
 def _metrics(spec: RunSpec, request: SaveRequest, state: FlatState, where: str) -> dict[str, float]:
     """Return the given metrics, and those that are numbers under the state's key for metrics.
 
-    Without that key, they are the last entries of the history of metrics, where not given.
+    Without that key, the last entries of the history of metrics count.
     """
     metrics = dict(request.metrics)
     parts = {part.name: part.skeleton for part in state.components}
@@ -235,7 +235,7 @@ def _last_entry(history: Json) -> Json:
 
 
 def _pairs(node: Json) -> list[Any]:
-    """Return the names and values of a dict; none of anything else."""
+    """Return the names and values of a dict; nothing for other values."""
     if not isinstance(node, dict) or len(node) != 1 or not node.keys() <= _DICTS:
         return []
     (pairs,) = node.values()
@@ -243,10 +243,10 @@ def _pairs(node: Json) -> list[Any]:
 
 
 def _numbers(node: Json) -> dict[str, float]:
-    """Return the numbers on the top level of a dict; arrays and nested values are none."""
+    """Return the numbers on the top level of a dict, without arrays and nested values."""
     values = {}
     for name, item in _pairs(node):
-        with suppress(Malformed):  # it holds arrays, so it is no number
+        with suppress(Malformed):  # a value with arrays is not a number
             values[name] = decode_plain(item)
     return check_metrics(
         {

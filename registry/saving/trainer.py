@@ -49,10 +49,10 @@ class Trainer:
     """The saving side of a run's handle. It owns the run from its first save on.
 
     Attributes:
-        is_stopped: Whether a signal has ended the training; it is then never `completed`, nor
-            `failed` by what the signal caused.
+        is_stopped: Whether a signal has ended the training run; it is then never `completed`, nor
+            `failed` by an error that the signal caused.
         is_collective: Whether all ranks of a job save together.
-        failed_saves: How many saves have failed that the training went on past.
+        failed_saves: Number of failed saves after which the training run continued.
     """
 
     is_collective: ClassVar[bool] = False
@@ -62,7 +62,7 @@ class Trainer:
         self._log = committer.log
         self.is_stopped = False
         self.failed_saves = 0
-        self._failed: list[SaveRequest] = []  # those since the last save that did not fail
+        self._failed: list[SaveRequest] = []  # failed saves since the last good one
         self._writer_token = WriterToken(committer.log.run_id)
         self._earlier = EarlierSteps()
         self._unrated_told: set[str] = set()
@@ -100,7 +100,7 @@ class Trainer:
     def stage(
         self, state: object, request: SaveRequest, copy: Callable[[str, FlatState], FlatState]
     ) -> PreparedSave:
-        """Copy a state for `save_staged`, which may be called by another thread or process."""
+        """Copy a state for `save_staged`; another thread or process may call that."""
         self.settle()
         return self._flattened(state, request).copied(copy)
 
@@ -111,12 +111,12 @@ class Trainer:
         return self._store_and_commit(staged)
 
     def lend(self) -> WriterToken:
-        """Return the writer token for another process, whose saves are this handle's."""
+        """Return the writer token, so that another process saves for this handle."""
         ending.owns(self._committer.store, self._log.run_id, self._writer_token.token)
         return self._writer_token.lend(self.run)
 
     def borrow(self, token: WriterToken) -> None:
-        """Save under the writer token of another process, which also sets the status."""
+        """Save under the writer token of another process; that process sets the status."""
         self._writer_token = token
         self._earlier.forget()
 
@@ -152,11 +152,11 @@ class Trainer:
             return run
 
     def abstain(self, error: BaseException, step: int | None) -> None:
-        """Do nothing; where ranks save together, the others are told that this one cannot."""
+        """Do nothing; a rank of a collective save tells the others that it cannot save."""
 
     @contextmanager
     def abstaining(self, step: int | None = None) -> Iterator[None]:
-        """Abstain from a save if what comes before it fails, such as the check of its arguments."""
+        """Abstain from a save if a step before it fails, such as the check of its arguments."""
         try:
             yield
         except BaseException as error:
@@ -185,7 +185,7 @@ class Trainer:
         return None
 
     def newest_first(self) -> list[Checkpoint]:
-        """Return the kept checkpoints, newest first, as far as the log was read."""
+        """Return the kept checkpoints of the log as read so far, newest first."""
         store, live = self._committer.store, self._log.run.live()
         return [Checkpoint(store, self._log, record) for record in reversed(live)]
 
@@ -207,13 +207,13 @@ class Trainer:
         self._ended()
 
     def _said(self, status: RunStatus, error: BaseException | None) -> SetStatus:
-        """Return the status at the end of a training, which `error` has ended, if it is given."""
+        """Return the status at the end of a training run, and `error`, if that ended it."""
         if self.is_stopped or error is None:
             return SetStatus(status="interrupted" if self.is_stopped else status)
         return SetStatus(status=status, reason=failure_text(error))
 
     def waiting_entry(self, checkpoint: Checkpoint, stream: str) -> Mapping[str, Any] | None:  # noqa: ARG002
-        """Return the last entry of a stream at a checkpoint, if it is only in a journal."""
+        """Return the last entry of a stream at a checkpoint, if only a journal holds it."""
         return None
 
     def fill(
@@ -223,7 +223,7 @@ class Trainer:
         return stored.load_into(target, component=component, strict=strict)
 
     def looks_for_a_state(self) -> None:
-        """Note that the handle asked for a state to continue from, whether there is one or not."""
+        """Note that the handle asked for a state to continue from, even if none exists."""
         self._writer_token.has_asked = True
 
     def resume_at(self, checkpoint: Checkpoint) -> None:
@@ -241,8 +241,8 @@ class Trainer:
         for one in run.pivots:
             if one.n > checkpoint.n and not kept:
                 _LOGGER.warning(
-                    "%s: the pivot %s came after %s and will be undone by the next save; pivot "
-                    "again if it is to stay",
+                    "%s: the next save undoes the pivot %s, which came after %s; to keep it, pivot "
+                    "again",
                     run.run_id,
                     one.name,
                     checkpoint.ref,
@@ -264,7 +264,7 @@ class Trainer:
         return staging.copy(state, self._committer.store.pools.hashing)
 
     def _reset_after_fork(self) -> None:
-        """In a forked process be another trainer: thread and token are those of the parent."""
+        """In a forked process become another trainer: thread and token belong to the parent."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._writer_token.reset()
@@ -286,7 +286,7 @@ class Trainer:
         return prepare_save(state, request, self.run)
 
     def _store(self, save: PreparedSave) -> Checkpoint:
-        """Store and commit a save; note an error of the store that the training goes on past."""
+        """Store and commit a save; note an error of the store if the training run continues."""
         save.request.carries = tuple(self._failed)
         try:
             made = self._store_and_commit(save)

@@ -80,7 +80,7 @@ class Row(Record):
 class Readiness(Record):
     """A metric that must reach a bound before a phase may end."""
 
-    metric: str  # its name
+    metric: str
     at_least: NumberField | None = None  # the lowest allowed value
     at_most: NumberField | None = None  # the highest allowed value
     when: str | None = None  # it is checked only if the caller enables this condition

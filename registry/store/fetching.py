@@ -46,7 +46,7 @@ class Wanted:
     row_number: int  # the number of its row in the placement
     digest: Digest  # the chunk
     row: ChunkRow  # its row in the placement
-    raw_bytes: int  # its raw length
+    raw_bytes: int
     #: The memory; `None` for the base of a delta, which is only joined to others.
     view: memoryview | None
     is_raw: bool  # whether it is stored as its raw bytes

@@ -47,7 +47,7 @@ class Mark:
     """A point of a chart with a name, such as the best checkpoint."""
 
     kind: MarkKind  # what it is; decides its symbol
-    label: str  # its text
+    label: str
     point: Point  # where it is
 
 
@@ -55,7 +55,7 @@ class Mark:
 class Table:
     """A table: the columns of numbers are aligned right."""
 
-    columns: tuple[str, ...]  # their headings
+    columns: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]  # the rows, at most `MOST_ROWS`
     total: int  # how many rows there are
 
@@ -64,7 +64,7 @@ class Table:
 class Chart:
     """A chart, and the table beneath it."""
 
-    title: str  # its heading
+    title: str
     about: str  # a sentence that a screen reader says in place of the chart
     payload: Mapping[str, Any]  # what the script of the page draws; JSON
     table: Table  # the same as a table

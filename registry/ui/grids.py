@@ -25,7 +25,7 @@ class Cell:
 class Grid:
     """A table with coloured cells."""
 
-    title: str  # its heading
+    title: str
     about: str  # what it shows, in a sentence
     columns: tuple[str, ...]  # names of the columns
     #: The name of each row, with its cells; `None` for an empty one.

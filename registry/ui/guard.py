@@ -45,7 +45,7 @@ Next = Callable[[Request], Awaitable[Response]]
 class Entrance:
     """The secrets of a server."""
 
-    base: str  # its address
+    base: str
     renewed: Callable[[str], object] = id  # called with the next URL when a token was used
     #: Admits the next browser, once.
     token: str = field(default_factory=partial(secrets.token_urlsafe, 24))

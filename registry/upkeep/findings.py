@@ -22,7 +22,7 @@ class Finding:
     #: `unknown-file`, `link` or `resume`.
     kind: str
     where: str  # the key, run or file concerned
-    message: str  # what is wrong
+    message: str
     #: Refs of checkpoints, gates, releases, entries of the pool and streams that may not load
     #: because of it. For a damaged pack these are all that have data in it, even if they do not
     #: need the damaged chunk.
@@ -40,8 +40,8 @@ class DataRead:
     packs_read: int  # packs that it read and hashed
     packs_noted: int  # packs that were read earlier in this pass, by the file given as `resume`
     pack_bytes: int
-    bytes_read: int  # bytes of `packs_read`
-    bytes_noted: int  # bytes of `packs_noted`
+    bytes_read: int
+    bytes_noted: int
     #: Encoded chunks that were decoded and are right; `None` where decoding was not asked for.
     chunks_decoded: int | None = None
 

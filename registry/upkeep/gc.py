@@ -94,7 +94,7 @@ class Plan:
     to_condemn: Mapping[ObjectKey, int]
     recent: Tally  # unneeded objects within the grace
     objects: Tally
-    runs: int  # number of runs
+    runs: int
     #: Snapshots that newer ones have replaced, and files of probes that ended long ago.
     stale: tuple[ObjectInfo, ...]
 

@@ -67,7 +67,7 @@ class Left:
     """Something that was not mended."""
 
     where: str  # the key, run or ref concerned
-    message: str  # what is wrong
+    message: str
     reason: str  # why it was not mended
     affects: tuple[str, ...]  # refs that cannot be loaded because of it
     advice: str  # what to do

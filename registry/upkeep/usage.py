@@ -309,7 +309,7 @@ class _Sums:
     own: list[int]  # by holder, bytes that it alone needs
     run_own: list[int]  # by run, bytes that it alone needs
     shared: int = 0  # bytes that several holders need
-    chunks: int = 0  # bytes of chunks
+    chunks: int = 0
     files: int = 0  # bytes of manifests and placements
 
     def add(self, tally: _Tally) -> None:

@@ -52,15 +52,15 @@ class LastVerify(Record):
     """The last verification of a registry."""
 
     format: Literal["holdfast.verified/1"] = "holdfast.verified/1"
-    registry: str  # the registry's id
+    registry: str
     time_ms: int  # when it ended, by this machine's clock
     depth: Depth  # how much it read
-    runs: _Count  # number of runs
-    checkpoints: _Count  # number of checkpoints
-    objects: _Count  # number of objects
+    runs: _Count
+    checkpoints: _Count
+    objects: _Count
     bytes_checked: _Count  # bytes that were read and hashed
-    errors: _Count  # number of errors
-    notes: _Count  # number of notes
+    errors: _Count
+    notes: _Count
     findings: tuple[KeptFinding, ...] = ()  # the first of them, errors first
     #: Errors that earlier verifications found, and that no later one has looked for.
     standing: tuple[KeptFinding, ...] = ()

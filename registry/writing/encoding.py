@@ -30,7 +30,7 @@ class Encoded:
     """A chunk in its stored form."""
 
     stored: Buffer  # its stored bytes; if it is raw, the given memory
-    raw_bytes: int  # its decoded length
+    raw_bytes: int
     codec: str = RAW  # a name of `holdfast.registry.objects.codecs`
     digest: Digest | None = None  # SHA-256 of the stored bytes, unless it is raw
     base: Digest | None = None  # the base, if it is a delta

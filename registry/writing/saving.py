@@ -103,7 +103,7 @@ class Chunk(NamedTuple):
     """A chunk to store: a part of a tensor, or a list of digests."""
 
     digest: Digest  # its id
-    view: memoryview  # its raw bytes
+    view: memoryview
     leaf: ArrayLeaf | None = None  # the tensor; `None` for a list
     number: int = 0  # its number in the tensor's grid
 

@@ -114,7 +114,7 @@ def test_an_empty_run_has_none_yet(reg):
 
 def test_best_without_a_monitor_says_how_to_have_one(reg):
     reg.create_run("plain").save(small_state(), step=1)
-    with pytest.raises(InvalidInput, match="nothing says which checkpoint is best"):
+    with pytest.raises(InvalidInput, match="no monitor to decide which checkpoint is best"):
         reg.checkpoint("plain/best")
 
 

@@ -40,7 +40,7 @@ _opened: dict[str, tuple[Run, int]] = {}
 class Away:
     """A run, as it is sent to another process."""
 
-    address: WorkerAddress  # its registry
+    address: WorkerAddress
     run_id: str
     deadline_s: float | None  # that of its group; `None` if it has none
     token: WriterToken  # the writer token, under which both processes save

@@ -90,7 +90,7 @@ def transition(handle: RunHandle, to: object, options: TransitionOptions) -> Tra
 class _Origin:
     """The declared transition, and the checkpoint that it begins from."""
 
-    rules: Transition  # the declared transition
+    rules: Transition
     checkpoint: int  # the commit number of the source
     manifest: Digest  # the id of the source
     anchors: tuple[Pin, ...]  # gates that enter the pool

@@ -117,7 +117,7 @@ MARK: Final = Mark()
 class Machine:
     """The state of one reading."""
 
-    data: memoryview  # the bytes
+    data: memoryview
     names: Names
     where: str
     persistent: Callable[[Any], Any] | None

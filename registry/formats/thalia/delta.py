@@ -66,7 +66,7 @@ class Delta:
     base_step: int  # step of the base, 0 if that is a full file
     step: int  # step of the state
     changes: dict[str, Any]  # the changed regions and pathways
-    metadata: dict[str, Any]  # the file's metadata
+    metadata: dict[str, Any]
 
 
 def read(body: Body, path: Path) -> FileState:

@@ -47,7 +47,7 @@ class Extent:
     """Where a storage is."""
 
     start: int  # offset in the file: of its header in an archive, otherwise of its bytes
-    nbytes: int  # its length
+    nbytes: int
     crc: int = 0  # its CRC-32; 0 if the program that wrote it computed none
     has_header: bool = True  # whether a header of an archive is before it
 

@@ -15,7 +15,7 @@ class Slot:
     """One numbered file of a run's log."""
 
     number: int  # its number in the log, dense from 0
-    data: bytes  # the file's bytes
+    data: bytes
     lines: tuple[tuple[bytes, Line], ...]  # its lines, each with its exact bytes
 
     @classmethod

@@ -49,7 +49,7 @@ class ArrayLayout:
     """A tensor as an array of Zarr."""
 
     path: str  # the path of its node and of the tensor
-    entry: TensorEntry  # the tensor
+    entry: TensorEntry
     chunk_shape: tuple[int, ...]  # axis lengths of a chunk, every one at least 1
     counts: tuple[int, ...]  # chunks along each axis; empty for a tensor without axes
     chunk_bytes: int  # size of a chunk in Zarr; the last chunks count as full

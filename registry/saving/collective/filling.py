@@ -233,7 +233,7 @@ class Box:
     """A part of a stored tensor, and the memory for it."""
 
     path: str  # its name, for messages
-    entry: TensorEntry  # the tensor
+    entry: TensorEntry
     offset: tuple[int, ...]  # the begin of the part, on each axis
     shape: tuple[int, ...]  # its lengths
     view: memoryview  # the memory; flat and writable

@@ -41,7 +41,7 @@ class Side:
 
     committer: Committer  # of this rank's handle; it chooses keys, and on rank 0 it commits
     calls: Calls  # the calls of the ranks
-    talk: Talk  # this call
+    talk: Talk
     plans: Plans  # the plans that this rank remembers
     parts: Mapping[str, RankPart]  # this rank's share of each state
     request: SaveRequest  # the arguments of the save

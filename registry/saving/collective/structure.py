@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 class Structure:
     """The tensors of a state that are cut into chunks, in order: the same on every rank."""
 
-    dtypes: tuple[str, ...]  # their element types
+    dtypes: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
 
     @cached_property

@@ -28,6 +28,7 @@ from holdfast.registry.saving.trainer import Trainer
 from holdfast.registry.values import collector_paused
 from holdfast.registry.writing import Committer, NewCommit
 
+
 class Following(Side):
     """A save on a rank above 0: carry out rank 0's orders; commit nothing."""
 
@@ -134,7 +135,7 @@ class CollectiveTrainer(Trainer):
         """Copy this rank's part of a state, then save it in the background."""
         if busy != "wait":
             raise InvalidInput(
-                "a collective save cannot be skipped by single ranks; use busy=\"wait\"",
+                'a collective save cannot be skipped by single ranks; use busy="wait"',
                 where="busy",
                 expected="wait",
                 found=repr(busy),

@@ -24,11 +24,11 @@ from holdfast.registry.saving.journal.records import Note
 from holdfast.registry.store import Pools, Store
 
 _LOGGER = logging.getLogger("holdfast")
-#: Seconds after a failure; twice as long after each further one, up to the second number.
+#: Seconds to wait after a failure, doubled after each further one, and the maximum.
 RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
-#: Seconds after which a carrier, or who waits for it, looks again: another process may carry.
+#: Seconds after which a waiting carrier or caller looks again: another process may carry.
 LOOK_S = 0.5
-#: A wait for the registry is logged after the first time, and then in each interval of the second.
+#: Seconds after which a wait for the registry is logged, and seconds between further messages.
 SILENT_S, REMINDER_S = 2.0, 60.0
 #: Threads that move objects.
 _THREADS = 8
@@ -59,9 +59,9 @@ class BackgroundCarrier:
         self.outcomes: dict[int, Note] = {}
 
     def wake(self) -> None:
-        """Carry what waits; the thread starts at its first use.
+        """Carry the waiting entries; the thread starts at the first call.
 
-        If the system gives no thread, the entries wait: they are durable, so their saves are done.
+        If the system cannot start a thread, the entries wait: they are durable.
         """
         self._work.set()
         if self._thread is None or not self._thread.is_alive():
@@ -88,7 +88,7 @@ class BackgroundCarrier:
         self.wake()
 
     def await_all(self, timeout_s: float | None) -> None:
-        """Wait until each entry that waits now has an outcome; say so if it takes a while."""
+        """Wait until each entry that waits now has an outcome; log a wait that takes long."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         said = time.monotonic() + SILENT_S - REMINDER_S
         last = max(self._folder.waiting(), default=0)  # a training may acknowledge without end
@@ -112,10 +112,10 @@ class BackgroundCarrier:
                 )
             self.sleep(left_s)
             if isinstance(self.error, (IntegrityError, UnsupportedFormat, StoreUnsuitable)):
-                raise self.error  # no waiting mends that; the carrier tries again all the same
+                raise self.error  # waiting does not help; the carrier tries again anyway
 
     def finish(self, limit_s: float) -> None:
-        """Wait for the entries of this process, say what is only in the journal, and stop."""
+        """Wait for the entries of this process, log those that only the journal holds, and stop."""
         if self._pid != os.getpid():
             return
         is_awaited, self._is_awaited = self._is_awaited, False
@@ -174,7 +174,7 @@ class BackgroundCarrier:
     def _fail(self, error: Exception) -> None:
         if str(error) != str(self.error):
             _LOGGER.warning(
-                "%s: the journal is not carried into the registry now, and is tried again: %s: %s",
+                "%s: the journal cannot be carried into the registry now; trying again: %s: %s",
                 self._folder.run_id,
                 type(error).__name__,
                 error,
@@ -185,7 +185,7 @@ class BackgroundCarrier:
 
 
 class DaemonPools(Pools):
-    """Pools whose threads do not delay the end of a program: it would wait for a silent store."""
+    """Pools whose threads do not delay the end of a program, even if the store is silent."""
 
     def __init__(self) -> None:
         super().__init__(_THREADS)
@@ -200,7 +200,7 @@ class DaemonPools(Pools):
 
 
 class _Daemons(Executor):
-    """Threads that may be left behind. Work that one of them gives runs in it."""
+    """Threads that the end of a program does not wait for. Work submitted by one runs in it."""
 
     def __init__(self, threads: int) -> None:
         self._most = threads
@@ -227,7 +227,7 @@ class _Daemons(Executor):
             self._threads.append(thread)
             try:
                 thread.start()
-            except RuntimeError:  # the system gives no more
+            except RuntimeError:  # the system cannot start more threads
                 self._threads.remove(thread)
                 if not self._threads:
                     self._queue.get()  # nobody else is there to take it

@@ -33,7 +33,7 @@ _LOGGER = logging.getLogger("holdfast")
 
 
 class Carrier:
-    """Carries the entries of one run; `told` is called with each outcome, after it was noted."""
+    """Carries the entries of one run; calls `told` with each outcome, after noting it."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class Carrier:
         self._lock = folder.lock("carrying")
 
     def carry(self, goes_on: Callable[[], bool] = lambda: True) -> bool:
-        """Carry everything that waits; return whether this process was the carrier (J9).
+        """Carry all waiting entries; return whether this process was the carrier (J9).
 
-        `goes_on` is asked before each entry. After an error what waits still waits.
+        `goes_on` decides before each entry whether to continue. After an error the entries wait.
         """
         if not self._lock.acquire(wait=False):
             return False
@@ -92,7 +92,7 @@ class Carrier:
                 committer.log.make_durable()
                 return Note(outcome="stranded", reason=str(error))
             except Refused as refused:
-                # Judged again at the head: a longer log may allow it (J8).
+                # Check again at the head: a longer log may allow the entry (J8).
                 if committer.log.refresh().next_slot == read:
                     committer.log.make_durable()
                     return Note(outcome="refused", reason=str(refused.error))
@@ -103,7 +103,7 @@ class Carrier:
                 if damage is not None:
                     return self._damaged(committer, entry, damage)
                 if not is_mended:
-                    raise  # it is not the journal that is damaged
+                    raise  # the registry is damaged, not the journal
 
     def _carry(self, committer: Committer, number: int, entry: Entry) -> Note:
         scan, states = self._scan_for(entry), EntryStates(self._folder, entry.write, self._store)
@@ -128,16 +128,16 @@ class Carrier:
         return Note(outcome="carried", commit=outcome if landed is None else landed)
 
     def _require_followed(self, number: int, entry: Entry) -> None:
-        """Refuse an entry that continues from one that never enters the run (J8).
+        """Refuse an entry whose training continues from a save that never enters the run (J8).
 
-        One that continues from a damaged entry is carried: its own state is whole.
+        An entry after a damaged one is carried: its own state is whole.
         """
         note = None if entry.follows is None else self._folder.outcome_of(entry.follows, number)
         with refusing():
             require_line(self._folder.run_id, note)
 
     def _damage(self, entry: Entry) -> tuple[RegistryError | None, bool]:
-        """Return the damage of an entry in the journal, and whether some was mended."""
+        """Return the damage of an entry in the journal, and whether some of it was repaired."""
         try:
             self._scan_for(entry).takeover_of(self._folder, entry)
             states = EntryStates(self._folder, entry.write, self._store)
@@ -146,7 +146,7 @@ class Carrier:
             return error, False
 
     def _damaged(self, committer: Committer, entry: Entry, damage: RegistryError) -> Note:
-        """Note damage, unless the entry was carried by a process that died (J8)."""
+        """Note damage, unless a process that died has carried the entry (J8)."""
         self._put_own_slot(committer)
         scan = self._scan_for(entry)
         scan.read_to(committer.log.run)

@@ -1,4 +1,4 @@
-"""A checkpoint of a save with a journal: it may be only on this machine."""
+"""A checkpoint of a journaled save; perhaps only this machine has it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 
 class JournaledCheckpoint(Checkpoint):
-    """A checkpoint that was acknowledged by a journal.
+    """A checkpoint that a journal has acknowledged.
 
     `n` is its number in the expected run. `find` returns the checkpoint in the registry, or `None`
     while it is not there.
@@ -66,12 +66,12 @@ class JournaledCheckpoint(Checkpoint):
 
     @property
     def search_from(self) -> int:
-        """The slot of the log from which on its commit can be."""
+        """The first slot of the log that can have its commit."""
         return self._entry.search_from
 
     @property
     def durable_in(self) -> Literal["journal", "registry"]:
-        """Where it is durable: in the `journal` of this machine, or in the `registry`."""
+        """The place where it is durable: the `journal` of this machine, or the `registry`."""
         self._look()
         return "registry" if self._find is None else "journal"
 
@@ -81,7 +81,7 @@ class JournaledCheckpoint(Checkpoint):
         self._look()
         if self._find is not None:
             raise OnlyLocal(
-                "this checkpoint is durable on this machine, and not in the registry yet",
+                "this checkpoint is durable on this machine, but not in the registry yet",
                 where=self.ref,
                 hint=Hint.of(
                     Hint(
@@ -105,7 +105,7 @@ class JournaledCheckpoint(Checkpoint):
         return self._handle
 
     def _look(self) -> None:
-        """Become the checkpoint in the registry, once it is there."""
+        """Switch to the registry's checkpoint, once the registry has it."""
         found = None if self._find is None else self._find(self._number, self._entry)
         if found is not None:
             self._find = None
@@ -156,7 +156,7 @@ class JournaledCheckpoint(Checkpoint):
             raise
 
     def _is_mended(self) -> bool:
-        """Return whether objects that are damaged here were taken from the registry."""
+        """Return whether the registry replaced the objects that are damaged here."""
         with suppress(IntegrityError, StorageError):
             if self._find is not None and self._states.check_whole(self._entry.places):
                 self._handle = replace(self._handle)  # with a reader that has read nothing
@@ -170,7 +170,7 @@ def carried_here(states: EntryStates, entry: Entry, run: RunManifest, n: int) ->
 
 
 class _EntryLog(RunLog):
-    """Stands in for the log of a run: the expected run, and the places of one entry."""
+    """A stand-in for the log of a run, with the expected run and the places of one entry."""
 
     def __init__(self, states: EntryStates, entry: Entry, expected: RunManifest) -> None:
         super().__init__(states.store, expected.run_id)
@@ -190,7 +190,7 @@ class _EntryLog(RunLog):
         return self.run
 
 
-# The bound of a journal: a save waits until its states have room beside those that wait.
+# The bound of a journal: a save waits until its states have room beside the waiting ones.
 
 
 _LOGGER = logging.getLogger("holdfast")
@@ -199,11 +199,11 @@ _LOGGER = logging.getLogger("holdfast")
 def await_room(
     folder: RunFolder, carrier: BackgroundCarrier, save: PreparedSave, check: Callable[[], None]
 ) -> float:
-    """Wait until a save fits into the journal, and say so; return the seconds."""
+    """Wait until a save fits into the journal, and log the wait; return the seconds."""
     needed, most = _size_bytes(save), folder.journal.max_bytes
     if needed > most:
         raise StoreFull(
-            "the state is larger than the journal may be",
+            "the state is larger than the bound of the journal",
             where=folder.path,
             expected=f"at most {most} bytes",
             found=f"{needed} bytes",

@@ -1,4 +1,4 @@
-"""The end of a program: wait for the registry, and say what is only in the journal."""
+"""The end of a program: wait for the registry, and log saves that only the journal holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weakref import WeakSet
 from holdfast.registry.errors import Fenced
 from holdfast.registry.history.actions import SetStatus
 
-# Imported first, so that what it registers for the end of the program is called after `_finish`.
+# Imported first: callbacks that it registers for the end of the program run after `_finish`.
 from holdfast.registry.saving import pending as _pending
 from holdfast.registry.saving.journal.folder import RunFolder
 
@@ -22,7 +22,7 @@ class Finishing(Protocol):
     """Work that the end of the program waits for."""
 
     def finish(self, limit_s: float) -> None:
-        """Wait at most `limit_s` seconds, then log what is not done."""
+        """Wait at most `limit_s` seconds, then log the unfinished work."""
         ...
 
 
@@ -45,7 +45,7 @@ def _finish() -> None:
 
 
 def set_status_behind(folder: RunFolder, takeover: int, slot: int, said: SetStatus) -> bool:
-    """Put the status at the end of a process behind the saves that wait, unless one is there.
+    """Put the status behind the waiting saves at the end of a process, unless one is there.
 
     A save that is carried later makes the run `running` again, so a status in the registry would
     not last. `slot` has the takeover of the handle. Returns whether anything waits.

@@ -20,7 +20,7 @@ from holdfast.registry.writing import Committer, NewCommit, Written
 
 
 class Refused(Exception):
-    """The run does not allow an entry; this follows from the entry and the log (J8)."""
+    """The run does not allow an entry, judged by the entry and the log alone (J8)."""
 
     def __init__(self, error: RegistryError) -> None:
         super().__init__(str(error))
@@ -29,7 +29,7 @@ class Refused(Exception):
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Say that what the run does not allow is refused."""
+    """Turn the errors of a forbidden save into `Refused`."""
     try:
         yield
     except (Conflict, InvalidInput) as error:
@@ -37,13 +37,13 @@ def refusing() -> Iterator[None]:
 
 
 def require_line(run_id: str, followed: Note | None) -> None:
-    """Refuse to continue from a save whose outcome, if it is known, keeps it out of the run.
+    """Refuse to continue from a save whose known outcome keeps it out of the run.
 
-    After a damaged one the line goes on: the next state is whole.
+    After a damaged save training may continue: the next state is whole.
     """
     if followed is not None and followed.outcome in ("refused", "stranded", "pushed", "deleted"):
         raise Conflict(
-            "this training continues from a save that never enters the run",
+            "this training run continues from a save that never enters the run",
             where=run_id,
             found=f"{followed.outcome}: {followed.reason}",
             hint=Hint.of(
@@ -53,7 +53,7 @@ def require_line(run_id: str, followed: Note | None) -> None:
 
 
 class EntryToken(WriterToken):
-    """The right of an entry to be saved: that of its takeover, which `LogScan` checks (J2, J3)."""
+    """A writer token for an entry: its takeover gives the right, `LogScan` checks it (J2, J3)."""
 
     def __init__(self, run_id: str, resumed_at: int | None, *, begins: bool = False) -> None:
         super().__init__(run_id)
@@ -62,7 +62,7 @@ class EntryToken(WriterToken):
         self.continue_from(resumed_at, None)
 
     def continue_from(self, resumed_at: int | None, keeps: int | None) -> None:
-        """Continue from a checkpoint and, if `keeps` is a pivot after it, from that."""
+        """Continue from a checkpoint and, if `keeps` names one, from a pivot after it."""
         self.resumed_at = resumed_at
         self._keeps = (-1 if resumed_at is None else resumed_at) if keeps is None else keeps
 
@@ -70,7 +70,7 @@ class EntryToken(WriterToken):
         """Warn of nothing: the takeover is a commit of its own."""
 
     def is_fenced(self, run: RunManifest) -> bool:  # noqa: ARG002
-        """Return that no other trainer owns the run: the scan of the log decides that."""
+        """Return false: the scan of the log decides whether another trainer owns the run."""
         return False
 
     @property
@@ -120,7 +120,7 @@ class JournaledSave(SaveCommit):
         return {"": self._main, **self._companions}
 
     def fields(self, resumes: int | str | None, keeps: int | None) -> SaveFields:
-        """Return the save as an entry has it."""
+        """Return the save as the fields of an entry."""
         save, request, base = self._save, self._request, self._main.base
         streams = joined_streams([*self._carried, request])
         return SaveFields(
@@ -156,7 +156,7 @@ def expected_save(
 
 
 class PushedSave(SaveCommit):
-    """The commit of a save whose bytes are in a journal, into another run, without its token."""
+    """Commit a save whose bytes are in a journal to another run, without its token."""
 
     def __init__(
         self,

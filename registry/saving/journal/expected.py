@@ -1,7 +1,7 @@
-"""The expected run: the run as this machine has read it last, with the entries that wait.
+"""The expected run: the run as this machine last read it, followed by the waiting entries.
 
-It serves to check a save before it is acknowledged, and to restore a checkpoint that is only here.
-Its commit numbers are provisional: other writers may come first.
+A save is checked against it before it is acknowledged; a checkpoint that only this machine has is
+restored from it. Its commit numbers are provisional: other writers may come first.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class ExpectedRun:
 
 
 def expect(folder: RunFolder, log: RunLog, store: Store) -> ExpectedRun:
-    """Return the expected run, by its log as far as that was read.
+    """Return the expected run, by its log as read so far.
 
-    Entries that will be refused, stranded or damaged are left out.
+    Entries that will be refused, stranded or damaged are skipped.
     """
     try:
         return _expect(folder, log, store, log.run)
@@ -92,7 +92,7 @@ def _expect(folder: RunFolder, log: RunLog, store: Store, run: RunManifest) -> E
                 _add(expected, number, entry, EntryStates(folder, entry.write, store), scan)
                 continue
         except (IntegrityError, ObjectNotFound):
-            continue  # what follows a damaged entry is carried
+            continue  # entries after a damaged one are carried
         except (Conflict, InvalidInput):
             pass
         left_out.add(entry.write)
@@ -100,7 +100,7 @@ def _expect(folder: RunFolder, log: RunLog, store: Store, run: RunManifest) -> E
 
 
 def _waiting(folder: RunFolder) -> Iterator[tuple[int, Entry]]:
-    """Yield the entries that wait, except damaged ones; one of a newer version is an error."""
+    """Yield the waiting entries, except damaged ones; an entry of a newer version is an error."""
     for number in folder.waiting():
         with suppress(ObjectNotFound, IntegrityError):
             yield number, folder.entry(number)

@@ -51,7 +51,7 @@ from holdfast.registry.values import Record
 
 
 class FileLock:
-    """A lock on a file; every object is another holder."""
+    """A lock on a file; each object is a separate holder."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -64,7 +64,7 @@ class FileLock:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             disk.fail(error, self._path)
-        # Known before it is locked: a child may be forked while this process waits for the lock.
+        # Noted before locking: a child may be forked while this process waits for the lock.
         self._fd = fd
         _open.add(self)
         try:
@@ -80,7 +80,7 @@ class FileLock:
     def release(self) -> None:
         """Release the lock."""
         if self._fd >= 0:
-            # Closing alone would keep it, if a child has a copy of the descriptor.
+            # Closing alone would keep the lock, if a child has a copy of the descriptor.
             fcntl.flock(self._fd, fcntl.LOCK_UN)
             self._close()
 
@@ -148,7 +148,7 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether anything was ever acknowledged here."""
+        """Whether the journal has ever acknowledged anything."""
         return os.path.isdir(os.path.join(self.path, _ENTRIES))
 
     # Locks
@@ -159,7 +159,7 @@ class RunFolder:
         return FileLock(os.path.join(self.path, f"lock-{name}"))
 
     def _prepare(self) -> None:
-        """Make the folders for this user alone; refuse those of others, and links in them."""
+        """Make the folders for this user alone; refuse other users' folders, and links."""
         root = os.path.realpath(self.journal.path)
         try:
             folders.refuse_links(root, self._states)
@@ -179,11 +179,11 @@ class RunFolder:
     # Takeovers
 
     def id(self) -> str:
-        """Return the id of this machine, with which its tokens begin; it is made at first use."""
+        """Return the id of this machine, the prefix of its tokens; it is made at first use."""
         return self.ids()[-1]
 
     def ids(self) -> list[str]:
-        """Return the ids of this journal in the order in which machines began to use it."""
+        """Return the ids of this journal, in the order in which machines started to use it."""
         known, here = list(self._sound(_MACHINES, Machine)), this_machine()
         if known and known[-1].machine == here:
             return [one.id for one in known]
@@ -201,14 +201,14 @@ class RunFolder:
         return self.ids()
 
     def _first_id(self) -> str:
-        """Return the id of a journal that knows no machine: of version 1, damaged, or new."""
+        """Return the id of a journal that names no machine: of version 1, damaged, or new."""
         with suppress(ObjectNotFound, IntegrityError):
             return self._read(_ID, JournalId).id
         tokens = [one.token for one in self._sound(_TAKEOVERS, Takeover)]
         return tokens[0][:ID_DIGITS] if tokens else secrets.token_hex(8)
 
     def take_over(self, token: str, slot: int) -> int:
-        """Note a takeover that is in the registry; from here on other handles are fenced."""
+        """Note a takeover that is in the registry; from now on other handles are fenced."""
         with self.lock("acknowledging").held():
             number = self.newest_takeover() + 1
             self._put(_key(_TAKEOVERS, number), Takeover(token=token, slot=slot))
@@ -219,7 +219,7 @@ class RunFolder:
         return self._read(_key(_TAKEOVERS, number), Takeover)
 
     def restore_takeover(self, number: int, found: Collection[Takeover]) -> Takeover:
-        """Write a lost takeover again: the first one of the log that is no other number's."""
+        """Write a lost takeover again: the first one in the log that no other number has."""
         known = {one.token for one in self._sound(_TAKEOVERS, Takeover)}
         for one in found:
             if one.token not in known:
@@ -315,8 +315,8 @@ class RunFolder:
         """Return the numbers of the entries without a note, ascending."""
         if not self.exists:
             return []
-        # A note comes after its entry, and is deleted after it: entries before and behind the notes
-        # show what has none.
+        # A note is put after its entry, and deleted after it: entries before and behind the notes
+        # have none.
         entries = self._numbers(_ENTRIES)
         noted = set(self._numbers(_NOTES))
         there = set(self._numbers(_ENTRIES))
@@ -325,11 +325,11 @@ class RunFolder:
     def carried_to(self) -> int:
         """Return the number of the last entry that does not wait; it never goes back."""
         entries = self.numbers() if self.exists else []
-        waiting = self.waiting()  # after them: a new entry does not look carried
+        waiting = self.waiting()  # read last: a new entry must not look carried
         return waiting[0] - 1 if waiting else max(entries, default=0)
 
     def entry(self, number: int) -> Entry:
-        """Return an entry; `ObjectNotFound` says that it was carried and deleted."""
+        """Return an entry; raise `ObjectNotFound` if it was carried and deleted."""
         return self._read(_key(_ENTRIES, number), Entry)
 
     def entries(self, numbers: list[int]) -> Iterator[tuple[int, Entry]]:
@@ -341,13 +341,13 @@ class RunFolder:
     # Notes
 
     def note(self, number: int) -> Note | None:
-        """Return the outcome of an entry; `None` while it waits, and if its note is damaged."""
+        """Return the outcome of an entry; `None` while it waits, or if its note is damaged."""
         with suppress(ObjectNotFound, IntegrityError):
             return self._read(_key(_NOTES, number), Note)
         return None
 
     def outcome_of(self, write: str, before: int) -> Note | None:
-        """Return the outcome of the entry of a write, if that is before a number and kept."""
+        """Return the outcome of a write's entry, if the entry is before a number and kept."""
         older = [number for number in self.numbers() if number < before]
         for number, entry in self.entries(older[::-1]):
             if entry.write == write:
@@ -355,7 +355,7 @@ class RunFolder:
         return None
 
     def remove_damaged_notes(self) -> None:
-        """Delete the notes that cannot be read: the carrier finds these outcomes again."""
+        """Delete the notes that cannot be read; the carrier determines their outcomes again."""
         for number in self.noted():
             try:
                 self._read(_key(_NOTES, number), Note)
@@ -369,19 +369,19 @@ class RunFolder:
         return self._numbers(_NOTES)
 
     def put_note(self, number: int, note: Note) -> Note:
-        """Note an outcome durably; return it, or the one that was noted before."""
+        """Note an outcome durably; return it, or an earlier note of the entry."""
         key = _key(_NOTES, number)
         if self._with_reserve(lambda: self._put(key, note)):
             return note
         return self._read(key, Note)
 
     def replace_note(self, number: int, note: Note) -> None:
-        """Replace the outcome of an entry that a person has dealt with."""
+        """Replace the outcome of an entry that a person has pushed or deleted."""
         data = join_lines([note.encode()])
         self._with_reserve(lambda: self._files.put(_key(_NOTES, number), data))
 
     def _with_reserve(self, put: Callable[[], _T]) -> _T:
-        """Put a note; on a full disk free the reserve for it, since it frees the states."""
+        """Put a note; on a full disk free the reserve for it, since a note frees the states."""
         while True:
             try:
                 return put()
@@ -443,7 +443,7 @@ class RunFolder:
         return sum(sizes.values())
 
     def waiting_bytes(self) -> int:
-        """Return the bytes of the states that wait."""
+        """Return the bytes of the waiting states."""
         return self.size_bytes([entry.write for _, entry in self.entries(self.waiting())])
 
     def backlog(self) -> Backlog:
@@ -508,7 +508,7 @@ class RunFolder:
         line, *_ = split_lines(self._files.get(key), where=where)
         try:
             return kind.decode(line, where=where)
-        except Malformed as error:  # its digest fits, so these are the bytes that were written
+        except Malformed as error:  # the digest fits, so the bytes are as they were written
             raise UnsupportedFormat(
                 "a newer Holdfast wrote this file of the journal",
                 where=where,

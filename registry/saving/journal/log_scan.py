@@ -13,10 +13,10 @@ from holdfast.registry.saving.journal.records import ID_DIGITS, Entry, Takeover
 
 
 class LogScan:
-    """A scan of a log that goes on where it ended (J2, J6).
+    """A scan of a log; it continues where it stopped (J2, J6).
 
-    The scan reads the slots themselves: a snapshot keeps no `write` ids, and no takeovers but the
-    last.
+    The scan reads the slots themselves: a snapshot keeps no `write` ids, and only the last
+    takeover.
     """
 
     def __init__(self, log: RunLog, start: int, ids: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ class LogScan:
         self.start = start
 
     def read_to(self, run: RunManifest) -> None:
-        """Read every slot that a run was replayed from."""
+        """Read every slot up to the head of a run."""
         for slot in self._log.fetch(range(self._next, run.next_slot)):
             for _, commit in slot.commits:
                 self._take(slot.number, commit)
@@ -47,11 +47,11 @@ class LogScan:
         self._commits[commit.write] = n
 
     def commit_of(self, write: str) -> int | None:
-        """Return the number of the commit that has the checkpoint of a write; `None` if none."""
+        """Return the number of the commit with a write's checkpoint; `None` if there is none."""
         return self._commits.get(write)
 
     def takeover_of(self, folder: RunFolder, entry: Entry) -> Takeover:
-        """Return the takeover of an entry; the log has it too, if its file is lost."""
+        """Return the takeover of an entry, from the log if its file is lost."""
         try:
             return folder.takeover(entry.takeover)
         except (IntegrityError, ObjectNotFound):
@@ -63,7 +63,7 @@ class LogScan:
             return folder.restore_takeover(entry.takeover, found)
 
     def require_taken(self, takeover: Takeover) -> None:
-        """Check that this is the log in which the run was taken over, and not a shorter one."""
+        """Check that this log has the takeover, and is not an older or shorter log."""
         if (takeover.slot, takeover.token) not in [
             (slot, one.token) for slot, one, _ in self._taken
         ]:
@@ -79,7 +79,7 @@ class LogScan:
     def foreign(self, takeover: Takeover) -> Iterator[tuple[int, TakeOver, Commit]]:
         """Yield the takeovers by other machines since a takeover, with their slots and commits.
 
-        A copy of this journal on another machine is another journal: it has an id of its own.
+        A copy of this journal on another machine counts as another journal, with its own id.
         """
         first, ids = takeover.token[:ID_DIGITS], self._ids
         own = {first, *(ids[ids.index(first) :] if first in ids else ids[-1:])}

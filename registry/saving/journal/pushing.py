@@ -1,4 +1,4 @@
-"""Put saves that never entered their run into a fork of it; list and delete them."""
+"""Push saves that never entered their run into a fork of the run; list and delete such saves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Listed:
 
 
 def listed(folder: RunFolder, *, kept: bool = False) -> Iterator[Listed]:
-    """Yield the entries that are not in the registry; with `kept` also carried ones still here."""
+    """Yield the entries that the registry lacks; with `kept` also carried entries kept here."""
     for number in folder.numbers() if folder.exists else []:
         note = folder.note(number)
         if note is not None and note.outcome not in OUTSIDE + ("carried",) * kept:
@@ -68,14 +68,14 @@ def fork_point(log: RunLog, folder: RunFolder, entry: Entry) -> int | None:
 
 
 def rescue(committer: Committer, folder: RunFolder) -> list[Listed]:
-    """Commit every save that a journal has for a lost registry to a run of another one.
+    """Commit every save that a journal has for a lost registry to a run of another registry.
 
-    Those that wait never enter their own run then.
+    The waiting saves then never enter their own run.
     """
     lock = folder.lock("carrying")
     if not lock.acquire(wait=False):
         raise Conflict(
-            "a program carries these saves at the moment",
+            "a program is carrying these saves now",
             where=folder.path,
             hint="End it first. If it succeeds, its registry is not lost.",
         )
@@ -91,7 +91,7 @@ def push(
 ) -> list[Listed]:
     """Commit saves of a journal, by default the stranded and refused ones, to another run.
 
-    Saves that the run has already are not added again, so that an interrupted push can be repeated.
+    Saves that the run already has are skipped, so an interrupted push can be repeated.
     """
     pushed = []
     outside = (one for one in list(listed(folder)) if one.outcome in ("stranded", "refused"))
@@ -127,7 +127,7 @@ def delete(folder: RunFolder, number: int) -> Listed:
         if one.entry is not None:
             folder.remove_states(one.entry.write)
         folder.replace_note(number, Note(outcome="deleted", reason=one.reason))
-        if one.outcome == "damaged":  # what follows it is carried, and must not find it
+        if one.outcome == "damaged":  # the entries after it are carried, and must not find it
             folder.remove_entry(number)
         return one
     raise NotFound(

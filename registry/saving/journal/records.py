@@ -29,7 +29,7 @@ class Machine(Record):
 
     format: Literal["holdfast.journal/2"] = FORMAT
     id: Id  # random; the tokens of its takeovers begin with it
-    machine: str  # tells it from other machines
+    machine: str  # different on every machine
 
 
 class Takeover(Record):
@@ -56,9 +56,9 @@ class SaveFields(Record):
     place: Place  # the state, in the store of the entry
     companions: dict[Name, Place] = Field(default={})  # the given companions, there too
     streams: dict[Name, Plain] = Field(default={})  # new entries of streams, encoded
-    #: The checkpoint that training continues from: its commit number.
+    #: Commit number of the checkpoint that training continues from.
     resumes_commit: int | None = None
-    #: The same for a checkpoint that was only in the journal: the `write` of its entry.
+    #: If only the journal had that checkpoint: the `write` of its entry.
     resumes_write: str | None = None
     #: Commit number of a pivot after that checkpoint, from which training continues too.
     keeps: int | None = None
@@ -70,13 +70,13 @@ class Entry(Record):
     format: Literal["holdfast.journal/1", "holdfast.journal/2"] = FORMAT
     run: str
     takeover: Annotated[int, Field(ge=1)]  # number of the takeover under which it was acknowledged
-    #: The slot from which on its `write`, and that of `resumes_write`, can be.
+    #: The first slot that can have its `write`, or that of `resumes_write`.
     search_from: Annotated[int, Field(ge=0)]
     write: Id  # the `write` of its commit
     author: str  # `user@host`
     time_ms: int  # the time of its acknowledgement, by the clock of this machine
     save: SaveFields | None = None
-    status: RunStatus | None = None  # the new status
+    status: RunStatus | None = None
     #: The `write` of the entry that its training continues from, if there is one; entries of
     #: version 1 have none.
     follows: Id | None = None
@@ -109,8 +109,8 @@ class Entry(Record):
 class Note(Record):
     """The outcome of an entry."""
 
-    #: Carried into the run, refused, stranded, damaged, or what a person did then: pushed into a
-    #: fork, or deleted.
+    #: Carried into the run, refused, stranded or damaged; then perhaps pushed into a fork, or
+    #: deleted, by a person.
     outcome: Outcome
     commit: int | None = None  # number of the commit of its checkpoint
     reason: str | None = None  # why it was not carried, or the fork

@@ -33,7 +33,7 @@ class Journal:
 
 
 def choose_journal(given: str | os.PathLike[str] | Journal | None) -> Journal | None:
-    """Return the journal that a program asks for, by an argument or by the environment."""
+    """Return the journal that an argument or the environment names."""
     if isinstance(given, Journal):
         return given
     path = os.environ.get(FOLDER_VARIABLE, "") if given is None else given
@@ -41,7 +41,7 @@ def choose_journal(given: str | os.PathLike[str] | Journal | None) -> Journal | 
 
 
 def this_machine() -> str:
-    """Return a text that tells this machine from others, a copy of its disk included."""
+    """Return a text that differs between machines, even with copied disks."""
     known = ""
     with suppress(OSError):
         known = Path("/etc/machine-id").read_text("ascii", "replace")

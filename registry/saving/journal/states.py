@@ -1,4 +1,4 @@
-"""The states of one entry: a small store of its own, with every byte that the entry needs.
+"""The states of one entry: a small separate store with every byte that the entry needs.
 
 Objects that an entry shares with the one before are linked into its folder, so that either can be
 deleted alone.
@@ -23,7 +23,7 @@ from holdfast.registry.writing import ChosenKeys, Committer, Written, placed_key
 
 
 class _Folder(PrivateFolder):
-    """A folder without a reserve: nothing is evicted or collected in it."""
+    """A folder without a reserve, since nothing is evicted or collected in it."""
 
     def keep_reserve(self, below: str) -> None:
         """Reserve nothing."""
@@ -51,7 +51,7 @@ class EntryStates:
         return Committer(self.store, RunLog(self.store, self._folder.run_id))
 
     def link(self, other: EntryStates, bases: Iterable[PlacedState]) -> bool:
-        """Give this entry the objects of another one; return whether they are all there still.
+        """Link the objects of another entry into this one; return whether all still exist.
 
         Manifests and placements too: a state that did not change is not written again.
         """
@@ -62,7 +62,7 @@ class EntryStates:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 os.link(os.path.join(other._path, key), path)
         except OSError:
-            return False  # it was carried and deleted, or the file system has no more links
+            return False  # the other entry was deleted, or the file system allows no more links
         self.store.backend.make_durable(keys)
         return True
 
@@ -82,7 +82,7 @@ class EntryStates:
         return Written(base, ChosenKeys(placed_keys(place, placement)), 0)
 
     def check_whole(self, places: Iterable[Place]) -> bool:
-        """Verify every byte of some states; return whether the registry had what was damaged."""
+        """Verify every byte of some states; return whether the registry replaced damaged ones."""
         taken = False
         for place in places:
             taken |= self._check(place.manifest_key) | self._check(place.placement_key)

@@ -95,7 +95,7 @@ class JournaledTrainer(Trainer):
             self._expected = None
             return super()._store_and_commit(save)
         with self._lock:
-            with suppress(StorageError):  # then nothing can be said of them
+            with suppress(StorageError):  # their fate is unknown then
                 self._raise_lost()
             self._raise_outcomes()
             self._require_line()
@@ -139,9 +139,9 @@ class JournaledTrainer(Trainer):
         commit: JournaledSave,
         actions: Sequence[Action],
     ) -> Checkpoint:
-        """Make a save durable. From here on its states belong to an entry, so they stay."""
-        # A save that repeats a checkpoint is an entry too: the log may have gone on meanwhile, and
-        # only its carrier knows whether that is still there.
+        """Make a save durable. From now on its states belong to an entry, so they stay."""
+        # A save that repeats a checkpoint is an entry too: only the carrier, which reads the newest
+        # log, knows whether that checkpoint is still there.
         n = commit.outcome
         entry = self._entry(states.write, save=commit.fields(self._resumes, self._keeps))
         number = self._append(entry, n, actions)
@@ -187,7 +187,7 @@ class JournaledTrainer(Trainer):
 
     @property
     def run(self) -> RunManifest:
-        """The run with the saves that are only in the journal."""
+        """The run with the saves that only the journal holds."""
         return self._expect().run
 
     @property
@@ -243,7 +243,7 @@ class JournaledTrainer(Trainer):
     # The expected run
 
     def _expect(self) -> ExpectedRun:
-        # Other threads ask too, such as one that prepares a save while another one is running.
+        # Other threads call this too, such as one that prepares a save during another save.
         with self._expecting:
             while self._expected is None:
                 carried = self.folder.carried_to()
@@ -255,7 +255,7 @@ class JournaledTrainer(Trainer):
             return self._expected
 
     def _resumed_at(self) -> int | None:
-        """Return the checkpoint that training continues from, by its number in that run."""
+        """Return the number of the checkpoint that training continues from, in the expected run."""
         if not isinstance(self._resumes, str):
             return self._resumes
         found = self._expect().numbers.get(self._resumes)
@@ -305,20 +305,20 @@ class JournaledTrainer(Trainer):
         return self._expect().run
 
     def _read(self) -> None:
-        """Read the log; the expected run is made again when it is needed."""
+        """Read the log, and forget the expected run."""
         carried = self.folder.carried_to()
         self._log.refresh()
         self._read_to, self._expected = carried, None
 
     def waiting_entry(self, checkpoint: Checkpoint, stream: str) -> Mapping[str, Any] | None:
-        """Return the last entry of a stream at a checkpoint, if it is only in the journal."""
+        """Return the last entry of a stream at a checkpoint, if only the journal holds it."""
         if not isinstance(checkpoint, JournaledCheckpoint) or checkpoint.durable_in == "registry":
             return None
         expected = self._expect()
         return expected.last_entries.get(expected.numbers[checkpoint.write], {}).get(stream)
 
     def newest_first(self) -> list[Checkpoint]:
-        """Return the kept checkpoints, those that are only here included, newest first."""
+        """Return the kept checkpoints, newest first, also those that only the journal holds."""
         self._expected = None
         self._carrier.wake()
         expected, backlog = self._expect(), self.folder.backlog()
@@ -367,7 +367,7 @@ class JournaledTrainer(Trainer):
         if checkpoint.durable_in == "registry":
             super().suspect(checkpoint)
 
-    # Everything else goes to the registry directly, after the entries.
+    # Everything else is committed to the registry directly, after the entries.
 
     def commit(self, change: NewCommit) -> RunManifest:
         """Commit a change that only the trainer may make, once the registry has every save."""
@@ -431,14 +431,14 @@ class JournaledTrainer(Trainer):
             self._await_entries(None if until is None else until - time.monotonic())
 
     def _await_earlier(self) -> None:
-        """Wait before a commit for the saves that come first, and read them."""
+        """Wait for the saves before a commit, and read them."""
         if self.folder.exists:
             self._await_entries()
             with self._lock:
                 self._read()  # the carrier has a log of its own
 
     def _await_entries(self, timeout_s: float | None = None) -> None:
-        """Wait until the registry has the saves of this machine; raise what became of them."""
+        """Wait until the registry has the saves of this machine; raise their failures."""
         self._reset_after_fork()
         self._carrier.await_all(timeout_s)
         self._raise_lost()
@@ -449,7 +449,7 @@ class JournaledTrainer(Trainer):
         return self.folder.backlog()
 
     def _raise_outcomes(self) -> None:
-        """Raise what became of the saves of this handle, once; if they are stranded, each time."""
+        """Raise each failed save of this handle once; raise a stranded one every time."""
         for number in self.folder.noted():
             note = self.folder.note(number) if number not in self._told else None
             if self._takeover and note is not None and note.outcome != "carried":
@@ -488,8 +488,8 @@ class JournaledTrainer(Trainer):
                 f"{len(lost)} saves that were acknowledged are gone from the journal",
                 where=f"{self._log.run_id}: {self.folder.path}",
                 found=f"entries {', '.join(map(str, lost))} are neither there nor in the registry",
-                hint="This is said once; later saves go on without them. Put the folder back "
-                "before the next save, if it was moved.",
+                hint="This error comes once; later saves continue without them. If the folder was "
+                "moved, put it back before the next save.",
             )
 
     def close(self) -> None:
@@ -500,7 +500,7 @@ class JournaledTrainer(Trainer):
             self.finish(exit_wait_s())
 
     def finish(self, limit_s: float) -> None:
-        """Wait for the registry, for a limited time; say what is only in the journal."""
+        """Wait for the registry for a limited time; log saves that only the journal holds."""
         if self._pid != os.getpid():
             return
         until = time.monotonic() + limit_s

@@ -1,10 +1,10 @@
-"""In the training loop: when to save, and what signals, notices and other ranks ask for.
+"""In the training loop: when to save, and requests by signals, notices and other ranks.
 
-- `checkpointer`: `Checkpointer`, what `run.checkpointer(...)` gives; `options`: its arguments.
-- `overhead`: for how long training waited for saves.
-- `stopping`: the handlers of signals, and the thread that ends a process that takes too long to
-  leave; `notice`: a file or a callable that announces the end, and whether a run is still heard of.
-- `ranks`: several processes that leave together; `torch_ranks`: those of torch.distributed.
+- `checkpointer`: `Checkpointer`, the result of `run.checkpointer(...)`; `options`: its arguments.
+- `overhead`: the time for which training waited for saves.
+- `stopping`: signal handlers, and the thread that ends a process that takes too long to exit;
+  `notice`: a file or a callable that announces the end, and whether a run is overdue.
+- `ranks`: several processes that exit together; `torch_ranks`: the ranks of torch.distributed.
 
 It stores nothing of its own: it calls the trainer of the run. Specified in docs/spec.md, section
 36; docs/training.md is for users.

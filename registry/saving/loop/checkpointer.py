@@ -1,4 +1,4 @@
-"""`Checkpointer`: saves a training loop at its step boundaries, and leaves it when asked to."""
+"""`Checkpointer`: save a training loop at its step boundaries, and exit on request."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from holdfast.registry.saving.save_request import SaveRequest
 from holdfast.registry.saving.trainer import Trainer
 from holdfast.registry.spec import Monitor
 
-# When a training saves: at a cadence of steps or seconds, and when a metric is the best so far.
+# When a training run saves: every so many steps or seconds, and when a metric is the best so far.
 
 
 class Cadence:
-    """The cadence of one training."""
+    """The cadence of one training run."""
 
     def __init__(self, every_steps: int | None, every_s: float | None, after: int | None) -> None:
         self.every_steps, self.every_s = every_steps, every_s
@@ -54,11 +54,11 @@ class Cadence:
         return step // self.every_steps > before // self.every_steps
 
     def is_time(self) -> bool:
-        """Return whether the last save, or the beginning, is `every_s` seconds ago."""
+        """Return whether the last save, or the start, is `every_s` seconds ago."""
         return self.every_s is not None and time.monotonic() - self._began_s >= self.every_s
 
     def saves(self) -> None:
-        """Note that a save begins."""
+        """Note that a save starts."""
         self._began_s = time.monotonic()
 
 
@@ -80,14 +80,14 @@ class BestSoFar:
 
 
 _LOGGER = logging.getLogger("holdfast")
-#: What ranks agree on; the highest request counts.
+#: Requests that the ranks agree on; the highest one counts.
 _NOTHING, _SAVE, _SAVE_NOW, _STOP, _INTERRUPT = range(5)
 _REQUESTS: dict[int | None, int] = {
     None: _NOTHING,
     signal.SIGTERM: _STOP,
     signal.SIGINT: _INTERRUPT,
 }
-#: Seconds for which the status is tried when the deadline has passed.
+#: Seconds for which a process tries to set the status after the deadline.
 _STATUS_S = 2.0
 
 _T = TypeVar("_T")
@@ -96,7 +96,7 @@ Why = Literal["cadence", "best", "converged", "signal", "end"]
 
 @dataclass(frozen=True, slots=True)
 class _Boundary:
-    """A state at the end of a step, with the arguments of its save but `streams`."""
+    """A state at the end of a step, with the arguments of its save, except `streams`."""
 
     step: int
     state: object
@@ -108,7 +108,7 @@ class Checkpointer:
     """Saves a training loop: `with run.checkpointer(every_steps=100) as checkpointer: ...`.
 
     Attributes:
-        stopped: Whether a signal or a notice has ended the training at a step boundary.
+        stopped: Whether a signal or a notice has ended the training run at a step boundary.
     """
 
     def __init__(self, trainer: Trainer, options: LoopOptions) -> None:
@@ -168,7 +168,7 @@ class Checkpointer:
 
     @property
     def waited_share(self) -> float:
-        """The part of the time since the block began for which training waited, 0 to 1."""
+        """The share of the time since the block started in which training waited, 0 to 1."""
         return self._overhead.share
 
     @property
@@ -193,7 +193,7 @@ class Checkpointer:
         streams: Mapping[str, Iterable[Mapping[str, Any]]] | None = None,
         converged: bool = False,
     ) -> PendingSave | None:
-        """End a step: save its state if it is time, and leave if the process was asked to.
+        """End a step: save its state if a save is due, and exit if asked to.
 
         Args:
             step: The step that is complete; larger at each call.
@@ -209,8 +209,8 @@ class Checkpointer:
             converged: Save now, and wait until the checkpoint is durable.
 
         Returns:
-            The save that was begun; `None` if none was, and on other ranks than 0 unless all save
-            together. Its `outcome` tells whether it was skipped.
+            The save that was started; `None` if there was none. Only rank 0 gets one, unless all
+            ranks save together. `outcome` shows whether it was skipped.
 
         Raises:
             InvalidInput: An argument is wrong.
@@ -259,7 +259,7 @@ class Checkpointer:
             )
 
     def _why(self, last: _Boundary, *, converged: bool) -> tuple[Why | None, bool]:
-        """Return why this process wants to save, and whether it insists although one is running."""
+        """Return why this process wants to save, and whether it insists during another save."""
         is_best = self._best is not None and self._best.improves(check_metrics(last.metrics))
         reaches, is_time = self._cadence.reaches(last.step), self._cadence.is_time()
         waits = self._reaction.sigusr1 == "at_cadence" and self._cadence.every_steps is not None
@@ -377,21 +377,21 @@ class Checkpointer:
                 self._stop(agreed)
 
     def _stop(self, agreed: int) -> None:
-        """Save the last step and leave: by SystemExit, or by `stopped` if `exits` is false."""
+        """Save the last step and exit: raise SystemExit, or set `stopped` if `exits` is false."""
         if self._signals.stop is None and self._stop_step is None:  # another rank was asked
             self._deadline.begin(signal.SIGINT if agreed == _INTERRUPT else signal.SIGTERM)
         try:
             self._trainer.settle()
         except Exception as error:
             _LOGGER.error("%s: an earlier save failed: %s", self._trainer.run.run_id, error)
-            self._saved_step = None  # that save may have been this step's
+            self._saved_step = None  # the failed save may have been this step's
         if self._ranks.highest(self._is_unsaved):
             self._save("signal", now=True)
         self.stopped = self._trainer.is_stopped = True
         if self._ranks.rank == 0:
             self._say_interrupted()
             step = None if self._last is None else self._last.step
-            _LOGGER.warning("%s: step %s is durable; leaving", self._trainer.run.run_id, step)
+            _LOGGER.warning("%s: step %s is durable; exiting", self._trainer.run.run_id, step)
             self._await_registry()
         self._together(_nothing)
         self._deadline.cancel()
@@ -436,7 +436,7 @@ class Checkpointer:
         )
 
     def _leave_late(self, signum: int) -> None:
-        """End the process with what is durable, before it is killed.
+        """End the process before it is killed; the durable saves stay.
 
         The report and the status may need a store that does not answer, so they have a thread.
         """
@@ -450,7 +450,7 @@ class Checkpointer:
     def _report_late(self) -> None:
         latest = self._trainer.run.latest()
         _LOGGER.error(
-            "%s: the deadline of %g s passed during a step or a save; leaving with %s",
+            "%s: the deadline of %g s passed during a step or a save; exiting with %s",
             self._trainer.run.run_id,
             self._reaction.deadline_s,
             f"step {latest.step}, the newest durable one" if latest else "no checkpoint",
@@ -480,7 +480,7 @@ def _best_so_far(run: RunManifest, on_best: bool | Monitor) -> BestSoFar | None:
     monitor = on_best if isinstance(on_best, Monitor) else next(iter(run.monitors), None)
     if monitor is None:
         raise InvalidInput(
-            "nothing says which checkpoint is best",
+            "the run has no monitor to decide which checkpoint is best",
             where=run.run_id,
             hint="Create the run with monitor=Monitor(metric='loss', mode='min'), or pass one.",
         )
@@ -495,4 +495,4 @@ def _preset_cadence(run: RunManifest, options: LoopOptions) -> int | None:
 
 
 def _nothing(_: object = None) -> None:
-    """Do nothing, for what needs nothing to be done."""
+    """Do nothing."""

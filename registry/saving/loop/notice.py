@@ -1,4 +1,4 @@
-"""A notice that this machine is going to be taken away: a file that appears, or a callable."""
+"""A notice that this machine will be taken away: a file that appears, or a callable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.registry.saving.loop.overhead import told
 _LOGGER = logging.getLogger("holdfast")
 _EVERY_S = 1.0
 
-#: A path, or a function that returns something true once the end is announced.
+#: A path, or a function that returns a true value once the end is announced.
 NoticeSource = Callable[[], object] | str | os.PathLike[str]
 
 
@@ -59,7 +59,7 @@ class Notice:
             return False
 
 
-# When a run was last heard of, and whether the next checkpoint is overdue.
+# The last sign of life of a run, and whether its next checkpoint is overdue.
 
 
 #: A running run is overdue after this many intervals, and never before the second number.
@@ -69,16 +69,16 @@ _LEAST_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class LastHeard:
-    """When a run was last heard of."""
+    """The last sign of life of a run."""
 
     #: Time of its newest takeover or checkpoint, or of its creation, by its writer's clock.
     time_ms: int
-    interval_ms: int | None  # expected time between two checkpoints; `None` if nothing tells it
-    is_overdue: bool  # whether the run is `running`, and was silent for much longer than that
+    interval_ms: int | None  # expected time between two checkpoints; `None` if unknown
+    is_overdue: bool  # whether the run is `running` but silent for much longer than that
 
 
 def last_heard(run: RunManifest, now_ms: int) -> LastHeard:
-    """Return when a run was last heard of, as of a time in milliseconds since the epoch."""
+    """Return a run's last sign of life, at a time in milliseconds since the epoch."""
     newest = list(islice(reversed(run.checkpoints), 2))
     times = [run.created_ms, *(one.time_ms for one in newest)]
     if run.writer is not None:

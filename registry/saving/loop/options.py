@@ -65,7 +65,7 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopOptions:
-    """The arguments of `Run.checkpointer`, which explains them."""
+    """The arguments of `Run.checkpointer`; see there."""
 
     every_steps: int | None
     every_s: float | None
@@ -94,8 +94,8 @@ class LoopOptions:
             raise _wrong("stopping", "holdfast.Stopping(...)", self.stopping)
 
     def _check_together(self) -> None:
-        """Refuse settings that ranks which save together cannot follow; the first save would."""
-        if self.busy != "wait":  # each rank would leave another save out
+        """Refuse settings that a collective save cannot follow, before the first save does."""
+        if self.busy != "wait":  # each rank would skip another save
             raise _wrong("busy", "wait, since all ranks save together", self.busy)
         if self.storing.precision is not None:
             raise _wrong("storing", "no precision, since all ranks save together", "a policy")

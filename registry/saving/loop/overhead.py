@@ -1,4 +1,4 @@
-"""For how long a training waited for its saves: measured, and stored in the meta of each save."""
+"""The time for which training waited for saves, measured and stored in the meta of each save."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ META_KEY = "checkpointer"
 
 
 class Overhead:
-    """The time since a training began, and the part of it in which it waited for saves."""
+    """The time since training started, and the part of it spent waiting for saves."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
@@ -20,12 +20,12 @@ class Overhead:
 
     @property
     def ran_s(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         return time.monotonic() - self._began_s
 
     @property
     def share(self) -> float:
-        """The part of the time in which training waited, 0 to 1."""
+        """The share of the time in which training waited, 0 to 1."""
         return min(self.waited_s / max(self.ran_s, 1e-9), 1.0)
 
     @contextmanager
@@ -49,7 +49,7 @@ def told(meta: object) -> Mapping[str, Any]:
 
 
 def waited_share(meta: object) -> float | None:
-    """Return the part of the time for which training waited for saves, 0 to 1, if it was told."""
+    """Return the share of the time in which training waited for saves, 0 to 1, if stored."""
     found = told(meta)
     waited_s, ran_s = found.get("waited_s"), found.get("ran_s")
     if not isinstance(waited_s, float) or not isinstance(ran_s, float) or not ran_s > 0:
@@ -58,6 +58,6 @@ def waited_share(meta: object) -> float | None:
 
 
 def failed_saves(meta: object) -> int:
-    """Return how many saves had failed before a checkpoint that the training went on past."""
+    """Return the number of failed saves before a checkpoint after which training continued."""
     found = told(meta).get("failed_saves")
     return found if isinstance(found, int) else 0

@@ -1,4 +1,4 @@
-"""The processes of one training, which act on a request together."""
+"""The processes of one training run, which act on a request together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TORCH_RANKS = "holdfast.registry.saving.loop.torch_ranks"
 
 
 class Ranks(Protocol):
-    """The processes of one training, as the process sees them that holds this.
+    """The processes of one training run, seen from this process.
 
     With mpi4py: `rank` is `comm.Get_rank()`, and `highest(value)` returns
     `comm.allreduce(value, op=MPI.MAX)`.
@@ -29,11 +29,11 @@ class Ranks(Protocol):
         """The number of this process."""
 
     def highest(self, value: int) -> int:
-        """Return the highest value that any process gives; each calls it at the same point."""
+        """Return the highest value of all processes; each calls this at the same point."""
 
 
 class Alone:
-    """A training of one process."""
+    """A training run of one process."""
 
     rank = 0
 

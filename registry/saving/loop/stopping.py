@@ -1,4 +1,4 @@
-"""Handlers for SIGTERM, SIGINT and SIGUSR1 that only set flags, and are put back at the end."""
+"""Handlers for SIGTERM, SIGINT and SIGUSR1 that only set flags and are removed at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SignalHandlers:
 
     Attributes:
         stop: The first SIGTERM or SIGINT.
-        save: Whether a SIGUSR1 was not acted upon yet.
+        save: Whether a SIGUSR1 still waits for its save.
     """
 
     def __init__(self, wake: Callable[[int], None]) -> None:
@@ -53,7 +53,7 @@ class SignalHandlers:
         _installed.append(self)
 
     def remove(self) -> None:
-        """Put the handlers from before back, unless somebody has replaced ours meanwhile."""
+        """Restore the earlier handlers, unless somebody has replaced ours meanwhile."""
         if self not in _installed:
             return
         _installed.remove(self)
@@ -62,17 +62,17 @@ class SignalHandlers:
                 signal.signal(signum, before)
         if self._wakeup_fd != -1:
             taken = signal.set_wakeup_fd(-1)
-            if taken != self._wakeup_fd:  # an event loop has begun meanwhile
+            if taken != self._wakeup_fd:  # an event loop has started meanwhile
                 signal.set_wakeup_fd(taken)
         self._is_removed = True
 
     def pass_on(self) -> None:
-        """Raise a SIGTERM or SIGINT again that nobody acted upon: it came at the very end."""
+        """Raise a SIGTERM or SIGINT again that came too late for the loop."""
         if self.stop is not None and self._previous.get(signal.Signals(self.stop)) in _DEFAULTS:
             signal.raise_signal(self.stop)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if not self._is_removed:  # or who has replaced this handler calls it
+        if not self._is_removed:  # otherwise a handler that replaced this one is calling it
             self._note(signum)
         before = self._previous.get(signal.Signals(signum))
         if callable(before) and before not in _DEFAULTS:
@@ -96,7 +96,7 @@ _installed: list[SignalHandlers] = []
 
 
 def _in_child() -> None:
-    """Give a forked child, such as a worker that loads data, the handlers from before."""
+    """Restore the earlier handlers in a forked child, such as a worker that loads data."""
     for handlers in reversed(list(_installed)):
         handlers.remove()
 
@@ -130,7 +130,7 @@ class Deadline:
         self._thread.start()
 
     def begin(self, signum: int) -> None:
-        """Begin, as if this signal had come; only the first call counts."""
+        """Start, as if this signal had come; only the first call counts."""
         with suppress(BlockingIOError):  # a full pipe has a request in it already
             os.write(self.fd, bytes([signum]))
 

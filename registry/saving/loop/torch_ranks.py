@@ -9,10 +9,10 @@ import torch.distributed as dist
 
 
 class TorchRanks:
-    """The ranks of torch.distributed, in a gloo group of their own.
+    """The ranks of torch.distributed, in a separate gloo group.
 
-    The group works on the CPU, so that it waits for no kernel, and its time limit ends no group of
-    the training.
+    The group works on the CPU, so it waits for no kernel; its time limit ends no group of the
+    training.
 
     Attributes:
         rank: The rank of this process.

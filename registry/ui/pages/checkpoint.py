@@ -57,7 +57,7 @@ class Provenance:
 
     created_ms: int  # when the run was created, by its author's clock
     preset: str  # name of its preset; empty without one
-    seed: str  # the master seed
+    seed: str
     input_hash: str | None  # what identifies the input data
     parent: str | None  # name of the checkpoint that the run was forked from, as `RUN/PHASE/stepN`
     parent_ref: str | None  # a ref that finds it, as `RUN/ID`

@@ -17,7 +17,7 @@ Lane = Literal["checkpoints", "names", "phases", "trainer", "retention", "pool",
 class Event:
     """A change of a run."""
 
-    n: int  # number of its commit
+    n: int
     time_ms: int  # time of the commit, by its author's clock
     author: str  # `user@host`
     lane: Lane  # the part of the run that it changed

@@ -55,7 +55,7 @@ class Writer:
     """The trainer of a run."""
 
     run: str
-    status: str  # the run's status
+    status: str
     host: str  # the trainer's machine; empty before the first save
     #: When it took the run over, by its clock; `None` before the first save.
     took_over_ms: int | None
@@ -121,7 +121,7 @@ class HealthView:
     compression: str  # how chunks are stored; `none` for raw
     writer_version: int  # the version that this program writes
     remembers_heads: bool  # whether this machine would see that a log went back
-    epoch: Epoch  # the newest epoch
+    epoch: Epoch
     verified: LastVerify | None  # the last verification on this machine; `None` if there is none
     #: The trainers of the newest runs that are running or were interrupted, the one that was heard
     #: of last first.

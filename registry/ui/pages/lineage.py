@@ -54,7 +54,7 @@ class LineageRow:
 class Drawn:
     """A row with its place in the graph."""
 
-    row: LineageRow  # the event
+    row: LineageRow
     lane: int  # the lane of its run, from 0
     above: tuple[int, ...]  # lanes that go on above it
     below: tuple[int, ...]  # lanes that go on below it

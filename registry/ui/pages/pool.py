@@ -30,15 +30,15 @@ class Rung:
     """An entry that plays."""
 
     place: int  # its place on the ladder, from 1
-    version: int  # its number
+    version: int
     ref: str
     id: Digest
     phase: str  # phase of its checkpoint
     step: int  # step of its checkpoint
     mu: float  # estimated skill, in points
-    sigma: float  # its uncertainty, in points
-    games: int  # games played
-    wins: int  # games won
+    sigma: float
+    games: int
+    wins: int
     frozen: bool  # whether it is never evicted and never rated again
     gate: str | None  # the gate that it was made from
     promoted_ms: int  # when it was promoted, by the promoter's clock
@@ -63,11 +63,11 @@ class RatingPoint:
 class Gone:
     """An entry that left the pool."""
 
-    version: int  # its number
+    version: int
     time_ms: int  # when it left, by the author's clock
     reason: str  # why
     mu: float | None  # its last rating, where the part of the log that was read has one
-    sigma: float | None  # its uncertainty
+    sigma: float | None
 
 
 @dataclass(frozen=True, slots=True)

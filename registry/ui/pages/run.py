@@ -115,7 +115,7 @@ class RunShown:
     #: Metrics with one value, each with it and the checkpoint that has it.
     single: tuple[tuple[str, float, str], ...]
     streams: tuple[StreamShown, ...]
-    config: object  # its configuration
+    config: object
     environment: Mapping[str, str]  # where it began
     first_commit: int  # number of the first commit whose events are shown
     pending: int  # how many older slots of its log are still being read

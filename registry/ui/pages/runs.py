@@ -46,7 +46,7 @@ class RunRow:
     heard_ms: int | None = None  # when it was last heard of
     size_bytes: int = 0  # sum of the tensors of its kept checkpoints; shared ones count in each
     metric: str | None = None  # the metric of the next three; `None` without one
-    best: float | None = None  # its best value
+    best: float | None = None
     latest: float | None = None  # the value of the latest checkpoint
     spark: tuple[float, ...] = ()  # its values by checkpoint, oldest first
     commits: int = 0  # commits of its log as they are shown

@@ -83,7 +83,7 @@ class StorageView:
 class Counted:
     """The bytes by run."""
 
-    usage: Usage  # the whole count
+    usage: Usage
     runs: tuple[RunUsage, ...]  # the runs, those that need most bytes alone first; at most `SHOWN`
 
 

@@ -149,7 +149,7 @@ class Recoding:
     replacements: Mapping[Chunk, Chunk | None] = field(default_factory=dict)
     #: The new encodings that are not stored yet, as entries at offset 0.
     made: Mapping[Chunk, PackEntry] = field(default_factory=dict)
-    encoder: ChunkEncoder | None = None  # makes them
+    encoder: ChunkEncoder | None = None
 
 
 @dataclass(frozen=True, slots=True)

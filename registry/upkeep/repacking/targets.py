@@ -22,7 +22,7 @@ class Target:
     table: PackTable  # its table of contents
     #: For each entry the pack and the offset of its bytes now; `None` where it has to be encoded.
     sources: tuple[tuple[PackRef, int] | None, ...]
-    encoder: ChunkEncoder | None = None  # encodes those chunks
+    encoder: ChunkEncoder | None = None
     before_bytes: int = 0  # bytes of those chunks as they are stored now
 
     @cached_property

@@ -662,7 +662,10 @@ def test_a_tag_names_a_checkpoint_of_its_own_run(reg, run, backend):
 
 def test_best_needs_a_monitor(run):
     save_small(run, 1, 2, 3)
-    with pytest.raises(InvalidInput, match=r"run: nothing says which checkpoint is best.*monitor="):
+    with pytest.raises(
+        InvalidInput,
+        match=r"run: the run has no monitor to decide which checkpoint is best.*monitor=",
+    ):
         run.best()
     assert run.best(monitor=Monitor(metric="none", mode="min")) is None
 

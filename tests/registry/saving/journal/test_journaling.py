@@ -530,7 +530,7 @@ def test_a_save_waits_at_the_bound_and_says_so(
 
 def test_a_state_beyond_the_bound_is_refused(bucket: Hooked, tmp_path: Path, by_hand: None) -> None:
     run = Machine(bucket, tmp_path / "journal", 1000).run()
-    with pytest.raises(StoreFull, match="larger than the journal may be"):
+    with pytest.raises(StoreFull, match="larger than the bound of the journal"):
         run.save({"w": np.zeros(5000)}, step=1)
 
 

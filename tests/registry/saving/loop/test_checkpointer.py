@@ -411,7 +411,7 @@ def test_a_notice_counts_as_sigterm(run, tmp_path, kind, monkeypatch, caplog):
     assert (left.value.code, steps(run), run.refresh().status) == (143, [3], "interrupted")
     asked, left_with = caplog.messages
     assert "asked to stop (a notice of preemption); saving after this step" in asked
-    assert left_with == f"{run.id}: step 3 is durable; leaving"
+    assert left_with == f"{run.id}: step 3 is durable; exiting"
 
 
 def test_a_notice_is_asked_once_a_second_and_may_fail(run, monkeypatch, caplog):

@@ -160,7 +160,7 @@ def test_a_step_longer_than_killwait_leaves_with_what_is_durable(begin, step):
     assert "the deadline of 0.5 s passed" in err
     step_found, status = found(training)
     assert step_found in (2, 3)  # the save of 3 may still have been running
-    assert (f"leaving with step {step_found}" in err, status) == (True, "interrupted")
+    assert (f"exiting with step {step_found}" in err, status) == (True, "interrupted")
 
 
 def test_the_deadline_ends_a_process_whose_report_fails(begin):
