@@ -1,11 +1,11 @@
 """Runs as the folders of other systems, and such folders as runs.
 
 - `table`: the layouts by name; each is a module with the functions of `tree.Layout`: `hydra`,
-  `adr004`, `andrea`, `thalia`, `cobre`, `hf`. It says which files a run has, and what files mean.
-- `checkout`: write such a folder and bring it up to date; `made`: the notes of what it has made.
+  `adr004`, `andrea`, `thalia`, `cobre`, `hf`. Each gives the files of a run, and their meaning.
+- `checkout`: write such a folder and bring it up to date; `made`: its notes of the files it made.
 - `importing`: take such a folder in; `scanning`: its names and sidecars; `following`: a folder into
   which a program writes.
-- `contents`: a run as layouts see it; `patterns`: names of files from fields, and back.
+- `contents`: a run at one moment; `patterns`: names of files from fields, and back.
 
 Formats of single files are in `formats`. Names from a folder or a log never become paths unchecked.
 Specified in docs/spec.md, section 41; docs/layouts.md describes the layouts for users.
@@ -71,7 +71,7 @@ def keep_checked_out(
     longest_poll_s: float = 30.0,
     timeout_s: float | None = None,
 ) -> Iterator[CheckoutReport]:
-    """Check a run out whenever its log has grown; yield what each checkout has done.
+    """Check a run out whenever its log has grown; yield the report of each checkout.
 
     It ends when the run is completed, failed or dropped.
     """

@@ -2,7 +2,7 @@
 
 The names are those of the preset `adr004`. The document's program writes other keys into a
 milestone than into the training file of the same epoch. An import makes one checkpoint of both:
-that of the training, with the companions `milestone`, `best_accuracy` and `best_loss`.
+the training file's, with the companions `milestone`, `best_accuracy` and `best_loss`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _training(run: RunContents, names: Mapping[str, str]) -> Iterator[Entry]:
     for one in run.checkpoints:
         noted = imported_as(one, NAME).get("file", "")
         if noted and fields_of(names["training"], noted) is None:
-            continue  # it was a milestone alone
+            continue  # only a milestone, never a training file
         if not noted and one not in recent:
             continue  # a milestone, which the run keeps
         paths[one.n] = noted or written(
@@ -72,7 +72,7 @@ def _training(run: RunContents, names: Mapping[str, str]) -> Iterator[Entry]:
 
 
 def _kept(run: RunContents) -> int:
-    """Return how many training files the document's program keeps; all if the run has no tier."""
+    """Return the number of training files that the document's program keeps; all without a tier."""
     counts = [
         tier.retention.last
         for phase in run.phases
@@ -90,7 +90,7 @@ def _global_step(checkpoint: Checkpoint) -> int:
 
 
 def _milestones(run: RunContents, names: Mapping[str, str]) -> Iterator[Entry]:
-    """Yield a file for each reason for which a checkpoint is a milestone."""
+    """Yield a file for each reason that makes a checkpoint a milestone."""
     best: dict[str, float] = {}
     for one in run.checkpoints:
         improved = []
@@ -202,7 +202,7 @@ def _milestone_fields(names: Mapping[str, str], path: str) -> dict[str, Any] | N
 
 
 def _companion(path: str) -> str:
-    """Return the name of the companion that a file of a milestone is."""
+    """Return the name of the companion for a file of a milestone."""
     fields = fields_of(spec().layout["milestone_best"], path)
     return MILESTONE if fields is None else f"best_{fields['metric']}"
 

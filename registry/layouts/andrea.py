@@ -1,7 +1,7 @@
 """ANDREA: `step_NNNNNN.bin`, and `NAME.loss.json`, `.samples.json`, `.state.json` beside them.
 
-The document names only the ends of the three histories. `run` is before them,
-or what was there when a folder was imported.
+The document names only the endings of the three histories. NAME is `run`, or the name that an
+imported folder had.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def find(files: Mapping[str, str | None]) -> Iterable[Found]:
 
 
 def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:
-    """Read a step file; its header counts where its name says another step."""
+    """Read a step file; if its name has another step than its header, the header counts."""
     state: Any = andrea.read(path, options.get("table")).state
     step = state["step"]
     is_named = found.step == step
@@ -77,7 +77,7 @@ def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:
 
 
 def is_complete(path: Path) -> bool | None:
-    """Return whether a file has the size that its header asks for."""
+    """Return whether a file has the size that its header gives."""
     if fields_of(CHECKPOINT, path.name) is None:
         return None
     return andrea.detect(path)

@@ -1,7 +1,7 @@
 """Write a run as the folder of a system, and bring such a folder up to date.
 
 Each file is written under `.holdfast-checkout/`, noted, and then renamed. So a file is whole or
-absent, a link never points to nothing, and a crash leaves no file that nobody knows.
+absent, a link never points to nothing, and a crash leaves no file without a note.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class CheckoutReport:
 
     Attributes:
         written: Names of files and links that were written or replaced.
-        kept: Names of those that were right already.
-        removed: Names of those that the run has no longer.
-        left: Names that a checkout would write or remove, and that are somebody else's or were
-            changed, each with the reason; nothing was done to them.
+        kept: Names of files and links that were right already.
+        removed: Names of removed files and links, which the run no longer has.
+        left: Names that a checkout would write or remove, but that others made or changed, each
+            with the reason; they stay as they are.
     """
 
     written: list[str] = field(default_factory=list)
@@ -108,7 +108,7 @@ class _Checkout:
             self._copies.setdefault(entry.key, entry.path)
 
     def _known(self, entry: StateFile) -> list[str]:
-        """Return the noted files of an entry: one, or those in its folder."""
+        """Return the noted files of an entry: one file, or the files in its folder."""
         inside = f"{entry.path}/"
         return [one for one in self._made.files if one == entry.path or one.startswith(inside)]
 
@@ -126,7 +126,7 @@ class _Checkout:
             self._place(staged, entry.path, MadeFile(entry.key, digest(staged)))
 
     def _copy(self, entry: StateFile, staged: Path) -> bool:
-        """Copy an equal file of the tree; return whether its bytes are those that were noted."""
+        """Copy an equal file of the tree; return whether it has the noted bytes."""
         other = self._copies.get(entry.key)
         if other is None or not _copied(self._root / other, staged):
             return False
@@ -136,7 +136,7 @@ class _Checkout:
         return False
 
     def _place_folder(self, staged: Path, entry: StateFile) -> None:
-        """Give a folder its name: whole, or in parts where an older one is there."""
+        """Give a folder its name: whole, or file by file if an older one is there."""
         names = sorted(str(one.relative_to(staged)) for one in staged.rglob("*") if one.is_file())
         check_path_names(names, entry.path)
         target = self._folder_of(entry.path) / Path(entry.path).name
@@ -195,7 +195,7 @@ class _Checkout:
         self._report.kept.append(path)
 
     def _may_write(self, path: str) -> bool:
-        """Return whether nothing has this name, or only what a checkout has made."""
+        """Return whether the name is free, or belongs to a file that a checkout made."""
         here = self._root / path
         self._folder_of(path)
         if here.is_dir() and not here.is_symlink():
@@ -218,7 +218,7 @@ class _Checkout:
         return is_folder or not os.path.lexists(here) or self._made.is_ours(path)
 
     def _folder_of(self, path: str) -> Path:
-        """Return the folder of a file; it is made, and no part of it may be a link."""
+        """Make the folder of a file, and return it; no part of it may be a link."""
         here = self._root
         for part in Path(path).parts[:-1]:
             here = here / part
@@ -239,7 +239,7 @@ class _Checkout:
         here = self._root / path
         is_there = os.path.lexists(here)
         if is_there and not self._made.is_ours(path):
-            self._report.left[path] = "the run has it no longer, and it was changed"
+            self._report.left[path] = "the run no longer has it, and it was changed"
             return
         if is_there:
             here.unlink()
@@ -254,7 +254,7 @@ class _Checkout:
 
 
 def _copied(source: Path, target: Path) -> bool:
-    """Copy a file of the folder; its blocks are shared where the file system can do that."""
+    """Copy a file of the folder; share its blocks if the file system can."""
     if source.is_symlink() or not source.is_file():
         return False
     with source.open("rb") as read, target.open("xb") as write:

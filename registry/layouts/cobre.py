@@ -58,7 +58,7 @@ def _policy(checkpoint: Checkpoint) -> dict[str, Any]:
         raise IncompatibleState(
             "a policy folder needs the metadata of a policy",
             where=checkpoint.ref,
-            expected="a component `metadata` with cobre_version, created_at and the others",
+            expected="a component `metadata` with cobre_version, created_at and the other fields",
             found=", ".join(checkpoint.components),
             hint=Hint(
                 "Save it with the state: `holdfast.formats.read(DIR)` shows its form.",
@@ -101,7 +101,7 @@ def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:  #
 
 
 def is_complete(path: Path) -> bool | None:
-    """Return `False` while the metadata is missing; an older one may be there, so time decides."""
+    """Return `False` while the metadata is missing. It may be an older file, so time decides."""
     if path.is_dir():
         return None if (path / "metadata.json").is_file() else False
     return None

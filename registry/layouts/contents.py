@@ -1,4 +1,4 @@
-"""The contents of a run as layouts see them: what is kept now, under which names."""
+"""The contents of a run for layouts: the states that it keeps now, by name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from holdfast.registry.loading import Checkpoint, StateHandle, Stored
 from holdfast.registry.spec import Monitor
 from holdfast.registry.writing import Committer
 
-#: The key of a checkpoint's meta that says from which file an import has taken it.
+#: The key of a checkpoint's meta for the file from which it was imported.
 IMPORT = "import"
 
 
 class RunContents:
-    """A run at one moment: everything that a folder can show of it.
+    """A run at one moment, with everything that a folder can show.
 
     Attributes:
         run: The run manifest of that moment.
@@ -44,7 +44,7 @@ class RunContents:
         return next((one for one in self.checkpoints if record and one.n == record.n), None)
 
     def monitors(self, phase: str) -> tuple[Monitor, ...]:
-        """Return the monitors of a phase; those of the run where it declares no phases."""
+        """Return the monitors of a phase, or of the run if it declares no phases."""
         return self.run.spec.phase(phase).monitors or self.run.monitors
 
     def best(self, phase: str) -> Checkpoint | None:
@@ -80,7 +80,7 @@ class RunContents:
 
     @property
     def pool(self) -> list[PoolEntry]:
-        """The entries of the pool that play, oldest first."""
+        """The playing entries of the pool, oldest first."""
         store, log = self._committer.store, self._committer.log
         return [PoolEntry(store, log, record) for record in self.run.roster()]
 
@@ -91,7 +91,7 @@ class RunContents:
 
 
 def imported_as(checkpoint: Checkpoint, layout: str) -> dict[str, str]:
-    """Return how an import of a layout has noted the file of a checkpoint; empty if it has not.
+    """Return the notes of an import about the file of a checkpoint; empty without any.
 
     The values come from a log; the caller checks them.
     """

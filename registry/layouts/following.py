@@ -15,7 +15,7 @@ from holdfast.registry.loading.following import OVER, Patience, watching
 from holdfast.registry.writing import Committer
 
 _T = TypeVar("_T")
-#: The kinds of files that have sidecars in a layout that has them.
+#: The kinds of files with sidecars, in layouts with sidecars.
 _VERIFIED: Final = ("checkpoint", "gate", "artifact", "release")
 
 
@@ -79,7 +79,7 @@ def _follow(
 
 
 class _Completeness:
-    """Whether files are complete: by their content, else by quiet time.
+    """Decides whether files are complete: by their content, else by quiet time.
 
     Programs write a sidecar after its file, and companions after their checkpoint. So a file
     without its sidecar, and the newest checkpoint, are complete after quiet time alone.

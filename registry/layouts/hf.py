@@ -1,6 +1,6 @@
 """Checkpoints of the HF Trainer: `checkpoint-{step}/`, one folder of Hugging Face for each.
 
-The Trainer makes no link to the newest one: it takes the folder with the highest number.
+The Trainer makes no link to the newest folder: it takes the one with the highest number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A folder as the Hugging Face Hub has it: weights as safetensors, configurations, a model card.
+"""A folder for the Hugging Face Hub: weights as safetensors, configurations, a model card.
 
 It is written from a checkpoint of `holdfast.transformers`, or from a release of one.
 """
@@ -30,11 +30,11 @@ def export(stored: Stored, folder: str | Path, *, card: Mapping[str, Any] | None
     configurations, and a `README.md` that names run, ref, id and metrics. Every byte is verified.
 
     Args:
-        stored: The checkpoint, or a release of one. The configurations of a release that has the
-            weights alone are its checkpoint's.
+        stored: The checkpoint, or a release of one. A release of the weights alone takes the
+            configurations of its checkpoint.
         folder: A new or empty folder.
-        card: More fields of the card's front matter: `license`, `datasets`, `tags`, ... A release
-            has a card of its own; these fields count before it.
+        card: More fields of the card's front matter: `license`, `datasets`, `tags`, ... They win
+            over the fields of a release's own card.
 
     Returns:
         The folder.
@@ -54,7 +54,7 @@ def export(stored: Stored, folder: str | Path, *, card: Mapping[str, Any] | None
 
 
 def is_model(stored: Stored) -> bool:
-    """Return whether a stored state has, with its checkpoint, what `export` writes."""
+    """Return whether a stored state, with its checkpoint, has the parts that `export` writes."""
     return _configured(stored) is not None and any(name in stored.components for name in WEIGHTS)
 
 
@@ -81,7 +81,7 @@ def write_model(stored: Stored, folder: Path) -> None:
 
 
 def _configured(stored: Stored) -> Stored | None:
-    """Return the state with the configurations: a release of the weights alone has them beside."""
+    """Return the state with the configurations; for a release of the weights, its checkpoint."""
     if CONFIGS in stored.components:
         return stored
     source = stored.source_checkpoint() if isinstance(stored, Release) else None
@@ -89,7 +89,7 @@ def _configured(stored: Stored) -> Stored | None:
 
 
 def _card(stored: Stored, card: Mapping[str, Any]) -> str:
-    """Return a model card; the metrics are those that are known now."""
+    """Return a model card with the metrics known now."""
     library = "peft" if "adapter" in stored.components else "transformers"
     own = stored.card if isinstance(stored, Release) else {}
     front = write_card({"library_name": library, **own, **card})

@@ -1,8 +1,8 @@
 """Hydra: phases, gates, the opponent pool, GRP and evaluations.
 
 The names are those of the preset `hydra`; every state has a `.sha256` file. Every run numbers the
-entries of its pool itself, so a pool that is imported stays as it was: each model with its metadata
-is an artifact, named like its file.
+entries of its own pool, so an imported pool does not become one: each model with its metadata
+becomes an artifact, named like its file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def entries(run: RunContents) -> Iterator[Entry]:
     paths = {}
     for one in run.checkpoints:
         if fields_of(names["gate"], imported_as(one, NAME).get("file", "")):
-            continue  # the folder from which it came had nothing but the gate
+            continue  # the imported folder had only the gate
         fields = {"phase": one.record.phase, "step": one.step}
         paths[one.n] = written(names["checkpoint"], fields)
         yield _file(paths[one.n], one)
@@ -109,7 +109,7 @@ def _artifact(names: Mapping[str, str], name: str, stored: Stored) -> Iterator[E
 
 
 def _metadata(entry: PoolEntry) -> dict[str, Any]:
-    """Return the sidecar of a pool model; the document says its content, but names no keys."""
+    """Return the sidecar of a pool model; the document gives its content, but no keys."""
     return {
         "version": entry.version,
         "global_step": entry.step,
@@ -130,7 +130,7 @@ def _json(value: Any) -> bytes:
 
 
 def find(files: Mapping[str, str | None]) -> Iterable[Found]:
-    """Yield checkpoints by phase and step, gates after those of their phase, then the others."""
+    """Yield checkpoints by phase and step, gates after their phase's checkpoints, then others."""
     names = spec().layout
     plain = sorted(path for path, target in files.items() if target is None)
     checkpoints: dict[tuple[str, int], str] = {}
@@ -176,7 +176,7 @@ def _other(path: str, names: Mapping[str, str], files: Mapping[str, str | None])
 
 
 def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:  # noqa: ARG001
-    """Read the file of a checkpoint or a gate; the content of a gate says its phase and step."""
+    """Read the file of a checkpoint or a gate; a gate's phase and step come from its content."""
     read = torch_files.reading(found, path, "global_step")
     phase = read.state.get("phase")
     held = str(phase) if type(phase) in (int, str) else None

@@ -1,7 +1,7 @@
 """Take the folder of a system into a run: each file once, verified, in its order.
 
-A checkpoint's meta says from which file it was taken, and the digest of that file: so a second
-import, or one that was killed, takes in only what is new.
+A checkpoint's meta has the name and the digest of its file, so a second import, or one after a
+kill, takes in only new files.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from holdfast.registry.writing import Committer
 
 Outcome = Literal["imported", "there already", "refused", "passed over"]
 _LATE: Final = (
-    "it came after its checkpoint was taken in, and companions are saved with their checkpoint; to "
+    "it came after its checkpoint was imported, and companions are saved with their checkpoint; to "
     "have both, import the folder into another run"
 )
-#: Files of these names belong to others, and are not told of.
+#: Files of these names belong to other programs; reports skip them.
 _BESIDE: Final = (SIDECAR, ".meta.json", ".meta")
 
 
@@ -53,13 +53,13 @@ class ImportedFile:
     """Outcome of one file of an import.
 
     Attributes:
-        path: Its name, relative to the folder.
+        path: Name of the file, relative to the folder.
         outcome: `imported` (in a dry run: would be), `there already`, `refused` or `passed over`.
         kind: What it is: `checkpoint`, `companion` of one, `gate`, `artifact`, `release`, `card` of
             one, `stream`; empty if unknown.
-        ref: Where it is now, or would be after a dry run; empty if nothing is saved of it.
-        why: Why it was refused or passed over.
-        warnings: What is odd about it.
+        ref: Ref of its state, in a dry run of the state to be; empty if nothing is saved.
+        why: Reason for `refused` or `passed over`.
+        warnings: Oddities of the file.
     """
 
     path: str
@@ -90,13 +90,13 @@ class Importer:
         self._step = 0
 
     def once(self) -> list[ImportedFile]:
-        """Take in everything that is there now."""
+        """Import all files that are there now."""
         scan, found = self.find()
         done = [report for one in found for report in self.take(one)]
         return [*done, *unknown(scan, found)]
 
     def find(self) -> tuple[Scan, list[Found]]:
-        """Return the files that are there now, and those that mean something, in their order."""
+        """Scan the folder; return the scan, and the files with a meaning, in their order."""
         with within(self._root):
             scan = Scan(self._root)
             found = list(self._layout.find(scan.files))
@@ -106,11 +106,11 @@ class Importer:
         return scan, order
 
     def _place_of(self, gate: Found, order: list[Found]) -> int:
-        """Return where a gate belongs: it may be the only file of its checkpoint."""
+        """Return the position of a gate in the order: it may be its checkpoint's only file."""
         try:
             reading = self._layout.reading(gate, self._root / gate.path, self._options)
         except (RegistryError, OSError):
-            return len(order)  # it will be refused there
+            return len(order)  # the import refuses it later
         at = reading.phase or "", reading.step or 0
         earlier = [
             index
@@ -120,7 +120,7 @@ class Importer:
         return earlier[-1] + 1 if earlier else 0
 
     def take(self, found: Found) -> list[ImportedFile]:
-        """Take in one file with those that belong to it; return a report for each."""
+        """Import one file with the files that belong to it; return a report for each."""
         acts: dict[str, Callable[[Found], ImportedFile]] = {
             "gate": self._gate,
             "artifact": self._artifact,
@@ -164,7 +164,7 @@ class Importer:
         return [ImportedFile(found.path, "imported", found.kind, ref, warnings=warned), *more]
 
     def _known_checkpoint(self, found: Found, n: int) -> list[ImportedFile]:
-        """Report a checkpoint that was taken in before, and companions that came too late."""
+        """Report a checkpoint that was imported before, and companions that came too late."""
         ref, saved = self._ref_of(n), self._committer.log.knowing(n).by_n[n].companions
         return [
             ImportedFile(found.path, "there already", found.kind, ref),
@@ -209,12 +209,12 @@ class Importer:
         return saved.ref, saved
 
     def _next_step(self) -> int:
-        """Return the step after all that the run has had."""
+        """Return the step after all steps of the run."""
         records = self._committer.log.history().by_n.values()
         return max([self._step, *(record.step for record in records)]) + 1
 
     def _enter(self, phase: str) -> None:
-        """Record that the run has entered a phase; nobody knows what its transition has changed."""
+        """Record that the run has entered a phase; the changes of its transition are unknown."""
 
         def compose(run: RunManifest) -> list[Action] | None:
             before = run.phase
@@ -233,7 +233,7 @@ class Importer:
         self._committer.commit(compose)
 
     def _imported(self) -> dict[tuple[str, str], int]:
-        """Return the commits of the checkpoints of this run by file and digest, also evicted."""
+        """Return the commits of the run's checkpoints, evicted ones too, by file and digest."""
         if self._known is None:
             self._known = {}
             for record in self._committer.log.history().by_n.values():
@@ -305,7 +305,7 @@ class Importer:
         return ImportedFile(found.path, outcome, found.kind, made.ref, warnings=tuple(warnings))
 
     def _card(self, path: str | None, state: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return the card of a release; a text in a state is no path of one."""
+        """Return the card of a release; a text in a state is no path of a card."""
         if path is not None:
             with stable(self._root / path) as file:
                 return parse_card(file.read(MAX_BYTES + 1), path)
@@ -349,7 +349,7 @@ class Importer:
         return ImportedFile(found.path, "imported", found.kind, ref)
 
     def _entries(self, value: Any, held: list[Any], where: str) -> list[Any]:
-        """Return the entries that a file has; an object is the newest of those that were before."""
+        """Return the entries of a file; a file with one object holds only the newest entry."""
         if isinstance(value, list):
             return value
         if not isinstance(value, dict):
@@ -401,13 +401,13 @@ def folder_digest(folder: Path) -> str:
 
 
 def unknown(scan: Scan, found: list[Found]) -> list[ImportedFile]:
-    """Return the files of a folder that mean nothing, or that were refused for their names."""
+    """Return the files of a folder without a meaning, or with refused names."""
     meant = {one.path for one in found} | {one.beside for one in found}
     meant |= {path for one in found for path in one.companions.values()}
     folders = tuple(f"{one.path}/" for one in found)
     refused = [ImportedFile(name, "refused", why=why) for name, why in scan.refused.items()]
     others = [
-        ImportedFile(name, "passed over", why="the layout takes no such file in")
+        ImportedFile(name, "passed over", why="the layout has no such file")
         for name, target in scan.files.items()
         if target is None
         and name not in meant

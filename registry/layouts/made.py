@@ -1,8 +1,8 @@
-"""The notes of a checkout: which files of the folder it has made, and from what.
+"""The notes of a checkout: the files that it made in the folder, and their sources.
 
 They are lines of JSON in `.holdfast-checkout/made.jsonl`. A file is noted before it gets its name,
-so after a crash every file that a checkout has made is known. Only files whose bytes are still
-those that were noted are replaced or removed: everything else belongs to somebody.
+so after a crash every file that a checkout has made is known. Only files that still
+have the noted bytes are replaced or removed: all others belong to somebody.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _FORMAT: Final = "holdfast.checkout/1"
 class MadeFile:
     """A file or a link that a checkout has made."""
 
-    key: str  # what it was made from
+    key: str  # its source
     sha256: str = ""  # the digest of its bytes in hex; empty for a link
     target: str = ""  # the target of a link; empty for a file
-    #: Size, time and number of the file as it was noted: equal ones need not be hashed.
+    #: Noted size, time and number of the file; if they are equal, it need not be hashed.
     stamp: tuple[int, ...] = ()
-    #: The digest or the target of what it replaces: a crash may leave that in place.
+    #: The digest or the target of the replaced file or link: a crash may leave it in place.
     before: str = ""
 
 
@@ -76,7 +76,7 @@ class Made:
                 shutil.rmtree(staging, ignore_errors=True)
 
     def note(self, path: str, made: MadeFile | None) -> None:
-        """Note a file before it gets its name, or that it is gone."""
+        """Note a file before it gets its name, or note its removal."""
         known = self.files.get(path)
         if made is not None and known is not None:
             made = replace(made, before=known.sha256 or known.target)
@@ -87,12 +87,12 @@ class Made:
         self._take(path, made)
 
     def is_ours(self, path: str) -> bool:
-        """Return whether what has this name is what a checkout has made, byte for byte."""
+        """Return whether the file of this name is a checkout's, byte for byte."""
         made = self.files.get(path)
         return made is not None and self._found(path) in (made.sha256 or made.target, made.before)
 
     def is_current(self, path: str, key: str) -> bool:
-        """Return whether what has this name was made from this key, and was not touched."""
+        """Return whether the file of this name was made from this key, and is untouched."""
         made = self.files.get(path)
         return (
             made is not None
@@ -106,7 +106,7 @@ class Made:
         try:
             folders.refuse_links(str(self._root), str(Path(path).parent))
         except StoreUnsuitable:
-            return None  # what is beyond a link is somebody else's
+            return None  # a file beyond a link belongs to somebody else
         if here.is_symlink():
             return str(here.readlink()) if made.target else None
         if made.target or not here.is_file():

@@ -21,7 +21,7 @@ _READS = {"d": r"\d{1,18}", "f": r"-?\d{1,300}(?:\.\d{1,20})?", "": r"[^/]{1,255
 
 
 def written(pattern: str, fields: Mapping[str, Any]) -> str:
-    """Return the name that a pattern gives to fields; unknown fields are ignored."""
+    """Return the name for some fields; unknown fields are ignored."""
     made = []
     for literal, name, spec in _parts(pattern):
         made.append(literal)
@@ -40,7 +40,7 @@ def written(pattern: str, fields: Mapping[str, Any]) -> str:
 
 
 def fields_of(pattern: str, name: str) -> dict[str, Any] | None:
-    """Return the fields of a name, numbers as numbers; `None` if the pattern does not give it."""
+    """Return the fields of a name, numbers as numbers; `None` if the name does not match."""
     found = _reader(pattern).fullmatch(name)
     if found is None:
         return None

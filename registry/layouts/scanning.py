@@ -1,4 +1,4 @@
-"""The files of a folder that somebody else has made: their names, checked, and their sidecars."""
+"""The files of a foreign folder: their names, checked, and their sidecars."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.registry.formats import check_scope, stable, walk
 from holdfast.registry.layouts.made import FOLDER, digest, stamp
 from holdfast.registry.values import check_path_name, check_path_names
 
-#: The most files of a folder.
+#: Maximum number of files in a folder.
 MOST: Final = 1_000_000
 SIDECAR: Final = ".sha256"
 _LINE: Final = re.compile(r"([0-9a-fA-F]{64}) [ *]([^\n\\]+)\n?", re.ASCII)
@@ -24,7 +24,7 @@ class Scan:
     """Contents of a folder and the folders below it.
 
     Attributes:
-        files: The names of files; a symlink to a file of its own folder has that file's name.
+        files: The names of files; a symlink within a folder counts as the file it points to.
         refused: Names that are not safe, and links elsewhere, each with the reason.
         folders: The names of folders, checked too.
     """
@@ -60,7 +60,7 @@ class Scan:
         target = str(path.readlink())
         beside = path.parent / target
         if "/" in target or target in (os.curdir, os.pardir) or beside.is_symlink():
-            self.refused[name] = "a symlink that leaves its folder, or that points to another one"
+            self.refused[name] = "a symlink that leaves its folder, or points to another symlink"
         elif not beside.exists():
             self.refused[name] = "a symlink to nothing"
         else:
@@ -68,7 +68,7 @@ class Scan:
 
 
 def check_folder(root: Path) -> None:
-    """Check that something is a folder that can be taken in."""
+    """Check that a path is a folder that can be imported."""
     if root.is_dir():
         return
     check_scope(root)
@@ -100,14 +100,14 @@ def verified_digest(path: Path, *, wants_sidecar: bool) -> tuple[str, list[str]]
     match = _LINE.fullmatch(text)
     if match is None or match[2] != path.name:
         raise InvalidInput(
-            f"its {SIDECAR} file is not of the form of sha256sum",
+            f"its {SIDECAR} file is not in the form of sha256sum",
             where=sidecar,
             expected=f"64 hex digits, two spaces, {path.name}",
             found=quoted(text[:200]),
         )
     if match[1].lower() != found:
         raise InvalidInput(
-            f"its bytes are not those of its {SIDECAR} file",
+            f"its bytes do not have the digest of its {SIDECAR} file",
             where=path,
             expected=match[1].lower(),
             found=found,

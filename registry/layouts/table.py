@@ -24,8 +24,8 @@ def layout_named(name: str) -> Layout:
 def import_spec(name: str) -> RunSpec:
     """Return the specification of a run that an import creates: the preset, but nothing is evicted.
 
-    A folder may hold more checkpoints than its system would keep; an import must not lose them. The
-    pool does not grow by itself either: the folder says what is in it.
+    A folder may hold more checkpoints than its system would keep; an import must not lose them. Nor
+    does the pool grow by itself: the folder has its models.
     """
     spec = layout_named(name).spec()
     keeps = Retention(all=True)

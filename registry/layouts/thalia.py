@@ -1,7 +1,7 @@
 """Thalia: `stage{N}.thalia` with a `.thalia.meta` beside each.
 
-The names are those of the document's examples; every checkpoint is a file of its own, because only
-the program chooses the base of a delta. `latest.thalia` is not of the document.
+The names follow the document's examples. Every checkpoint is a whole file, because only the program
+chooses the base of a delta. `latest.thalia` is not in the document.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def entries(run: RunContents) -> Iterator[Entry]:
 
 
 def _name(checkpoint: Checkpoint) -> str:
-    """Return the name of a file; one that is imported keeps its own, but is no delta any more."""
+    """Return the name of a file; an imported file keeps its name, but is no delta any more."""
     noted = imported_as(checkpoint, NAME).get("file", "")
     if noted.endswith(".thalia") and ".delta." not in noted and "/" not in noted:
         return noted
@@ -82,7 +82,7 @@ def find(files: Mapping[str, str | None]) -> Iterable[Found]:
 
 
 def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:  # noqa: ARG001
-    """Read a brain; a delta with the whole chain of its bases."""
+    """Read a brain; for a delta, read the whole chain of its bases."""
     state: Any = formats.read(path, format=NAME, portable=True).state
     return Reading(state, found.step)
 

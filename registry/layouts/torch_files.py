@@ -44,7 +44,7 @@ def metrics_of(state: Mapping[str, Any]) -> dict[str, float]:
 
 
 def is_complete(path: Path) -> bool | None:
-    """Return whether a file ends as an archive does; other files cannot tell."""
+    """Return whether a file ends like an archive; `None` for other files."""
     with stable(path) as file:
         if file.read(4) != b"PK\x03\x04":
             return None

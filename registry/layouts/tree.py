@@ -24,7 +24,7 @@ class StateFile:
     key: str  # equal for equal content: a file with this key need not be written again
     only: tuple[str, ...] | None = None  # the components; all without it
     state: Callable[[], object] | None = None  # returns the state to write instead of `source`
-    sidecar: bool = False  # whether a `.sha256` file goes with it
+    sidecar: bool = False  # whether it has a `.sha256` file
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +52,31 @@ Kind = Literal["checkpoint", "gate", "artifact", "release", "latest release", "s
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file of a folder that means something."""
+    """A file of a folder, with its meaning."""
 
     path: str  # its name, relative to the folder
     kind: Kind  # what it becomes
     format: str  # the name of its format; for streams `json` or `jsonl`
     name: str = ""  # name of a gate, artifact or stream, or version of a release
     phase: str | None = None  # phase of a checkpoint
-    #: Step of a checkpoint by the file's name; `None` if the name does not say it.
+    #: Step of a checkpoint by the file's name; `None` if the name has none.
     step: int | None = None
     tier: str | None = None  # retention class of a checkpoint
     #: Files that belong to a checkpoint, by the name of the companion.
     companions: Mapping[str, str] = field(default_factory=dict)
     beside: str | None = None  # another file that belongs to it: the model card, metadata
-    #: What the meta of the checkpoint keeps about it, besides name and digest.
+    #: Further notes about it for the checkpoint's meta, besides name and digest.
     noted: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A state of a file as it is to be saved."""
+    """A state of a file, to be saved."""
 
     state: Any
-    step: int | None  # its step; `None` if nothing says it: it follows those that the run has
-    warnings: tuple[str, ...] = ()  # what is odd about it
-    phase: str | None = None  # its phase, if only its content says it
+    step: int | None  # its step; `None` if unknown: the step after the run's newest
+    warnings: tuple[str, ...] = ()  # oddities of the file
+    phase: str | None = None  # its phase, if only its content has it
 
 
 class Layout(Protocol):
@@ -84,7 +84,7 @@ class Layout(Protocol):
 
     #: Whether its files have `.sha256` sidecars.
     SIDECARS: bool
-    #: Whether other files may belong to a checkpoint, which programs write after it.
+    #: Whether programs write other files of a checkpoint after it.
     COMPANIONS: bool
 
     def spec(self) -> RunSpec:
@@ -94,10 +94,10 @@ class Layout(Protocol):
         """Yield the files of a run, links after the files to which they point."""
 
     def find(self, files: Mapping[str, str | None]) -> Iterable[Found]:
-        """Yield what files mean, in the order in which they are to be saved."""
+        """Yield files with their meaning, in the order in which they are saved."""
 
     def reading(self, found: Found, path: Path, options: Mapping[str, Any]) -> Reading:
         """Read the file of a checkpoint."""
 
     def is_complete(self, path: Path) -> bool | None:
-        """Return whether a file is complete; `None` if its content cannot tell."""
+        """Return whether a file is complete; `None` if its content does not show that."""

@@ -7,10 +7,10 @@ Plotly's JavaScript); only `server`, `rendering` and `page` import these librari
 |---|---|
 | `source` | the open registry: keeps runs open, reads several at once, counts requests |
 | `pages/` | one module for each view: its query, path and template |
-| `charts` | charts as data, with the table that says the same |
+| `charts` | charts as data, each with a table of the same values |
 | `grids` | tables whose cells are coloured by their numbers, in place of heat maps |
-| `rendering` | templates and how values are written |
-| `server`, `guard` | the local web server, and who may ask it |
+| `rendering` | templates, and values as text |
+| `server`, `guard` | the local web server, and the check of its visitors |
 | `page` | the same views as one file |
 
 To add a view:

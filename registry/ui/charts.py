@@ -1,7 +1,6 @@
-"""Charts as data: what the browser draws, and the table that says the same to everybody.
+"""Charts as data: the drawing of the browser, and a table of the same values for everybody.
 
-A chart holds no markup. Plotly takes tags in labels as formatting, so every text is escaped here,
-whoever wrote it.
+A chart holds no markup. Plotly takes tags in labels as formatting, so every text is escaped here.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal
 
-#: Points of one curve that are sent to the browser.
+#: Maximum number of points of one curve for the browser.
 MOST_POINTS = 2000
 #: Rows of the table beneath a chart.
 MOST_ROWS = 200
-#: Fields of a figure that hold formats of ours and no text from a registry.
+#: Fields of a figure that hold our own formats, and no text from a registry.
 _FORMATS = {"hovertemplate", "texttemplate"}
 
 MarkKind = Literal["best", "gate", "release", "fork"]
@@ -37,8 +36,8 @@ class Curve:
 
     name: str  # its name in the legend
     points: tuple[Point, ...]  # its points, in the order of training
-    is_faint: bool = False  # whether it is in the background, as superseded values are
-    #: What it has its colour and its place in the legend with, such as its run. Default: its own.
+    is_faint: bool = False  # whether it is in the background, such as superseded values
+    #: Curves of one family, such as a run, share a colour and a place in the legend.
     group: str = ""
 
 
@@ -46,7 +45,7 @@ class Curve:
 class Mark:
     """A point of a chart with a name, such as the best checkpoint."""
 
-    kind: MarkKind  # what it is; decides its symbol
+    kind: MarkKind  # decides its symbol
     label: str
     point: Point  # where it is
 
@@ -57,7 +56,7 @@ class Table:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]  # the rows, at most `MOST_ROWS`
-    total: int  # how many rows there are
+    total: int  # number of all rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +64,14 @@ class Chart:
     """A chart, and the table beneath it."""
 
     title: str
-    about: str  # a sentence that a screen reader says in place of the chart
-    payload: Mapping[str, Any]  # what the script of the page draws; JSON
+    about: str  # a sentence for screen readers, in place of the chart
+    payload: Mapping[str, Any]  # the drawing, as JSON for the script of the page
     table: Table  # the same as a table
     height_px: int = 260
-    is_empty: bool = False  # whether it has no value that can be drawn
+    is_empty: bool = False  # whether no value can be drawn
     #: Its symbols, each with its colour and its meaning, if the script draws no legend.
     key: tuple[tuple[str, str, str], ...] = ()
-    nonfinite: int = 0  # how many of its values are NaN or infinite, and so not drawn
+    nonfinite: int = 0  # number of its values that are NaN or infinite, so not drawn
 
 
 def curves(
@@ -158,7 +157,7 @@ def _moment(time_ms: int | None) -> Moment | None:
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """Return at most about `most` points: of each stretch the lowest and the highest value."""
+    """Return about `most` points or fewer: the lowest and the highest value of each stretch."""
     if len(points) <= most:
         return list(points)
     size = math.ceil(len(points) / (most // 2))
@@ -183,7 +182,7 @@ def _columns(points: Sequence[Point]) -> dict[str, list[Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a figure as JSON, with every text escaped that could be markup."""
+    """Return a value of a figure as JSON; texts that could be markup are escaped."""
     match value:
         case Mapping():
             return {key: item if key in _FORMATS else _plain(item) for key, item in value.items()}

@@ -1,4 +1,4 @@
-"""The commits of a run as they were read once; later looks read only new or older ones."""
+"""The commits of a run, kept once read; later calls read only new or older commits."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from holdfast.registry.errors import IntegrityError, UnsupportedFormat
 from holdfast.registry.history import RunLog
 from holdfast.registry.history.actions import Commit
 
-#: Slots that are read at most unless more are asked for; of a longer log the newest.
+#: Maximum number of slots to read unless a caller asks for more; the newest of a longer log.
 LONGEST = 2000
-#: Slots of the first part, and of the others: what is read is shown while older ones are read.
+#: Slots of the first part, and of each other: a page shows a part while older ones are read.
 _FIRST, _MORE = 64, 512
 
 
@@ -20,11 +20,11 @@ class Chronicle:
     """The commits of a run, oldest first."""
 
     commits: tuple[Commit, ...] = ()
-    first_slot: int = 0  # the slot that they begin with; above 0 if older ones were not read
+    first_slot: int = 0  # their first slot; above 0 if older slots were not read
     next_slot: int = 0  # the slot after the last one that was read
     #: The errors of slots that could not be read; their commits are absent.
     errors: tuple[IntegrityError | UnsupportedFormat, ...] = ()
-    pending: int = 0  # how many older slots are still being read
+    pending: int = 0  # number of older slots still being read
 
 
 def read_on(log: RunLog, known: Chronicle | None, end: int, most: int) -> Iterator[Chronicle]:
@@ -65,5 +65,5 @@ def _read(
                 start += 1
         except (IntegrityError, UnsupportedFormat) as error:
             errors.append(error)
-            start += 1  # the slots after a damaged one can be read all the same
+            start += 1  # slots after a damaged one can still be read
     return commits, errors

@@ -1,4 +1,4 @@
-"""Grids of coloured cells: a table whose cells say their numbers, and whose colours compare them.
+"""Grids of coloured cells: tables that show numbers as text and compare them by colour.
 
 Plotly's heat map sets styles that the Content-Security-Policy refuses; a table needs no script, and
 a screen reader reads it.
@@ -17,7 +17,7 @@ class Cell:
     """A cell of a grid."""
 
     text: str  # its number, short
-    about: str  # the same in words, for hovering and for screen readers
+    about: str  # a sentence for hovering and for screen readers
     tone: str = ""  # class of its colour: `hi-1` to `hi-8`, `lo-1` to `lo-8`, or none
 
 
@@ -26,7 +26,7 @@ class Grid:
     """A table with coloured cells."""
 
     title: str
-    about: str  # what it shows, in a sentence
+    about: str  # a sentence about its content
     columns: tuple[str, ...]  # names of the columns
     #: The name of each row, with its cells; `None` for an empty one.
     rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
@@ -41,7 +41,7 @@ def tone(share: float) -> str:
 
 
 def diverging_tone(share: float) -> str:
-    """Return the colour of a value on a scale from 0 to 1 whose middle has none."""
+    """Return the colour of a value on a scale from 0 to 1 with a colourless middle."""
     away = 2 * min(max(share, 0.0), 1.0) - 1
     step = round(abs(away) * STEPS)
     return f"{'hi' if away > 0 else 'lo'}-{step}" if step else ""

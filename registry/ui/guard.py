@@ -1,8 +1,8 @@
-"""Who may ask the local server: this machine, under its own name, with the token of the URL.
+"""The guard of the local server: it admits this machine, by its own name, with the URL's token.
 
 The token works once; the browser gets another secret for it, in a cookie. A page of another site
 cannot read the answers: it does not know the token, its requests carry no cookie
-(`SameSite=Strict`), and a name that was pointed at this machine is not in the list of hosts.
+(`SameSite=Strict`), and a foreign name that points at this machine is not in the list of hosts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp
 
-#: Plotly makes an empty style element and fills it by rules, which needs the digest of no text.
+#: Plotly makes an empty style element and fills it by rules, so only the empty text needs a digest.
 EMPTY_STYLE = f"'sha256-{base64.b64encode(hashlib.sha256(b'').digest()).decode()}'"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' "
@@ -35,7 +35,7 @@ _HEADERS = {
 _TOKEN = "token"  # noqa: S105 - the name of the parameter
 _STRANGER = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Holdfast</title>
 <h1>This page is private</h1>
-<p>Open the URL that <code>holdfast ui</code> has printed last: it has a token, which works once.
+<p>Open the URL that <code>holdfast ui</code> printed last: it has a token, which works once.
 If you did so in this browser already, <a href="">try again</a>.</p></html>"""
 
 Next = Callable[[Request], Awaitable[Response]]
@@ -46,10 +46,10 @@ class Entrance:
     """The secrets of a server."""
 
     base: str
-    renewed: Callable[[str], object] = id  # called with the next URL when a token was used
+    renewed: Callable[[str], object] = id  # called with the next URL after a token was used
     #: Admits the next browser, once.
     token: str = field(default_factory=partial(secrets.token_urlsafe, 24))
-    #: The cookie of all browsers that were admitted.
+    #: The cookie of all admitted browsers.
     session: str = field(default_factory=partial(secrets.token_urlsafe, 24))
 
     @property
@@ -58,7 +58,7 @@ class Entrance:
         return f"{self.base}/?{_TOKEN}={self.token}"
 
     def admits(self, token: str) -> bool:
-        """Return whether a token is right; then another one takes its place."""
+        """Return whether a token is right; if so, replace it by another one."""
         if not _is_same(token, self.token):
             return False
         self.token = secrets.token_urlsafe(24)
@@ -67,14 +67,14 @@ class Entrance:
 
 
 class Guard(BaseHTTPMiddleware):
-    """Refuses strangers, and sets the headers that keep pages apart from other sites."""
+    """Refuse strangers, and set the headers that separate pages from other sites."""
 
     def __init__(self, app: ASGIApp, *, entrance: Entrance) -> None:
         super().__init__(app)
         self._entrance, port = entrance, urlsplit(entrance.base).port
         ends = (f":{port}", "") if port == 80 else (f":{port}",)  # browsers omit the port of HTTP
         self._hosts = {name + end for name in ("127.0.0.1", "localhost", "[::1]") for end in ends}
-        self._cookie = f"holdfast_{port}"  # cookies do not tell ports apart
+        self._cookie = f"holdfast_{port}"  # browsers share cookies between ports
 
     async def dispatch(self, request: Request, call_next: Next) -> Response:
         """Answer a request, or refuse it."""

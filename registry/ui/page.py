@@ -1,4 +1,4 @@
-"""The views of some runs as one file: it opens offline, and can be mailed or put into a bucket."""
+"""The views of some runs as one file: it opens offline, in a mail or from a bucket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.registry.ui.plotly import script_path, style_ids
 from holdfast.registry.ui.rendering import FOLDER, render
 from holdfast.registry.ui.source import Source, now_ms
 
-#: The end of an element within a script; a browser would take it for the end of the script itself.
+#: The end of an element within a script, which a browser takes for the end of the script itself.
 _END = re.compile(r"</(?=script|style)", re.IGNORECASE)
 
 
@@ -64,7 +64,7 @@ def _check_exists(source: Source, name: str) -> None:
 
 
 def _can_be_shown(error: RegistryError) -> bool:
-    """Return whether a page about a run that failed like this says more than the error."""
+    """Return whether a page about a run with this error shows more than the error."""
     return error.exit_code in (6, 8)  # damaged, or of a newer version
 
 
@@ -91,7 +91,7 @@ def _section(part: _Part, shown: Shown, link: Callable[..., str | None]) -> str:
 
 
 def _links(parts: Sequence[_Part]) -> Callable[..., str | None]:
-    """Return the links of a page: to the part that has the same path, if there is one."""
+    """Return the links of a page: to the part with the same path, if it exists."""
     known = {(part.view.name, frozenset(part.asked.path.items())): part for part in parts}
     paths = {view.name: view.path for view in VIEWS}
 

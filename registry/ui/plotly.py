@@ -1,4 +1,4 @@
-"""Plotly's JavaScript, as its Python package brings it. Its Python code is not imported."""
+"""Plotly's JavaScript, from its Python package, without importing Python code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates, and how values are written: sizes, numbers, times, configurations."""
+"""Templates, and values as text: sizes, numbers, times, configurations."""
 
 from __future__ import annotations
 
@@ -89,19 +89,19 @@ def counted(things: Any, noun: str, plural: str = "") -> str:
 
 
 def breakable(name: str) -> Markup:
-    """Return a name that lines may break within after `_`, `/` and `.`, sooner than elsewhere."""
+    """Return a name in which lines break after `_`, `/` and `.` first."""
     return Markup("<wbr>").join(re.split(r"(?<=[_/.])(?=.)", printable(name)))
 
 
 def age(time_ms: int) -> Markup:
-    """Return how long ago a time of the log was, with the time itself for hovering."""
+    """Return the age of a time in the log, with the time itself for hovering."""
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
         _iso(time_ms), format_time(time_ms), amounts.age(time_ms)
     )
 
 
 def ago(time_ms: int) -> Markup:
-    """Return how long ago a time of the log was, in a column that does not say so."""
+    """Return the age of a time in the log, for a column of ages."""
     return age(time_ms) + (" ago" if amounts.age(time_ms)[0].isdigit() else "")
 
 
@@ -120,7 +120,7 @@ def pretty(value: object) -> str:
 
 
 def with_code(text: str) -> Markup:
-    """Return a sentence; what it has between backticks is marked as code."""
+    """Return a sentence; text between backticks is marked as code."""
     parts = re.split(r"`([^`]+)`", printable(text, spare="\n\t"))
     return Markup().join(
         Markup("<code>{}</code>").format(part) if place % 2 else part

@@ -28,12 +28,12 @@ from holdfast.registry.ui.rendering import FOLDER, render
 from holdfast.registry.ui.source import Source
 
 HOST = "127.0.0.1"
-#: Seconds that answers may still take once the server is to stop. Without a limit it waits for ever
-#: for a browser that has stopped to read.
+#: Seconds for unfinished answers when the server stops: a browser that stopped reading must not
+#: keep it for ever.
 _LAST_ANSWERS_S = 2
-#: Seconds within which a connection has to bring the whole head of a request.
+#: Seconds within which a connection must send the whole head of a request.
 _REQUEST_WITHIN_S = 10.0
-#: The most connections. The one that waits longest for a request gives way to a new one.
+#: Maximum number of connections. A new one replaces the one that waits longest for a request.
 _CONNECTIONS = 128
 _BY_NAME = {view.name: view for view in VIEWS}
 
@@ -61,7 +61,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The address with the token, for the person who started it; it admits one browser."""
+        """The address with the token, for the person at the keyboard; it admits one browser."""
         return self._entrance.url
 
     def serve(self) -> None:
@@ -72,12 +72,12 @@ class Server:
             self._socket.close()
 
     def stop(self) -> None:
-        """Let `serve` return."""
+        """Stop the server: `serve` returns."""
         self._server.should_exit = True
 
 
 class _Connection(H11Protocol):
-    """A connection that strangers cannot keep: other users of the machine can open any number."""
+    """A connection with a time limit, since other users of the machine can open any number."""
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -212,7 +212,7 @@ def _heading(error: RegistryError) -> str:
 def link(view: str, **arguments: object) -> str | None:
     """Return the URL of a view; `None` if there is no such view.
 
-    Arguments that its path does not name go into the query; empty ones are left out.
+    Arguments that its path does not name go into the query; empty ones are skipped.
     """
     known = _BY_NAME.get(view)
     if known is None:
@@ -228,7 +228,7 @@ def link(view: str, **arguments: object) -> str | None:
 
 
 def _changes(source: Source, request: Request) -> Response:
-    """Say whether any of some runs has grown: one request to the store for each of them.
+    """Answer whether any of some runs has grown: one request to the store for each run.
 
     The query has `run=NAME@COMMITS`, the number of commits that the page shows.
     """

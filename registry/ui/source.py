@@ -1,4 +1,4 @@
-"""The registry behind the pages: runs that stay open, several read at once, requests counted.
+"""The registry behind the pages: it keeps runs open, reads several at once, counts requests.
 
 All views share two bounded pools of threads: `OPENERS` threads read runs and logs, and wait for
 small requests in the pool of the handle.
@@ -24,9 +24,9 @@ from holdfast.registry.store import Address
 from holdfast.registry.store.heads import open_heads
 from holdfast.registry.ui.chronicle import LONGEST, Chronicle, read_on
 
-#: Runs and logs that are read at once; each waits for a few small requests of its own.
+#: Number of runs and logs that are read at once; each waits for a few small requests.
 OPENERS = 32
-#: Seconds for which what was read for a part of a table need not be read again for the rest.
+#: Seconds for which a run that was read for one part of a table is not read again for the rest.
 FRESH_S = 5.0
 
 _T = TypeVar("_T")
@@ -61,12 +61,12 @@ class _Reading:
 
 
 class Source:
-    """A registry that views read. A run is opened once; later looks read what is new.
+    """A registry that views read. A run is opened once; later calls read only new commits.
 
     Attributes:
         registry: The registry.
-        meter: The counts.
-        mirrors: Copies of the registry that it is compared with.
+        meter: The counts of requests.
+        mirrors: Copies of the registry to compare with.
     """
 
     def __init__(self, registry: Registry, meter: Metered) -> None:
@@ -100,7 +100,7 @@ class Source:
 
     @contextmanager
     def measured(self) -> Iterator[Usage]:
-        """Yield a usage; when the block ends, it has the requests that were made meanwhile."""
+        """Yield a usage, filled at the end of the block with the requests in it."""
         with self.meter.measure() as usage:
             yield usage
 
@@ -113,7 +113,7 @@ class Source:
         return list(names)
 
     def run(self, name: str) -> Run:
-        """Return a run as of now: one request if it is open already and did not change."""
+        """Return a run at its head: one request if it is open already and did not change."""
         with self._lock:
             known = self._runs.get(name)
         if known is not None:
@@ -123,9 +123,9 @@ class Source:
             return self._runs.setdefault(name, found)
 
     def runs(self, names: Sequence[str], within_s: float | None = None) -> Opened:
-        """Return several runs as of now, read at once.
+        """Return several runs at their heads, read at once.
 
-        Those that are read in time are not read again by a look for the others.
+        A later call for the other runs does not read the finished ones again.
         """
         futures = {name: self._begin(name) for name in names}
         _, unread = wait(futures.values(), timeout=within_s)
@@ -150,7 +150,7 @@ class Source:
     ) -> Chronicle:
         """Return the commits of a run as far as `run` has read it: one request for each new slot.
 
-        Those of a run that cannot be opened are read as well as they can be.
+        Of a run that cannot be opened, as many as possible are read.
         """
         while True:
             reading = self.begin_chronicle(name, most=most)
@@ -164,7 +164,7 @@ class Source:
                 return found
 
     def begin_chronicle(self, name: str, *, most: int = LONGEST) -> Future[Chronicle]:
-        """Begin to read the commits of a run; `chronicle` then waits for them."""
+        """Start to read the commits of a run; `chronicle` then waits for them."""
         with self._lock:
             reading = self._reading.get((name, most))
             if reading is None:
@@ -173,13 +173,13 @@ class Source:
             return reading
 
     def begin(self, read: Callable[[], _T]) -> Future[_T]:
-        """Begin to read something while the caller reads something else."""
+        """Start to read something while the caller reads something else."""
         return self._threads.submit(read)
 
     def births(self, names: Sequence[str]) -> dict[str, Birth | None]:
         """Return the beginnings of runs: one request for each that was not read before.
 
-        A run that is open tells its own. One whose beginning cannot be read has `None`.
+        An open run has its own. A run whose beginning cannot be read has `None`.
         """
         unknown = self.unread_births(names)
         store = self.registry.store
@@ -220,7 +220,7 @@ class Source:
         try:
             return run.refresh()
         except RegistryError:
-            with self._lock:  # the next look opens it again: the log may have been restored
+            with self._lock:  # the next call opens it again: the log may have been restored
                 self._runs.pop(run.id, None)
                 self._chronicles.pop(run.id, None)
             raise

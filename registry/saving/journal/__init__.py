@@ -6,8 +6,8 @@
 - `entry_saves`: a save as an entry: checked now, composed again when it is carried.
 - `log_scan`: the log since a takeover. `expected`: the run with the waiting entries.
 - `carrier`: adds the entries to the run, in order. `background`: its thread and its pools.
-- `trainer`: `JournaledTrainer`, which acknowledges saves. `checkpoint`: a checkpoint that perhaps only
-  this machine has; a save waits for room. `ending`: the end of the program. `pushing`: stranded
+- `trainer`: `JournaledTrainer`, which acknowledges saves. `checkpoint`: a checkpoint that only this
+  machine may have, and the bound. `ending`: the end of the program. `pushing`: stranded
   entries into a fork.
 
 Specified in docs/spec.md, section 40.

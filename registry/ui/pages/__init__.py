@@ -1,9 +1,9 @@
 """Every view, in the order of the navigation. A view is added by its line here.
 
-- `view`: the type `View`, and what it is asked (`Asked`) and answers (`Shown`).
+- `view`: the type `View`, its question (`Asked`) and its answer (`Shown`).
 - Each other module is one view, named as in its path.
 
-The docstring of `holdfast.registry.ui` says step by step how a view is added. Specified in
+The docstring of `holdfast.registry.ui` has the steps to add a view. Specified in
 docs/spec.md, section 42.
 """
 

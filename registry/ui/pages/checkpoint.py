@@ -32,13 +32,10 @@ from holdfast.registry.ui.source import Source
 from holdfast.registry.upkeep import Damage
 from holdfast.registry.values import Digest
 
-# One checkpoint, release, artifact or entry of a pool: what it is, what is in it, how to get it.
-
-
-#: The most characters of a card that are shown.
+#: Maximum number of characters of a card to show.
 CARD_SHOWN = 20_000
 FILES_SHOWN = 500
-#: Marks that are no names; the page says them in words.
+#: Marks that are not names; the page shows them in words.
 _STATES = ("superseded", "evicted", "held back")
 
 
@@ -53,12 +50,12 @@ class Companion:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The origin of a run, as its first commit tells it."""
+    """The origin of a run, by its first commit."""
 
     created_ms: int  # when the run was created, by its author's clock
     preset: str  # name of its preset; empty without one
     seed: str
-    input_hash: str | None  # what identifies the input data
+    input_hash: str | None  # the hash of the input data
     parent: str | None  # name of the checkpoint that the run was forked from, as `RUN/PHASE/stepN`
     parent_ref: str | None  # a ref that finds it, as `RUN/ID`
     environment: tuple[tuple[str, str], ...]  # git commit, versions, device and host
@@ -76,7 +73,7 @@ class StateView:
     record: CheckpointRecord | None  # its record in the log; `None` if it is no checkpoint
     names: tuple[str, ...]  # the names that point at it: `latest`, `best`, `gates/NAME`, ..
     metrics: Mapping[str, float]
-    #: Ref of the checkpoint that it was made from, if it is none and the run keeps it.
+    #: Ref of the checkpoint behind a pin or an entry, if the run keeps it.
     made_from: str | None
     previous: str | None  # ref of the kept checkpoint before it; `None` if there is none
     contents: Contents | None  # its components and tensors; `None` if its manifest is damaged
@@ -89,14 +86,14 @@ class StateView:
     provenance: Provenance | None  # the origin of the run
     pull: str  # a command that writes it to a file
     load: str  # lines of Python that load it
-    troubles: tuple[Trouble, ...]  # what could not be read
+    troubles: tuple[Trouble, ...]  # parts that could not be read
 
 
 def state_view(source: Source, ref: str) -> StateView:
     """Return a stored state: the log of its run and its manifest are read, and no tensors.
 
     A card, and the list of files of a pushed folder, are states or components of their own, which
-    are read too. Damage of what is below the log is said in the result.
+    are read too. The result reports damage below the log.
     """
     stored = find(source, ref)
     run = stored.handle.log.run
@@ -134,7 +131,7 @@ def state_view(source: Source, ref: str) -> StateView:
 
 
 def _names(run: RunManifest, record: CheckpointRecord) -> Iterator[str]:
-    """Yield the names that point at a checkpoint, or at a state that was made from it."""
+    """Yield the names that point at a checkpoint, or at a state made from it."""
     marks = checkpoint_marks(run).get(record.n, [])
     yield from (mark for mark in marks if mark not in _STATES)
     yield from sorted(
@@ -208,10 +205,10 @@ def _load(url: str, stored: Stored) -> str:
     return f"import holdfast\n\n{opened}\nstate = reg.{call}({stored.ref!a}).load()"
 
 
-# What a state shares with the checkpoints that are nearest to it in the log of its run.
+# Bytes that a state shares with the nearest checkpoints in the log of its run.
 
 
-#: The checkpoints before and after one that its chunks are compared with, together.
+#: Number of checkpoints, before and after together, whose chunks are compared.
 NEIGHBOURS = 8
 
 
@@ -219,11 +216,11 @@ NEIGHBOURS = 8
 class Shared:
     """Bytes that a checkpoint shares with another one of its run."""
 
-    ref: str  # the other one
+    ref: str  # the other checkpoint
     id: Digest
     step: int
     phase: str
-    shared_bytes: int  # bytes of this checkpoint's tensors whose chunks the other one has too
+    shared_bytes: int  # bytes of this checkpoint's tensors in common chunks
     components: tuple[str, ...]  # the components that are equal in both
     damage: str | None = None  # why it could not be compared
 
@@ -234,7 +231,7 @@ class Sharing:
 
     others: tuple[Shared, ...]  # the neighbours, oldest first
     size_bytes: int  # bytes of the checkpoint's tensors
-    not_compared: int  # number of kept checkpoints of the run that were not looked at
+    not_compared: int  # number of kept checkpoints that were not compared
 
 
 def sharing(source: Source, ref: str, *, neighbours: int = NEIGHBOURS) -> Sharing:
@@ -287,21 +284,21 @@ def _shared_bytes(stored: Stored, mine: Mapping[str, TensorEntry], other: Stored
     return shared
 
 
-# The values of tensors within a budget of bytes: statistics of many, the histogram of one.
+# Values of tensors, within a budget of bytes: statistics of many, the histogram of one.
 
 
-#: Bytes of tensors that one request may read.
+#: Maximum bytes of tensors that one request reads.
 BUDGET_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Statistics of tensors, as far as the budget went."""
+    """Statistics of tensors, within the budget."""
 
-    #: The statistics of those that were read, in the order of the state.
+    #: The statistics of the tensors that were read, in the order of the state.
     tensors: tuple[TensorStats, ...]
     read_bytes: int
-    left: int  # number of tensors that the budget did not reach
+    left: int  # number of tensors beyond the budget
     left_bytes: int
     budget_bytes: int
 
@@ -328,7 +325,7 @@ def distribution(
     return histogram(find(source, ref).handle, path, budget_bytes=budget_bytes)
 
 
-#: MiB of tensors that a page reads at most, where it reads any, and what a URL may ask for.
+#: Default budget of a page for reading tensors, in MiB, and the budgets that a URL may ask for.
 BUDGET_MIB, MOST_MIB = 64, 1024
 
 
@@ -338,11 +335,11 @@ class CheckpointPage:
 
     state: StateView
     treemap: Chart | None  # its tensors by bytes; `None` if its manifest is damaged
-    statistics: Statistics | None  # the statistics of its tensors, where they were asked for
+    statistics: Statistics | None  # the statistics of its tensors, if the URL asks
     by_path: Mapping[str, TensorStats]  # the same by path
-    histogram: Histogram | None  # the histogram of the tensor that was asked for
+    histogram: Histogram | None  # the histogram of one tensor, if the URL asks
     values: Chart | None  # the same as a chart; `None` if no element is finite
-    sharing: Sharing | None  # what it shares with its neighbours, where that was asked for
+    sharing: Sharing | None  # bytes shared with its neighbours, if the URL asks
     budget_mib: int  # the budget for reading tensors
 
 

@@ -1,4 +1,4 @@
-"""The checkpoints of a run with the reasons why they stay or went."""
+"""The checkpoints of a run, each with the reason why it stays or was evicted."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class CheckpointRow:
     """A checkpoint of the run."""
 
     ref: str  # its name within the run
-    saved: Saved  # what the log tells of it
+    saved: Saved  # its record from the log
     state: str  # `kept`, `evicted` or `superseded`
-    reason: str  # why it stays or went
+    reason: str  # why it stays or was evicted
     marks: tuple[str, ...]  # names that point at it
-    value: float | None  # the value of the metric that the run is listed with
+    value: float | None  # its value of the run's listed metric
 
 
 def read_rows(

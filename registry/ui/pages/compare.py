@@ -26,17 +26,17 @@ from holdfast.registry.ui.pages.states import find_checkpoint
 from holdfast.registry.ui.source import Source
 from holdfast.registry.values import Digest
 
-#: Bytes of chunks, of both checkpoints together, that one request may read.
+#: Maximum bytes of chunks, of both checkpoints together, that one request reads.
 BUDGET_BYTES = 64 * 2**20
-#: Rows of tables; the rest is counted.
+#: Maximum rows of a table; the page counts the rest.
 SHOWN = 500
-#: The most layers, and the most parameters of a layer, of a heat map.
+#: Maximum number of layers, and of parameters of a layer, in a heat map.
 LAYERS, PARAMETERS = 200, 60
 
 _NUMBER = re.compile(r"(?:^|[/.])\d+(?=[/.]|$)")
 
 
-#: Names that are offered for each side.
+#: Number of names that the form offers for each side.
 OFFERED = 100
 
 
@@ -62,7 +62,7 @@ class MetricPair:
 
     @property
     def change(self) -> float | None:
-        """The second minus the first; `None` where one of them is absent."""
+        """The second minus the first; `None` if one is absent."""
         return None if self.before is None or self.after is None else self.after - self.before
 
 
@@ -108,9 +108,9 @@ class HeatMap:
     #: read. Tensors that did not change are 0.
     cells: tuple[tuple[float | None, ...], ...]
     hidden: int  # number of tensors beyond these layers and parameters; `tensors` has them
-    read_bytes: int  # bytes of chunks that were read at most, of both checkpoints
-    left: int  # number of changed tensors that the budget did not reach
-    left_bytes: int  # bytes of their chunks that differ, of both checkpoints
+    read_bytes: int  # upper bound of the chunk bytes that were read, of both checkpoints
+    left: int  # number of changed tensors beyond the budget
+    left_bytes: int  # bytes of their different chunks, of both checkpoints
     budget_bytes: int
 
 
@@ -162,7 +162,7 @@ def heat_map(
 def offered(source: Source, refs: Iterable[str]) -> tuple[str, ...]:
     """Return refs that may be compared: of the runs in `refs`, or else the latest of any run.
 
-    Runs that are open already cost a look each; without one the names are listed.
+    Each open run costs one request; if none is open, the names are listed.
     """
     names = dict.fromkeys(ref.partition("/")[0] for ref in refs if "/" in ref)
     found = source.runs(list(names)).runs.values()
@@ -189,7 +189,7 @@ def split_path(path: str) -> tuple[str, str]:
 def _grid(moved: Iterable[Moved], same: Iterable[str], found: HeatMap) -> HeatMap:
     changed = {(one.layer, one.parameter): one.distance.relative for one in moved}
     values = {split_path(path): 0.0 for path in same} | changed
-    # Layers in which nothing changed tell nothing; the others show what stayed, too.
+    # Skip layers without a change; the others also show their unchanged tensors.
     within = {layer for layer, _ in changed}
     layers = sorted(within, key=_natural)[:LAYERS]
     names = dict.fromkeys(parameter for layer, parameter in values if layer in within)

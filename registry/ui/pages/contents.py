@@ -8,7 +8,7 @@ from heapq import nlargest
 from holdfast.registry.loading import Stored, tensors_by_path
 from holdfast.registry.values import Digest
 
-#: The largest tensors that are shown one by one; the others of a component are shown together.
+#: Number of tensors that are shown one by one, the largest; the rest of a component is one entry.
 TENSORS_SHOWN = 1000
 
 
@@ -20,7 +20,7 @@ class TensorRow:
     dtype: str  # name of its element type
     shape: tuple[int, ...]  # axis lengths
     nbytes: int
-    original: str | None  # its wider element type before it lost precision; `None` if it lost none
+    original: str | None  # its wider type before it lost precision; `None` if it lost none
 
 
 @dataclass(frozen=True, slots=True)

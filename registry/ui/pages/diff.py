@@ -19,7 +19,7 @@ from holdfast.registry.ui.pages.trouble import Trouble, tried
 from holdfast.registry.ui.pages.view import Asked, Shown, View
 from holdfast.registry.ui.source import Source
 
-#: MiB of tensors that a written page reads for each run.
+#: Budget of a written page for the tensors of each run, in MiB.
 _WRITTEN_MIB = 16
 
 
@@ -27,10 +27,10 @@ _WRITTEN_MIB = 16
 class DiffPage:
     """Page that compares two checkpoints."""
 
-    before: str  # the ref of the first, as it was asked for
-    after: str  # that of the second
+    before: str  # the given ref of the first checkpoint
+    after: str  # the given ref of the second
     found: Comparison | None  # the comparison; `None` until both are named
-    heat: HeatMap | None  # how far tensors moved, where that was asked for
+    heat: HeatMap | None  # how far tensors moved, if the URL asks
     grid: Grid | None  # the same by layer; `None` if nothing was read
     budget_mib: int  # the budget for reading tensors
     offered: tuple[str, ...]  # refs that the form offers
@@ -55,7 +55,7 @@ def _ask(source: Source, asked: Asked) -> Shown:
 
 
 def _parts(source: Source, runs: Sequence[str]) -> Iterable[Asked]:
-    """Yield for each run its first kept checkpoint and its latest, with what moved in between."""
+    """Yield for each run a comparison of its first kept checkpoint and its latest."""
     for run in source.runs(runs).runs.values():
         first, latest = next(iter(run.manifest.live()), None), run.manifest.latest()
         if first is not None and latest is not None and first.n != latest.n:

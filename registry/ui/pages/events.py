@@ -21,10 +21,10 @@ class Event:
     time_ms: int  # time of the commit, by its author's clock
     author: str  # `user@host`
     lane: Lane  # the part of the run that it changed
-    kind: str  # what happened, in a word or two
-    subject: str = ""  # what it happened to
-    reason: str = ""  # why, or with what result
-    checkpoint: int | None = None  # number of the commit of the checkpoint that it is about
+    kind: str  # the kind of event, in a word or two
+    subject: str = ""  # the changed object
+    reason: str = ""  # the reason, or the result
+    checkpoint: int | None = None  # commit number of its checkpoint
 
 
 def read_events(commits: Iterable[Commit], forks: Iterable[Fork] = ()) -> list[Event]:

@@ -1,4 +1,4 @@
-"""The forks of a run, as far as they are known or cheap to find."""
+"""The known forks of a run, and those that are cheap to find."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from holdfast.registry.history import step_ref
 from holdfast.registry.ui.source import Source
 
-#: Seconds for which a list of the runs is good enough to find forks.
+#: Seconds for which a list of runs may be used again to find forks.
 MAX_AGE_S = 60
-#: First commits of runs that are read to find forks, without being asked to.
+#: Maximum number of first commits that are read to find forks, unless the user asks for more.
 UNASKED = 64
 
 

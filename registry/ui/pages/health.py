@@ -26,12 +26,9 @@ from holdfast.registry.ui.pages.view import Asked, Shown, View
 from holdfast.registry.ui.source import FRESH_S, Source, now_ms
 from holdfast.registry.upkeep import Finding, LastVerify, VerifyReport, last_verify
 
-# The health of a registry: its epoch, its writers, mirrors, the journal of this machine, findings.
-
-
-#: Rows of tables; the rest is counted.
+#: Maximum rows of a table; the page counts the rest.
 SHOWN = 500
-#: Slots that are read back to find out whether two logs of different length are one history.
+#: Maximum number of slots to read back to check that a longer log continues a shorter one.
 SLOTS_BACK = 64
 #: The statuses of runs that a writer may still continue.
 _ALIVE = ("running", "interrupted")
@@ -59,8 +56,8 @@ class Writer:
     host: str  # the trainer's machine; empty before the first save
     #: When it took the run over, by its clock; `None` before the first save.
     took_over_ms: int | None
-    heard_ms: int  # when it was last heard of
-    interval_ms: int | None  # expected time between two checkpoints, if something tells it
+    heard_ms: int  # its last sign of life
+    interval_ms: int | None  # expected time between two checkpoints, if known
     is_overdue: bool  # whether it was silent for too long
 
 
@@ -69,9 +66,8 @@ class MirroredRun:
     """A run here and in a mirror."""
 
     run: str
-    #: What the mirror is, seen from here: it is `behind` if commits are missing there, and `ahead`
-    #: if they are missing here. `unknown` says that the logs have different lengths and are too
-    #: long to compare.
+    #: State of the mirror: `behind` if it lacks commits, `ahead` if this registry lacks them.
+    #: `unknown` means that the logs have different lengths and are too long to compare.
     state: MirrorState
     here: int  # number of commits here
     there: int  # number of commits in the mirror
@@ -89,7 +85,7 @@ class Mirror:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A save that is only in the journal of this machine."""
+    """A save that only the journal of this machine holds."""
 
     run: str
     number: int  # its number in the journal
@@ -120,17 +116,16 @@ class HealthView:
     race_probe: str  # `passed` or `skipped`: whether its store was raced for exclusive creation
     compression: str  # how chunks are stored; `none` for raw
     writer_version: int  # the version that this program writes
-    remembers_heads: bool  # whether this machine would see that a log went back
+    remembers_heads: bool  # whether this machine notices a log that went back
     epoch: Epoch
     verified: LastVerify | None  # the last verification on this machine; `None` if there is none
-    #: The trainers of the newest runs that are running or were interrupted, the one that was heard
-    #: of last first.
+    #: The trainers of the newest running or interrupted runs, the latest sign of life first.
     writers: tuple[Writer, ...]
     #: Runs among the newest that cannot be read, with the reasons.
     damaged: tuple[tuple[str, Trouble], ...]
-    runs_read: int  # how many runs were looked at
-    pending: int  # how many more are still being read
-    runs: int  # how many there are
+    runs_read: int  # number of runs that were read
+    pending: int  # number of runs still being read
+    runs: int  # number of all runs
 
 
 def health_view(source: Source, *, count: int = PAGE, within_s: float | None = None) -> HealthView:
@@ -279,16 +274,16 @@ class HealthPage:
 
     health: HealthView  # the epoch, the writers and what is damaged
     journal: JournalView | None  # the journal of this machine; `None` if none is named
-    report: VerifyReport | None  # the verification that was asked for
+    report: VerifyReport | None  # the verification, if the URL asks
     findings: tuple[Finding, ...]  # its findings, errors first
-    #: The mirrors, compared by the newest runs, where that was asked for.
+    #: The mirrors, compared by the newest runs, if the URL asks.
     mirrors: tuple[Mirror, ...]
     mirror_urls: tuple[str, ...]  # where the mirrors are
 
 
 def _ask(source: Source, asked: Asked) -> Shown:
     troubles: list[Trouble] = []
-    # An answer in part is asked for again at once, and a verification should not be.
+    # The page asks again at once for a partial answer, which must not repeat a verification.
     is_long = asked.text("verify") or asked.text("mirrors")
     health = health_view(source, within_s=None if is_long else asked.within_s)
     if health.epoch.trouble is not None:

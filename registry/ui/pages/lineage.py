@@ -19,17 +19,17 @@ from holdfast.registry.ui.source import FRESH_S, Source
 # Forks, merges, transitions and companions across runs, as the rows of a graph.
 
 
-#: Runs of one graph at most.
+#: Maximum number of runs in one graph.
 MOST_RUNS = 50
 #: The order of events that have the same time.
 _AT_ONCE = {"begin": 0, "fork": 0, "latest": 2}
-#: Rows of one run for its gates, and as many for its releases.
+#: Maximum rows of one run for its gates, and for its releases.
 _MOST_PINS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A checkpoint that something came from."""
+    """The checkpoint that another object was made from."""
 
     run: str
     ref: str  # its name within the run
@@ -46,7 +46,7 @@ class LineageRow:
     kind: str
     subject: str = ""  # its name
     ref: str = ""  # name of its checkpoint within the run
-    origins: tuple[Origin, ...] = ()  # the checkpoints that it came from
+    origins: tuple[Origin, ...] = ()  # the checkpoints that it was made from
     companions: tuple[str, ...] = ()  # names of the states that were frozen or saved with it
 
 
@@ -56,9 +56,9 @@ class Drawn:
 
     row: LineageRow
     lane: int  # the lane of its run, from 0
-    above: tuple[int, ...]  # lanes that go on above it
-    below: tuple[int, ...]  # lanes that go on below it
-    edges: tuple[int, ...]  # lanes below it that an edge of it leads to
+    above: tuple[int, ...]  # lanes that continue above it
+    below: tuple[int, ...]  # lanes that continue below it
+    edges: tuple[int, ...]  # lanes below it, to which its edges lead
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def read_lineage(
     if len(unread) <= BIRTHS_UNASKED or reads_births:
         source.births(names)
         unread = []
-    # A run that is still being read tells its parent later.
+    # The parent of a run that is still being read is known later.
     known = {*names} - {*unread} - {*first.pending} | {*first.failed}
     family = _family(source, chosen, known, {*names})[:MOST_RUNS]
     left = None if until is None else max(0.0, until - time.monotonic())
@@ -177,7 +177,7 @@ def _rows(run: RunManifest) -> Iterator[LineageRow]:
 def _entered(run: RunManifest, phase: PhaseRecord) -> LineageRow:
     kind = "pivot" if phase.name else "warm start" if phase.stays else "transition"
     entered = phase.to_phase if phase.stays else f"{phase.from_phase} to {phase.to_phase}"
-    # The action has no time of its own here: the next checkpoint tells when.
+    # The action has no time here: the next checkpoint gives it.
     after = (one.time_ms for one in run.checkpoints if one.n > phase.n)
     time_ms = next(after, _newest_ms(run))
     source_run, slash, ref = phase.source.partition("/")

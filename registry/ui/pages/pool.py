@@ -14,12 +14,9 @@ from holdfast.registry.ui.pages.view import Asked, Shown, View
 from holdfast.registry.ui.source import Source
 from holdfast.registry.values import Digest
 
-# The pool of a run: who plays, how ratings changed, who played whom, who left.
-
-
-#: The newest slots of a log that are read for matches and evictions.
+#: Number of the log's newest slots to read for matches and evictions.
 SLOTS_READ = 256
-#: The most versions of the matrix of matches: those that played last.
+#: Maximum number of versions in the matrix of matches: the last ones that played.
 PLAYERS = 40
 #: The newest evictions, and the newest ratings of the curves, that are shown.
 EVICTIONS, RATINGS = 200, 5000
@@ -27,7 +24,7 @@ EVICTIONS, RATINGS = 200, 5000
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """An entry that plays."""
+    """A playing entry."""
 
     place: int  # its place on the ladder, from 1
     version: int
@@ -40,7 +37,7 @@ class Rung:
     games: int
     wins: int
     frozen: bool  # whether it is never evicted and never rated again
-    gate: str | None  # the gate that it was made from
+    gate: str | None  # its gate
     promoted_ms: int  # when it was promoted, by the promoter's clock
 
     @property
@@ -66,18 +63,18 @@ class Gone:
     version: int
     time_ms: int  # when it left, by the author's clock
     reason: str  # why
-    mu: float | None  # its last rating, where the part of the log that was read has one
+    mu: float | None  # its last rating, if the slots that were read have one
     sigma: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """Who played whom."""
+    """The matches of a pool, as a matrix."""
 
-    versions: tuple[int, ...]  # those that played last, ascending
-    #: For each version, the games that it played together with each of them.
+    versions: tuple[int, ...]  # the last versions that played, ascending
+    #: For each version, the number of games together with each version.
     games: tuple[tuple[int, ...], ...]
-    #: For each version, how many of these games it won: it came first alone.
+    #: For each version, the number of these games that it won: it alone came first.
     wins: tuple[tuple[int, ...], ...]
     #: For each version, games and wins in which no other entry took part: the model in training was
     #: its opponent.
@@ -91,17 +88,17 @@ class PoolView:
     """The pool of a run."""
 
     run: str
-    size: int | None  # the most entries that are not frozen; `None` without a bound
+    size: int | None  # maximum number of entries that are not frozen; `None` without a bound
     ladder: tuple[Rung, ...]  # the entries that play, the highest conservative rating first
     #: The ratings in the order of the log, of entries that play and that left.
     ratings: tuple[RatingPoint, ...]
     matches: Matches  # who played whom
     gone: tuple[Gone, ...]  # the newest entries that left, newest first
-    gone_count: int  # how many left in the part of the log that was read
+    gone_count: int  # number of entries that left, in the slots that were read
     is_live: bool  # whether the run is running
     commits: int  # number of its commits
     slots: int  # number of slots of the log
-    slots_read: int  # how many of them, the newest, were read
+    slots_read: int  # number of slots that were read, the newest
 
 
 def pool_view(source: Source, run_id: str, *, everything: bool = False) -> PoolView:
@@ -204,7 +201,7 @@ class _Played:
             self._won_alone[one.version] += one.wins
 
     def matches(self) -> Matches:
-        """Return who played whom."""
+        """Return the matrix of matches."""
         versions = sorted(list(self._newest)[-PLAYERS:])
         games, wins = (
             tuple(tuple(found[one, other] for other in versions) for one in versions)
@@ -218,7 +215,7 @@ class _Played:
 # Charts of a pool: its ladder, the ratings over time, who played whom.
 
 
-#: The most entries with a curve of their own: those with the highest last ratings.
+#: Maximum number of entries with a curve: the highest last ratings.
 _CURVES = 8
 
 

@@ -27,12 +27,12 @@ from holdfast.registry.ui.pages.view import Asked, Shown, View
 from holdfast.registry.ui.source import Source
 from holdfast.registry.upkeep import Damage
 
-# The streams of a run: how long they are, and the numbers in those that are read.
+# The streams of a run: their lengths, and the numbers in the streams that are read.
 
 
-#: Segments that are read without being asked to; each costs two or three requests.
+#: Segments that are read unless the user asks for more; each costs two or three requests.
 SEGMENTS_UNASKED = 16
-#: Fields of which a chart is drawn.
+#: Maximum number of fields with a chart.
 _MOST_FIELDS = 6
 
 
@@ -51,7 +51,7 @@ class StreamShown:
 
 
 def read_streams(run: Run, wanted: Sequence[str]) -> Iterator[StreamShown]:
-    """Yield the streams of a run; the small ones and those that are wanted are read."""
+    """Yield the streams of a run; only small and wanted streams are read."""
     left = SEGMENTS_UNASKED
     for record in run.manifest.streams:
         segments = len(record.segments)
@@ -95,9 +95,6 @@ def _stream_charts(name: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[
         yield curves(f"{name}: {field}" if field != name else name, [Curve(field, points)])
 
 
-# One run: what it is, its events, its checkpoints with the reasons why they stay, its curves.
-
-
 @dataclass(frozen=True, slots=True)
 class RunShown:
     """A run."""
@@ -105,7 +102,7 @@ class RunShown:
     row: RunRow | None  # its summary; `None` if the run cannot be read
     #: Names and values of its settings, in the order in which they are shown.
     facts: tuple[tuple[str, str], ...]
-    forks: tuple[Fork, ...]  # the runs that were forked from it, as far as they are known
+    forks: tuple[Fork, ...]  # the known forks of it
     events: tuple[Event, ...]  # what happened, the newest first
     checkpoints: tuple[CheckpointRow, ...]  # its checkpoints, the newest first
     timeline: Chart | None  # the events by time; `None` without any
@@ -116,11 +113,11 @@ class RunShown:
     single: tuple[tuple[str, float, str], ...]
     streams: tuple[StreamShown, ...]
     config: object
-    environment: Mapping[str, str]  # where it began
+    environment: Mapping[str, str]  # the environment in which it started
     first_commit: int  # number of the first commit whose events are shown
     pending: int  # how many older slots of its log are still being read
     waited: float | None  # share of the time in which training waited for saves, 0 to 1
-    troubles: tuple[Trouble, ...]  # what could not be read
+    troubles: tuple[Trouble, ...]  # parts that could not be read
 
 
 def show_run(

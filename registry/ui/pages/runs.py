@@ -24,7 +24,7 @@ from holdfast.registry.upkeep import Damage
 
 #: Rows of the first view, and of each "load more".
 PAGE = 50
-#: Beginnings of runs that are read to find the newest, without being asked to.
+#: Maximum number of first commits that are read to find the newest runs, unless the user asks.
 BIRTHS_UNASKED = 200
 #: Points of a sparkline.
 SPARK = 60
@@ -38,14 +38,14 @@ class RunRow:
 
     name: str
     status: str = ""  # its status, `dropped`, or `damaged`
-    is_overdue: bool = False  # whether it is running and was silent for too long
+    is_overdue: bool = False  # whether it is running but silent for too long
     phase: str | None = None
-    checkpoints: int = 0  # how many it keeps on its line
+    checkpoints: int = 0  # number of kept checkpoints on its line
     step: int | None = None  # step of the latest
     created_ms: int | None = None  # when it was created
-    heard_ms: int | None = None  # when it was last heard of
+    heard_ms: int | None = None  # its last sign of life
     size_bytes: int = 0  # sum of the tensors of its kept checkpoints; shared ones count in each
-    metric: str | None = None  # the metric of the next three; `None` without one
+    metric: str | None = None  # the metric of the next three fields; `None` without one
     best: float | None = None
     latest: float | None = None  # the value of the latest checkpoint
     spark: tuple[float, ...] = ()  # its values by checkpoint, oldest first
@@ -70,7 +70,7 @@ class RunsPage:
     rows: tuple[RunRow, ...]  # the runs that are shown
     total: int  # runs in the registry
     matching: int  # the runs whose names match
-    undated: int  # runs with names without a date whose beginnings were not read: they come last
+    undated: int  # runs of unknown age, which come last
 
 
 def list_runs(
@@ -116,7 +116,7 @@ def _sorted(names: Sequence[str], ages: Mapping[str, int]) -> list[str]:
 
 
 def _ages(source: Source, names: Sequence[str], *, reads_births: bool) -> dict[str, int]:
-    """Return when runs began, in milliseconds, as far as that is known or cheap to find out."""
+    """Return the times when runs started, in milliseconds, if known or cheap to find."""
     found = {name: time for name in names if (time := dated_by_name(name)) is not None}
     undated = [name for name in names if name not in found]
     unread = source.unread_births(undated)
@@ -158,7 +158,7 @@ def _row(
 
 
 def marked_row(row: RunRow, damage: Damage) -> RunRow:
-    """Return a row that says whether anything of the run is damaged."""
+    """Return a row that shows whether anything of the run is damaged."""
     if not damage.in_run(row.name):
         return row
     return replace(row, problems=("damaged", *row.problems))

@@ -25,9 +25,9 @@ from holdfast.registry.values import number
 # Several runs side by side: their metrics in common charts, and what differs between them.
 
 
-#: Runs that are compared at most.
+#: Maximum number of runs to compare.
 MOST_RUNS = 20
-#: A value that a run does not have.
+#: Stands for a value that a run does not have.
 ABSENT = object()
 
 
@@ -37,7 +37,7 @@ class ValueRow:
 
     name: str  # its name or path
     values: tuple[str | None, ...]  # its value in each run; `None` where a run has no such value
-    differs: tuple[bool, ...]  # for each run, whether its value differs from that of the first one
+    differs: tuple[bool, ...]  # for each run, whether its value differs from the first run's
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ class SideBySide:
     #: A chart for each metric of which a run has several values, with a curve for each run; at most
     #: `MOST_CHARTS`.
     charts: tuple[Chart, ...]
-    metrics: int  # how many such metrics there are
-    single: tuple[ValueRow, ...]  # the metrics of which each run has at most one value
+    metrics: int  # number of such metrics
+    single: tuple[ValueRow, ...]  # metrics with at most one value in each run
     settings: tuple[ValueRow, ...]  # seed, preset, origin and the like
     config: tuple[ValueRow, ...]  # values of the configurations that differ
     same_config: int  # how many values of the configurations are equal
     environment: tuple[ValueRow, ...]  # values of the environments that differ
     same_environment: int  # how many are equal
     pending: int  # runs whose logs are still being read
-    troubles: tuple[Trouble, ...]  # what could not be read
+    troubles: tuple[Trouble, ...]  # parts that could not be read
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The bytes of a registry, and dry runs of what would free some."""
+"""The bytes of a registry, and dry runs of prune and gc."""
 
 from __future__ import annotations
 
@@ -20,25 +20,22 @@ from holdfast.registry.ui.source import Source
 from holdfast.registry.upkeep import GcReport, RunUsage, Usage
 from holdfast.registry.values import Digest, size
 
-# The bytes of a registry: what is on the store, who needs it, what a prune or a gc would free.
-
-
-#: Objects of each kind that are listed: ten requests on S3.
+#: Maximum number of objects of each kind to list: ten requests on S3.
 LISTED = 10_000
 #: Steps of the curve of growth.
 STEPS = 120
 #: Upper bounds of the classes of pack sizes, in bytes.
 PACK_SIZES = tuple(2**power for power in (16, 18, 20, 22, 24, 26))
-#: Rows of tables; the rest is counted.
+#: Maximum rows of a table; the page counts the rest.
 SHOWN = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The objects of one kind, as far as they were listed."""
+    """The listed objects of one kind."""
 
     name: str  # `packs`, `manifests` or `placements`
-    objects: int  # how many were listed
+    objects: int  # number of listed objects
     nbytes: int
     is_all: bool  # whether these are all
 
@@ -47,14 +44,14 @@ class Kind:
 class PackClass:
     """Packs of similar size."""
 
-    below: int | None  # they have at most this many bytes; `None` for the largest
+    below: int | None  # maximum bytes of each; `None` for the largest class
     packs: int  # how many
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The bytes that were put until a moment and are still there."""
+    """The bytes that were put before a moment and still exist."""
 
     time_ms: int
     nbytes: int
@@ -65,7 +62,7 @@ class StorageView:
     """Objects on the store: by kind, by size, by time."""
 
     kinds: tuple[Kind, ...]  # the objects by kind
-    packs: tuple[PackClass, ...]  # the packs by size; empty classes are left out
+    packs: tuple[PackClass, ...]  # the packs by size; without empty classes
     growth: tuple[Growth, ...]  # the listed objects by the time when they were put, oldest first
 
     @property
@@ -75,7 +72,7 @@ class StorageView:
 
     @property
     def is_all(self) -> bool:
-        """Whether every object was listed; otherwise it is a sample that chance chose."""
+        """Whether every object was listed; otherwise the listed ones are a random sample."""
         return all(kind.is_all for kind in self.kinds)
 
 
@@ -84,7 +81,7 @@ class Counted:
     """The bytes by run."""
 
     usage: Usage
-    runs: tuple[RunUsage, ...]  # the runs, those that need most bytes alone first; at most `SHOWN`
+    runs: tuple[RunUsage, ...]  # the runs, by the bytes that each needs alone; at most `SHOWN`
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +89,13 @@ class PrunePlan:
     """Checkpoints that a prune of one run would evict."""
 
     run: str
-    policy: Retention | None  # the policy that was given; `None` for the run's own
+    policy: Retention | None  # the given policy; `None` for the run's own
     kept: tuple[Verdict, ...]  # the checkpoints that stay, newest first; at most `SHOWN`
     kept_count: int  # how many stay
-    evicted: tuple[Verdict, ...]  # those that would go, newest first; at most `SHOWN`
-    evicted_count: int  # how many would go
+    evicted: tuple[Verdict, ...]  # the checkpoints to evict, newest first; at most `SHOWN`
+    evicted_count: int  # number of checkpoints to evict
     evicted_ids: frozenset[Digest]
-    #: Bytes of the tensors of those that would go; what they share with others stays on the store.
+    #: Bytes of the tensors to evict; bytes shared with other checkpoints stay on the store.
     evicted_bytes: int
 
 
@@ -212,7 +209,7 @@ def byte_axis(most: int) -> dict[str, Any]:
     }
 
 
-# Charts of bytes: by what needs them, by run, by time, and the sizes of packs.
+# Charts of bytes: by use, by run, by time, by size of pack.
 
 
 #: Runs that have a bar.
@@ -221,7 +218,7 @@ _LEGEND = {"orientation": "h", "traceorder": "normal", "y": 1.02, "yanchor": "bo
 
 
 def growth_chart(view: StorageView) -> Chart:
-    """Return the bytes that were put until each moment and are still there."""
+    """Return the bytes that were put before each moment and still exist."""
     trace = {
         "type": "scatter",
         "mode": "lines",
@@ -275,7 +272,7 @@ def packs_chart(view: StorageView) -> Chart:
 
 
 def parts_chart(usage: Usage) -> Chart:
-    """Return one bar of all bytes on the store, by what needs them."""
+    """Return one bar of all bytes on the store, by their use."""
     parts = {
         "needed by one state": (usage.own_bytes, "var(--accent)"),
         "shared by several": (usage.shared_bytes, "var(--good)"),
@@ -306,7 +303,7 @@ def parts_chart(usage: Usage) -> Chart:
 
 
 def runs_chart(runs: Sequence[RunUsage]) -> Chart:
-    """Return a bar for each of the largest runs: what it alone needs, and what it shares."""
+    """Return a bar for each of the largest runs: bytes that it alone needs, and shared bytes."""
     shown = [one for one in runs[:_BARS] if one.own_bytes or one.shared_bytes][::-1]
     names = [one.run for one in shown]
     traces = [
@@ -359,12 +356,12 @@ class StoragePage:
     view: StorageView  # what is on the store
     growth: Chart | None  # the objects by time; `None` if there are none
     packs: Chart | None  # the packs by size; `None` if there are none
-    counted: Counted | None  # the bytes by run, where they were asked for
+    counted: Counted | None  # the bytes by run, if the URL asks
     parts: Chart | None  # all bytes as one bar
     runs: Chart | None  # a bar for each of the largest runs
-    gc: GcReport | None  # what a collection would delete, where that was asked for
-    prune: PrunePlan | None  # what a prune would evict, where that was asked for
-    #: The bytes that the evicted checkpoints alone need, if bytes were counted too.
+    gc: GcReport | None  # a dry collection, if the URL asks
+    prune: PrunePlan | None  # the plan of a prune, if the URL asks
+    #: Bytes that only the checkpoints to evict need, if bytes were counted too.
     freed: int | None
 
 
@@ -408,7 +405,7 @@ def _policy(asked: Asked) -> Retention | None:
 
 
 def _freed(counted: Counted | None, prune: PrunePlan | None) -> int | None:
-    """Return the least number of bytes that go: those that a single evicted checkpoint needs."""
+    """Return a lower bound of the freed bytes: the bytes that single checkpoints need alone."""
     if counted is None or prune is None:
         return None
     run = next((one for one in counted.usage.runs if one.run == prune.run), None)

@@ -14,7 +14,7 @@ from holdfast.registry.ui.pages.compare import HeatMap
 from holdfast.registry.ui.pages.contents import Contents
 from holdfast.registry.values import size
 
-#: A part of a path: a name in quotes, or what is between slashes and dots.
+#: A part of a path: a name in quotes, or text between slashes and dots.
 _PART = re.compile(r'"(?:[^"\\]|\\.)*"|[^/.]+')
 #: Exponents of ten that a heat map shows below its greatest value.
 _DECADES = 4
@@ -22,7 +22,7 @@ _DECADES = 4
 
 @dataclass(slots=True)
 class _Node:
-    """A part of the paths of tensors, with what is below it."""
+    """A part of the paths of tensors, with the parts below it."""
 
     label: str
     nbytes: int = 0
@@ -152,7 +152,7 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def _flat(node: _Node, parent: str = "") -> Iterator[_Part]:
-    """Yield everything below a node; a node with a single thing in it becomes one with that."""
+    """Yield everything below a node; a node with a single child is merged with the child."""
     for at, child in enumerate(node.below.values()):
         label, number = child.label, f"{parent}.{at}" if parent else str(at)
         while len(child.below) == 1 and not child.about:

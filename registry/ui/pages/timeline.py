@@ -75,7 +75,7 @@ _HOVER = "%{customdata[0]}<br>%{customdata[1]}<br>%{customdata[2]}<extra></extra
 
 
 def timeline(events: Sequence[Event], rows: Sequence[CheckpointRow]) -> Chart:
-    """Return the time line: hovering over a checkpoint says why it stays or went."""
+    """Return the time line; hovering over a checkpoint shows why it stays or was evicted."""
     told = [one for one in events if one.lane in _LANES and one.lane != "checkpoints"]
     lanes = [lane for lane in _LANES if (rows and lane == "checkpoints") or _has(told, lane)]
     traces = [*_checkpoints(rows), *_others(told)]

@@ -1,4 +1,4 @@
-"""An error as a page shows it: the view goes on without what could not be read."""
+"""Errors for pages: a view shows the rest without the part that could not be read."""
 
 from __future__ import annotations
 

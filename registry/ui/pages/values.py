@@ -30,7 +30,7 @@ class Saved:
 
 
 def saved_of(run: RunManifest | None, commits: Iterable[Commit]) -> tuple[Saved, ...]:
-    """Return the checkpoints that a run keeps, and those that commits of its log added."""
+    """Return the kept checkpoints of a run, and the checkpoints that commits of its log added."""
     kept = {} if run is None else {one.n: _kept(one) for one in run.checkpoints}
     found = {one.n: one for one in _told(commits)} | kept
     return tuple(found[n] for n in sorted(found))
@@ -50,7 +50,7 @@ def _kept(one: CheckpointRecord) -> Saved:
 
 
 def _told(commits: Iterable[Commit]) -> Iterable[Saved]:
-    """Return the checkpoints that commits added, with what later commits say of them."""
+    """Return the checkpoints that commits added, updated by the later commits."""
     found: dict[int, Saved] = {}
     for commit in commits:
         for action in commit.actions:
@@ -80,7 +80,7 @@ def _told(commits: Iterable[Commit]) -> Iterable[Saved]:
 def metric_names(
     saved: Sequence[Saved], first: Iterable[str] = (), *, matching: str = ""
 ) -> tuple[str, ...]:
-    """Return the metrics that any checkpoint has."""
+    """Return the names of metrics that any checkpoint has."""
     known = {name for one in saved for name in one.metrics if matching.lower() in name.lower()}
     ahead = [name for name in first if name in known]
     return tuple(dict.fromkeys([*ahead, *sorted(known)]))

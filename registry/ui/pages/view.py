@@ -10,7 +10,7 @@ from holdfast.registry.errors import InvalidInput
 from holdfast.registry.ui.pages.trouble import Trouble
 from holdfast.registry.ui.source import Source
 
-#: Seconds that a view waits for runs; what is not read by then comes with a later poll.
+#: Seconds that a view waits for runs; the others come with a later poll.
 PATIENCE_S = 0.4
 
 
@@ -26,7 +26,7 @@ class Asked:
     within_s: float | None = None
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a value of the path or the query; of several the last."""
+        """Return a value of the path or the query; the last one of several."""
         if name in self.path:
             return self.path[name]
         return self.query[name][-1] if self.query.get(name) else default
@@ -56,11 +56,11 @@ class Shown:
 
     title: str  # the heading and title of the page
     body: Any  # the answer of its query, for the template
-    troubles: tuple[Trouble, ...] = ()  # what could not be read
+    troubles: tuple[Trouble, ...] = ()  # parts that could not be read
     #: The runs that may grow, each with the number of commits that are shown.
     live: Mapping[str, int] = field(default_factory=dict)
     is_partial: bool = False  # whether runs are still being read: the page asks again at once
-    run: str | None = None  # the run that it is about; its other views are linked
+    run: str | None = None  # its run, to whose other views it links
 
 
 def _none(source: Source, runs: Sequence[str]) -> Iterable[Asked]:  # noqa: ARG001
@@ -76,9 +76,9 @@ class View:
     #: Its path, with `{name}` for parts and `{name:path}` for a part that may have slashes.
     path: str
     template: str  # the file in `templates/`
-    #: Returns what it shows. Its errors become a page that says them.
+    #: Returns the answer. Its errors become a page that shows them.
     ask: Callable[[Source, Asked], Shown]
-    #: Where the navigation has it: among the views of the registry, or of a run, or nowhere.
+    #: Its place in the navigation: among the views of the registry, of a run, or nowhere.
     place: Literal["registry", "run"] | None = None
-    #: Returns what a written page about some runs shows of this view.
+    #: Returns the arguments of this view's parts in a written page about some runs.
     parts: Callable[[Source, Sequence[str]], Iterable[Asked]] = _none

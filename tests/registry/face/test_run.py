@@ -664,7 +664,7 @@ def test_best_needs_a_monitor(run):
     save_small(run, 1, 2, 3)
     with pytest.raises(
         InvalidInput,
-        match=r"run: the run has no monitor to decide which checkpoint is best.*monitor=",
+        match=r"run: the run has no monitor.*which checkpoint is best.*monitor=",
     ):
         run.best()
     assert run.best(monitor=Monitor(metric="none", mode="min")) is None
