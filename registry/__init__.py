@@ -1,16 +1,9 @@
 """The meaning of the bytes: states, checkpoints and runs.
 
-The rooms, from the ground up; each imports only what is below it:
-
-- `values`, `pytree`: digests, canonical JSON, records; states taken apart into JSON and arrays.
-- `storage`, `precision`, `zarr`: objects on a store, read and verified; narrower types; Zarr views.
-- `spec`, `history`: the rules of a run; its log, replay, retention.
-- `writing`, `loading`: put states on a store, and read them into memory.
-- `comparing`, `following`, `formats`, `maintenance`, `names`, `streams`, `pool`: one use each.
-- `training`, `merging`, `transitions`: add checkpoints to a run.
-- `runs`, `registries`: the objects and functions for users. `cli` is the command.
-
-docs/architecture.md describes them, with every step of a save and of a load.
+Each folder here is a room: a package with one subject, described in its `__init__.py`. The rooms
+form layers, and a room imports only rooms below its own layer, by the names that they list. The
+layers are in `pyproject.toml`, where `lint-imports` checks them. docs/architecture.md describes the
+rooms in the same order, and shows a save, a load and a collection step by step.
 """
 
 from __future__ import annotations

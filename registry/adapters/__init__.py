@@ -1,8 +1,8 @@
 """Holdfast inside other programs. Each module wraps one of them, and only it imports that package.
 
 - `lightning`, `lightning_io`, `lightning_shards`, `transformers`, `wandb`, `ipython`.
-- `saving`, `sharded`: the parts that trainers share; `hub_folder` takes models of transformers and
-  PEFT apart, and writes them as files.
+- `saving`, `sharded`: the parts that trainers share; `hub_parts` takes models of transformers and
+  PEFT apart into components.
 - `dcp`: runs as storage of torch.distributed.checkpoint.
 - `filesystem`: stored states as files of a read-only fsspec file system, `holdfast://`.
 

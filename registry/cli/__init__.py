@@ -9,7 +9,7 @@
   messages name become options and commands.
 
 Each other module has the commands of one noun, such as `runs` or `releases`. A command decides
-nothing: it calls the public methods of the library. Nothing imports this room. docs/cli.md
+nothing: it calls the public methods of the library. docs/cli.md
 describes the commands and their JSON, which is as fixed as an API.
 """
 

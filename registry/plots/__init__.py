@@ -3,7 +3,7 @@
 - `curves`: which curves there are, their points, and what is marked: plain values.
 - `figure`: the figure. The one module that imports plotly (the extra `ui`), when one is made.
 
-It only reads. `runs` depends on it, and `ui` takes the numbers of streams from `curves`.
+It only reads. `curves` also serves pages that show the numbers of streams.
 docs/notebooks.md describes what users see.
 """
 

@@ -3,11 +3,11 @@
 `flatten` makes a `FlatState` of a state, `unflatten` makes the state again; `encoding` and
 `decoding` are their walks. `containers`, `scalars`, `stamps`, `numpy_arrays`, `torch_arrays` have
 one codec for each type below, and `jax_arrays` for arrays of jax; `adapters` lets callers add types
-of their own. `claims` checks a skeleton from a store before it is used; `parts` cuts one down to
-some of its values. Only `torch_arrays` and `torch_memory` import torch.
+of their own. `claims` checks a skeleton from a store before it is used, and cuts it down to some of
+its values. Only `torch_arrays` and `torch_memory` import torch.
 
 The table below decides bytes, so it decides ids: a tag may be added, none changes its meaning.
-`storage`, `training` and `loading` are built on this room. Specified in docs/spec.md, section 4.
+Specified in docs/spec.md, section 4.
 
 A component's skeleton is one node. None, true, false, strings and integers within 2^53 are
 themselves and a list is a JSON array of nodes; everything else is an object with one key, its tag.

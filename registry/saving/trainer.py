@@ -48,6 +48,21 @@ _LOGGER = logging.getLogger("holdfast")
 class Trainer:
     """The saving side of a run's handle. It owns the run from its first save on.
 
+    A local save, from the call to the last byte:
+
+    1. `save` waits for a save in the background. `save_async` copies the state here, and a thread
+       does the rest.
+    2. `prepare_save` flattens the state and checks it against the rules of the run.
+    3. `SaveCommit` is made: the change that `Committer.commit` carries through steps 4 to 9.
+    4. `SaveCommit.check` refuses the save if another trainer owns the run, or its rules forbid it.
+    5. `SaveCommit.write_states` hashes chunks in threads, and skips those that a base holds.
+    6. The new chunks are encoded and put as packs, while the log is read in another thread.
+    7. The manifest and the placement are put. Nothing is visible yet.
+    8. `Writer.commit` checks that no sweep has condemned an object that the commit names.
+    9. `RunLog.append` puts the slot: checkpoint, evictions and stream entries appear together. If
+       another writer took the slot, the lines are composed again; after a sweep, back to step 4.
+    10. The trainer notes that it owns the run, and returns the `Checkpoint`.
+
     Attributes:
         is_stopped: Whether a signal has ended the training run; it is then never `completed`, nor
             `failed` by an error that the signal caused.

@@ -1,6 +1,6 @@
 """Connect to the store of a registry: create its `registry.json`, or read it.
 
-`holdfast.registry.registries` makes a `Registry` of the `Store` that these functions return.
+`holdfast.registry.face` makes a `Registry` of the `Store` that these functions return.
 """
 
 from __future__ import annotations

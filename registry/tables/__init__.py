@@ -6,8 +6,7 @@
 - `runs`: a row for each run of a registry.
 - `entries`: a row for each entry of a stream.
 
-It only reads. `streams`, `runs` and `registry` depend on it. docs/notebooks.md documents the
-columns, and a test compares them.
+It only reads. docs/notebooks.md documents the columns, and a test compares them.
 """
 
 from __future__ import annotations

@@ -363,7 +363,19 @@ class _Sweep:
 
 
 class Collector:
-    """One collection, step by step.
+    """One collection, step by step; `collect` calls the steps.
+
+    1. `choose` refuses links, lists all objects, and only then the logs of all runs.
+    2. It replays every log. An object is unneeded if no run names it, at its head or in the grace.
+    3. If no object is to be condemned, only step 10 follows.
+    4. `forget` ends the logs of runs that the operator gives up, and records them in an epoch.
+    5. `condemn` puts the unneeded objects as an epoch, or joins a sweep that has named them (G1).
+       From now on no writer that has observed the epoch uses these names.
+    6. `mark` lists the runs again: a run created later observes the epoch (G2).
+    7. It appends a mark to each run's log, and reads all commits before the mark (G3).
+    8. It spares the condemned objects that a run needs at its mark or later (G4).
+    9. `delete` removes the others (G5): manifests, placements and lists first, then packs.
+    10. `delete` removes stale snapshots and probes, and unfinished files of dead writers.
 
     Attributes:
         to_forget: The runs that this collection forgets.

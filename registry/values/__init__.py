@@ -8,8 +8,8 @@
 - `environment`, `process`, `suggest`: the versions and the host of a run, near names.
 - `first_use`, `gc_pause`: names imported when they are used, Python's cycle collector.
 
-`canonical`, `dtypes`, `digest` and `records` decide bytes and ids: they do not change. Every room
-depends on this one. Specified in docs/spec.md, section 2.
+`canonical`, `dtypes`, `digest` and `records` decide bytes and ids: they do not change. Specified in
+docs/spec.md, section 2.
 """
 
 from __future__ import annotations

@@ -7,6 +7,6 @@
 - `reader`: `HoldfastReader`, which fills DCP's targets; `description`: a stored state as DCP
   describes one.
 
-DCP writes no byte of a store, and reads none. Users import this room as `holdfast.dcp`; nothing
-else does. Specified in docs/spec.md, section 43.
+DCP writes no byte of a store, and reads none. Users import this room as `holdfast.dcp`. Specified
+in docs/spec.md, section 43.
 """

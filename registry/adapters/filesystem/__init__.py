@@ -7,6 +7,6 @@
   `state.pt`.
 - `tree`: files and folders as values; `ranges`: files whose bytes are in chunks.
 
-fsspec loads this room by its entry point, users by `holdfast.filesystem`; nothing else imports it.
+fsspec loads this room by its entry point, users by `holdfast.filesystem`.
 Specified in docs/spec.md, section 38.
 """

@@ -3,7 +3,7 @@
 - `stream`: `Stream`, as users hold it; `segments`: runs of entries, each stored as a state.
 - `appends`: which short segments a new one replaces, and the action of the commit.
 
-The format of a segment does not change. `training` appends to streams together with a checkpoint.
+The format of a segment does not change. A save appends to streams in its checkpoint's own slot.
 Specified in docs/spec.md, section 26.
 """
 

@@ -5,8 +5,8 @@
 - `starting`: `fresh`, `warm_start` and `resume`; `stale`: names in a state whose source is gone.
 - `readiness`: checks that must pass before the phase ends; `rows`: the rows of the preset's table.
 
-The tables themselves are data in `holdfast.registry.spec.transition_table`. `run` depends on this
-room. Specified in docs/spec.md, section 25.
+The tables themselves are data in `holdfast.registry.spec.transition_table`. Specified
+in docs/spec.md, section 25.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class RunManifest(Record):
     There are two forms. A *complete* run has the records of all checkpoints and pool entries. A
     *compact* run has the records of the kept ones, only the numbers of the evicted ones, and no
     places of unneeded manifests. Readers and writers use the compact form;
-    `holdfast.registry.history.log.RunLog.history` returns the complete one.
+    `holdfast.registry.history.RunLog.history` returns the complete one.
 
     Attributes:
         run_id: The run.

@@ -4,7 +4,7 @@
 - `following`: `Following` keeps the weights of a model at the newest checkpoint.
 - `swapping`, `resident`: which chunks of the model differ, and writing them into its own memory.
 
-`Watch` commits claims, through `writing`; `Following` only reads. `runs` depends on this room.
+`Watch` commits claims, through `writing`; `Following` only reads.
 Specified in docs/spec.md, section 28.
 """
 

@@ -7,8 +7,8 @@
 - `foreign_arrays`: reads foreign arrays through zarr. Only it, `group` and `element_types` import
   zarr.
 
-zarr is an extra: this module imports it when one of its functions is called. `loading` and
-`formats` depend on this room. Specified in docs/spec.md, section 31.
+zarr is an extra: this module imports it when one of its functions is called. Specified in
+docs/spec.md, section 31.
 """
 
 from __future__ import annotations

@@ -109,6 +109,21 @@ class RankSave(PreparedSave):
 class CollectiveTrainer(Trainer):
     """A trainer of which every rank has one, and whose saves all ranks make together.
 
+    A collective save, from the call to the last byte; CS1 to CS5 are rules of docs/spec.md:
+
+    1. Each rank flattens its part of the state: a sharded tensor becomes a leaf with its box.
+    2. Each rank reports to rank 0: arguments, a digest of each component, checksums of replicas.
+    3. Rank 0 compares the reports. At a difference all ranks raise, and nothing is written.
+    4. Rank 0 makes `CollectiveSave` and gives it to its committer, which checks the save.
+    5. If the layout is new, rank 0 gathers the boxes, makes the plan and sends each rank its part.
+    6. Rank 0 orders the ranks to store. They send pieces of chunks to the owners of the chunks.
+    7. Each rank hashes the chunks that it owns, puts those that the base lacks as packs, and
+       reports digests and locations once its puts are acknowledged (CS2).
+    8. Rank 0 puts its own chunks, then the manifest and the placement of the whole state.
+    9. Rank 0 alone puts the slot. After a sweep it repeats steps 6 to 8 with a new epoch.
+    10. Rank 0 sends the outcome, and all ranks return the checkpoint. A rank that hears nothing
+        looks for the slot in the log itself (CS5).
+
     Rank 0 owns the run. Saves in the background use a thread of each rank, and no process group of
     the training.
     """

@@ -50,6 +50,20 @@ _LOGGER = logging.getLogger("holdfast")
 class JournaledTrainer(Trainer):
     """A trainer whose saves are durable in a journal first.
 
+    A journaled save, from the call to the last byte; J1 to J9 are rules of docs/spec.md:
+
+    1. `save` flattens and checks the state as in `Trainer`, then calls `_store_and_commit` here.
+    2. It raises outcomes of earlier saves that the caller must know: lost, stranded, refused.
+    3. `await_room` waits until the states fit into the bound of the journal.
+    4. `EntryStates` opens a store for the entry; objects of the entry before are linked into it.
+    5. `JournaledSave.check` checks the save against the expected run: the log, then the entries.
+    6. `write_states` puts packs, manifests and placements into the entry's store.
+    7. The first save of a handle commits a takeover to the registry, and reads it back (J1).
+    8. `RunFolder.acknowledge` puts the entry: the save is durable on this machine, and returns.
+    9. A thread carries the entries in order (J5): `CarriedSave` copies an entry's states into the
+       registry and commits them there, once, if the run was not taken over elsewhere (J2, J3).
+    10. The carrier reads the slot back (J4), notes the outcome, and deletes older carried entries.
+
     Attributes:
         folder: The journal of the run.
         waited_s: Seconds that saves have waited at the bound of the journal.

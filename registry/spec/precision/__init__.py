@@ -4,8 +4,8 @@
 - `rounding`: floating-point elements made narrower, to the nearest number, and wider again.
 - `optimizers`: finds optimizer state, which keeps its precision unless the caller allows it.
 
-`rounding` decides bytes, so it decides ids: it does not change. `training` narrows before a save,
-`loading` and `following` widen. Specified in docs/spec.md, section 33.
+`rounding` decides bytes, so it decides ids: it does not change. A save narrows tensors before it
+stores them, a load into a model widens them. Specified in docs/spec.md, section 33.
 """
 
 from __future__ import annotations

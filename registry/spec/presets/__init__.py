@@ -1,6 +1,6 @@
-"""Presets: run specifications in TOML, those that are shipped and those of users.
+"""Presets: run specifications in TOML, shipped with Holdfast or written by users.
 
-`holdfast.registry.spec.run_spec` checks the values; `preset_errors` names what is wrong in a file.
+`holdfast.registry.spec.run_spec` checks the values; `preset_errors` names the mistakes in a file.
 docs/presets.md explains every field.
 """
 
