@@ -76,7 +76,8 @@ PHASE = option("--phase", "NAME", "Its phase; by default the current phase of th
 MAX_BYTES = option(
     "--max-bytes",
     "N",
-    "The most bytes that the file may have, or become; by default HOLDFAST_MAX_FILE_BYTES.",
+    "Maximum file size in bytes, before and after decompression; by default "
+    "HOLDFAST_MAX_FILE_BYTES.",
     min=1,
 )
 CREATE = flag("--create", "Create the run if it does not exist.")

@@ -74,7 +74,8 @@ class Background:
     ) -> PendingSave:
         """Copy a save and start it; if another one is running, keep the copy and wait.
 
-        One thread at a time may call this. A save that was waiting is superseded.
+        One thread at a time may call this. The new save replaces a waiting one, which ends as
+        `superseded`.
         """
         with self._lock:
             replaced, self._waiting = self._waiting, None
@@ -138,7 +139,7 @@ class Background:
             if job is self._waiting:
                 self._running, self._waiting = job, None
             if job is not self._running:
-                return  # it was superseded
+                return  # a newer save has replaced it
         assert job.save is not None
         request = job.save.request
         try:

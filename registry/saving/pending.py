@@ -39,7 +39,7 @@ _REMINDER_S = 60.0
 _LOGGER = logging.getLogger("holdfast")
 
 #: A save during an earlier save waits for it, is skipped, or waits in a second copy until a newer
-#: save supersedes it.
+#: save replaces it.
 Busy = Literal["wait", "skip", "supersede"]
 Outcome = Literal["running", "saved", "failed", "skipped", "superseded"]
 
@@ -120,7 +120,7 @@ class PendingSave:
             self.wait()
 
     def give_up(self, outcome: Literal["skipped", "superseded"]) -> None:
-        """End a save that never started: it is skipped, or a newer one supersedes it."""
+        """End a save that never started: it is skipped, or a newer one replaces it."""
         self._given_up = outcome
         self.mark_reported()
         _LOGGER.info("%s: %s, because an earlier save was running", self.name, outcome)

@@ -105,7 +105,7 @@ class SaveCommit(NewCommit):
             return [self._main]  # companions were committed with the first save
         self._model = self._cut_model(run)
         claimed = self._claimed(run)
-        # At the second attempt segments are not merged, so that nothing can make them stale.
+        # The second attempt does not merge segments, so other writers cannot invalidate them.
         self._appends = [
             plan_append(committer, claimed, name, entries, merge=not self._replanned)
             for name, entries in self._streams(run).items()

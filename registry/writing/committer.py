@@ -75,7 +75,7 @@ def _new_packs(
 
 
 def _chunks(state: FlatState) -> Iterator[tuple[str, int, tuple[ArrayLeaf, int, int]]]:
-    """Yield each chunk: the name of its pack group, its length, and its leaf, start and stop."""
+    """Yield each chunk: the name of its kind of pack, its length, and its leaf, start and stop."""
     for part in state.components:
         for leaf in part.leaves:
             if leaf.nbytes <= INLINE_BYTES:

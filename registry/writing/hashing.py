@@ -75,12 +75,12 @@ class Hashing:
         self._stored = stored
 
     def groups(self, groups: Iterable[list[Piece]]) -> Iterator[Group]:
-        """Yield hashed groups in order, while a few more are being hashed."""
+        """Yield hashed batches in order, while a few more are being hashed."""
         ahead: deque[tuple[Group, list[Future[None]]]] = deque()
         for pieces in groups:
             batches = list(_batches(pieces))
             blocks = sum(map(_needs_block, batches))
-            # Send hashed groups first: they have the blocks that this group needs.
+            # Send hashed batches first: they have the blocks that this batch needs.
             while not self._lease.reserve(blocks, wait=not ahead):
                 yield _await(*ahead.popleft())
             group = Group(pieces)
@@ -151,7 +151,7 @@ def _needs_block(batch: Iterable[Piece]) -> bool:
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Cut a group into jobs: large enough for a thread, and no larger than a block."""
+    """Cut a batch into jobs: large enough for a thread, and no larger than a block."""
     batch: list[Piece] = []
     size = 0
     for piece in pieces:

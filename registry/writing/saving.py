@@ -87,7 +87,7 @@ def write_stream(
     locations: Mapping[Digest, ChunkLocation],
     codec: str = RAW,
 ) -> Written:
-    """Store a state whose chunks are made one group after another; one group is in memory."""
+    """Store a state whose chunks are made one batch after another; one batch is in memory."""
     made = _StateWriter(store, writer, bases, codec, 1, Trials())
     return made.write_stream(groups, finish, locations)
 
@@ -95,7 +95,7 @@ def write_stream(
 def write_packs(
     store: Store, writer: Writer, groups: Iterable[list[Chunk]], codec: str = RAW
 ) -> Mapping[Digest, ChunkLocation]:
-    """Store chunks without a manifest; about two groups are in memory."""
+    """Store chunks without a manifest; about two batches are in memory."""
     return _StateWriter(store, writer, (), codec, 1, Trials()).write_packs(groups)
 
 
@@ -150,7 +150,7 @@ class _StateWriter:
         try:
             packed = 0
             groups = hashing.groups(cut_groups(self._cut(state, watched)))
-            first = next(groups, None)  # meanwhile the next groups are hashed
+            first = next(groups, None)  # meanwhile the next batches are hashed
             self._skeletons = [canonical.encode(part.skeleton) for part in state.components]
             check_readable(state, self._skeletons)
             for group in groups if first is None else chain([first], groups):
@@ -211,7 +211,7 @@ class _StateWriter:
         return not self._writer.suspect.isdisjoint(placed_keys(base.place, base.placement))
 
     def _cut(self, state: FlatState, watched: Sequence[str]) -> Iterator[tuple[str, int, Piece]]:
-        """Yield each chunk after the name of its pack group and its length."""
+        """Yield each chunk after the name of its kind of pack and its length."""
         cut = 0
         for component in state.components:
             group = group_name(component)
@@ -385,12 +385,12 @@ def chunked_entry(leaf: ArrayLeaf, chunks: bytes, lists: dict[Digest, bytes]) ->
 
 
 def group_name(component: FlatComponent) -> str:
-    """Return the name of the pack group of a component: bare tensors share one, others do not."""
+    """Return the name of a component's kind of pack: bare tensors share one, others do not."""
     return "" if component.is_bare else component.name
 
 
 def cut_groups(pieces: Iterable[tuple[str, int, _T]]) -> Iterator[list[_T]]:
-    """Split chunks, in manifest order, into groups for one pack each.
+    """Split chunks, in manifest order, into batches for one pack each.
 
     The groups depend on the state alone, not on the chunks that are stored already. So equal
     components make equal packs in any run.

@@ -1,4 +1,4 @@
-"""Store a merged state: read, average and pack its chunks, a group at a time.
+"""Store a merged state: read, average and pack its chunks, a batch at a time.
 
 Tensors that are kept name the chunks that are already stored: these are neither read nor stored
 again. Memory is bounded, whatever the size of the state or of one tensor.

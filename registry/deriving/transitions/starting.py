@@ -206,7 +206,7 @@ def _phase(run: RunManifest) -> str:
     return run.phase or (run.spec.phases[0].name if run.spec.phases else DEFAULT_PHASE)
 
 
-# Find stale state: names that a state or a stream carries although their source is gone.
+# Find names in a state or a stream whose source is gone.
 
 
 _LOGGER = logging.getLogger("holdfast")
@@ -235,7 +235,7 @@ def find_stale(
         found += [f"{place}/{name}" for name in there if name not in known]
     if found:
         _LOGGER.warning(
-            "%s: stale state, whose source is gone: %s",
+            "%s: the state has names whose source is gone: %s",
             checkpoint.ref,
             printable(", ".join(found)),
         )

@@ -89,7 +89,7 @@ def _checksum(leaf: ArrayLeaf) -> int:
 
 
 def layout_digest(layout: Layout) -> str:
-    """Return the digest of a rank's layout."""
+    """Return the digest of a rank's tensors and boxes."""
     return hashlib.sha256(layout.structure.digest + layout.rows.tobytes()).hexdigest()
 
 
@@ -126,7 +126,7 @@ def explanation(parts: Mapping[str, RankPart], name: str, component: str) -> byt
 
 
 def layout_of(parts: Mapping[str, RankPart], name: str) -> bytes:
-    """Return the layout of a state as a message."""
+    """Return a rank's boxes of a state as a message."""
     layout = parts[name].layout
     return join({}, *Boxes.from_rows(layout.rows, len(layout.leaves)).encode())
 
@@ -284,7 +284,7 @@ def join_small(leaf: ArrayLeaf, parts: Sequence[Any], where: str) -> bytes:
 
 
 def plan_key(layouts: Sequence[str]) -> str:
-    """Return the digest of the layouts of all ranks."""
+    """Return the digest of the boxes of all ranks."""
     return Digest.of("\n".join(layouts).encode()).hex()
 
 

@@ -99,7 +99,7 @@ class _PartWriter:
         return found
 
     def _groups(self, chunks: Iterator[tuple[int, Ints, memoryview]]) -> Iterator[list[Chunk]]:
-        """Yield the new chunks in groups for one pack each; packs never mix components."""
+        """Yield the new chunks in batches for one pack each; packs never mix components."""
         group: list[tuple[int, Ints, memoryview]] = []
         size, name = 0, ""
         for number, chunk, data in chunks:

@@ -1,4 +1,4 @@
-"""How the tensors of a layout are cut: tensors that all ranks cut alike share one pattern.
+"""Patterns of the ranks' boxes: tensors that all ranks cut alike share one pattern.
 
 A model has thousands of tensors and a few dozen shapes, so the arithmetic on boxes is done once for
 each pattern, and the tables of a plan do not grow with the layers.

@@ -1,4 +1,4 @@
-"""The plan of a layout: the rank that stores each chunk, and the bytes that travel to it.
+"""The plan of a save or load: the owner of each chunk, and the bytes that travel.
 
 Pure arithmetic on boxes, in NumPy: a chunk of the grid is a box of its tensor, and so is a
 rank's part of the tensor. `make_plan` makes plans. Specified in docs/spec.md, section 43.
@@ -65,7 +65,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a layout for all ranks."""
+    """The plan of a save or load for all ranks."""
 
     patterns: Patterns  # how the tensors are cut
     #: Whether pieces travel from the owner of a chunk to the ranks that need them (a load), or from
@@ -141,7 +141,7 @@ def sources(patterns: Patterns, owners: Ints, chunks: Ints, pieces: Ints) -> Int
     return np.where(near, owner, other)
 
 
-# Make the plan of a layout: choose the owner of each chunk, and the round of each transfer.
+# Make a plan: choose the owner of each chunk, and the round of each transfer.
 
 
 #: Maximum number of bytes that a rank sends, or receives, in one round.
@@ -156,7 +156,7 @@ _WAVES = 16
 
 
 def make_plan(structure: Structure, layouts: Sequence[Boxes], *, loads: bool = False) -> Plan:
-    """Return the plan of a layout."""
+    """Return the plan for the boxes of all ranks."""
     patterns = Patterns(structure, layouts)
     owner = _owners(patterns)
     rounds = _Rounds(patterns, owner, loads=loads)

@@ -17,12 +17,12 @@ from holdfast.registry.writing import Committer
 class Plans:
     """The plans that this rank remembers, by the name of the state."""
 
-    #: This rank's part, and the digest of the layouts of all ranks.
+    #: This rank's part, and the digest of the boxes of all ranks.
     parts: dict[str, tuple[str, str, Part]] = field(default_factory=dict)
     whole: dict[str, Plan] = field(default_factory=dict)  # the plans themselves, only on rank 0
 
     def keys(self, parts: Mapping[str, RankPart]) -> dict[str, str]:
-        """Return the digests of the plans that fit this rank's layouts."""
+        """Return the digests of the plans that fit this rank's boxes."""
         return {
             name: known[1]
             for name, part in parts.items()

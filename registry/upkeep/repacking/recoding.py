@@ -350,9 +350,9 @@ class _Forest:
         self._drop_unneeded()
 
     def _without_bases(self, group: Sequence[Digest], codec: str | None) -> list[PackEntry]:
-        """Return the deltas of a group encoded without its bases; nothing if that gains nothing."""
+        """Return the deltas of a chain encoded without bases; nothing if that gains nothing."""
         deltas = sorted((d for d in group if d in self._uses), key=self._ranks.__getitem__)
-        # The first of a group is its lowest base; a state names the base below that one.
+        # The first of a chain is its lowest base; a state names the base below that one.
         anchor = self._forms[group[0]].base
         after = []
         for digest in deltas:
