@@ -296,7 +296,7 @@ def check_into(
 
 
 def as_buffers(body: Body) -> list[memoryview]:
-    """Return a body as a list of flat byte views, copying nothing; empty buffers are left out."""
+    """Return a body as a list of flat byte views, copying nothing; empty buffers are skipped."""
     parts = [body] if isinstance(body, (bytes, bytearray, memoryview)) else body
     views: list[memoryview] = [memoryview(part) for part in parts]
     # A view with a zero in its shape cannot be cast.

@@ -49,7 +49,7 @@ def open_backend(
             `fs` a path in that file system.
         storage_options: Options of the file system, by the names that fsspec's drivers give them.
         fs: A file system object of fsspec. It is only a model: Holdfast makes its own instances.
-        transport: What moves the bytes of S3: boto3, which is the default, or s3fs.
+        transport: Library that moves the bytes of S3: boto3, the default, or s3fs.
 
     Raises:
         InvalidLocation: It names no place where a registry can be, or an option cannot be used.

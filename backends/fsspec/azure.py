@@ -9,7 +9,7 @@
 | 429, 5xx, timeouts, broken connections, an error without a code of Azure | StoreUnavailable |
 | anything else | StorageError |
 
-Azure cannot begin a listing after a name: what comes before it is read and left out.
+Azure cannot begin a listing after a name: earlier names are read and skipped.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ class AzureDialect(Dialect):
         return str(fs.service_client.primary_hostname)
 
     def says_exists(self, error: Exception) -> bool:
-        """Return whether the blob exists; adlfs says so of other conflicts, too."""
+        """Return whether the blob exists; adlfs raises the same error for other conflicts."""
         said = error.__context__
         return isinstance(said, ResourceExistsError) and _code(said) == "BlobAlreadyExists"
 
     def stat(self, call: Call, path: str) -> ObjectInfo:
-        """Return size and time; adlfs itself does not say what is absent."""
+        """Return size and time; adlfs itself does not name the absent object."""
         found = call.run(_properties, call.fs, path)
         return ObjectInfo(path, found.size, found.last_modified.timestamp())
 

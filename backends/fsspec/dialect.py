@@ -87,7 +87,7 @@ class Page:
 
 
 class Dialect:
-    """A file system of which nothing is known: it can be read.
+    """An unknown file system, which can only be read.
 
     Args:
         name: What it is, for messages.

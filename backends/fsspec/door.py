@@ -172,7 +172,7 @@ def _check_options(made: type, options: Mapping[str, Any], url: str) -> None:
 
 
 def check_object(fs: Any, path: str) -> None:
-    """Refuse what is no file system of fsspec, and a URL of another one.
+    """Refuse an object that is no file system of fsspec, and a URL of another file system.
 
     Raises:
         InvalidLocation: It is one of these.

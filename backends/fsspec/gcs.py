@@ -179,10 +179,10 @@ class GcsDialect(Dialect):
                 raise StorageError(
                     "the store refused the request", where=where, found=_said(error)
                 ) from error
-            # What is no JSON is no answer of Google's.
+            # An answer that is not JSON does not come from Google.
             raise unanswered(_said(error), where, writes=writes) from error
         except Exception as error:
-            # aiohttp's errors, and what gcsfs makes of an answer that it does not understand.
+            # aiohttp's errors, and gcsfs's errors for answers that it does not understand.
             raise unanswered(_said(error), where, writes=writes) from error
 
 

@@ -94,7 +94,7 @@ class S3Dialect(Dialect):
         return {"chunksize": _ONE_PUT_BYTES, "ChecksumCRC32": checksum}
 
     def says_exists(self, error: Exception) -> bool:
-        """Return whether the condition failed; servers differ in what they say besides."""
+        """Return whether the condition failed; other details differ between servers."""
         cause = error.__cause__
         return isinstance(cause, ClientError) and error_code(cause) == "PreconditionFailed"
 

@@ -61,7 +61,7 @@ _WRITES = ("put", "delete")
 _PAGE = 1000
 # Objects up to this length take one request to read whole.
 _FIRST_BYTES = 2**20
-# An attempt whose time is over still asks what became of its write.
+# An attempt whose time is over still asks for the outcome of its write.
 _LEAST_S = 0.1
 
 _open: WeakSet[FsspecBackend] = WeakSet()

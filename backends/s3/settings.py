@@ -137,7 +137,7 @@ def take_over(options: Mapping[str, Any], where: str) -> TakenOver:
 
 
 class _Options:
-    """Options of which each must be taken by somebody."""
+    """Options that all must be used by some reader."""
 
     def __init__(self, held: dict[str, Any], where: str, path: str = "") -> None:
         self.held = held

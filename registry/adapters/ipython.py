@@ -71,7 +71,7 @@ def completions(thing: Any, method: str, before: str, begun: str) -> Iterable[st
             case Stored():
                 return _of_stored(thing, method, before)
     except RegistryError:
-        pass  # the call itself will tell what is wrong
+        pass  # the call itself will raise the error
     return []
 
 

@@ -31,7 +31,7 @@ def pack(tree: Any) -> Any:
 
     Dicts, lists and tuples stay. Named tuples, dataclasses and every type that is registered with
     jax become dicts by field or key. A typed key of `jax.random` becomes its data and the name of
-    its algorithm. Functions and static fields are left out: `restore` takes them from its target.
+    its algorithm. Functions and static fields are skipped: `restore` takes them from its target.
     Arrays are not copied.
     """
     node = _node_of(tree)

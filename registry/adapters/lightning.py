@@ -211,7 +211,7 @@ class HoldfastCheckpoint(Checkpoint):
             self._end_step(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save what was due before a validation within an epoch."""
+        """Make a save that was due before a validation within an epoch."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.is_last_batch:
             self._end_step(trainer)
 

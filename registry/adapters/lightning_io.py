@@ -41,7 +41,7 @@ class HoldfastIO(CheckpointIO):
         on_save: Called with each checkpoint once it is durable.
 
     Attributes:
-        saver: What saves into the run.
+        saver: Object that saves into the run.
         trains: Whether a load continues the run; a load to test or to predict does not.
     """
 
@@ -122,7 +122,7 @@ class HoldfastIO(CheckpointIO):
         if self._files is not None:
             self._files.remove_checkpoint(path)
             return
-        self._run.wait(remote=True)  # the registry evicts what it has
+        self._run.wait(remote=True)  # the registry evicts only checkpoints that it has
         found = self._named(path)
         if found is not None:
             self._unwanted[found.n] = found
@@ -181,7 +181,7 @@ class HoldfastIO(CheckpointIO):
 
     def _name_again(self, path: Any) -> None:
         newest = self.saver.settle()
-        self._run.wait(remote=True)  # the registry names what it has
+        self._run.wait(remote=True)  # the registry names only checkpoints that it has
         if newest is not None and self._named(path) != newest:
             self._run.tag(_tag(path), newest)
 

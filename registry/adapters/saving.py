@@ -1,4 +1,4 @@
-"""Save the steps of a trainer that is not ours, and capture what every rank needs to resume."""
+"""Save the steps of a foreign trainer, with the state that every rank needs to resume."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class StepSaver:
     def end_step(
         self, step: int, gather: Gather, metrics: Mapping[str, float], *, due: bool, first: bool
     ) -> None:
-        """End a step, on every rank; a second call for the same step only saves what is due."""
+        """End a step, on every rank; a second call for the same step only makes a due save."""
         if self._checkpointer is None:
             if due and step != self.step:
                 state = gather()

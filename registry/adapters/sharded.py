@@ -21,7 +21,7 @@ from holdfast.registry.saving.collective import load_into
 from holdfast.registry.values import abridged
 
 WEIGHTS = ("model", "adapter")
-#: The components of which each rank may have a part; all others are rank 0's.
+#: Components that may be split over the ranks; rank 0 has all others.
 SHARDED = (*WEIGHTS, "optimizer")
 
 

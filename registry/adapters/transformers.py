@@ -183,7 +183,7 @@ class HoldfastCallback(TrainerCallback):
             self._remove_folder(args)
 
     def _fill(self, found: Checkpoint, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Load the weights and moments into what each rank has of them; return the state."""
+        """Load weights and moments into each rank's part of them; return the state."""
         del self._trainer._load_from_checkpoint
         model, optimizer = given["model"], given["optimizer"]
         prepare_moments(model, optimizer.optimizer)

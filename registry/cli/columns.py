@@ -37,7 +37,7 @@ class Column:
     is_number: bool = False  # whether it is aligned to the right
     folds: bool = False  # whether its words may take several lines on a terminal
     none: str = ""  # the cell where the value is None
-    #: On a terminal that is too narrow the columns with the highest number are left out first,
+    #: On a terminal that is too narrow the columns with the highest number are dropped first,
     #: those with 0 never.
     drop: int = 0
     is_picture: bool = False  # whether it is shown on a terminal only, unless the user names it

@@ -65,7 +65,7 @@ def _convert_brain(
     *,
     force: bool,
 ) -> WrittenFile:
-    """Write a file of Thalia, with what only these have."""
+    """Write a file of Thalia, with the options of this format alone."""
     if by_extension(to) != named("thalia"):
         raise InvalidInput(
             "--level, --precision and --to-version are for files of Thalia",

@@ -63,7 +63,7 @@ def checkout(
 def _until_over(
     reports: Iterable[CheckoutReport], shown: Callable[[CheckoutReport], Iterable[Any]]
 ) -> Iterator[Any]:
-    """Yield what is shown of each report; end the command with the status of the last."""
+    """Yield the lines for each report; end the command with the status of the last."""
     report = CheckoutReport()
     for report in reports:
         yield from shown(report)
@@ -142,7 +142,7 @@ def import_folder(
 def _as_they_come(
     files: Iterable[ImportedFile], shown: Callable[[ImportedFile], Iterable[Any]]
 ) -> Iterator[Any]:
-    """Yield what is shown of each file; end the command with the status of all."""
+    """Yield the lines for each file; end the command with the status of all."""
     refused = False
     for one in files:
         yield from shown(one)

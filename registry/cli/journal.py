@@ -106,7 +106,7 @@ def push(
         raise NotFound(
             "no stranded or refused save of this run is in the journal",
             where=folder.path,
-            hint="`holdfast journal ls` lists what is there.",
+            hint="`holdfast journal ls` lists the entries.",
         )
     target = opened.run(fork) if fork in opened.runs() else _forked(opened, folder, first, fork)
     return _pushed(target, pushing.push(target.handle.committer, folder))

@@ -62,7 +62,7 @@ Sort = Annotated[
     typer.Option("--sort", metavar="NAME", help="Sort by this column; by -NAME: greatest first."),
 ]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the table as CSV, with exact values.")]
-#: `HOLDFAST_RUN` may name the first; the second is followed by arguments, so it cannot be left out.
+#: `HOLDFAST_RUN` may name the first; the second is followed by arguments, so it is required.
 Run = Annotated[str, typer.Argument(envvar="HOLDFAST_RUN", metavar="RUN", help="Name of a run.")]
 NamedRun = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")]
 Ref = Annotated[

@@ -122,7 +122,7 @@ def table(shown: Table, *, as_csv: bool = False) -> None:
 
 
 def fields(values: Mapping[str, object]) -> None:
-    """Print names and values, one a line; absent and empty values are left out."""
+    """Print names and values, one a line; absent and empty values are skipped."""
     shown = {
         printable(name): printable(value)
         for name, value in values.items()

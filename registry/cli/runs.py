@@ -113,7 +113,7 @@ def heard_of(run: Run) -> LastHeard:
 
 
 def _status(run: Run, damage: Damage) -> Iterator[str]:
-    """Yield the status of a run, and what is wrong with it."""
+    """Yield the status of a run, and its problems."""
     if run.manifest.dropped is not None:
         yield "dropped"
         return

@@ -1,4 +1,4 @@
-"""`run show`: a run once, or while a training writes to it until it is over."""
+"""`run show`: a run once, or again and again until its training run is over."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _extent(report: VerifyReport) -> Iterator[Part]:
 
 
 def _fault(kind: str, fault: Finding | Left, *more: str) -> Iterator[Part]:
-    """Yield a fault, the states that it affects, and what else there is to say."""
+    """Yield a fault, the states that it affects, and further advice."""
     # Messages of errors begin with the place already.
     place = "" if fault.message.startswith(fault.where) else f"{fault.where}: "
     yield f"{kind}: {place}{fault.message}"

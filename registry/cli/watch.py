@@ -33,7 +33,7 @@ def watch(
     phase: str | None = option("--phase", "NAME", "Only checkpoints of this phase."),
     group: str = option("--group", "NAME", "Followers that share the work.", default="default"),
     follower: str | None = option(
-        "--follower", "NAME", "Continue with what it held; random by default."
+        "--follower", "NAME", "Continue with the checkpoints that it held; random by default."
     ),
     hold: float = option(
         "--hold",

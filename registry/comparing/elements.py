@@ -64,7 +64,7 @@ class Change:
     """The differences between elements before and after."""
 
     changed: int = 0  # number of elements whose bits differ
-    #: Changed elements that are NaN or infinite before or after; left out of the rest.
+    #: Changed elements that are NaN or infinite before or after; the other figures skip them.
     nonfinite: int = 0
     largest: int | float = 0  # the greatest modulus of a difference
     norm: float = 0.0  # root of the sum of the squared moduli of the differences

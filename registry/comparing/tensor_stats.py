@@ -1,7 +1,7 @@
 """Statistics of the tensors of a stored state: extremes, means, norms, NaN and infinities.
 
 Chunks are read one after another in bounded memory, equal chunks once, and every byte is verified.
-NaN and infinities are counted, and left out of everything else, so that one of them does not hide
+NaN and infinities are counted, and skipped by all other figures, so that one of them does not hide
 the rest.
 """
 

@@ -55,12 +55,12 @@ def init(
             `key`, `secret`, `profile` and `endpoint_url` for `s3://`; `docs/stores.md` lists them.
             An option that cannot be used is refused.
         fs: A file system object of fsspec; `url` is then a path in it.
-        transport: What moves the bytes of S3: `boto3`, which is faster, or `s3fs`.
+        transport: Library that moves the bytes of S3: `boto3`, which is faster, or `s3fs`.
 
     Raises:
         Conflict: There is a registry already.
         InvalidInput: There is no such compression, or `keyframe_every` is out of range.
-        StoreUnsuitable: The store lets two writers win, or lacks what a registry needs.
+        StoreUnsuitable: The store lets two writers win, or lacks a feature that a registry needs.
     """
     from holdfast.registry.writing import check_keyframe_every
 
@@ -107,7 +107,7 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
             `key`, `secret`, `profile` and `endpoint_url` for `s3://`; `docs/stores.md` lists them.
             An option that cannot be used is refused.
         fs: A file system object of fsspec; `url` is then a path in it.
-        transport: What moves the bytes of S3: `boto3`, which is faster, or `s3fs`.
+        transport: Library that moves the bytes of S3: `boto3`, which is faster, or `s3fs`.
 
     Raises:
         NotFound: There is none.

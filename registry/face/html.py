@@ -1,4 +1,4 @@
-"""A run as HTML for notebooks, from what its handle has read."""
+"""A run as HTML for notebooks, as its handle has read it."""
 
 from __future__ import annotations
 

@@ -387,7 +387,7 @@ class Registry:
         written, verification. Chunks that a cache or an earlier save has are not moved.
 
         Args:
-            label: What is done.
+            label: Text beside the bar.
             total: The expected number of bytes, such as `checkpoint.size_bytes`.
             report: Called with the bytes so far, by any thread, in the place of the bar.
         """

@@ -1,4 +1,4 @@
-"""Verify that a training resumes exactly: compare one that goes straight with one that resumes.
+"""Verify that a training run resumes exactly: compare a straight run with a resumed one.
 
 `verify_resume` runs both in scratch registries, compares the ids of their last checkpoints, and
 names the first difference and its usual causes. The command `verify-resume` gives it a training
@@ -81,7 +81,7 @@ class ResumeReport:
         first: Path of the first tensor that differs, or of the first plain value if no tensor does.
         is_deterministic: Whether a second straight training was equal to the first; `None` if none
             was needed.
-        causes: What usually causes such a difference, the likeliest first.
+        causes: Usual causes of such a difference, the likeliest first.
     """
 
     steps: int
@@ -116,7 +116,7 @@ def verify_resume(
         resume_at: The step at which the second one is ended and resumed. Default: half of `steps`.
 
     Raises:
-        InvalidInput: The steps are not legal, or the training did not save what it should.
+        InvalidInput: The steps are not legal, or the program did not save the expected steps.
     """
     before = rng.capture()
     parts = iter(range(1, 9))
@@ -174,7 +174,7 @@ def _without_clocks(found: Diff) -> Diff | None:
 
 
 def _without_noise(resumed: Diff, again: Diff) -> tuple[Diff, str | None]:
-    """Leave out what also differs between two straight trainings."""
+    """Drop differences that also occur between two straight runs."""
     noise = set(_differing(again))
     left = replace(
         resumed,
@@ -228,7 +228,7 @@ def _differing(found: Diff) -> Iterator[str]:
 
 
 def _causes(found: Diff, source: Checkpoint, noise: str | None) -> Iterator[str]:
-    """Yield what usually causes such a difference, by the parts that the state has."""
+    """Yield the usual causes of such a difference, by the parts of the state."""
     parts = source.manifest.components
     leaves = (leaf_paths(name, part.skeleton).values() for name, part in parts.items())
     paths = [*chain.from_iterable(leaves), *plain_values(parts)]

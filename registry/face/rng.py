@@ -66,7 +66,7 @@ def restore(state: Mapping[str, Any], generators: Mapping[str, object] | None = 
     """Set all generators to the states that `capture` returned. All are set, or none.
 
     Args:
-        state: What `capture` returned, also after it was saved and loaded, to any device.
+        state: Result of `capture`, also after a save and a load, to any device.
         generators: The generators that were given to `capture`, by the same names.
 
     Raises:
@@ -175,7 +175,7 @@ def _torch_setters(state: Any) -> list[_Setter]:
             where="torch/cuda",
             expected=f"{len(cuda)} devices",
             found=f"{found}",
-            hint="An exact resume needs as many devices. To go on without it, take the keys "
+            hint="An exact resume needs as many devices. To continue without it, take the keys "
             f"'{_CUDA}N' out of the state, and seed them yourself.",
         )
     for index, one in enumerate(cuda):

@@ -52,7 +52,7 @@ class SyncReport:
     """The result of a sync.
 
     Attributes:
-        runs: What was copied, run by run.
+        runs: Counts of the copied history, run by run.
     """
 
     runs: tuple[RunSync, ...]
@@ -250,9 +250,9 @@ class _RunCopy(Change):
         log.recall()  # evicted checkpoints are counted, too
         if any(isinstance(line, Forget) for slot in slots for _, line in slot.lines):
             raise MissingObject(
-                "the source has given up this run, and may have deleted what it holds",
+                "the source has given up this run, and may have deleted its objects",
                 where=self._run_id,
-                hint="Push what is left of it into a new run.",
+                hint="Push its remaining checkpoints into a new run.",
             )
         self._history = [raw for slot in slots for raw, _ in slot.commits]
         self._run = log.fold(slots)

@@ -1,4 +1,4 @@
-"""Zip archives of unknown origin: check what an archive claims before memory is taken for it."""
+"""Zip archives of unknown origin: check an archive's claims before taking memory for them."""
 
 from __future__ import annotations
 

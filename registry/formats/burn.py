@@ -1,4 +1,4 @@
-"""Records of Burn, `.mpk`: what its `NamedMpkFileRecorder` writes, its default recorder.
+"""Records of Burn, `.mpk`: files of `NamedMpkFileRecorder`, its default recorder.
 
 The file is one value of MessagePack, as Rust's `rmp_serde` writes structs by name:
 
@@ -48,7 +48,7 @@ from holdfast.registry.values import ITEM_SIZES, Budget, check_bytes
 #: The most values in a file, and how deeply they may be nested: that of a state, less its top.
 MAX_VALUES: Final = 5_000_000
 _MAX_DEPTH: Final = 98
-#: First byte -> bytes of its number, and what the number counts.
+#: First byte -> bytes of its number, and the unit that the number counts.
 _LENGTHS: Final = {
     **{0xC4 + n: (2**n, "bytes") for n in range(3)},
     **{0xD9 + n: (2**n, "bytes") for n in range(3)},

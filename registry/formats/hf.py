@@ -5,7 +5,7 @@ The state is `{"model": {name: tensor}}` of `model.safetensors` or its shards; `
 values only; `json`, the values of the known JSON files by name; `metadata`, that of the safetensors
 by file; and `files`, the bytes of all other files by path, unread: `rng_state.pth`, `scheduler.pt`,
 `training_args.bin`, tokenizers, code.
-A component that would be empty is left out. A model in shards is written back as one file.
+An empty component is skipped. A model in shards is written back as one file.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ _Part = tuple[dict[str, dict[str, Any]], int]
 
 
 def _parts(files: Mapping[str, Path]) -> Iterator[_Part]:
-    """Yield what each file gives to the components, and its size."""
+    """Yield each file's part of the components, and its size."""
     for _, reader in _readers(files):
         yield reader()
 

@@ -1,4 +1,4 @@
-"""The size limit of a file of the user: what the caller allows, the environment, or the memory.
+"""The size limit of a user's file, set by the caller, the environment or the free memory.
 
 It bounds the bytes of a file or folder, and what a compressed one becomes. So a small file cannot
 fill memory or disk, and a program can refuse what it does not expect.
@@ -64,7 +64,7 @@ def check_size(size: int, path: Path, *, default: int | None = None) -> None:
 
 
 def check_room(size: int, path: Path | str, *, copies: int = 1) -> None:
-    """Check that what a file becomes is within the limit and fits into memory."""
+    """Check that the decompressed file is within the limit and fits into memory."""
     check_size(size, Path(path))
     available = available_bytes()
     size *= copies

@@ -48,7 +48,7 @@ def unsound(program: str, where: object, rule: str, expected: object, found: obj
 
 @contextmanager
 def within(named: Path) -> Iterator[None]:
-    """Open nothing but what is in one folder within a block, and follow no link there."""
+    """Open only files of one folder within a block, and follow no link there."""
     held, folder = _named.get(), named if named.is_dir() else named.parent
     is_inside = held is not None and folder.is_relative_to(held[1])
     token = _named.set(held if is_inside else (named, folder))

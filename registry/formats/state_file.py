@@ -1,4 +1,4 @@
-"""The values that all formats share: what a file holds, what was written, what is in it."""
+"""The values that all formats share: the state of a file, the report of a write, a description."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.pytree import FlatState, flatten
 
-#: The most faults of a file that are told, and the most characters of each.
+#: Maximum number of faults of a file to show, and of characters of each.
 _MOST_FAULTS: Final = 1000
 _LINE: Final = 2000
 

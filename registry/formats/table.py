@@ -52,7 +52,7 @@ class Format:
     extensions: tuple[str, ...] = ()
     is_folder: bool = False  # whether it is a folder and not a file
     keeps_metadata: bool = False  # whether `write` can keep metadata
-    checked: str = "every array was read"  # what `validate` has found of a file without problems
+    checked: str = "every array was read"  # result of `validate` for a file without problems
 
     @property
     def module(self) -> FormatModule:

@@ -1,4 +1,4 @@
-"""Actions in words: what a commit did, for a history that people read."""
+"""Actions in words: the changes of a commit, for a history that people read."""
 
 from __future__ import annotations
 

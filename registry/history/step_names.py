@@ -9,7 +9,7 @@ from holdfast.registry.values import Digest
 
 
 class _AtStep(Protocol):
-    """A checkpoint, or what was made from one, that knows its phase and step."""
+    """A checkpoint, or a state made from one, with its phase and step."""
 
     @property
     def phase(self) -> str: ...

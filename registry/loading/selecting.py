@@ -15,7 +15,7 @@ _LISTED_AT_MOST = 8
 
 
 def select(ref: str, manifest: Manifest, only: Iterable[str] | None) -> dict[str, Component]:
-    """Return the wanted components; of those that only paths name, what is at the paths."""
+    """Return the wanted components, cut down to the wanted paths."""
     if only is None:
         return dict(manifest.components)
     wanted: dict[str, set[str]] = {}

@@ -296,7 +296,7 @@ class Stored:
     def _ipython_key_completions_(self) -> list[str]:
         try:
             return list(self)
-        except RegistryError:  # the index itself will tell what is wrong
+        except RegistryError:  # the index itself will raise the error
             return []
 
     @cached_property

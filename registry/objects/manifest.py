@@ -302,7 +302,7 @@ class Manifest:
 
     @classmethod
     def _parse(cls, content: bytes, where: str) -> Manifest:
-        """Parse a text in full, and tell what is wrong with it."""
+        """Parse a text in full, to raise its first error."""
         body = canonical.parse(content, where=where)
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             found = body.get("format") if isinstance(body, dict) else type(body).__name__

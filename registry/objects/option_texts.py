@@ -85,7 +85,7 @@ def _clashes(found: Mapping[str, Any], one: Mapping[str, Any]) -> bool:
 
 
 def _value(name: str, text: str) -> object:
-    """Return a value: what JSON makes of it, otherwise the text.
+    """Return a value parsed as JSON, or else the text.
 
     A number is text where a secret may be meant: an access key may consist of digits.
     """

@@ -1,4 +1,4 @@
-"""A tensor as a manifest describes it: type, shape, and what its bytes are."""
+"""A tensor in a manifest: its type, its shape, and the digests of its bytes."""
 
 from __future__ import annotations
 

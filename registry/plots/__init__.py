@@ -1,6 +1,6 @@
 """The metrics and streams of a run as a figure of Plotly, with gates, bests and phases marked.
 
-- `curves`: which curves there are, their points, and what is marked: plain values.
+- `curves`: the curves, their points and marks, as plain values.
 - `figure`: the figure. The one module that imports plotly (the extra `ui`), when one is made.
 
 It only reads. `curves` also serves pages that show the numbers of streams.

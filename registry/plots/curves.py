@@ -16,7 +16,7 @@ from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.spec import Monitor
 from holdfast.registry.values import near
 
-#: What the points are drawn over: the step within its phase, the time of the save in UTC, or the
+#: The axis of the points: the step within its phase, the time of the save in UTC, or the
 #: number of the commit.
 Axis = Literal["step", "time", "commit"]
 Position = int | datetime

@@ -137,7 +137,7 @@ def steps_at(name: str, skeleton: Json, path: str) -> tuple[int, list[str]] | No
 
 
 def _kept(path: str, node: Any, wanted: Collection[str], found: set[str]) -> Any:
-    """Return a list of what is wanted of a node; `None` if nothing is."""
+    """Return a list of the wanted parts of a node; `None` if there are none."""
     if path in wanted:
         found.add(path)
         found.update(

@@ -24,7 +24,7 @@ def encode_array(encoder: Encoder, value: jax.Array, link: Link, depth: int) -> 
         encoder.refuse(
             link,
             "a jax array whose memory was donated or deleted",
-            "Save what the function that took it has returned.",
+            "Save the result of the function that took it.",
         )
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         hint = "Store holdfast.jax.pack(x), or jax.random.key_data(x)."

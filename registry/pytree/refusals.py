@@ -1,4 +1,4 @@
-"""Explain why a value cannot be stored, and advise what to store instead."""
+"""Explain why a value cannot be stored, and suggest another value."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ _KINDS: tuple[tuple[Any, str, str], ...] = (
     ),
     (_LOCKS, "a lock or thread", "Leave it out and make a new one after loading."),
     (io.IOBase, "an open file", "Store its path and position."),
-    (_WEAK, "a weak reference", "Store what it refers to."),
+    (_WEAK, "a weak reference", "Store the object that it refers to."),
     (memoryview, "a memoryview", "Store bytes(x)."),
 )
 

@@ -16,7 +16,7 @@ from holdfast.registry.spec.policies import Retention, Tier
 from holdfast.registry.spec.transition_table import Pivot, Row, Transition
 from holdfast.registry.values import ITEM_SIZES, Name, PhaseName, PrecisionName, Record
 
-# How a training reacts to signals: exit codes, the deadline, and what SIGUSR1 means.
+# The reaction of a training run to signals: exit codes, the deadline, the meaning of SIGUSR1.
 
 
 _ExitCode = Annotated[int, Field(ge=0, le=255)]
@@ -26,7 +26,7 @@ WhenAsked = Literal["now", "at_cadence"]
 
 
 class Signals(Record):
-    """How a training reacts to signals."""
+    """The reaction of a training run to signals."""
 
     exit_code: _ExitCode = 143  # exit status after SIGTERM or a notice of preemption
     sigint_exit_code: _ExitCode = 130  # exit status after SIGINT
@@ -194,10 +194,10 @@ class RunSpec(Record):
             is reset.
         compatible_keys: Paths of plain values that the program has to expect when it starts from a
             checkpoint, and that must be equal there.
-        must_match: What a resume must be given and must equal that of the run.
+        must_match: Values that a resume must give, equal to those of the run.
         sources: Places in a state, or `streams/NAME`, whose keys are names of the caller's sources.
         layout: File names in a folder, by their purpose; for `checkout`.
-        signals: How a training reacts to signals; the defaults of `Signals` without it.
+        signals: Reaction of a training run to signals; the defaults of `Signals` without it.
         must_change: Patterns of the components that no later step may repeat; without it they are
             found by what they hold, and only warned about.
     """

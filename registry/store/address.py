@@ -26,7 +26,7 @@ class Address:
     #: Options of the file system, by fsspec's names.
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     fs: Any = field(default=None, repr=False)  # a file system object of fsspec
-    transport: Transport | None = None  # what moves the bytes of S3
+    transport: Transport | None = None  # the library that moves the bytes of S3
 
     @classmethod
     def of_environment(

@@ -174,7 +174,7 @@ class ChunkCache:
     def _say(self, what: object) -> None:
         level = logging.DEBUG if self._said else logging.WARNING
         self._said = True
-        _LOGGER.log(level, "chunk cache %s: %s; loading goes on without it", self.path, what)
+        _LOGGER.log(level, "chunk cache %s: %s; loading continues without it", self.path, what)
 
 
 def choose_cache(

@@ -54,7 +54,7 @@ class Transfers:
 
 @contextmanager
 def bar(label: str, total: int | None) -> Iterator[Progress]:
-    """Show a bar while the block runs; yield what sets its bytes."""
+    """Show a bar while the block runs; yield a function that sets its bytes."""
     display = _display_of_notebook()
     if display is None:
         with terminal_bar(label) as show:

@@ -68,7 +68,7 @@ class StateIndex:
 
     @property
     def chunks(self) -> ChunkIndex:
-        """The rows that are known: at least those of the tensors that `learn` was told."""
+        """The known rows: at least those of the tensors given to `learn`."""
         self.learn(())
         assert self._chunks is not None
         return self._chunks

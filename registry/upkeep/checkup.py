@@ -129,7 +129,7 @@ def _cache(*, is_used: bool) -> Iterator[Check]:
         _try_folder(cache.path)
     except OSError as error:
         message = f"{FOLDER_VARIABLE}: no chunk can be kept in {cache.path}: {error.strerror}"
-        advice = "loading goes on without it; name a folder that you may write to"
+        advice = "loading continues without it; name a folder that you may write to"
         yield Check("cache", "warn", f"{message}; {advice}")
         return
     bound = f"{cache.path} may hold {size(cache.max_bytes)}"

@@ -76,7 +76,7 @@ def state_of(planner: SavePlanner) -> dict[str, Any]:
         return planner.state_dict
     if not isinstance(planner, DefaultSavePlanner) or _changes(planner):
         raise InvalidInput(
-            "this planner decides what is saved, and a run saves the state itself",
+            "this planner changes the saved state, but a run saves the state itself",
             where="planner",
             found=type(planner).__qualname__,
             hint=f"{_OURS[:-1]}, and change the state before the save.",

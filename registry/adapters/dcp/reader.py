@@ -22,7 +22,7 @@ from holdfast.registry.objects import Component, TensorEntry
 from holdfast.registry.pytree.torch_memory import DTYPES
 from holdfast.registry.saving.collective import LOADS, Box, Calls, Filling, Group, Talk
 
-# Read what is no tensor in a stored state: plain values, arrays of NumPy, tuples of tensors.
+# Read all values of a stored state but tensors: plain values, arrays of NumPy, tuples of tensors.
 
 
 def read_values(stored: Stored, description: Description, keys: Iterable[str]) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class _Target:
         return [boxes.get(key) or _empty(key, self._description.tensors[key]) for key in keys]
 
     def settle(self) -> None:
-        """Copy what was read aside to its target, and hand the tensors to the planner."""
+        """Copy tensors that were read aside to their targets, and give them to the planner."""
         for item, target, filled, into in self._made:
             into.settle()
             if filled is not target:

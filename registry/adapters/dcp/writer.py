@@ -1,4 +1,4 @@
-"""`HoldfastWriter`: what DCP writes becomes a checkpoint of a run."""
+"""`HoldfastWriter`: a save of DCP becomes a checkpoint of a run."""
 
 from __future__ import annotations
 

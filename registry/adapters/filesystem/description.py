@@ -1,4 +1,4 @@
-"""`meta.json`: what the log and the manifest say of a stored state."""
+"""`meta.json`: the description of a stored state, from log and manifest."""
 
 from __future__ import annotations
 

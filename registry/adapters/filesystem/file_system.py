@@ -38,8 +38,8 @@ class HoldfastFileSystem(AbstractFileSystem):  # type: ignore[misc]
         expect_id: The registry's id as it was remembered.
         cache: A folder of a local disk that keeps the chunks that are read.
         remember: Whether to check and remember the heads of its logs.
-        transport: What moves the bytes of S3.
-        resolved: What refs were resolved to already; a pickled instance has it.
+        transport: Library that moves the bytes of S3.
+        resolved: Resolved refs, which a pickled instance keeps.
         asynchronous: No effect; zarr passes it.
         loop: No effect.
         use_listings_cache: No effect.

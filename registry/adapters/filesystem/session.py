@@ -29,7 +29,7 @@ class Options:
     expect_id: str | None = None
     cache: str | None = None  # the folder of the chunk cache
     remember: bool = True  # whether to check and remember the heads of its logs
-    transport: Transport | None = None  # what moves the bytes of S3
+    transport: Transport | None = None  # the library that moves the bytes of S3
 
 
 class Session:
@@ -41,7 +41,7 @@ class Session:
         pid: The process that it belongs to.
         lock: Held while refs are resolved.
         recent: The chunks that were read last.
-        resolved: What refs were resolved to.
+        resolved: Resolved refs.
     """
 
     def __init__(self, options: Options, resolved: Mapping[str, Resolved]) -> None:
@@ -71,7 +71,7 @@ class Session:
             return self._registry
 
     def forget(self) -> None:
-        """Forget what was read and resolved; the next use looks again."""
+        """Forget all states and resolved refs; the next use looks again."""
         with self.lock:
             self._runs.clear()
             self.resolved.clear()

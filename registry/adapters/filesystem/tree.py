@@ -1,4 +1,4 @@
-"""Files and folders as values: what a path of the file system names."""
+"""Files and folders as values, found by the paths of the file system."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Folder:
     """A folder whose entries are found when they are asked for."""
 
     names: Callable[[], Iterable[str]]  # returns the names that a listing shows
-    #: Returns what a name is; None if there is nothing. It may know more names.
+    #: Returns the file or folder of a name; None if there is none. It may know more names.
     get: Callable[[str], File | Folder | None]
     #: Whether all that it lists are folders, so that a listing need not ask.
     has_folders_only: bool = False

@@ -269,7 +269,7 @@ class _Planner:
 _REFUSALS = {
     "missing": (
         "a component is not in every source",
-        "Pick it from a source that has it, or leave out the source that lacks it.",
+        "Pick it from a source that has it, or drop the source that lacks it.",
     ),
     "structure": (
         "the sources differ in their structure",

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Transitioned:
-    """The state, companions and seeds that a phase begins with, or goes on with after a pivot.
+    """The state, companions and seeds at the start of a phase, or after a pivot.
 
     Attributes:
         state: Carried parts, frozen copies, and new parts. Parts that are reset without a value

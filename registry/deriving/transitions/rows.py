@@ -26,7 +26,7 @@ class Applied:
     """A row that was carried out."""
 
     part: str  # its key or pattern: the alternative that exists
-    change: Change  # what the row does with this part
+    change: Change  # the row's change of this part
     to: str | None  # the key or companion that the part became; `None` where it became none
     #: The leaves that a pattern matched; those of a reset the caller has to make.
     paths: tuple[str, ...]
@@ -188,7 +188,7 @@ class Table:
         named = {one.key for one in [*self._taken, *self._left] if not one.row.is_pattern}
         for name in self._source:
             if name not in named and name not in unnamed:
-                self.problems.append(f"no row says what becomes of {name}")
+                self.problems.append(f"no row of the table covers {name}")
 
     def _makers(self, initialise: Initialise) -> dict[str, Callable[[], Any]]:
         resets = [one for one in [*self._cut, *self._left] if one.row.change == "reset"]

@@ -1,4 +1,4 @@
-"""Start a training in one of three modes: `fresh`, `warm_start` or `resume`.
+"""Start a training run in one of three modes: `fresh`, `warm_start` or `resume`.
 
 The modes are one table of changes, with the rows of transitions: `fresh` carries nothing, `resume`
 everything, and `warm_start` what the preset's rows say. What a program expects of a checkpoint is
@@ -34,7 +34,7 @@ MODES: tuple[Mode, ...] = ("fresh", "warm_start", "resume")
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The state and seeds that a training starts with.
+    """The state and seeds at the start of a training run.
 
     Attributes:
         mode: `fresh`, `warm_start` or `resume`.
@@ -142,7 +142,7 @@ def check_unbegun(run: RunManifest, mode: Mode) -> None:
 
 
 def check_expected(spec: RunSpec, stored: Stored, expected: Mapping[str, object] | None) -> None:
-    """Compare what the program expects of a checkpoint with its plain values; reads no tensor."""
+    """Compare a checkpoint's plain values with the program's expectations; reads no tensor."""
     wanted = dict(expected or {})
     missing = [path for path in spec.compatible_keys or () if path not in wanted]
     if missing:
@@ -179,7 +179,7 @@ def _rows(spec: RunSpec, source: Stored | None, carry: Sequence[str]) -> tuple[R
     names = [name for key in spec.inference if (name := first_of(key, source.components))]
     if not names:
         raise InvalidInput(
-            "nothing says what a warm start carries",
+            "no rows for a warm start are given",
             where=source.ref,
             expected=f"carry=[...] with some of {', '.join(source.components)}",
             hint="A preset can say it by `warm_start`, or by `inference`.",

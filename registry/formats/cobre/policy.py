@@ -30,7 +30,7 @@ _NEEDED: Final = ("cuts", "basis")
 
 
 def detect(path: Path) -> bool:
-    """Return whether a folder has two of what a policy has: its two folders and its metadata."""
+    """Return whether a folder has two parts of a policy, out of two folders and the metadata."""
     folders = sum((path / name).is_dir() for name in _NEEDED)
     return folders + (path / metadata.NAME).is_file() >= 2
 

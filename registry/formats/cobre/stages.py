@@ -56,7 +56,7 @@ class Problem:
     text: str
 
 
-#: What a stage has besides its numbers.
+#: Parts of a stage besides its numbers.
 _VECTORS: Final = {
     "cuts": ("cuts", "active_cut_indices"),
     "basis": ("column_status", "row_status"),

@@ -49,7 +49,7 @@ class InMemory:
 
 
 class OnDisk:
-    """An open file, of which only the bytes that are asked for are read."""
+    """An open file; only wanted bytes are read."""
 
     def __init__(self, fd: int, length: int) -> None:
         self._fd, self._length = fd, length

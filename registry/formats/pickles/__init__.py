@@ -8,7 +8,7 @@ older one. The opcodes are those of Python's `pickletools`.
 
 - `machine`: the stack, the memo and the names of one reading; dicts and sets, whose keys must be
   safe to hash.
-- `opcodes`: what each opcode does.
+- `opcodes`: the effect of each opcode.
 - `reading`: from bytes to a value.
 """
 

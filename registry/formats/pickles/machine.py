@@ -90,8 +90,8 @@ class Known:
     #: Takes the value and the attributes that follow it, and returns the finished value; `None` if
     #: none may follow.
     build: Callable[[Any, Any], Any] | None = None
-    value: Any = None  # what the name alone stands for, where it is never called (a dtype)
-    size_bytes: int = 500  # memory for the value that a call makes, besides what it copies
+    value: Any = None  # value of the bare name, if it is never called (a dtype)
+    size_bytes: int = 500  # memory for the result of a call, without copied bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ The state that is read has the components `regions` and `pathways`, and those th
 its metadata: `config`, `theta`, `scheduler`, `trial_state`, `training_steps`. All other metadata is
 `metadata`, and also the file's own metadata. Tensors have the types of the file.
 
-- `brain`: what only these files can do: precision, compression levels, deltas, single regions.
+- `brain`: features of these files alone: precision, compression levels, deltas, single regions.
 - `framing`: open a file, undo its compression, and check its checksum.
 - `header`: the 256 bytes at the beginning, and the index of regions.
 - `tensors`: one tensor, dense or sparse.

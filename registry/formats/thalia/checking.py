@@ -1,4 +1,4 @@
-"""All problems of a file: every check that reading makes, and what reading passes over."""
+"""All problems of a file: every check of a reader, and those that a reader skips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A delta: what changed in a state since a base file, which may be a delta itself.
+"""A delta: the changes of a state since a base file, which may be a delta itself.
 
 Its content is a pickle; it is read by `holdfast.registry.formats.pickles`, with five names. Deltas
 are lossy by design: a difference below a threshold, and what is in a region without changed
@@ -251,7 +251,8 @@ def _apply(state: dict[str, Any], delta: Delta, path: Path) -> None:
             part = state[kind].get(name)
             if not isinstance(part, dict):
                 raise InvalidInput(
-                    "the delta changes what its base has not", where=f"{path}: {kind}/{name}"
+                    "the delta changes a part that its base does not have",
+                    where=f"{path}: {kind}/{name}",
                 )
             _apply_weights(part, change.get("weights"), f"{path}: {kind}/{name}")
             part |= {key: change.get(key) for key in states}

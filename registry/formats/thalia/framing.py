@@ -31,7 +31,7 @@ DELTA_MAGIC = b"\xce\x94THL"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 
-#: The size limit of the document, for the file and for what it decompresses to.
+#: The size limit of the document, for the file and for its decompressed bytes.
 DEFAULT_MAX_BYTES = 10 * 2**30
 CHECKSUM_BYTES = 32
 _CRC32 = 2
@@ -150,7 +150,7 @@ _Fits = Callable[[], bool]
 
 @contextmanager
 def _compared(body: Body, fits: _Fits | None, *, tolerant: bool) -> Iterator[None]:
-    """Compare a checksum while a block runs, and refuse what the block has made if it is wrong."""
+    """Compare a checksum while a block runs; if it is wrong, refuse the result of the block."""
     if body.length < _LARGE_BYTES or fits is None:
         if fits is not None and not fits():
             body.problem = _WRONG
@@ -184,7 +184,7 @@ def check_size(size: int, path: Path) -> None:
 
 
 def _take_checksum(body: Body) -> _Fits | None:
-    """Split the checksum from the end of a body; return what compares it."""
+    """Split the checksum from the end of a body; return a context that compares it."""
     if body.length < CHECKSUM_BYTES:
         body.problem = "the file is too short for its checksum"
         return None
@@ -247,7 +247,7 @@ def _decompressed(
 ) -> tuple[Body, _Fits | None]:
     """Decompress the one frame of a file; what follows it is the checksum of the later kind.
 
-    Return what compares the checksum, if there is one.
+    Return a context that compares the checksum, if there is one.
     """
     is_zstd = head.startswith(_ZSTD_MAGIC)
     file.seek(0)

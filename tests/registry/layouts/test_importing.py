@@ -61,7 +61,7 @@ def test_file_that_its_sidecar_denies_is_refused_and_no_other(reg: Registry, hyd
     reports = {one.path: one for one in run.import_tree(hydra)}
     name = str(bad.relative_to(hydra))
     assert reports[name].outcome == "refused"
-    assert "not those of its .sha256" in reports[name].why
+    assert "do not have the digest of its .sha256" in reports[name].why
     assert [one for one, report in reports.items() if report.outcome == "refused"] == [name]
     assert steps(run) == [20_000, 30_000, 30_500, 31_000, 40_500, 41_000]
 

@@ -102,7 +102,7 @@ def test_a_writer_says_at_once_what_is_wrong(reg: Registry) -> None:
         HoldfastWriter(run, step=-1)
     with pytest.raises(InvalidInput, match="checkpoint_id"):
         dcp.save(state(), storage_writer=HoldfastWriter(run, step=1), checkpoint_id="x")
-    with pytest.raises(InvalidInput, match="decides what is saved"):
+    with pytest.raises(InvalidInput, match="changes the saved state"):
         save(run, state(), 1, Casting())
     with pytest.raises(InvalidInput, match="HoldfastWriter alone"), typed_errors():
         dcp.save(state(), checkpoint_id=str(run), planner=HoldfastSavePlanner())

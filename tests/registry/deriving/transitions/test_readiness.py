@@ -128,7 +128,7 @@ def test_one_message_tells_everything(reg):
     told = (
         r"life/phase1/step00000002 \(gates/done\): phase 2 cannot begin from this checkpoint"
         r".*model/mask is not in the target; step is not zero; accuracy is not known; "
-        r"deal_in is not known; no row says what becomes of phase"
+        r"deal_in is not known; no row of the table covers phase"
     )
     refused(run, IncompatibleState, told, targets={"model": target(mask=None)})
 
@@ -144,7 +144,7 @@ def test_a_key_without_a_row(reg):
     run.set_gate("first", run.save({**state(4), "ema": {}}, step=4, metrics=GOOD))
     assert "ema" in run.gate("first").components
     other = lived_from(reg, spec(source="gates/first"))
-    refused(other, IncompatibleState, "no row says what becomes of ema")
+    refused(other, IncompatibleState, "no row of the table covers ema")
 
 
 def lived_from(reg, declared):

@@ -204,8 +204,8 @@ def test_only_what_is_reset_can_be_made_anew():
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        (rest("rng"), "no row says what becomes of rng"),
-        ([{"part": "rng/*", "change": "carry"}, *rest("rng")], "no row says what becomes of rng"),
+        (rest("rng"), "no row of the table covers rng"),
+        ([{"part": "rng/*", "change": "carry"}, *rest("rng")], "no row of the table covers rng"),
         ([{"part": "ema", "change": "carry"}, *rest()], "there is nothing to carry: ema"),
         ([{"part": "ema | ema2", "change": "freeze", "to": "x"}, *rest()], "there is nothing"),
         (

@@ -114,7 +114,7 @@ def test_a_warm_start_that_died_is_repeated(run: Run, reg: Registry) -> None:
 
 def test_a_run_without_a_table_says_what_it_carries(run: Run, reg: Registry) -> None:
     new = reg.create_run("new")
-    with pytest.raises(InvalidInput, match="nothing says what a warm start carries"):
+    with pytest.raises(InvalidInput, match="no rows for a warm start are given"):
         new.start("warm_start", run.latest())
     found = new.start("warm_start", run.latest(), carry=["cuts", "meta"])
     assert list(found.state) == ["cuts", "meta"]
