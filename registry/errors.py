@@ -9,7 +9,7 @@ RegistryError                     anything Holdfast refuses or fails to do      
 │   ├── StoreFull                 no space or quota left
 │   ├── StoreUnavailable          no answer; the outcome of a write is unknown
 │   ├── StoreUnsuitable           cannot keep the five promises                        exit 8
-│   ├── OnlyLocal                 a checkpoint is in the journal and not in the registry yet
+│   ├── OnlyLocal                 a checkpoint is in the journal, but not in the registry yet
 │   └── InvalidLocation           not a URL or path of a registry                      exit 3
 ├── InvalidInput                  the caller's argument is wrong: correct it           exit 3
 │   ├── UnsupportedValue          a value in a state cannot be stored
@@ -89,7 +89,7 @@ __all__ = [
 
 
 class OnlyLocal(StorageError):
-    """A checkpoint is durable in the journal of this machine, and not in the registry yet."""
+    """A checkpoint is durable in this machine's journal, but not in the registry yet."""
 
 
 class InvalidInput(RegistryError, ValueError):
@@ -143,7 +143,7 @@ class Diverged(Conflict):
 
 
 class IntegrityError(RegistryError):
-    """Bytes on the store differ from those that were committed."""
+    """Bytes on the store differ from the committed bytes."""
 
     exit_code = 6
 

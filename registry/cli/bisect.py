@@ -203,7 +203,7 @@ def _check_metric(line: Sequence[Checkpoint], name: str) -> None:
         raise NotFound(
             "no checkpoint between the two has this metric",
             where=f"--metric {name}",
-            expected=", ".join(sorted(known)) or "metrics, but there are none",
+            expected=", ".join(sorted(known)) or "metrics; it has none",
             hint=near(name, known),
         )
 

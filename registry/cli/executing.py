@@ -57,7 +57,7 @@ class Command:
 
 def run_to_end(arguments: Sequence[str], environment: Mapping[str, str], stdout: int | None) -> int:
     """Run a program to its end; if this process ends first, so does the program."""
-    sys.stdout.flush()  # our lines come before those of the program
+    sys.stdout.flush()  # our lines come before the program's
     # A process group of its own, so that the children of the program end with it.
     child = subprocess.Popen(
         arguments, env=environment, stdin=subprocess.DEVNULL, stdout=stdout, process_group=0

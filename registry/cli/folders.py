@@ -26,7 +26,7 @@ from holdfast.registry.layouts import (
     keep_checked_out,
 )
 
-_LAYOUT = option("--layout", "NAME", f"The layout: {NAMES}. By default that of the run's preset.")
+_LAYOUT = option("--layout", "NAME", f"The layout: {NAMES}. Default: the preset's layout.")
 
 
 @command(reads)

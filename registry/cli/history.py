@@ -1,4 +1,4 @@
-"""`log`: the history of a run, and that of the runs that it was forked from."""
+"""`log`: the history of a run, and of the runs that it was forked from."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def push(
     *,
     run: options.NamedRun,
     fork: str = argument("FORK", "Name of the new run, or of the one that an earlier push made."),
-    url: str | None = option("--to", "URL", "Another registry, if that of the run is lost."),
+    url: str | None = option("--to", "URL", "Another registry, if the run's registry is lost."),
     origin: str = option("--from", "ID", "Id of the lost registry, or its begin.", default=""),
     journal: str | None = _JOURNAL,
 ) -> Answer:

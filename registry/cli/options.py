@@ -42,7 +42,7 @@ _REGISTRY = typer.Option(
 Registry = Annotated[str, _REGISTRY]
 OptionalRegistry = Annotated[str | None, _REGISTRY]
 Url = Annotated[
-    str | None, typer.Argument(metavar="URL", help="The registry; by default that of -r.")
+    str | None, typer.Argument(metavar="URL", help="The registry; by default the one of -r.")
 ]
 #: The option that repeats for each option of a file system.
 STORAGE_OPTION = "--storage-option"
@@ -86,7 +86,7 @@ CREATE = flag("--create", "Create the run if it does not exist.")
 LAST = option("--last", "N", "Keep the newest N.", min=1)
 BEST = option("--best", "N", "Keep the best N.", min=1)
 EVERY = option("--every", "N", "Keep every N steps.", min=1)
-DAYS = option("--days", "N", "Keep those of the last N days.", min=1)
+DAYS = option("--days", "N", "Keep the checkpoints of the last N days.", min=1)
 
 
 def retention(

@@ -148,7 +148,7 @@ def hanging(head: str, text: str) -> None:
 
 
 def more(count: int, shown: int) -> list[str]:
-    """Return a line that says how many things `--json` lists beyond those that are shown."""
+    """Return a line with the number of things that only `--json` lists."""
     return [f"... and {count - shown:,} more; --json lists all"] if count > shown else []
 
 
@@ -180,7 +180,7 @@ class Bar:
             self._show(done, max(done, self._total) if self._total else None)
 
     def expect(self, more: Callable[[], int]) -> None:
-        """Show a total: the bytes so far and those that `more` returns."""
+        """Show a total: the bytes so far, plus the bytes that `more` returns."""
         if self._show is not None:
             expected = more()  # moves the bar
             self._total = self._done + expected

@@ -45,9 +45,7 @@ def promote(
     opened: Registry,
     *,
     ref: options.Ref,
-    mu: float | None = option(
-        "--mu", "NUMBER", "Estimated skill; by default that of its predecessor."
-    ),
+    mu: float | None = option("--mu", "NUMBER", "Estimated skill; by default its predecessor's."),
     sigma: float | None = option("--sigma", "NUMBER", "Its uncertainty; same default."),
     frozen: bool = flag("--frozen", "Never evict it, and never rate it again."),
 ) -> Answer:

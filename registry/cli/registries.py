@@ -60,7 +60,7 @@ def init(
         every = config.keyframe_every
         text.append(f"Changing chunks are stored as deltas, and whole every {every} versions.")
     if config.race_probe == "passed":
-        text.append("The probe found no race. It cannot prove that there is none.")
+        text.append("The probe found no race. It cannot prove that none exists.")
     else:
         text.append(Note("warning: the race probe was skipped; two writers may both win here."))
     shape = {

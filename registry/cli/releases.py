@@ -51,7 +51,7 @@ def publish(
     only: list[str] | None = option(
         "--only",
         "COMPONENT",
-        "Only this component; repeatable. By default those that the preset names for inference.",
+        "Only this component; repeatable. By default the preset's components for inference.",
     ),
 ) -> Answer:
     """Publish a checkpoint, or parts of it, under a version.

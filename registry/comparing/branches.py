@@ -20,7 +20,7 @@ class StepPair:
     phase: str
     step: int
     first: CheckpointRecord | None  # the checkpoint of the first run; `None` where it has none
-    second: CheckpointRecord | None  # that of the second run
+    second: CheckpointRecord | None  # the checkpoint of the second run
 
     @property
     def is_same(self) -> bool | None:

@@ -45,7 +45,7 @@ class Summary:
     nans: int = 0  # number of NaN elements; complex ones count if either part is NaN
     infs: int = 0  # number of infinite elements that are not NaN
     zeros: int = 0  # number of zeros of either sign
-    #: The least finite element; `None` where there is none, and for complex types.
+    #: The least finite element; `None` without one, and for complex types.
     low: int | float | None = None
     high: int | float | None = None  # the greatest finite element, likewise
     #: Exact sum of the sums of blocks of finite elements; of the real parts if complex.

@@ -25,7 +25,7 @@ class Histogram:
     read_bytes: int  # bytes of it that were read; fewer than `nbytes` if the budget was smaller
     count: int  # number of its elements
     read: int  # number of elements that were read; everything below is about these
-    #: The least finite element; `None` where there is none, and for complex types.
+    #: The least finite element; `None` without one, and for complex types.
     low: int | float | None
     high: int | float | None  # the greatest finite element, likewise
     nan: int  # number of NaN elements

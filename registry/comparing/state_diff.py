@@ -157,7 +157,7 @@ def diff(before: StateHandle, after: StateHandle, *, values: bool = False) -> Di
 def compare_tensors(
     before: Mapping[str, TensorInfo], after: Mapping[str, TensorInfo]
 ) -> tuple[TensorDiff, ...]:
-    """Compare tensors by path, and those that only one side has by content."""
+    """Compare tensors by path; compare tensors on only one side by content."""
     only_before: dict[Digest, list[TensorInfo]] = {}
     for path, old in before.items():
         if path not in after:

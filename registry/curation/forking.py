@@ -139,7 +139,7 @@ def _inherited(
     then: RunManifest, now: RunManifest, record: CheckpointRecord, fork: RunManifest
 ) -> Iterator[tuple[Action, ...]]:
     """Yield the names and states of the checkpoint's commit that the parent still holds."""
-    # A gate is always set after its checkpoint, and is inherited all the same.
+    # A gate is always set after its checkpoint, but is still inherited.
     pins = [p for p in now.pins if then.pin(p.kind, p.name) or p.checkpoint == record.n]
     artifacts = [p for p in pins if p.kind == "artifact" and not fork.pin(p.kind, p.name)]
     gates = [pin for pin in pins if pin.kind == "gate"]

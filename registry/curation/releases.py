@@ -186,7 +186,7 @@ class Releases:
             checkpoint: A checkpoint of this run.
             card: The model card: a mapping, or the path of a YAML file. It must have the fields
                 that the run's preset requires.
-            metrics: Metrics of the release; those of the checkpoint without them.
+            metrics: Metrics of the release; by default the checkpoint's.
             only: The components to publish; without it those that the preset names for inference,
                 and the whole state where it names none.
             state: A state to publish instead of components of the checkpoint, such as converted

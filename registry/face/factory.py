@@ -110,7 +110,7 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
         transport: Library that moves the bytes of S3: `boto3`, which is faster, or `s3fs`.
 
     Raises:
-        NotFound: There is none.
+        NotFound: There is no registry.
         Conflict: It is not the expected registry, or not the one that was here before.
         StoreUnavailable: It cannot be reached, and no run of the journal was trained there.
         UnsupportedFormat: It was made by a newer Holdfast.

@@ -47,7 +47,7 @@ def capture(generators: Mapping[str, object] | None = None) -> dict[str, Any]:
         hold; in a process that has not imported torch, of plain values.
 
     Raises:
-        InvalidInput: A value of `generators` is none of these.
+        InvalidInput: A value of `generators` is not one of these.
     """
     state: dict[str, Any] = {"format": _FORMAT, "python": random.getstate()}
     if (numpy := sys.modules.get("numpy")) is not None:

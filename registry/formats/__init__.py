@@ -254,7 +254,7 @@ def validate(
             return [problem(error)]
         faults = found.module.validate(path)
         if format is None and named not in (None, found):
-            faults.append(f"{path}: its name is that of another format than {found.name}")
+            faults.append(f"{path}: its name belongs to another format than {found.name}")
         return faults
 
 

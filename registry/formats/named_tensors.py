@@ -78,7 +78,7 @@ class NamedTensors:
                 return self._checked(part.leaves[index], where)
             case {"d": _} | {"od": _} | {"sd": _}:
                 raise self.unfit(where, f"{self.format} cannot keep dicts inside the component")
-        raise self.unfit(where, f"{self.format} can only keep tensors by name, and this is none")
+        raise self.unfit(where, f"{self.format} can only keep tensors by name, not this value")
 
     def _checked(self, leaf: ArrayLeaf, where: str) -> ArrayLeaf:
         if leaf.dtype not in self.dtypes:

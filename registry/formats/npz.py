@@ -237,7 +237,7 @@ def write(path: Path, content: Content, *, metadata: None, force: bool) -> Writt
     leaves, _ = fitting.of(content)
     for name in leaves:
         if "\0" in name or len(name.encode()) > _MAX_NAME_BYTES:
-            raise fitting.unfit(quoted(name)[:80], "the name of an array cannot be that of a file")
+            raise fitting.unfit(quoted(name)[:80], "the name of an array cannot be a file name")
     with new_file(path, content.size_bytes, force=force) as file:
         with zipfile.ZipFile(file, "w") as archive:
             for name, leaf in leaves.items():

@@ -24,7 +24,7 @@ _given: ContextVar[int | None] = ContextVar("max_bytes", default=None)
 
 @contextmanager
 def limited(max_bytes: int | None) -> Iterator[None]:
-    """Let the limit of a caller hold within a block; `None` leaves that of the environment."""
+    """Apply a caller's limit within a block; with `None` the environment's limit stays."""
     if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
         raise InvalidInput(
             "not a size limit", expected="a number of bytes from 1", found=repr(max_bytes)

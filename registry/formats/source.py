@@ -209,7 +209,7 @@ def json_value(data: bytes, where: object) -> Any:
 
 
 def json_object(data: bytes, where: object) -> dict[str, Any]:
-    """Return the JSON object that a part of a file holds; the errors are those of `json_value`."""
+    """Return the JSON object in a part of a file; errors as for `json_value`."""
     found = json_value(data, where)
     if not isinstance(found, dict):
         raise InvalidInput("not a JSON object", where=where, found=type(found).__name__)

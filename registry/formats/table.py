@@ -47,7 +47,7 @@ class FormatModule(Protocol):
 class Format:
     """A row of the table."""
 
-    name: str  # its name, and that of its module
+    name: str  # its name, also of its module
     #: Extensions, in lower case: a file with one of them is of this format.
     extensions: tuple[str, ...] = ()
     is_folder: bool = False  # whether it is a folder and not a file

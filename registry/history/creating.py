@@ -190,7 +190,7 @@ def _check_same_spec(run: RunManifest, options: RunOptions) -> None:
 
 
 def _compare_configs(run: RunManifest, created: CreateRun, config: object) -> None:
-    """Refuse another configuration than that of the run, or warn of it, as its rules say."""
+    """Refuse or warn of a configuration that differs from the run's, by its rules."""
     mine = encode_plain(config, "config")
     if plain_digest(mine) == created.config_hash:
         return

@@ -52,5 +52,5 @@ def files_in(tree: Any, where: str) -> dict[str, FileInfo]:
 
 
 def is_tree(components: Mapping[str, Any]) -> bool:
-    """Return whether components are those of a folder of files."""
+    """Return whether the components come from a folder of files."""
     return TREE in components and set(components) <= {TREE, "files", "states"}

@@ -203,7 +203,7 @@ def check_component(component: object) -> str | None:
 
 
 def _wrapped(report: LoadReport) -> str:
-    """Return a hint if the paths of one side are those of a compiled or a distributed module."""
+    """Return a hint if the paths of one side come from a compiled or a distributed module."""
     if any(_COMPILED in path.replace("/", ".").split(".") for path in report.missing):
         return f"The target is compiled: pass the module inside, `model.{_COMPILED}`."
     if any(_COMPILED in path.replace("/", ".").split(".") for path in report.unexpected):

@@ -65,7 +65,7 @@ def from_pairs(texts: Iterable[str], where: str) -> dict[str, Any]:
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with those of `over` in place of those of the same names."""
+    """Return options, overridden by those of `over`."""
     found = dict(under)
     for name, value in over.items():
         before = found.get(name)

@@ -15,7 +15,7 @@ from holdfast.registry.values import Json
 
 
 def encode_array(encoder: Encoder, value: jax.Array, link: Link, depth: int) -> Json:  # noqa: ARG001
-    """Encode an array of any sharding as a leaf, whose bytes are those of the numpy array."""
+    """Encode an array of any sharding as a leaf, with the bytes of the numpy array."""
     if isinstance(value, jax.core.Tracer):
         encoder.refuse(
             link, "a jax array inside a transformation has no data", "Save outside of jax.jit."

@@ -22,7 +22,7 @@ class Retention(NamedFields):
         last: Keep this many of the newest.
         best: Keep this many of the best by the first monitor.
         every: Keep each checkpoint whose step is a multiple of this number.
-        for_days: Keep those that are younger than this many days, by the clock of their writer.
+        for_days: Keep checkpoints younger than this many days, by the clock of their writer.
         all: Keep everything.
         counts_protected: Whether the checkpoints that are always kept count towards `last`: at most
             `last` files in all (seeds: FIFO), instead of `last` besides the protected ones.

@@ -38,7 +38,7 @@ class ProvenPacks:
 
     @classmethod
     def of(cls, store: Store) -> ProvenPacks:
-        """Return those of a handle."""
+        """Return the proven packs of a handle."""
         if cls not in store.companions:
             store.companions[cls] = cls(store.heads, store.config.id)
         found: ProvenPacks = store.companions[cls]

@@ -88,7 +88,7 @@ class Threads(ThreadPoolExecutor):
         except RuntimeError:
             if self._closed:
                 raise
-            # If a thread could not be started, the pool has queued the work all the same.
+            # Even if a thread could not be started, the pool has queued the work.
             with suppress(BaseException):
                 work()
             return work.made

@@ -206,7 +206,7 @@ class Planner:
     def _read_runs(
         self, runs: Iterable[RunFiles], cutoff_s: float
     ) -> tuple[set[ObjectKey], set[ObjectKey]]:
-        """Return the objects that runs need, and those that a run needed within the grace."""
+        """Return the objects that runs need now, and those that they needed within the grace."""
         needed: set[ObjectKey] = set()
         needed_recently: set[ObjectKey] = set()
         read = partial(self._read_unless_passed, cutoff_s=cutoff_s)

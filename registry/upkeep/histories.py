@@ -1,4 +1,4 @@
-"""Read the logs of a registry as far as possible, and report what is wrong with them.
+"""Read the logs of a registry as far as possible, and report their problems.
 
 Collection stops at the first file that it cannot read; a verification goes on with the slots before
 it. Snapshots are not trusted here: they are compared with the log.

@@ -86,7 +86,7 @@ def state_of(planner: SavePlanner) -> dict[str, Any]:
     if planner.is_coordinator:  # one rank of a job says it
         _LOGGER.warning(
             "torch's DefaultSavePlanner flattens a state: empty dicts are lost, integer keys "
-            "become strings, and every dict a plain one; the id is that of what is left. %s",
+            "become strings, and every dict a plain one; the id is the remaining state's. %s",
             _OURS,
         )
     nested: dict[str, Any] = unflatten_state_dict(planner.state_dict, planner.mappings)

@@ -41,7 +41,7 @@ class KeptMemory:
 
     @classmethod
     def of(cls, run: Run) -> KeptMemory:
-        """Return that of a run's handle."""
+        """Return the kept memory of a run's handle."""
         return _kept.setdefault(run, cls())
 
     def _allocate(self, nbytes: int) -> memoryview:

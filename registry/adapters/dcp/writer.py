@@ -42,7 +42,7 @@ class Away:
 
     address: WorkerAddress
     run_id: str
-    deadline_s: float | None  # that of its group; `None` if it has none
+    deadline_s: float | None  # the deadline of its group; `None` without a group
     token: WriterToken  # the writer token, under which both processes save
 
     @classmethod

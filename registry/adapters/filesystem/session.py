@@ -77,7 +77,7 @@ class Session:
             self.resolved.clear()
 
     def run(self, name: str) -> Run | None:
-        """Return a run as it was at its first use; None if there is none of this name."""
+        """Return a run as it was at its first use; None if no run has this name."""
         with self.lock:
             if name not in self._runs:
                 registry = self.registry  # its own errors are no answer

@@ -32,7 +32,7 @@ from holdfast.registry.values import Digest
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The chunks of one stored state, with those that were read last."""
+    """The chunks of one stored state, and a cache of the last ones read."""
 
     ref: str  # the state, for messages
     source: Source

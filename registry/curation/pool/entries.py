@@ -18,7 +18,7 @@ from holdfast.registry.store import Store
 class PoolEntry(Stored):
     """A model in the pool. Nothing is read from the store before it is needed.
 
-    Ratings and counts are those that this handle of the run has read last.
+    Ratings and counts are as this handle of the run read them last.
     """
 
     def __init__(self, store: Store, log: RunLog, record: PoolRecord) -> None:

@@ -53,7 +53,7 @@ class Body:
     length: int  # their number, without a checksum
     file_bytes: int  # size of the file on disk
     compression: str  # `zstd`, `lz4`, or nothing
-    is_delta: bool  # whether they are those of a delta
+    is_delta: bool  # whether it is a delta
     problem: str | None = None  # why the checksum does not fit, if it does not
     with_data: bool = True  # whether its tensors are wanted, or only their headers
     faults: Faults = RAISED  # takes the errors of single parts; by default the first one is raised
@@ -237,7 +237,7 @@ def _pieces(fd: int, length: int, path: Path) -> Iterator[memoryview]:
 
 
 def is_document(head: bytes) -> bool:
-    """Return whether a header is that of the document's layout: the index follows the metadata."""
+    """Return whether a header fits the document's form: the index follows the metadata."""
     metadata, length, index = struct.unpack_from("<QQQ", head, 0x14)
     return bool(index == metadata + length)
 

@@ -112,7 +112,7 @@ class Entry:
 
     @property
     def is_prefixed(self) -> bool:
-        """Whether the name of a region looks like that of a pathway."""
+        """Whether the name of a region looks like a pathway's name."""
         return self.name.startswith(PATHWAY)
 
 

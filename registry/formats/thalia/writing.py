@@ -162,7 +162,7 @@ def _with_bytes(value: Any) -> Any:
 
 
 def check_components(state: Mapping[str, Any]) -> None:
-    """Refuse a state that is none of a brain."""
+    """Refuse a state that is not a brain."""
     known = ("regions", "pathways", "metadata", *ASIDE)
     for name in state:
         if name not in known:

@@ -220,7 +220,7 @@ def _plain_pickle(data: memoryview, path: Path) -> tuple[Any, int]:
 
 
 def _head(data: memoryview, path: Path) -> int:
-    """Check the pickles before that of the value; return where that begins."""
+    """Check the pickles before the value's pickle; return the offset of the latter."""
     at, found = 0, []
     for _ in range(3):
         value, length = _plain_pickle(data[at:], path)

@@ -1,4 +1,4 @@
-"""Replace the weights of a model in place by those of a checkpoint.
+"""Replace the weights of a model in place by a checkpoint's weights.
 
 Finds the chunks that the model lacks, fetches and verifies them in other memory, and copies them
 into the model: all of them, or none unless a device fails meanwhile.
@@ -44,7 +44,7 @@ class _Known:
 
 @dataclass(slots=True)
 class Exchange:
-    """The chunks of a checkpoint and of a model, and those that the model lacks."""
+    """The chunks of a checkpoint and of a model, and the chunks that the model lacks."""
 
     ref: str  # the checkpoint
     base: PlacedState  # its state and place

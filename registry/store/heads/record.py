@@ -1,4 +1,4 @@
-"""The head of a run as it was seen, and the file that holds those of one registry.
+"""The head of a run as it was seen, and the file with the heads of one registry.
 
 The file is made of lines like every JSON file of a registry: a header, a line for each run, and a
 digest of all of it. `holdfast verify` writes and reads one, and a user's state folder has one for

@@ -261,7 +261,7 @@ class RunRepack(Change):
         return [move.after for move in self._moved] or None
 
     def _note(self, run: RunManifest) -> None:
-        """Note the states that a slot has moved, and those that others moved before it."""
+        """Note the states that a slot has moved, and the states moved before it by others."""
         self._pending -= {move.before for move in self._moved}
         self._note_lost(run)  # before ours: they were there first
         for move in self._moved:

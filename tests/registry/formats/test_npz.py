@@ -68,7 +68,7 @@ def test_other_orders_become_ours(tmp_path: Path) -> None:
     ("tensors", "message"),
     [
         ({"w": torch.ones(2, dtype=torch.bfloat16)}, "no element type for bfloat16"),
-        ({"a\0b": torch.ones(2)}, "cannot be that of a file"),
+        ({"a\0b": torch.ones(2)}, "cannot be a file name"),
         ({"inner": {"w": torch.ones(2)}}, "model/inner"),
     ],
 )
