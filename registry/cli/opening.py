@@ -56,9 +56,6 @@ def moves(address: Address, bar: Bar, *, dry_run: bool) -> Iterator[Registry]:  
         yield registry
 
 
-# The workers of a Dask cluster, for commands that read or write much.
-
-
 DASK = option(
     "--dask", "ADDRESS", "Let the workers of a Dask cluster do it, such as tcp://HOST:8786."
 )

@@ -212,9 +212,6 @@ def _taken(run: RunManifest, name: str, gate: Pin | None) -> Conflict:
     )
 
 
-# The names that point at each checkpoint of a run.
-
-
 def run_remarks(run: RunManifest) -> list[str]:
     """Return a sentence for each problem with the monitored metrics of a run.
 

@@ -199,9 +199,6 @@ def encode_header(
     return struct.pack("<Q", len(text)) + text, [leaf for _, leaf in order]
 
 
-# One file of safetensors: its header, and its tensors by name.
-
-
 def header_of(path: Path) -> tuple[Header, int]:
     """Return the header of a file, and the size of the file."""
     with stable(path) as file:

@@ -35,8 +35,6 @@ from holdfast.registry.objects import Component, Manifest, TensorEntry
 from holdfast.registry.store import LazyTensor
 from holdfast.registry.values import Digest, collector_paused, markup, near, size
 
-# A stored state as a mapping whose values are read at their first access.
-
 
 class LazyState(Mapping[str, Any]):
     """A state, or a dict in it, that loads each value at its first access, verified, and keeps it.

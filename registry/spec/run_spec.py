@@ -16,9 +16,6 @@ from holdfast.registry.spec.policies import Retention, Tier
 from holdfast.registry.spec.transition_table import Pivot, Row, Transition
 from holdfast.registry.values import ITEM_SIZES, Name, PhaseName, PrecisionName, Record
 
-# The reaction of a training run to signals: exit codes, the deadline, the meaning of SIGUSR1.
-
-
 _ExitCode = Annotated[int, Field(ge=0, le=255)]
 
 #: When SIGUSR1 saves: after the current step, or at the next multiple of the cadence.

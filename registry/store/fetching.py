@@ -36,8 +36,6 @@ from holdfast.registry.store.store import Store, missing
 from holdfast.registry.store.threads import results
 from holdfast.registry.values import Digest
 
-# One ranged read: the chunks that it fetches, and the scratch memory that it needs.
-
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

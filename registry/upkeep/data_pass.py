@@ -36,9 +36,6 @@ from holdfast.registry.upkeep.findings import DataRead
 from holdfast.registry.upkeep.object_checks import Tables, check_object
 from holdfast.registry.values import Record
 
-# The file from which an interrupted verification resumes: the packs that were read in this pass.
-
-
 #: A pass that began longer ago starts again.
 MAX_AGE_S = 30 * 86_400
 _DIGEST_CHARS = 16

@@ -251,9 +251,6 @@ class HoldfastWriter(StorageWriter, AsyncStager):
         return {**vars(self), "_run": away, "checkpoint": None}
 
 
-# The errors of Holdfast out of those of DCP.
-
-
 @contextmanager
 def typed_errors() -> Iterator[None]:
     """Raise the error of Holdfast that a `CheckpointException` of DCP has in it.

@@ -27,8 +27,6 @@ from holdfast.registry.objects import Component, RecentChunks, TensorEntry
 from holdfast.registry.store import Source
 from holdfast.registry.values import Digest
 
-# Files whose bytes are in chunks: a range reads the chunks that it touches, and no other.
-
 
 @dataclass(frozen=True, slots=True)
 class Chunks:

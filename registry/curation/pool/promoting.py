@@ -131,9 +131,6 @@ def candidate_of(record: CheckpointRecord, manifest: Digest) -> Candidate:
     return Candidate(manifest, record.phase, record.step, record.n)
 
 
-# The commit of one promotion: cut the model, check the rules, and add it to the pool.
-
-
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """The source of a model."""

@@ -40,9 +40,6 @@ from holdfast.registry.saving import (
 )
 from holdfast.registry.writing import Committer, Stale, Written, codec_and_distance
 
-# Check the arguments of a merge: sources, weights, `average` and `pick`.
-
-
 #: A chunk is computed from those of all sources at once, so their number bounds memory.
 MAX_SOURCES = 32
 #: The sum of weights may differ from 1 by this, because decimals are rounded.

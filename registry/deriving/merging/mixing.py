@@ -36,8 +36,6 @@ from holdfast.registry.writing import (
 if TYPE_CHECKING:
     from holdfast.registry.deriving.merging.merge_plan import MergedTensor
 
-# Use stored chunks of other runs, where the run may name their packs.
-
 
 def borrow(
     store: Store,

@@ -206,9 +206,6 @@ def _phase(run: RunManifest) -> str:
     return run.phase or (run.spec.phases[0].name if run.spec.phases else DEFAULT_PHASE)
 
 
-# Find names in a state or a stream whose source is gone.
-
-
 _LOGGER = logging.getLogger("holdfast")
 _STREAMS = "streams"
 

@@ -12,9 +12,6 @@ from holdfast.registry.errors import InvalidInput, UnsupportedValue
 from holdfast.registry.formats.source import KEEP
 from holdfast.registry.values import MOST_EQUAL, Budget, KeyHashes
 
-# Dicts and sets of a pickle: a key is hashed only if that is safe.
-
-
 #: How deeply tuples may be nested in a key. Python hashes nested tuples by recursion in C, which
 #: has no limit: a deep one would overflow the stack and kill the process.
 _MAX_KEY_DEPTH: Final = 8

@@ -130,9 +130,6 @@ class _PartWriter:
         return Chunk(digest, data, leaf, int(chunk[1]))
 
 
-# How a save ended, from the log alone.
-
-
 def find_write(slots: Iterable[Slot], write: str) -> int | None:
     """Return the number of the checkpoint that a write added or repeated; `None` without one."""
     for slot in slots:

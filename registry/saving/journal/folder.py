@@ -47,8 +47,6 @@ from holdfast.registry.store import Address, RegistryConfig, Store, open_folder
 from holdfast.registry.store.heads import place_name
 from holdfast.registry.values import Record
 
-# Locks of the operating system between the processes of one machine.
-
 
 class FileLock:
     """A lock on a file; each object is a separate holder."""

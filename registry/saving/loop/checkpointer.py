@@ -33,8 +33,6 @@ from holdfast.registry.saving.save_request import SaveRequest
 from holdfast.registry.saving.trainer import Trainer
 from holdfast.registry.spec import Monitor
 
-# When a training run saves: every so many steps or seconds, and when a metric is the best so far.
-
 
 class Cadence:
     """The cadence of one training run."""

@@ -59,9 +59,6 @@ class Notice:
             return False
 
 
-# The last sign of life of a run, and whether its next checkpoint is overdue.
-
-
 #: A running run is overdue after this many intervals, and never before the second number.
 _INTERVALS = 3
 _LEAST_MS = 60_000

@@ -103,9 +103,6 @@ def _in_child() -> None:
 
 os.register_at_fork(after_in_child=_in_child)
 
-# The thread that ends a process that was asked to stop and takes too long.
-
-
 _END = 0
 
 

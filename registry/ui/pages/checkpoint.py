@@ -205,9 +205,6 @@ def _load(url: str, stored: Stored) -> str:
     return f"import holdfast\n\n{opened}\nstate = reg.{call}({stored.ref!a}).load()"
 
 
-# Bytes that a state shares with the nearest checkpoints in the log of its run.
-
-
 #: Number of checkpoints, before and after together, whose chunks are compared.
 NEIGHBOURS = 8
 

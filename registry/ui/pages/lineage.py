@@ -16,9 +16,6 @@ from holdfast.registry.ui.pages.trouble import Trouble, trouble_of
 from holdfast.registry.ui.pages.view import Asked, Shown, View
 from holdfast.registry.ui.source import FRESH_S, Source
 
-# Forks, merges, transitions and companions across runs, as the rows of a graph.
-
-
 #: Maximum number of runs in one graph.
 MOST_RUNS = 50
 #: The order of events that have the same time.

@@ -27,9 +27,6 @@ from holdfast.registry.ui.pages.view import Asked, Shown, View
 from holdfast.registry.ui.source import Source
 from holdfast.registry.upkeep import Damage
 
-# The streams of a run: their lengths, and the numbers in the streams that are read.
-
-
 #: Segments that are read unless the user asks for more; each costs two or three requests.
 SEGMENTS_UNASKED = 16
 #: Maximum number of fields with a chart.

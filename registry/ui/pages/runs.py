@@ -19,9 +19,6 @@ from holdfast.registry.ui.pages.view import Asked, Shown, View
 from holdfast.registry.ui.source import FRESH_S, Source, now_ms
 from holdfast.registry.upkeep import Damage
 
-# The newest runs of a registry, each in a row. Only the runs that are shown are opened.
-
-
 #: Rows of the first view, and of each "load more".
 PAGE = 50
 #: Maximum number of first commits that are read to find the newest runs, unless the user asks.

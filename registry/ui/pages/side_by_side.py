@@ -22,9 +22,6 @@ from holdfast.registry.ui.source import Source
 from holdfast.registry.upkeep import Damage
 from holdfast.registry.values import number
 
-# Several runs side by side: their metrics in common charts, and what differs between them.
-
-
 #: Maximum number of runs to compare.
 MOST_RUNS = 20
 #: Stands for a value that a run does not have.

@@ -39,9 +39,6 @@ from holdfast.registry.upkeep.window import in_batches
 from holdfast.registry.values import Digest
 from holdfast.registry.writing import DELTA_WORTH, Encoding
 
-# Read the element types, tensors and lengths of chunks from the manifests.
-
-
 #: A tensor as it is stored: its element type, and its chunks in order with their lengths.
 _Tensor = tuple[str, Sequence[Digest], tuple[int, ...]]
 

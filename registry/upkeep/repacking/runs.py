@@ -35,8 +35,6 @@ from holdfast.registry.upkeep.window import in_batches
 from holdfast.registry.values import Digest, Digests
 from holdfast.registry.writing import Change, ChosenKeys, Committer, Writer, placed_keys
 
-# The new placement of a state whose chunks move to other packs, encodings or bases.
-
 
 @dataclass(frozen=True, slots=True)
 class _NewLocation:
