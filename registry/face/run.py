@@ -200,7 +200,7 @@ class Run:
         for monitor in known:
             return monitor
         raise InvalidInput(
-            "nothing says which checkpoint is best",
+            "the run has no monitor to decide which checkpoint is best",
             where=self.id,
             hint=Hint(
                 "Create the run with monitor=Monitor(metric='loss', mode='min'), or pass one.",
@@ -1230,7 +1230,7 @@ class Run:
         storing: Storing | None = None,
         allow_nonfinite: bool = False,
     ) -> Checkpointer:
-        """Return what saves a training loop: `with run.checkpointer(every_steps=100) as it: ...`.
+        """Return a checkpointer for a training loop: `with run.checkpointer(every_steps=9) as it:`.
 
         At the end of each step the loop calls `it.step(step, state, metrics)`, which saves if it is
         time. SIGTERM and SIGINT wait for that call: it saves the state, sets the run to
