@@ -208,7 +208,10 @@ def test_passing_over_a_damaged_checkpoint_behind_a_pivot_is_told(
         restored = other.restore()
     assert restored.checkpoint.step == 3
     assert restored.pivot is None
-    assert "the next save undoes the pivot polish, which came after run/main/step00000003" in caplog.text
+    assert (
+        "the next save undoes the pivot polish, which came after run/main/step00000003"
+        in caplog.text
+    )
 
 
 def test_a_trainer_that_saved_behind_the_pivot_wins(run: Run, reg: Registry) -> None:
