@@ -353,7 +353,7 @@ class Card:
 
     def __init__(self, release: Any) -> None:
         self._release = release
-        self.digest = release._pin.card
+        self.digest = release.handle.pin.card
 
     def load(self) -> dict[str, Any]:
         return {"card": self._release.card}

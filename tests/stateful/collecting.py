@@ -197,7 +197,7 @@ class Collecting(Base):
     def read_late(self, which: int) -> None:
         reader = self.pick(self.readers, which)
         self.readers.remove(reader)
-        if reader.stored._store.backend.is_cut:
+        if reader.stored.handle.store.backend.is_cut:
             return
         digest, book = reader.stored.digest, reader.side.book
         try:

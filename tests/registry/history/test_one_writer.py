@@ -20,19 +20,18 @@ CHANGES = {
     "writing/object_writer.py": "chooses every key of an object (W2)",
     "history/slots.py": "slots",
     "history/log.py": "snapshots, which are a cache",
-    "storage/store.py": "registry.json, once",
-    "journal/states.py": "objects of an entry of the journal, in a folder of its own",
-    "maintenance/gc.py": "epochs, deletions",
-    "maintenance/gc_plan.py": "a file that tells the store's time",
-    "maintenance/repair.py": "objects under keys that live places name already",
-    "maintenance/checkup.py": "the doctor's own probe",
+    "store/store.py": "registry.json, once",
+    "saving/journal/states.py": "objects of an entry of the journal, in a folder of its own",
+    "upkeep/gc.py": "epochs, deletions, and a file that tells the store's time",
+    "upkeep/repairing.py": "objects under keys that live places name already",
+    "upkeep/checkup.py": "the doctor's own probe",
 }
 #: The modules that may put lines into a log.
 APPENDS = {
     "writing/object_writer.py": "commits that name objects, rechecked (W3, W4)",
-    "history/creation.py": "commit 0, which references nothing (W1)",
-    "registries/sync.py": "commit 0 of a run at its destination",
-    "maintenance/gc.py": "marks",
+    "history/creating.py": "commit 0, which references nothing (W1)",
+    "face/syncing.py": "commit 0 of a run at its destination",
+    "upkeep/gc.py": "marks",
 }
 #: The modules that may make the place of a manifest.
 PLACES = {
