@@ -310,7 +310,7 @@ class Trainer:
                 self._failed.append(save.request)
                 self.failed_saves += 1
                 _LOGGER.warning(
-                    "%s: step %d was not saved, and training goes on (%d failed in a "
+                    "%s: step %d was not saved, and training continues (%d failed in a "
                     "row, %d may): %s",
                     self._log.run_id,
                     save.request.step,

@@ -28,6 +28,7 @@ FOR_PROGRAMS = {
     "Retention(last=3)",
     "Monitor(metric='loss', mode='min'), or several",
     "Monitor(metric=..., mode=...)",
+    "holdfast.Storing(...)",
     "Ask with `run.best(monitor=...)`, or create another run.",
     "Copy it first: .clone() or .copy().",
     "Give each memory of its own: .clone() or .copy().",
