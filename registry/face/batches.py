@@ -7,6 +7,7 @@ that an unbroken training began long before, so the generators are restored behi
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from inspect import isgenerator
 from typing import Any
@@ -136,7 +137,25 @@ def lost_within_an_epoch(loader: Any) -> str | None:
         is_seeded = hasattr(one, "set_epoch") or hasattr(one, "state_dict")
         if one is not loader and hasattr(one, "generator") and not is_saved and not is_seeded:
             return f"the order of its {type(one).__name__} is drawn, and is in no state"
+    if _counts_batches_of_others(loader):
+        return "Accelerate before 1.13 saves a wrong position where several processes train"
     return None
+
+
+def _counts_batches_of_others(loader: Any) -> bool:
+    """Return whether Accelerate takes batches of other processes for ones that it has read ahead.
+
+    Since 1.13 its `DataLoaderShard` replaces the method of its base class that does so.
+    """
+    method = getattr(type(loader), "adjust_state_dict_for_prefetch", None)
+    is_shard = _library(loader) == "accelerate" and type(loader).__name__ == "DataLoaderShard"
+    torch = sys.modules.get("torch.distributed")
+    several = torch is not None and torch.is_initialized() and torch.get_world_size() > 1
+    return (
+        several
+        and is_shard
+        and not getattr(method, "__qualname__", "").startswith("DataLoaderShard")
+    )
 
 
 def _parts(loader: Any) -> Iterator[tuple[Any, Any]]:

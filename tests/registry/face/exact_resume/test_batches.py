@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 import holdfast
 from holdfast.errors import IncompatibleState
+from holdfast.registry.face.batches import lost_within_an_epoch
 from holdfast.rng import Batches
 
 with warnings.catch_warnings():
@@ -223,3 +224,22 @@ def test_a_loop_that_goes_around_its_batches_is_warned_of(caplog: pytest.LogCapt
 def test_a_state_of_another_kind_is_refused(state: Any) -> None:
     with pytest.raises(IncompatibleState, match="Batches"):
         Batches([1, 2]).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("own", "ranks", "is_told"), [(False, 2, True), (True, 2, False), (False, 1, False)]
+)
+def test_accelerate_that_counts_the_batches_of_others_is_told(
+    monkeypatch: pytest.MonkeyPatch, own: bool, ranks: int, is_told: bool
+) -> None:
+    """Before 1.13 the shard of a rank inherits the adjustment that only its dispatcher needs."""
+
+    def adjust(self: object) -> None:
+        pass
+
+    adjust.__qualname__ = f"DataLoader{'Shard' if own else 'Adapter'}.adjust"
+    made = {"__module__": "accelerate.data_loader", "adjust_state_dict_for_prefetch": adjust}
+    loader = type("DataLoaderShard", (), made | {"state_dict": lambda _: {}})()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: ranks)
+    assert bool(lost_within_an_epoch(loader)) is is_told
