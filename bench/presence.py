@@ -1,4 +1,4 @@
-"""Which peers can take part here: those whose packages and programs are installed."""
+"""Find the peers of the benchmarks that are installed here."""
 
 from __future__ import annotations
 

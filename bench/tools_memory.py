@@ -27,7 +27,7 @@ SIZES = {
     "320 MB": [4_000_000] * 80,
     "1.3 GB": [1024 * MIB, *[4_000_000] * 56],
 }
-#: What is measured unless sizes are named: those whose peaks say something.
+#: Default sizes: large enough for the peaks to differ.
 MEASURED = ("320 MB", "1.3 GB")
 #: Way of storing -> options of the registry.
 STORED: dict[str, dict[str, Any]] = {

@@ -175,8 +175,8 @@ class WriterToken:
     def check_alone(self, run: RunManifest) -> None:
         """Refuse a trainer that found nothing to restore, if another one has saved since."""
         if self.has_asked and self.begins and run.writer is not None and self.is_fenced(run):
-            hint = "Two trainers of this run were started. Stop one of them; a process that starts "
-            raise self._fenced(run, f"{hint}anew continues from what was saved.")
+            hint = "Two trainers of this run were started. Stop one; started again, it continues"
+            raise self._fenced(run, f"{hint} from what was saved.")
 
     def _fenced(self, run: RunManifest, hint: str) -> Fenced:
         winner = run.writer

@@ -59,7 +59,7 @@ class Background:
         """Forget everything, in a forked process: thread and saves belong to the parent."""
         self._threads: Threads | None = None
         self._stagings: tuple[dict[str, Staging], dict[str, Staging]] = ({}, {})
-        self._jobs: list[_Job] = []  # running ones, and those whose errors were not raised yet
+        self._jobs: list[_Job] = []  # running, or failed with an error that was not raised yet
         self._running: _Job | None = None
         self._waiting: _Job | None = None
         self._lock = Lock()

@@ -45,7 +45,7 @@ class Keys:
     def check(self, key: Any, depth: int = _MAX_KEY_DEPTH) -> None:
         """Check that hashing a key is safe, and count how long it takes."""
         if type(key) is int:
-            self.budget.take(key.bit_length() >> 3)  # Python computes it anew each time
+            self.budget.take(key.bit_length() >> 3)  # Python computes it each time
         elif type(key) is tuple and depth:
             self.budget.take(len(key) * _ENTRY_BYTES)
             for part in key:

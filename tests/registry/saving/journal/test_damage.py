@@ -128,7 +128,7 @@ def _file(machine: Machine, kind: str) -> Path:
     return folder / kind / f"{numbers[kind]:020d}" if kind in numbers else folder / kind
 
 
-#: The files of a journal; with a mark those whose damage costs the save of step 3.
+#: The files of a journal, and whether damage to them costs the save of step 3.
 FILES = ["machines", "takeovers", "notes", "journal.json", "lock-carrying", "lock-acknowledging"]
 OWN_FILES = ["entries", "packs", "manifests", "placements"]
 
