@@ -19,17 +19,23 @@ from holdfast.registry.errors import UnsupportedValue
 _STATE = {"model": {f"w{n}": np.full(2, n, np.float32) for n in range(200)}}
 
 
-def _live_bytes(cycle: Callable[[int], None], cycles: int, first: int) -> int:
-    for n in range(first, first + cycles):
+def _growth(cycle: Callable[[int], None], cycles: range) -> float:
+    """Return by how many bytes a cycle grows the memory, on average."""
+    before = tracemalloc.get_traced_memory()[0]
+    for n in cycles:
         cycle(n)
     gc.collect()
-    return tracemalloc.get_traced_memory()[0]
+    return (tracemalloc.get_traced_memory()[0] - before) / len(cycles)
 
 
-@pytest.mark.parametrize("cycles", [10, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("cycles", [8, pytest.param(3_000, marks=pytest.mark.soak)])
 @pytest.mark.timeout(0)
 def test_memory_stays_flat_over_handles(tmp_path: Path, cycles: int) -> None:
-    """Each handle saves, and says nothing of its end: the end of the process will."""
+    """Each handle saves, and says nothing of its end: the end of the process will.
+
+    What a process makes once, such as a late import, is in one of the three stretches at most;
+    handles that stay are in all.
+    """
     holdfast.init(tmp_path / "reg").close()
 
     def cycle(n: int) -> None:
@@ -44,12 +50,13 @@ def test_memory_stays_flat_over_handles(tmp_path: Path, cycles: int) -> None:
 
     tracemalloc.start()
     try:
-        before = _live_bytes(cycle, 6, 0)
-        after = _live_bytes(cycle, cycles, 6)
+        _growth(cycle, range(20))  # until the log has a snapshot
+        starts = range(20, 20 + 3 * cycles, cycles)
+        grown = [_growth(cycle, range(start, start + cycles)) for start in starts]
     finally:
         tracemalloc.stop()
-    print(f"{cycles} handles: {(after - before) / cycles:.0f} bytes each")
-    assert after - before < 100_000
+    print(f"bytes that stay of a handle, in three stretches of {cycles}: {grown}")
+    assert min(grown) < 20_000
 
 
 _HANDLES: dict[str, Callable[[holdfast.Registry], Any]] = {
