@@ -95,7 +95,7 @@ class Life:
     def open_ms(self) -> float:
         """Return how long it takes to open the run."""
         start = time.perf_counter()
-        self.registry._peek("r")  # unlike `run` it is not kept open
+        self.registry._open_log("r")  # unlike `run` it is not kept open
         return 1000 * (time.perf_counter() - start)
 
 
@@ -192,7 +192,7 @@ def _over_runs(size: int, folder: Path) -> tuple[list[float], int]:
                 run.save({"w": np.array([number, step])}, step=step)
             run.close()
         names = timed(registry.runs)
-        timed(lambda: [registry._peek(name) for name in names])
+        timed(lambda: [registry._open_log(name) for name in names])
         timed(registry.verify)
         timed(lambda: registry.gc(grace_s=0))
         tracemalloc.start()

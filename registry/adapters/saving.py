@@ -150,7 +150,8 @@ def checkpoint_of(run: Run, ref: str) -> Checkpoint:
             expected=f"{run.id}/...",
             hint="To continue it, open that run; to branch from it, `reg.fork(ref)`.",
         )
-    found = find_in_run(run.refresh(), rest)
+    handle = run.refresh().handle
+    found = find_in_run(handle.store, handle.log, rest)
     if not isinstance(found, Checkpoint):
         raise InvalidInput("this is a stored state and no checkpoint", where=found.ref)
     return found

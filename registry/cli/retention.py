@@ -115,7 +115,8 @@ def undo(
     `gc` has deleted meanwhile cannot come back.
     """
     into = opened.run(run)
-    back = into.undo(*(find_evicted(into, ref) if ref else ()))
+    handle = into.handle
+    back = into.undo(*(find_evicted(handle.store, handle.log, ref) if ref else ()))
     marks = checkpoint_marks(into.manifest)
     return answer_of(
         [describe.record_json(run, one.record, marks.get(one.n, [])) for one in back],

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor
 
+from holdfast.backends.escape import shown
 from holdfast.registry.errors import (
     AmbiguousRef,
     IntegrityError,
@@ -19,11 +19,11 @@ from holdfast.registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from holdfast.registry.face.run import Run
-from holdfast.registry.history import phase_segment, step_ref
+from holdfast.registry.history import RunLog, phase_segment, step_ref
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading import Checkpoint, Stored
+from holdfast.registry.loading import Checkpoint, StateHandle, Stored
 from holdfast.registry.spec import Monitor
+from holdfast.registry.store import Store
 from holdfast.registry.values import near
 
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
@@ -41,23 +41,40 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
-def find_in_run(run: Run, path: str) -> Stored:
-    """Return the stored state that the part of a ref after the run names."""
-    if run.manifest.dropped is not None:
-        raise NotFound("the run was dropped", where=f"{run.id}/{path}", found=run.manifest.dropped)
+def find_in_run(store: Store, log: RunLog, path: str) -> Stored:
+    """Return the stored state that the part of a ref after the run names, in the run as read."""
+    run = log.run
+    if run.dropped is not None:
+        raise NotFound("the run was dropped", where=f"{run.run_id}/{path}", found=run.dropped)
     segments = path.split("/") if path else ["latest"]
     match segments:
         case [*of, "companions", name] if of:
-            return _checkpoint(run, of).companion(name)
+            return _checkpoint(store, log, of).companion(name)
         case ["artifacts", name]:
-            return run.artifact(name)
-        case ["releases", "latest"]:
-            return run.releases.latest()
+            from holdfast.registry.curation import find_pin
+
+            pin = find_pin(log.refresh(), "artifact", name)
+            return Stored(StateHandle(store, log, pin.manifest, pin.ref))
         case ["releases", version]:
-            return run.releases.get(version)
+            from holdfast.registry.curation import Releases
+            from holdfast.registry.writing import Committer
+
+            releases = Releases(Committer(store, log))
+            return releases.latest() if version == "latest" else releases.get(version)
         case ["pool", version] if _VERSION.fullmatch(version):
-            return run.pool.entry(int(version[1:]))
-    return _checkpoint(run, segments)
+            from holdfast.registry.curation.pool import OpponentPool
+            from holdfast.registry.writing import Committer
+
+            return OpponentPool(Committer(store, log)).entry(int(version[1:]))
+    return _checkpoint(store, log, segments)
+
+
+def find_commit(store: Store, log: RunLog, n: int) -> Checkpoint:
+    """Return the checkpoint that commit `n` added, superseded or not."""
+    known = log.knowing(n).by_n
+    if n not in known:
+        raise NotFound("this commit added no checkpoint", where=f"{log.run_id}: commit {shown(n)}")
+    return Checkpoint(store, log, known[n])
 
 
 def refs_of(manifest: RunManifest) -> list[str]:
@@ -82,32 +99,33 @@ def _pointers(run: RunManifest, monitors: Sequence[Monitor], phase: str | None) 
     return ["latest", *found] if run.latest(phase) is not None else found
 
 
-def find_evicted(run: Run, refs: Iterable[str]) -> list[Checkpoint]:
+def find_evicted(store: Store, log: RunLog, refs: Iterable[str]) -> list[Checkpoint]:
     """Return the evicted checkpoints that refs name, each once, in their order."""
-    evicted = run.evicted()
-    return list({one.n: one for one in (_evicted(run, evicted, ref) for ref in refs)}.values())
+    run, evicted = log.refresh(), log.history().evicted
+    found = {one.n: one for one in (_evicted(run, evicted, ref) for ref in refs)}
+    return [Checkpoint(store, log, one) for one in found.values()]
 
 
-def _evicted(run: Run, evicted: Sequence[Checkpoint], ref: str) -> Checkpoint:
-    path = ref.removeprefix(f"{run.id}/")
+def _evicted(run: RunManifest, evicted: Sequence[CheckpointRecord], ref: str) -> CheckpointRecord:
+    path = ref.removeprefix(f"{run.run_id}/")
     fitting = [one for one in evicted if _fits(one, path)]
     if not fitting:
-        kept = any(_fits(one, path) for one in run.checkpoints())
+        kept = any(_fits(one, path) for one in run.live())
         number = re.search(r"\d{1,16}$", path)
         # Another step is another checkpoint, not a slip.
-        names = [_name(one.record) for one in evicted if number and one.step == int(number[0])]
+        names = [_name(one) for one in evicted if number and one.step == int(number[0])]
         raise NotFound(
             "no evicted checkpoint of this name",
-            where=f"{run.id}/{path}",
+            where=f"{run.run_id}/{path}",
             expected="PHASE/stepN or 8 and more digits of an id",
             found="a checkpoint that is kept" if kept else None,
             hint=near(path, names) or "`holdfast ls --evicted` lists them.",
         )
-    if len({one.digest for one in fitting}) > 1:
+    if len({one.manifest for one in fitting}) > 1:
         raise AmbiguousRef(
             "several evicted checkpoints have this name",
-            where=f"{run.id}/{path}",
-            found=", ".join(one.digest.short for one in fitting),
+            where=f"{run.run_id}/{path}",
+            found=", ".join(one.manifest.short for one in fitting),
             hint="Name one by its id.",
         )
     return fitting[-1]
@@ -117,30 +135,31 @@ def _name(record: CheckpointRecord) -> str:
     return f"{phase_segment(record.phase)}/step{record.step}"
 
 
-def _fits(checkpoint: Checkpoint, path: str) -> bool:
+def _fits(checkpoint: CheckpointRecord, path: str) -> bool:
     if is_digest(path):
-        return checkpoint.digest.hex().startswith(path.removeprefix("sha256:"))
+        return checkpoint.manifest.hex().startswith(path.removeprefix("sha256:"))
     phase, _, step = path.rpartition("/step")
-    named = phase in (checkpoint.record.phase, phase_segment(checkpoint.record.phase))
+    named = phase in (checkpoint.phase, phase_segment(checkpoint.phase))
     return named and step.isdigit() and int(step) == checkpoint.step
 
 
 def find_by_id(
-    url: str, runs: Sequence[str], open_run: Callable[..., Run], digits: str, threads: Executor
+    store: Store, runs: Sequence[str], open_log: Callable[[str], RunLog], digits: str
 ) -> Stored:
     """Return the one checkpoint of any run whose id begins with these digits."""
 
     def look(name: str) -> Stored | RegistryError:
         try:
-            return find_in_run(open_run(name, by_id=True), digits)
+            return find_in_run(store, open_log(name), digits)
         except AmbiguousRef:
             raise
         except (NotFound, IntegrityError, UnsupportedFormat) as error:
             return error
 
+    url = store.backend.url
     found: dict[bytes, Stored] = {}
     damaged: dict[str, RegistryError] = {}
-    for name, one in zip(runs, threads.map(look, runs), strict=True):
+    for name, one in zip(runs, store.pools.bulk.map(look, runs), strict=True):
         if isinstance(one, Stored):
             found[one.digest] = one
         elif not isinstance(one, NotFound):
@@ -166,62 +185,71 @@ def find_by_id(
     return next(iter(found.values()))
 
 
-def _checkpoint(run: Run, segments: list[str]) -> Checkpoint:
+def _checkpoint(store: Store, log: RunLog, segments: list[str]) -> Checkpoint:
+    """Return the checkpoint that the segments of a path name."""
+    return find_commit(store, log, _number(log, segments))
+
+
+def _number(log: RunLog, segments: list[str]) -> int:
     match segments:
         case ["gates", name]:
-            return run.gate(name)
+            from holdfast.registry.curation import find_pin
+
+            checkpoint = find_pin(log.refresh(), "gate", name).checkpoint
+            assert checkpoint is not None  # replay has every gate name one
+            return checkpoint
         case ["tags", name]:
-            return _tagged(run, name)
+            return _tagged(log.run, name)
         case [text] if is_digest(text):
-            return _by_digest(run, text)
+            return _by_digest(log, text)
         case ["latest" | "best", *_]:
-            return _pointed(run, None, segments)
+            return _pointed(log, None, segments)
         case [phase, *rest] if rest:
-            return _pointed(run, _phase(run, phase), rest)
+            return _pointed(log, _phase(log.run, phase), rest)
     path = "/".join(segments)
     raise InvalidInput(
         "not a ref",
-        where=f"{run.id}/{path}",
+        where=f"{log.run_id}/{path}",
         expected=FORMS,
-        hint=near(path, ["latest", "best", *(f"tags/{name}" for name in run.manifest.tags)]),
+        hint=near(path, ["latest", "best", *(f"tags/{name}" for name in log.run.tags)]),
     )
 
 
-def _tagged(run: Run, name: str) -> Checkpoint:
-    tags = run.manifest.tags
+def _tagged(run: RunManifest, name: str) -> int:
+    tags = run.tags
     if name not in tags:
-        raise NotFound("no such tag", where=f"{run.id}/tags/{name}", hint=near(name, tags))
-    return run.find(tags[name])
+        raise NotFound("no such tag", where=f"{run.run_id}/tags/{name}", hint=near(name, tags))
+    return tags[name]
 
 
-def _by_digest(run: Run, text: str) -> Checkpoint:
-    digits = text.removeprefix("sha256:")
-    kept = [one for one in run.manifest.checkpoints if one.evicted is None]
+def _by_digest(log: RunLog, text: str) -> int:
+    run, digits = log.run, text.removeprefix("sha256:")
+    kept = [one for one in run.checkpoints if one.evicted is None]
     found = {one.manifest: one for one in kept if one.manifest.hex().startswith(digits)}
     if len(found) > 1:
         raise AmbiguousRef(
             "several checkpoints begin with these digits",
-            where=f"{run.id}/{digits}",
+            where=f"{run.run_id}/{digits}",
             found=", ".join(digest.hex()[: len(digits) + 4] for digest in found),
             hint="Give more digits.",
         )
-    if not found and run.manifest.evicted_count:
-        evicted = run.full_manifest().evicted
+    if not found and run.evicted_count:
+        evicted = log.history().evicted
         for one in reversed(evicted):
             if one.manifest.hex().startswith(digits):
                 raise NotFound(
                     "this checkpoint was evicted",
-                    where=f"{run.id}/{digits}",
+                    where=f"{run.run_id}/{digits}",
                     found=one.evicted,
                     hint="`holdfast undo` brings it back until it is collected.",
                 )
     if not found:
-        raise NotFound("no checkpoint with this id", where=f"{run.id}/{digits}")
-    return run.find(next(iter(found.values())).n)
+        raise NotFound("no checkpoint with this id", where=f"{run.run_id}/{digits}")
+    return next(iter(found.values())).n
 
 
-def _phase(run: Run, segment: str) -> str:
-    phases = {*run.manifest.phases_saved}
+def _phase(run: RunManifest, segment: str) -> str:
+    phases = {*run.phases_saved}
     phases |= {phase.name for phase in run.spec.phases}
     for phase in phases:
         if segment in (phase, phase_segment(phase)):
@@ -229,44 +257,46 @@ def _phase(run: Run, segment: str) -> str:
     known = sorted(phase_segment(phase) for phase in phases)
     raise NotFound(
         "no such phase, tag or digest",
-        where=f"{run.id}/{segment}",
+        where=f"{run.run_id}/{segment}",
         expected=f"one of {', '.join([*known, 'latest', 'best', 'tags/NAME'])}",
         hint=near(segment, [*known, "latest", "best"]),
     )
 
 
-def _pointed(run: Run, phase: str | None, segments: list[str]) -> Checkpoint:
-    where = "/".join([run.id, *([phase_segment(phase)] if phase else []), *segments])
+def _pointed(log: RunLog, phase: str | None, segments: list[str]) -> int:
+    run = log.run
+    where = "/".join([run.run_id, *([phase_segment(phase)] if phase else []), *segments])
     match segments:
         case ["latest"]:
-            found = run.manifest.latest(phase)
+            found = run.latest(phase)
         case ["best"]:
-            found = run.manifest.best(run.monitor(phase), phase)
+            found = run.best(run.monitor(phase), phase)
         case ["best", metric]:
-            known_here = run.spec.phase(phase).monitors if phase else run.manifest.monitors
+            known_here = run.spec.phase(phase).monitors if phase else run.monitors
             monitors = {monitor.label: monitor for monitor in known_here}
             if metric not in monitors:
                 known = ", ".join(monitors) or "none"
                 raise NotFound(
                     "no such monitor", where=where, expected=known, hint=near(metric, monitors)
                 )
-            found = run.manifest.best(monitors[metric], phase)
+            found = run.best(monitors[metric], phase)
         case [text] if phase is not None and (step := _STEP.fullmatch(text)):
-            return _at_step(run, phase, int(step[1]), where)
+            return _at_step(log, phase, int(step[1]), where)
         case _:
             raise InvalidInput("not a ref", where=where, expected=FORMS)
     if found is None:
-        saved = len(run.manifest.live(phase))
+        saved = len(run.live(phase))
         why = f"{saved} checkpoints, none with the monitored metric" if saved else "no checkpoints"
         raise NotFound("there is none yet", where=where, found=why)
-    return run.find(found.n)
+    return found.n
 
 
-def _at_step(run: Run, phase: str, step: int, where: str) -> Checkpoint:
-    records = run.manifest.live(phase)
-    for record in run.manifest.at_step(phase, step):
-        return run.find(record.n)
-    everything = run.full_manifest().checkpoints
+def _at_step(log: RunLog, phase: str, step: int, where: str) -> int:
+    run = log.run
+    records = run.live(phase)
+    for record in run.at_step(phase, step):
+        return record.n
+    everything = log.history().checkpoints
     saved = [one for one in everything if (one.phase, one.step) == (phase, step)]
     if saved:
         # First a checkpoint that `undo` finds by this name.
@@ -276,13 +306,15 @@ def _at_step(run: Run, phase: str, step: int, where: str) -> Checkpoint:
     raise NotFound("no checkpoint at this step", where=where, found=_nearby(records, step))
 
 
-def _not_pointed(run: Run, record: CheckpointRecord, where: str, *, is_alone: bool) -> NotFound:
+def _not_pointed(
+    run: RunManifest, record: CheckpointRecord, where: str, *, is_alone: bool
+) -> NotFound:
     """Return the error for a step that does not find its checkpoint, with the ref that does."""
     if record.evicted is None:
         return NotFound(
             "superseded: training went on from an earlier checkpoint",
             where=where,
-            hint=f"{run.id}/{record.manifest.short} finds it.",
+            hint=f"{run.run_id}/{record.manifest.short} finds it.",
         )
     name = _name(record)
     if record.superseded or not is_alone:
@@ -290,7 +322,7 @@ def _not_pointed(run: Run, record: CheckpointRecord, where: str, *, is_alone: bo
     return NotFound(
         f"evicted ({record.evicted})",
         where=where,
-        hint=f"`holdfast undo {run.id} {name}` brings it back until it is collected.",
+        hint=f"`holdfast undo {run.run_id} {name}` brings it back until it is collected.",
     )
 
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -163,7 +164,7 @@ class Registry:
                     one.wait(remote=True)
         checkpoint = self.checkpoint(source) if isinstance(source, str) else source
         inherited = inheritance(self._store, checkpoint)
-        parent = self._peek(checkpoint.run_id).manifest
+        parent = self._open_log(checkpoint.run_id).run
         options = RunOptions(preset, config, seed, monitor, retention, input_hash)
         run = self._create(run_id, forked(parent, inherited.parent, options))
         inherit(run.handle.committer, inherited)
@@ -299,7 +300,7 @@ class Registry:
         """
         from holdfast.registry.comparing import compare_runs
 
-        one, two = (self._open_log(name, must_exist=True) for name in (first, second))
+        one, two = (self._open_log(name) for name in (first, second))
         return compare_runs(self._store, one, two)
 
     def diff(
@@ -371,10 +372,10 @@ class Registry:
             )
         name, _, path = ref.partition("/")
         if not path and is_digest(name):
-            runs, threads = self.runs(), self._store.pools.bulk
+            runs = self.runs()
             if name.removeprefix("sha256:") not in runs:
-                return find_by_id(self.url, runs, self._peek, name, threads)
-        return find_in_run(self._peek(name, by_id=is_digest(path)), path)
+                return find_by_id(self._store, runs, partial(self._open_log, by_id=True), name)
+        return find_in_run(self._store, self._open_log(name, by_id=is_digest(path)), path)
 
     @contextmanager
     def progress(
@@ -407,7 +408,7 @@ class Registry:
             for run in runs:
                 stack.callback(run.close)
 
-    def _open_log(self, name: str, *, must_exist: bool, by_id: bool = False) -> RunLog:
+    def _open_log(self, name: str, *, must_exist: bool = True, by_id: bool = False) -> RunLog:
         from holdfast.registry.history import RunLog, list_runs
 
         log = RunLog(self._store, check_run_id(name))
@@ -429,12 +430,6 @@ class Registry:
 
         log = RunLog(self._store, check_run_id(name))
         return log if RunFolder(self._journal, self.id, name).open_copy(log) else None
-
-    def _peek(self, name: str, *, by_id: bool = False) -> Run:
-        """Open a run for a look-up; `close` does not close it."""
-        from holdfast.registry.face.run import Run
-
-        return Run(self._store, self._open_log(name, must_exist=True, by_id=by_id))
 
     def _hold(self, run: Run) -> Run:
         self._opened.append(run)

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, get_args
 
-from holdfast.backends.escape import quoted, shown
+from holdfast.backends.escape import quoted
 from holdfast.registry.curation import pins, pruning
-from holdfast.registry.errors import Hint, InvalidInput, NotFound, RegistryError
+from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.face.html import run_html
+from holdfast.registry.face.refs import find_commit
 from holdfast.registry.face.resuming import Resuming
 from holdfast.registry.history import (
     RetentionPlan,
@@ -195,18 +196,7 @@ class Run:
         Raises:
             InvalidInput: There is none.
         """
-        declared = phase is not None
-        known = self.spec.phase(check_phase(phase)).monitors if declared else self.manifest.monitors
-        for monitor in known:
-            return monitor
-        raise InvalidInput(
-            "the run has no monitor to decide which checkpoint is best",
-            where=self.id,
-            hint=Hint(
-                "Create the run with monitor=Monitor(metric='loss', mode='min'), or pass one.",
-                "Create the run with `--monitor loss:min`, or another METRIC:min or METRIC:max.",
-            ),
-        )
+        return self.manifest.monitor(None if phase is None else check_phase(phase))
 
     def find(self, n: int) -> Checkpoint:
         """Return the checkpoint that commit `n` added, superseded or not.
@@ -214,10 +204,7 @@ class Run:
         Raises:
             NotFound: The commit added none.
         """
-        known = self._log.knowing(n).by_n
-        if n not in known:
-            raise NotFound("this commit added no checkpoint", where=f"{self.id}: commit {shown(n)}")
-        return self._checkpoint(known[n])
+        return find_commit(self._store, self._log, n)
 
     def _checkpoint(self, record: CheckpointRecord) -> Checkpoint:
         return Checkpoint(self._store, self._log, record)

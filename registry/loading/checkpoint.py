@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
+from holdfast.registry import writing
 from holdfast.registry.errors import NotFound
 from holdfast.registry.history import (
     RunLog,
@@ -28,7 +29,6 @@ from holdfast.registry.loading.stored import Stored
 from holdfast.registry.spec import MIGRATIONS, check_dtypes, check_keys, manifest_dtypes
 from holdfast.registry.store import Store
 from holdfast.registry.values import markup, near, size
-from holdfast.registry.writing import Committer
 
 
 class Checkpoint(Stored):
@@ -242,4 +242,4 @@ class Checkpoint(Stored):
             tier = tier_after_report(run, n, checked)
             return [ReportMetrics(checkpoint=n, metrics=checked, tier=tier)]
 
-        Committer(self._handle.store, self._handle.log).commit(actions)
+        writing.Committer(self._handle.store, self._handle.log).commit(actions)

@@ -114,7 +114,8 @@ class Session:
             return None
         for is_fresh in (False, True):
             try:
-                return find_in_run(run.refresh() if is_fresh else run, path)
+                handle = (run.refresh() if is_fresh else run).handle
+                return find_in_run(handle.store, handle.log, path)
             except AmbiguousRef:
                 raise
             except NotFound:

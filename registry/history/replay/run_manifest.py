@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
+from holdfast.registry.errors import Hint, InvalidInput
 from holdfast.registry.history.actions import CreateRun, Place, RunStatus
 from holdfast.registry.history.replay.evicted import (
     EvictedNumbers,
@@ -288,6 +289,20 @@ class RunManifest(Record):
     def monitors(self) -> tuple[Monitor, ...]:
         """The metrics that decide `best` in the present phase."""
         return self.spec.phase(self.phase or self._first_phase).monitors
+
+    def monitor(self, phase: str | None = None) -> Monitor:
+        """Return the monitor that decides `best`: the first of a phase, or of the present one."""
+        known = self.monitors if phase is None else self.spec.phase(phase).monitors
+        for monitor in known:
+            return monitor
+        raise InvalidInput(
+            "the run has no monitor to decide which checkpoint is best",
+            where=self.run_id,
+            hint=Hint(
+                "Create the run with monitor=Monitor(metric='loss', mode='min'), or pass one.",
+                "Create the run with `--monitor loss:min`, or another METRIC:min or METRIC:max.",
+            ),
+        )
 
     @property
     def _first_phase(self) -> str:

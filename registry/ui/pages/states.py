@@ -13,7 +13,8 @@ def find(source: Source, ref: str) -> Stored:
     name, _, path = ref.partition("/")
     if not path and is_digest(name):
         return source.registry.stored(ref)
-    return find_in_run(source.run(name), path)
+    handle = source.run(name).handle
+    return find_in_run(handle.store, handle.log, path)
 
 
 def find_checkpoint(source: Source, ref: str) -> Checkpoint:
