@@ -23,13 +23,7 @@ from holdfast.registry.writing import Storing
 #: The exit status of a check of a file whose format nobody knows.
 _UNKNOWN = 9
 _TENSORS = (Column("tensor", "path"), Column("dtype", drop=1), Column("shape"))
-_FORMAT = option("--format", "NAME", f"Its format: {NAMES}. By default the content tells it.")
-#: The option of the commands that store a file.
-READ_AS = option(
-    "--format",
-    "NAME",
-    f"Its format: {NAMES}. By default the content tells it; a folder is kept file by file.",
-)
+FORMAT = option("--format", "NAME", f"Its format: {NAMES}. By default the content tells it.")
 #: Printed if a file was stored unread.
 OPAQUE = "stored as an opaque file; nothing in it was read"
 
@@ -40,14 +34,14 @@ def push(
     *,
     file: Path = argument(
         "FILE",
-        f"The file or folder to store; {EXTENSIONS} are taken apart, others not read.",
+        f"The file or folder to store; {EXTENSIONS} are taken apart, other files not read.",
     ),
     run: options.Run,
     step: int = option("--step", "N", "Training step, update or epoch.", default=...),
     phase: str | None = options.PHASE,
     metric: list[str] | None = options.METRICS,
     meta: list[str] | None = option("--meta", "NAME=TEXT", "A text to store with it; repeatable."),
-    format_name: str | None = READ_AS,
+    format_name: str | None = FORMAT,
     precision: list[str] | None = option(
         "--precision",
         "[PATTERN=]POLICY",
@@ -62,7 +56,8 @@ def push(
 ) -> Answer:
     """Store a file, or a folder of files, as a checkpoint.
 
-    Of a folder every file keeps its exact bytes; `holdfast files` shows them.
+    With `--format tree`, or if no format knows a folder, every file keeps its exact bytes;
+    `holdfast files` shows them.
     """
     metrics, texts = options.numbers(metric or ()), options.pairs(meta or ())
     given = precision or []
@@ -180,7 +175,7 @@ def files(opened: Registry, *, ref: options.Ref) -> Answer:
 def inspect(
     *,
     file: Path = argument("FILE", "The file."),
-    format_name: str | None = _FORMAT,
+    format_name: str | None = FORMAT,
     max_bytes: int | None = options.MAX_BYTES,
 ) -> Answer:
     """Describe a file without reading the data of its tensors.
@@ -210,7 +205,7 @@ def inspect(
 def validate(
     *,
     file: Path = argument("FILE", "The file."),
-    format_name: str | None = _FORMAT,
+    format_name: str | None = FORMAT,
     max_bytes: int | None = options.MAX_BYTES,
 ) -> Answer:
     """Check a file, and list its problems.

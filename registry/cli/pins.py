@@ -9,7 +9,7 @@ from holdfast.registry import formats
 from holdfast.registry.cli import describe, options
 from holdfast.registry.cli.columns import Column, metrics, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command, listed
-from holdfast.registry.cli.files import OPAQUE, READ_AS
+from holdfast.registry.cli.files import FORMAT, OPAQUE
 from holdfast.registry.cli.opening import moves, reads, writes
 from holdfast.registry.cli.options import argument
 from holdfast.registry.face import Registry, Run
@@ -88,7 +88,7 @@ def add_artifact(
     run: options.NamedRun,
     name: str = argument("NAME", "Its name. It is given once."),
     file: Path = argument("FILE", "The file to store."),
-    format_name: str | None = READ_AS,
+    format_name: str | None = FORMAT,
     max_bytes: int | None = options.MAX_BYTES,
 ) -> Answer:
     """Store a file beside the checkpoints of a run, permanently.

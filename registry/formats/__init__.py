@@ -1,10 +1,10 @@
 """Read files of other programs as states, and write states as such files.
 
 `table` lists the formats; each is one module with the same five functions, imported when a file
-needs it: it may wrap a heavy library. The content of a file decides how it is read, and its name
-where several formats know the content or none does. What is left is opaque: its bytes, unread. A
-folder is read as a `tree` of files, which keeps every byte, and checked by its content. The name
-decides how a file is written. The list is closed: no plugin is looked up.
+needs it: it may wrap a heavy library. The content of a file or folder decides how it is read, and
+its name where several formats know the content or none does. What is left is opaque: its bytes,
+unread; a folder is then a `tree` of files. The name decides how a file is written. The list is
+closed: no plugin is looked up.
 
 `state_file` has the values that formats return, `content` the states that they write,
 `named_tensors` the part of a state that simple formats can hold; `source` reads a file that may
@@ -126,7 +126,8 @@ def read(
     Args:
         path: The file.
         format: Its format, such as `torch` or `opaque`. By default its content decides; what no
-            format knows is of the format that its name promises, or `opaque`. A folder is a `tree`.
+            format knows is of the format that its name promises, or else `opaque`, and a folder is
+            a `tree`. `tree` keeps every byte of any folder.
         portable: Whether tensors are returned as bytes, for which torch is not needed. Such a state
             can be saved and written; only a program that computes needs torch's tensors.
         max_bytes: The most bytes that the file or folder may have, or become if it is compressed.
@@ -210,7 +211,7 @@ def inspect(
 
     Args:
         path: The file or folder.
-        format: Its format, as for `read`; by default the content of a folder tells it too.
+        format: Its format, as for `read`.
         max_bytes: As for `read`.
 
     Raises:
@@ -222,7 +223,7 @@ def inspect(
     path = Path(path)
     with limited(max_bytes), within(path):
         check_path(path)
-        return _known(path, format).module.inspect(path)
+        return _format_of(path, format).module.inspect(path)
 
 
 def validate(
@@ -235,7 +236,7 @@ def validate(
 
     Args:
         path: The file or folder.
-        format: Its format, as for `inspect`.
+        format: Its format, as for `read`.
         max_bytes: As for `read`; a file above it has one problem.
 
     Raises:
@@ -247,7 +248,7 @@ def validate(
     if not path.exists():
         raise InvalidInput("no such file", where=path)
     with limited(max_bytes), within(path):
-        found, named = _known(path, format), table.by_extension(path)
+        found, named = _format_of(path, format), table.by_extension(path)
         try:
             check_path(path)
         except InvalidInput as error:
@@ -267,11 +268,6 @@ def _format_of(path: Path, name: str | None) -> Format:
     return table.of_file(path) if name is None else table.named(name)
 
 
-def _known(path: Path, name: str | None) -> Format:
-    found = _format_of(path, name)
-    return (table.by_content(path) or found) if found == table.TREE and name is None else found
-
-
 def _target_format(path: Path, state: Content, name: str | None) -> Format:
     if name is not None:
         return table.named(name)
@@ -286,6 +282,7 @@ def _target_format(path: Path, state: Content, name: str | None) -> Format:
             f"a state cannot be written as {path.suffix or 'a file without extension'}",
             where=state.where,
             expected=table.EXTENSIONS,
-            hint="Choose the format by the extension of the path.",
+            hint="Choose the format by the extension of the path, or name it: hf, cobre and andrea "
+            "have no extension.",
         )
     return found

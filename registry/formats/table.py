@@ -137,14 +137,13 @@ def by_content(path: Path) -> Format | None:
 
 
 def of_file(path: Path) -> Format:
-    """Return the format that a file is read as: by its content, or what its name promises.
+    """Return the format that a file or folder is read as: by its content, or its name's promise.
 
-    The name decides between formats that both know the content, and if none does. A folder without
-    an extension is kept file by file, so that every byte comes back.
+    The name decides between formats that both know the content, and if none does.
     """
     check_scope(path)
     named, is_folder = by_extension(path), path.is_dir()
     named = named if named is not None and named.is_folder == is_folder else None
-    if is_folder or not path.exists() or (named is not None and named.module.detect(path)):
-        return named or (TREE if is_folder else OPAQUE)
-    return by_content(path) or named or OPAQUE
+    if not path.exists() or (named is not None and named.module.detect(path)):
+        return named or OPAQUE
+    return by_content(path) or named or (TREE if is_folder else OPAQUE)

@@ -9,11 +9,11 @@ from typing import Any, Final
 import numpy as np
 
 from holdfast.registry import pytree
-from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError
+from holdfast.registry.errors import Hint, IncompatibleState, InvalidInput, RegistryError
 from holdfast.registry.formats.cobre import metadata, stages
 from holdfast.registry.formats.cobre.wire import OnDisk
 from holdfast.registry.formats.content import Content, portable
-from holdfast.registry.formats.source import stable
+from holdfast.registry.formats.source import stable, walk
 from holdfast.registry.formats.state_file import (
     FileReport,
     FileState,
@@ -68,7 +68,7 @@ def inspect(path: Path) -> FileReport:
 
 def validate(path: Path) -> list[str]:
     """Return every problem of a folder."""
-    found: list[str] = []
+    found = [problem(_stray(path, name)) for name in _strays(path)]
     try:
         about, _ = _metadata(path)
     except RegistryError as error:
@@ -92,6 +92,8 @@ def validate(path: Path) -> list[str]:
 
 def _read(path: Path) -> tuple[dict[str, Any], int]:
     about, total = _metadata(path)
+    for name in _strays(path):
+        raise _stray(path, name)
     state: dict[str, Any] = {"metadata": about}
     for folder in stages.FOLDERS:
         found: dict[str, dict[str, Any]] = {}
@@ -103,6 +105,28 @@ def _read(path: Path) -> tuple[dict[str, Any], int]:
         if folder in _NEEDED or found:
             state[folder] = dict(sorted(found.items(), key=lambda pair: pair[1]["stage_id"]))
     return state, total
+
+
+def _strays(path: Path) -> list[str]:
+    """Return the files and folders that are no part of a policy, which reading would lose."""
+    return [
+        name
+        for name, _ in walk(path, lambda name: name in stages.FOLDERS)
+        if name not in (metadata.NAME, *stages.FOLDERS)
+        and not (name.partition("/")[0] in stages.FOLDERS and name.endswith(".bin"))
+    ]
+
+
+def _stray(path: Path, name: str) -> InvalidInput:
+    return InvalidInput(
+        "a file is no part of a policy",
+        where=path / name,
+        expected=f"{metadata.NAME}, and files .bin in {', '.join(stages.FOLDERS)}",
+        hint=Hint(
+            "Move it away, or keep the folder file by file: format='tree'.",
+            "Move it away, or keep the folder file by file: `--format tree`.",
+        ),
+    )
 
 
 def _metadata(path: Path) -> tuple[dict[str, Any], int]:

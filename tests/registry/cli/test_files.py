@@ -11,6 +11,7 @@ import torch
 from holdfast.registry import formats
 from holdfast.registry.formats import table, thalia
 from tests.registry.cli.calling import Call, CallJson
+from tests.registry.formats.test_foreign_folders import FOLDERS
 
 
 @pytest.fixture
@@ -55,6 +56,26 @@ def test_what_nobody_knows_is_not_called_ok(
         assert found == {"ok": None, "problems": [], "format": None}
         asked = call("validate", tmp_path / name, "--format", kind).stdout
         assert asked.startswith(f"ok: {kind}, 1 ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "needed"),
+    [("hf", "model.safetensors"), ("cobre", "metadata.json"), ("zarr", "zarr.json")],
+)
+def test_the_content_of_a_folder_counts_for_every_command(
+    kind: str, needed: str, call: Call, call_json: CallJson, tmp_path: Path
+) -> None:
+    folder = FOLDERS[kind](tmp_path / "folder")
+    for command in ("validate", "inspect"):
+        assert call_json(command, folder)["format"] == kind
+    assert call_json("push", folder, "one", "--create", "--step", 1)["format"] == kind
+    assert call_json("artifact", "add", "one", "same", folder)["format"] == kind
+    call("convert", folder, tmp_path / "converted", "--format", kind)
+    call("pull", "one", "--to", tmp_path / "pulled", "--format", kind)
+    assert formats.read(tmp_path / "pulled").format == formats.read(tmp_path / "converted").format
+    (folder / needed).write_text("cut off")
+    call("push", folder, "one", "--step", 2, status=3)
+    assert call_json("push", folder, "one", "--step", 2, "--format", "tree")["format"] == "tree"
 
 
 def test_the_content_of_a_step_file_counts_and_its_name_must_fit(

@@ -252,6 +252,16 @@ def test_names_of_files_do_not_count_but_stages_do(folder: Path) -> None:
     assert any("another file is of the same stage" in line for line in formats.validate(folder))
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "cuts/stage_000.bin.tmp", "more/x.bin"])
+def test_a_file_that_a_policy_does_not_have_is_named_and_not_lost(folder: Path, name: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("x")
+    with pytest.raises(InvalidInput, match="no part of a policy"):
+        formats.read(folder)
+    assert any("no part of a policy" in line for line in formats.validate(folder))
+    assert formats.read(folder, format="tree").format == "tree"
+
+
 def test_what_the_program_passes_over_is_a_problem(tmp_path: Path) -> None:
     state = policy()
     stage = state["cuts"]["stage_000"]
