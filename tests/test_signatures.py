@@ -255,7 +255,7 @@ def passed_on(
 @pytest.mark.parametrize("name", ["save", "save_async", "push"])
 def test_every_option_of_a_save_is_passed_on(monkeypatch, reg, name: str) -> None:
     call = getattr(reg.create_run("run"), name)
-    given, found = passed_on(monkeypatch, call, "holdfast.registry.saving.trainer.SaveRequest", {})
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.saving.saver.SaveRequest", {})
     given.pop("busy", None)
     assert found == given | {"takes_over": name != "push", "every_rank": False}
 

@@ -36,8 +36,8 @@ from holdfast.registry.saving import (
     PendingSave,
     Restored,
     RunHandle,
+    Saver,
     SaveRequest,
-    Trainer,
 )
 from holdfast.registry.spec import Monitor, Retention, RunSpec, child, phase_number
 from holdfast.registry.store import Store
@@ -86,7 +86,7 @@ class Run:
     ) -> None:
         self._handle = _handle(store, log, journal, group)
         self._store, self._log, self._committer = store, log, self._handle.committer
-        self._trainer = self._handle.saver
+        self._saver = self._handle.saver
         self._resuming = Resuming(self._handle, compared)
         self._group = group
         self._pool: OpponentPool | None = None
@@ -899,21 +899,21 @@ class Run:
     ) -> None:
         if kind is None:
             try:
-                self._trainer.settle()
+                self._saver.settle()
             except BaseException as failed:
-                self._trainer.leave("failed", failed)
+                self._saver.leave("failed", failed)
                 raise
-            self._trainer.leave("completed")
+            self._saver.leave("completed")
             return
         # The caller's own error must be raised; an error of the store is only logged.
         try:
-            self._trainer.settle()
+            self._saver.settle()
         except RegistryError as said:
             _LOGGER.error("%s: the running save failed: %s", self.id, said)
         is_failure = issubclass(kind, Exception)
         left: RunStatus = "failed" if is_failure else "interrupted"
         try:
-            self._trainer.leave(left, error if is_failure else None)
+            self._saver.leave(left, error if is_failure else None)
         except RegistryError as said:
             _LOGGER.warning("%s: the status could not be set to %s: %s", self.id, left, said)
 
@@ -978,7 +978,7 @@ class Run:
             RankFailed: With a group: another rank is dead or late; the message names it. Nothing is
                 visible, unless it says that the outcome is unknown.
         """
-        request = self._trainer.asked(
+        request = self._saver.asked(
             step,
             takes_over=True,
             phase=phase,
@@ -990,7 +990,7 @@ class Run:
             storing=storing,
             allow_nonfinite=allow_nonfinite,
         )
-        return self._trainer.save(state, request)
+        return self._saver.save(state, request)
 
     def push(
         self,
@@ -1010,7 +1010,7 @@ class Run:
 
         Arguments, result and errors are those of `save`; no trainer is fenced.
         """
-        request = self._trainer.asked(
+        request = self._saver.asked(
             step,
             takes_over=False,
             phase=phase,
@@ -1022,7 +1022,7 @@ class Run:
             storing=storing,
             allow_nonfinite=allow_nonfinite,
         )
-        return self._trainer.save(state, request)
+        return self._saver.save(state, request)
 
     def merge(
         self,
@@ -1075,7 +1075,7 @@ class Run:
         """
         from holdfast.registry.deriving.merging import merge
 
-        self._trainer.settle()
+        self._saver.settle()
         self._committer.await_earlier()  # the sources may be among those saves
         request = SaveRequest(
             step,
@@ -1136,7 +1136,7 @@ class Run:
             The save: `wait` gives the checkpoint, `waited_s` the seconds for which this call waited
             for an earlier save, and `outcome` says whether it was skipped or superseded.
         """
-        request = self._trainer.asked(
+        request = self._saver.asked(
             step,
             takes_over=True,
             phase=phase,
@@ -1149,7 +1149,7 @@ class Run:
             allow_nonfinite=allow_nonfinite,
             may_fail=may_fail,
         )
-        return self._trainer.save_async(state, request, busy)
+        return self._saver.save_async(state, request, busy)
 
     def wait(self, *, remote: bool = False, timeout_s: float | None = None) -> None:
         """Wait for the saves of this handle.
@@ -1165,11 +1165,11 @@ class Run:
             Stranded: Another machine took the run over while saves were only in the journal.
             Conflict: The run did not allow a save that the journal had acknowledged.
         """
-        self._trainer.wait(remote=remote, timeout_s=timeout_s)
+        self._saver.wait(remote=remote, timeout_s=timeout_s)
 
     def backlog(self) -> Backlog | None:
         """Count the saves that only this machine's journal holds; `None` without a journal."""
-        return self._trainer.backlog()
+        return self._saver.backlog()
 
     # Ending
 
@@ -1183,7 +1183,7 @@ class Run:
             InvalidInput: The reason is empty or cannot be stored.
             Conflict: The run was dropped before.
         """
-        self._trainer.settle()
+        self._saver.settle()
         pruning.drop(self._committer, reason)
 
     def set_status(self, status: RunStatus) -> None:
@@ -1196,11 +1196,11 @@ class Run:
             raise InvalidInput(
                 "not a status", expected=", ".join(get_args(RunStatus)), found=quoted(status)
             )
-        self._trainer.set_status(status)
+        self._saver.set_status(status)
 
     def close(self) -> None:
         """Finish a save under way. The handle can be used again."""
-        self._trainer.close()
+        self._saver.close()
 
     def checkpointer(
         self,
@@ -1261,20 +1261,20 @@ class Run:
             allow_nonfinite=allow_nonfinite,
             group=self.group,
         )
-        return Checkpointer(self._trainer, options)
+        return Checkpointer(self._saver, options)
 
 
 def _handle(store: Store, log: RunLog, journal: Journal | None, group: Group | None) -> RunHandle:
     committer = Committer(store, log)
-    saver: Trainer
+    saver: Saver
     if group is not None:
-        from holdfast.registry.saving.collective import CollectiveTrainer
+        from holdfast.registry.saving.collective import CollectiveSaver
 
-        saver = CollectiveTrainer(committer, group)
+        saver = CollectiveSaver(committer, group)
     elif journal is not None:
-        from holdfast.registry.saving.journal import JournaledTrainer
+        from holdfast.registry.saving.journal import JournaledSaver
 
-        saver = JournaledTrainer(committer, journal)
+        saver = JournaledSaver(committer, journal)
     else:
-        saver = Trainer(committer)
+        saver = Saver(committer)
     return RunHandle(store, log, committer, saver)

@@ -35,7 +35,7 @@ from holdfast.registry.layouts.scanning import SIDECAR, Scan, identity, verified
 from holdfast.registry.layouts.torch_files import metrics_of
 from holdfast.registry.layouts.tree import Found, Layout, Reading
 from holdfast.registry.loading import Checkpoint
-from holdfast.registry.saving import SaveRequest, Trainer, prepare_save
+from holdfast.registry.saving import Saver, SaveRequest, prepare_save
 from holdfast.registry.values import check_json, max_record_bytes
 from holdfast.registry.writing import Committer
 
@@ -85,7 +85,7 @@ class Importer:
     ) -> None:
         self._committer, self._root, self._layout, self._name = committer, root, layout, name
         self._options, self._dry_run = options or {}, dry_run
-        self._trainer = Trainer(committer)
+        self._saver = Saver(committer)
         self._known: dict[tuple[str, str], int] | None = None
         self._step = 0
 
@@ -204,7 +204,7 @@ class Importer:
             return f"{self._run_id}/{planned}/step{step:08d}", None
         if phase is not None:
             self._enter(phase)
-        saved = self._trainer.save(reading.state, request)
+        saved = self._saver.save(reading.state, request)
         self._imported()[found.path, sha256] = saved.n
         return saved.ref, saved
 

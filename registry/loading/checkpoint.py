@@ -1,6 +1,6 @@
 """A checkpoint: a stored state with its record in a run.
 
-`holdfast.registry.saving.trainer` saves checkpoints.
+`holdfast.registry.saving.saver` saves checkpoints.
 """
 
 from __future__ import annotations

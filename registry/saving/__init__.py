@@ -1,13 +1,13 @@
 """Saves, from the arguments of a call to the commit; and restoring.
 
 - `save_request`: `SaveRequest` checks the arguments; `prepare_save` takes the state apart.
-- `trainer`: `Trainer` makes a `SaveCommit` and gives it to the committer of `writing`; `RunHandle`
+- `saver`: `Saver` makes a `SaveCommit` and gives it to the committer of `writing`; `RunHandle`
   is an open run as other rooms take it.
 - `save_commit`: `SaveCommit` answers the committer: whether the run allows the save, which objects
   to write, which lines to add to the log.
 - `background`, `pending`: saves in the background, and the end of the program.
 - `restoring`: the newest checkpoint that can be loaded whole.
-- `journal`: a save is durable on the trainer's own disk first, and in the registry later.
+- `journal`: a save is durable on the machine's own disk first, and in the registry later.
 - `collective`: saves and loads that all ranks of a job make together.
 - `loop`: the checkpointer of a training loop: when it saves, and how it stops.
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from holdfast.registry.saving.save_request import PreparedSave as PreparedSave
     from holdfast.registry.saving.save_request import SaveRequest as SaveRequest
     from holdfast.registry.saving.save_request import prepare_save as prepare_save
-    from holdfast.registry.saving.trainer import RunHandle as RunHandle
-    from holdfast.registry.saving.trainer import Trainer as Trainer
+    from holdfast.registry.saving.saver import RunHandle as RunHandle
+    from holdfast.registry.saving.saver import Saver as Saver
 else:
     __getattr__ = at_first_use(__name__)

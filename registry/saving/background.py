@@ -1,7 +1,7 @@
 """Saves in the background: one runs; with `supersede` a second one waits, with its own copy.
 
 `Background` decides what a save does if an earlier one is running. The caller,
-`holdfast.registry.saving.trainer`, copies and saves the states.
+`holdfast.registry.saving.saver`, copies and saves the states.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Job:
 
 
 class Background:
-    """The thread of a trainer's saves, and the memory of their copies."""
+    """The thread of a saver's saves, and the memory of their copies."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from holdfast.registry.errors import (
     RestoreFailed,
 )
 from holdfast.registry.loading import Checkpoint, load_to_train
-from holdfast.registry.saving.trainer import Trainer
+from holdfast.registry.saving.saver import Saver
 from holdfast.registry.spec import CannotMigrate
 from holdfast.registry.values import Digest
 
@@ -80,7 +80,7 @@ def check_source(run_id: str, at: Checkpoint) -> None:
 
 
 def restore_newest(
-    trainer: Trainer,
+    saver: Saver,
     newest_first: Callable[[], Sequence[Checkpoint]],
     map_location: object,
     check: Callable[[Checkpoint], None] | None = None,
@@ -88,7 +88,7 @@ def restore_newest(
     """Load the newest intact checkpoint, and continue from it."""
     while True:
         try:
-            return _first_intact(trainer, newest_first(), map_location, check)
+            return _first_intact(saver, newest_first(), map_location, check)
         except _Evicted:
             continue  # and collected meanwhile: read the log again
 
@@ -98,7 +98,7 @@ class _Evicted(Exception):
 
 
 def _first_intact(
-    trainer: Trainer,
+    saver: Saver,
     checkpoints: Sequence[Checkpoint],
     map_location: object,
     check: Callable[[Checkpoint], None] | None,
@@ -123,11 +123,11 @@ def _first_intact(
         except IntegrityError as error:
             if checkpoint.is_evicted:
                 raise _Evicted from error
-            trainer.suspect(checkpoint)
+            saver.suspect(checkpoint)
             skipped.append(Attempt(checkpoint.ref, checkpoint.digest, error.summary))
             continue
-        trainer.has_read(checkpoint)
-        pivot = trainer.resume_after(checkpoint)
+        saver.has_read(checkpoint)
+        pivot = saver.resume_after(checkpoint)
         for passed in skipped:
             _LOGGER.warning(
                 "restored %s and passed over the newer %s (%s): %s",

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-import holdfast.registry.saving.collective.trainer
+import holdfast.registry.saving.collective.saver
 from holdfast.registry.errors import RankFailed
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects.keys import ObjectKey
 from holdfast.registry.saving.collective.leading import Leading
 from holdfast.registry.saving.collective.part import PartReport, write_part
+from holdfast.registry.saving.collective.saver import CollectiveSaver, Following
 from holdfast.registry.saving.collective.talk import Message, Talk, split
-from holdfast.registry.saving.collective.trainer import CollectiveTrainer, Following
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.object_writer import ChosenKeys, Condemned, Writer, placed_keys
 from tests.schedules.broken import (
@@ -75,7 +75,7 @@ def sweeps_after_the_ranks(patch: Patch) -> None:
         if refused:
             raise Condemned(refused)
 
-    patch.setattr(holdfast.registry.saving.collective.trainer, "write_part", write)
+    patch.setattr(holdfast.registry.saving.collective.saver, "write_part", write)
     patch.setattr(PartReport, "encode", tell)
     patch.setattr(PartReport, "of", hear)
     patch.setattr(Writer, "_recheck", recheck)
@@ -132,7 +132,7 @@ def reported_before_it_is_put(patch: Patch) -> None:
 
     patch.setattr(Following, "__init__", begin_empty)
     patch.setattr(Writer, "put_pack", put_later)
-    patch.setattr(holdfast.registry.saving.collective.trainer, "write_part", write)
+    patch.setattr(holdfast.registry.saving.collective.saver, "write_part", write)
     patch.setattr(Talk, "report", report_first)
 
 
@@ -167,9 +167,9 @@ def failed_because_absent(patch: Patch) -> None:
 
 def puts_deleted_after_a_failure(patch: Patch) -> None:
     """CS6: a rank whose save has failed deletes what it has put."""
-    save = CollectiveTrainer._store_and_commit
+    save = CollectiveSaver._store_and_commit
 
-    def clean_up(self: CollectiveTrainer, prepared: Any) -> Any:
+    def clean_up(self: CollectiveSaver, prepared: Any) -> Any:
         try:
             return save(self, prepared)
         except BaseException:
@@ -177,7 +177,7 @@ def puts_deleted_after_a_failure(patch: Patch) -> None:
                 self._committer.store.backend.delete(str(key))
             raise
 
-    patch.setattr(CollectiveTrainer, "_store_and_commit", clean_up)
+    patch.setattr(CollectiveSaver, "_store_and_commit", clean_up)
 
 
 BROKEN: dict[str, Callable[[Patch], None]] = {

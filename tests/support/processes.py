@@ -15,7 +15,7 @@ _PROGRAMS = [
     "torch._dynamo",
     "holdfast.backends.s3.backend",
     "holdfast.registry.saving.collective.torch_group",
-    "holdfast.registry.saving.collective.trainer",
+    "holdfast.registry.saving.collective.saver",
     "tests.contention.processes",
     "tests.crash.looper",
     "tests.crash.pusher",

@@ -17,8 +17,8 @@ from holdfast.registry.face import Run
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.pytree import ArrayLeaf, FlatState
 from holdfast.registry.pytree.torch_memory import memory_of
-from holdfast.registry.saving import PreparedSave, SaveRequest, Trainer
-from holdfast.registry.saving.collective import DEADLINE_S, CollectiveTrainer, ShardLeaf
+from holdfast.registry.saving import PreparedSave, Saver, SaveRequest
+from holdfast.registry.saving.collective import DEADLINE_S, CollectiveSaver, ShardLeaf
 from holdfast.registry.values import collector_paused
 from holdfast.registry.writing import Staging, places
 
@@ -111,14 +111,14 @@ class Staged:
             return cls(None, error, memory)
         return cls(save, None, memory)
 
-    def finish(self, trainer: Trainer) -> Checkpoint:
+    def finish(self, saver: Saver) -> Checkpoint:
         """Make the save, and free the memory."""
         try:
             if self.save is None:
                 assert self.failure is not None
-                with trainer.abstaining():
+                with saver.abstaining():
                     raise self.failure
-            return trainer.save_staged(self.save)
+            return saver.save_staged(self.save)
         finally:
             if self.memory is not None:
                 self.memory.free()
@@ -151,8 +151,8 @@ class Staged:
 
 def deadline_of(run: Run) -> float:
     """Return the seconds after which waiting for the saves of a run is an error."""
-    trainer = run.handle.saver
-    return trainer.group.deadline_s if isinstance(trainer, CollectiveTrainer) else DEADLINE_S
+    saver = run.handle.saver
+    return saver.group.deadline_s if isinstance(saver, CollectiveSaver) else DEADLINE_S
 
 
 def _row(leaf: ArrayLeaf) -> list[Any]:

@@ -24,7 +24,7 @@ from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.face import Registry, Run
 from holdfast.registry.history import WriterToken
 from holdfast.registry.loading import Checkpoint
-from holdfast.registry.saving.collective import CollectiveTrainer
+from holdfast.registry.saving.collective import CollectiveSaver
 from holdfast.registry.saving.collective.torch_group import TorchGroup
 from holdfast.registry.store import WorkerAddress
 from holdfast.registry.writing import Storing
@@ -48,16 +48,16 @@ class Away:
     @classmethod
     def of(cls, run: Run) -> Away:
         """Describe a run."""
-        trainer = run.handle.saver
-        if trainer.backlog() is not None:
+        saver = run.handle.saver
+        if saver.backlog() is not None:
             raise _refusal(run, "its saves go to the journal of this process")
         try:
             address = WorkerAddress.of(run.handle.store, read_only=False)
         except InvalidInput as error:
             raise _refusal(run, error.summary) from error
-        group = trainer.group if isinstance(trainer, CollectiveTrainer) else None
+        group = saver.group if isinstance(saver, CollectiveSaver) else None
         deadline_s = None if group is None else group.deadline_s
-        return cls(address, run.id, deadline_s, trainer.lend())
+        return cls(address, run.id, deadline_s, saver.lend())
 
     def open(self) -> Run:
         """Open the run, or return the handle that this process has already."""
@@ -207,8 +207,8 @@ class HoldfastWriter(StorageWriter, AsyncStager):
         Raises:
             InvalidInput: DCP saves with another number of ranks.
         """
-        trainer = self._here().handle.saver
-        size = trainer.group.size if isinstance(trainer, CollectiveTrainer) else 1
+        saver = self._here().handle.saver
+        size = saver.group.size if isinstance(saver, CollectiveSaver) else 1
         if len(plans) not in (1, size):  # one plan if DCP uses no collectives
             raise InvalidInput(
                 "not all ranks of the run's group save",
@@ -224,14 +224,14 @@ class HoldfastWriter(StorageWriter, AsyncStager):
         Raises:
             RegistryError: The errors of `Run.save`.
         """
-        trainer = self._here().handle.saver
+        saver = self._here().handle.saver
         if self._staged is not None:
-            self.checkpoint = self._staged.finish(trainer)
+            self.checkpoint = self._staged.finish(saver)
         else:
-            with trainer.abstaining(self._request.step):
+            with saver.abstaining(self._request.step):
                 state = state_of(planner)
                 refuse_twins(state)
-            self.checkpoint = trainer.save(state, self._request)
+            self.checkpoint = saver.save(state, self._request)
         done: Future[list[WriteResult]] = Future()
         done.set_result([])
         return done

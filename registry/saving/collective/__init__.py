@@ -11,7 +11,7 @@
   carries out the plan of a save.
 - `chunk_table`: chunks and where they are stored, in columns.
 - `leading`: rank 0's side of a save; `side`: the parts of both sides; `talk`: the messages and
-  errors of a save. `trainer`: the trainer of a run with a group, and the side of the other ranks.
+  errors of a save. `saver`: the saver of a run with a group, and the side of the other ranks.
 - `filling`: fill boxes of stored tensors; `loading`: fill sharded models.
 
 Nothing on the store shows how many ranks wrote a state. Specified in docs/spec.md, section 43.
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from holdfast.registry.saving.collective.group import DEADLINE_S as DEADLINE_S
     from holdfast.registry.saving.collective.group import Group as Group
     from holdfast.registry.saving.collective.loading import load_into as load_into
+    from holdfast.registry.saving.collective.saver import CollectiveSaver as CollectiveSaver
     from holdfast.registry.saving.collective.shards import ShardLeaf as ShardLeaf
     from holdfast.registry.saving.collective.talk import LOADS as LOADS
     from holdfast.registry.saving.collective.talk import Calls as Calls
     from holdfast.registry.saving.collective.talk import Talk as Talk
-    from holdfast.registry.saving.collective.trainer import CollectiveTrainer as CollectiveTrainer
 else:
     __getattr__ = at_first_use(__name__)

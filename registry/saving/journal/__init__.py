@@ -1,4 +1,4 @@
-"""The journal: a save is durable on the trainer's own disk first, and in the registry later.
+"""The journal: a save is durable on the machine's own disk first, and in the registry later.
 
 - `settings`: `Journal`, the folder and its bound.
 - `records`: the files of a journal. `folder`: `RunFolder`, the journal of one run, and locks.
@@ -6,7 +6,7 @@
 - `entry_saves`: a save as an entry: checked now, composed again when it is carried.
 - `log_scan`: the log since a takeover. `expected`: the run with the waiting entries.
 - `carrier`: adds the entries to the run, in order. `background`: its thread and its pools.
-- `trainer`: `JournaledTrainer`, which acknowledges saves. `checkpoint`: a checkpoint that only this
+- `saver`: `JournaledSaver`, which acknowledges saves. `checkpoint`: a checkpoint that only this
   machine may have, and the bound. `ending`: the end of the program. `pushing`: stranded
   entries into a fork.
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from holdfast.registry.saving.journal.folder import run_folders as run_folders
     from holdfast.registry.saving.journal.pushing import Listed as Listed
     from holdfast.registry.saving.journal.records import Note as Note
+    from holdfast.registry.saving.journal.saver import JournaledSaver as JournaledSaver
     from holdfast.registry.saving.journal.settings import FOLDER_VARIABLE as FOLDER_VARIABLE
     from holdfast.registry.saving.journal.settings import Journal as Journal
     from holdfast.registry.saving.journal.settings import choose_journal as choose_journal
-    from holdfast.registry.saving.journal.trainer import JournaledTrainer as JournaledTrainer
 else:
     __getattr__ = at_first_use(__name__)

@@ -6,7 +6,7 @@
   `notice`: a file or a callable that announces the end, and whether a run is overdue.
 - `ranks`: several processes that exit together; `torch_ranks`: the ranks of torch.distributed.
 
-It stores nothing of its own: it calls the trainer of the run. Specified in docs/spec.md, section
+It stores nothing of its own: it calls the saver of the run. Specified in docs/spec.md, section
 36; docs/training.md is for users.
 """
 

@@ -113,7 +113,7 @@ def test_a_late_rank_learns_how_its_call_ended_and_saves_with_the_next(reg: Regi
 def test_the_error_of_one_rank_is_raised_on_all_in_its_class(
     reg: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.registry.saving.collective import trainer as following
+    from holdfast.registry.saving.collective import saver as following
 
     def fail(*_: Any) -> Any:
         raise StoreUnavailable("no answer", where="packs/aa")

@@ -102,7 +102,7 @@ def test_after_missed_calls_the_next_call_succeeds_on_all_ranks(
 def test_a_failed_save_in_the_background_that_one_rank_has_waited_for(
     reg: Registry, monkeypatch: pytest.MonkeyPatch, waiting: int
 ) -> None:
-    from holdfast.registry.saving.collective import trainer as following
+    from holdfast.registry.saving.collective import saver as following
 
     failing, write_part = [True], following.write_part
     all_failed = threading.Barrier(3)

@@ -21,8 +21,8 @@ from holdfast.registry.saving.journal.entry_saves import CarriedSave, EntryToken
 from holdfast.registry.saving.journal.folder import FileLock, RunFolder
 from holdfast.registry.saving.journal.log_scan import LogScan
 from holdfast.registry.saving.journal.records import Note
+from holdfast.registry.saving.journal.saver import JournaledSaver
 from holdfast.registry.saving.journal.states import EntryStates
-from holdfast.registry.saving.journal.trainer import JournaledTrainer
 from holdfast.registry.spec import Retention
 from holdfast.registry.writing.object_writer import Writer
 from tests.registry.saving.journal.machines import RUN, Machine, actions_of, added
@@ -92,7 +92,7 @@ def acknowledge_without_takeover(world: World) -> None:
         token.reset()
         self._takeover = self.folder.take_over(token.token, log.run.next_slot - 1)
 
-    world.patch.setattr(JournaledTrainer, "_take_over", take_over)
+    world.patch.setattr(JournaledSaver, "_take_over", take_over)
 
 
 # J2: what follows an entry's own takeover decides

@@ -13,7 +13,7 @@ import pytest
 from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import Conflict, InvalidInput
-from holdfast.registry.saving import trainer
+from holdfast.registry.saving import saver
 from tests.support.faults import Hooked
 from tests.support.loads import steps
 
@@ -75,7 +75,7 @@ def test_a_save_that_waits_says_for_how_long(held, gate, monkeypatch):
     times_s = iter((100.0, 107.0))  # before and after the wait
     clock = SimpleNamespace(monotonic=times_s.__next__)
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "time", clock)
+        patch.setattr(saver, "time", clock)
         second = run.save_async(state(2), step=2)
     assert (second.waited_s, second.wait().step) == (7.0, 2)
 

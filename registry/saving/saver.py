@@ -1,8 +1,8 @@
-"""The trainer of a run: it saves one state after another, in the foreground or in the background.
+"""The saver of a run: it saves one state after another, in the foreground or in the background.
 
 `holdfast.registry.saving.save_request` checks the arguments of a save,
 `holdfast.registry.saving.save_commit` writes and commits it, and
-`holdfast.registry.history.writer_token` decides whether this trainer may save.
+`holdfast.registry.history.writer_token` decides whether this saver may save.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from holdfast.registry.writing import (
 _LOGGER = logging.getLogger("holdfast")
 
 
-class Trainer:
+class Saver:
     """The saving side of a run's handle. It owns the run from its first save on.
 
     A local save, from the call to the last byte:
@@ -61,7 +61,7 @@ class Trainer:
     8. `Writer.commit` checks that no sweep has condemned an object that the commit names.
     9. `RunLog.append` puts the slot: checkpoint, evictions and stream entries appear together. If
        another writer took the slot, the lines are composed again; after a sweep, back to step 4.
-    10. The trainer notes that it owns the run, and returns the `Checkpoint`.
+    10. The saver notes that it owns the run, and returns the `Checkpoint`.
 
     Attributes:
         is_stopped: Whether a signal has ended the training run; it is then never `completed`, nor
@@ -157,7 +157,7 @@ class Trainer:
             return self._background.submit(prepared, name, limit_s, waited_s)
 
     def commit(self, change: NewCommit) -> RunManifest:
-        """Commit a change that only the trainer of a run may make; it takes the run over."""
+        """Commit a change that only the owner of a run may make; it takes the run over."""
         self.settle()
         with self._lock:
             claimed = Claimed(self._writer_token, change)
@@ -279,7 +279,7 @@ class Trainer:
         return staging.copy(state, self._committer.store.pools.hashing)
 
     def _reset_after_fork(self) -> None:
-        """In a forked process become another trainer: thread and token belong to the parent."""
+        """In a forked process become another saver: thread and token belong to the parent."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._writer_token.reset()
@@ -384,4 +384,4 @@ class RunHandle:
     store: Store
     log: RunLog
     committer: Committer
-    saver: Trainer
+    saver: Saver

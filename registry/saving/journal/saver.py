@@ -1,4 +1,4 @@
-"""The trainer with a journal: a save returns when it is durable on this machine."""
+"""The saver with a journal: a save returns when it is durable on this machine."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ from holdfast.registry.saving.journal.settings import Journal
 from holdfast.registry.saving.journal.states import EntryStates
 from holdfast.registry.saving.pending import Backlog, exit_wait_s
 from holdfast.registry.saving.save_request import PreparedSave
-from holdfast.registry.saving.trainer import Claimed, Trainer
+from holdfast.registry.saving.saver import Claimed, Saver
 from holdfast.registry.writing import Committer, Composed, NewCommit
 
 _LOGGER = logging.getLogger("holdfast")
 
 
-class JournaledTrainer(Trainer):
-    """A trainer whose saves are durable in a journal first.
+class JournaledSaver(Saver):
+    """A saver whose saves are durable in a journal first.
 
     A journaled save, from the call to the last byte; J1 to J9 are rules of docs/spec.md:
 
-    1. `save` flattens and checks the state as in `Trainer`, then calls `_store_and_commit` here.
+    1. `save` flattens and checks the state as in `Saver`, then calls `_store_and_commit` here.
     2. It raises outcomes of earlier saves that the caller must know: lost, stranded, refused.
     3. `await_room` waits until the states fit into the bound of the journal.
     4. `EntryStates` opens a store for the entry; objects of the entry before are linked into it.
@@ -384,7 +384,7 @@ class JournaledTrainer(Trainer):
     # Everything else is committed to the registry directly, after the entries.
 
     def commit(self, change: NewCommit) -> RunManifest:
-        """Commit a change that only the trainer may make, once the registry has every save."""
+        """Commit a change that only the owner may make, once the registry has every save."""
         self.settle()
         self._await_entries()
         with self._lock:

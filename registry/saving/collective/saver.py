@@ -1,4 +1,4 @@
-"""The trainer of a run whose ranks save together."""
+"""The saver of a run whose ranks save together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.registry.saving.collective.side import Plans, Side
 from holdfast.registry.saving.collective.talk import Calls, Talk, broken
 from holdfast.registry.saving.pending import Busy, PendingSave
 from holdfast.registry.saving.save_request import PreparedSave, SaveRequest, prepare_save
-from holdfast.registry.saving.trainer import Trainer
+from holdfast.registry.saving.saver import Saver
 from holdfast.registry.values import collector_paused
 from holdfast.registry.writing import Committer, NewCommit
 
@@ -106,8 +106,8 @@ class RankSave(PreparedSave):
     own: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
 
 
-class CollectiveTrainer(Trainer):
-    """A trainer of which every rank has one, and whose saves all ranks make together.
+class CollectiveSaver(Saver):
+    """A saver of which every rank has one, and whose saves all ranks make together.
 
     A collective save, from the call to the last byte; CS1 to CS5 are rules of docs/spec.md:
 
@@ -158,7 +158,7 @@ class CollectiveTrainer(Trainer):
         return super().save_async(state, request, busy)
 
     def commit(self, change: NewCommit) -> RunManifest:
-        """Commit a change of the run's trainer, on rank 0; it takes the run over."""
+        """Commit a change of the run's owner, on rank 0; it takes the run over."""
         if not self._leads:
             raise Conflict(
                 f"only rank 0 may make this {change.noun}",
