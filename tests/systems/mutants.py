@@ -30,12 +30,17 @@ class Mutant(NamedTuple):
     name: str
     change: Callable[[Any], Any]
 
+    @property
+    def old(self) -> Any:
+        """The part of the library that the name stands for, unchanged."""
+        return attrgetter(self.name)(importlib.import_module(f"holdfast.{self.module}"))
+
     def make(self) -> None:
         """Change the library in this process."""
         module = importlib.import_module(f"holdfast.{self.module}")
         *above, last = self.name.split(".")
         owner = attrgetter(".".join(above))(module) if above else module
-        setattr(owner, last, self.change(attrgetter(self.name)(module)))
+        setattr(owner, last, self.change(self.old))
 
 
 def always(value: Any) -> Callable[[Any], Any]:
@@ -117,12 +122,12 @@ MUTANTS = {
     ),
     "test_a_value_that_cannot_be_stored_is_named_and_nothing_is_written": Mutant(
         "the store is written to before the state is checked",
-        "registry.training.trainer",
-        "Trainer.save",
+        "registry.saving.saver",
+        "Saver.save",
         writes_first,
     ),
     "test_a_changed_byte_of_any_file_of_a_save_is_noticed": Mutant(
-        "chunks are not hashed", "registry.storage.fetching", "verify_chunk", always(None)
+        "chunks are not hashed", "registry.store.fetching", "verify_chunk", always(None)
     ),
     "test_the_tracker_of_the_best_begins_again_in_each_phase": Mutant(
         "values of all phases are compared",
@@ -141,7 +146,7 @@ MUTANTS = {
     ),
     "test_strict_loading_compares_both_ways_and_dtypes": Mutant(
         "what only the target has is not seen",
-        "registry.transitions.readiness",
+        "registry.deriving.transitions.readiness",
         "_compare",
         one_way,
     ),
@@ -155,17 +160,17 @@ MUTANTS = {
         "folders above are not made", "backends.local.backend", "os.makedirs", without_folders
     ),
     "test_what_is_not_found_is_answered_with_near_names": Mutant(
-        "no near names", "registry.registries.refs", "near", always(None)
+        "no near names", "registry.face.refs", "near", always(None)
     ),
     "test_days_decide_of_checkpoints_and_never_of_releases": Mutant(
         "days are not counted", "registry.history.retention", "_DAY_MS", lambda _: 0
     ),
     "test_one_documented_object_saves_and_loads_everything": Mutant(
-        "`Run.save` is not documented", "registry.runs.run", "Run.save", undocumented
+        "`Run.save` is not documented", "registry.face.run", "Run.save", undocumented
     ),
     "test_every_claim_is_traced_to_an_entry_and_the_commit_that_wrote_it": Mutant(
         "the loss may be archived",
-        "registry.streams.stream",
+        "registry.curation.streams.stream",
         "stream_lifetime",
         always("resettable"),
     ),
@@ -180,7 +185,7 @@ MUTANTS = {
     ),
     "test_a_comparison_says_what_was_added_grown_and_changed": Mutant(
         "a grown tensor is like any changed one",
-        "registry.comparing.diff",
+        "registry.comparing.state_diff",
         "compare_tensors",
         lambda old: (
             lambda before, after: old(
@@ -201,7 +206,7 @@ MUTANTS = {
     ),
     "test_the_end_of_a_stage_is_saved_without_a_call": Mutant(
         "the end is not saved",
-        "registry.runs.run",
+        "registry.face.run",
         "Run.checkpointer",
         with_option(save_at_end=False),
     ),

@@ -18,8 +18,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_every_demand_has_its_mutant_and_its_row() -> None:
     assert names_in(ROOT / DEMANDS) == set(MUTANTS)
-    for name in MUTANTS:
+    for name, mutant in MUTANTS.items():
         assert f"`{DEMANDS}::{name}`" in DOC
+        assert mutant.old is not None
 
 
 @pytest.mark.soak
