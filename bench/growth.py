@@ -85,7 +85,7 @@ class Life:
         """Move one of a few tags."""
         # Among the newest, so that what retention evicts is what it would evict without them.
         newest = self.kept[-16:]
-        self.run.tag(f"t{random.randrange(8)}", random.choice(newest))
+        self.run.pins.tags.set(f"t{random.randrange(8)}", random.choice(newest))
 
     def snapshot_bytes(self) -> int:
         """Return the size of the newest snapshot."""

@@ -70,7 +70,7 @@ def in_registry(folder: Path, saves: int, scale: float, **options: Any) -> Count
             sizes[row] += _bytes_in(folder) - before
 
         with counted("frozen network"):
-            run.add_artifact("grp", shared["grp"])
+            run.pins.artifacts.set("grp", shared["grp"])
         for number, state in enumerate(_history(saves, scale)):
             with counted("checkpoints"):
                 ck = run.save(
@@ -84,7 +84,7 @@ def in_registry(folder: Path, saves: int, scale: float, **options: Any) -> Count
                 run.pool.promote(ck)
             if number in _gates(saves):
                 with counted("gates"):
-                    run.set_gate(f"gate{number}", ck)
+                    run.pins.gates.set(f"gate{number}", ck)
         if not reg.verify(deep=True).ok:
             raise SystemExit("the registry is not sound; its size means nothing")
     return sizes

@@ -262,9 +262,9 @@ def look_back(story: Story, reg: Registry, folder: Path, run_id: str) -> None:
             f"phase {phase.name} keeps its last 3 and its best, at most 4",
             len(kept) <= 4 and best in kept and latest in kept,
         )
-    gate, best = run.gate("plain_best"), run.best(phase="plain")
+    gate, best = run.pins.gates.get("plain_best"), run.best(phase="plain")
     story.claim("the gate is the best of the first phase", best is not None and gate == best)
-    losses = run.stream("loss").read()
+    losses = run.streams["loss"].read()
     story.claim(
         f"the stream holds the loss of each of the {STEPS} steps once, killed or not",
         [entry["step"] for entry in losses] == list(range(1, STEPS + 1)),

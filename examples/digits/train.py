@@ -126,7 +126,7 @@ def train(reg: holdfast.Registry, run_id: str | None, seed: int, steps: int) -> 
     with run:
         if training.phase == "plain":
             finish_phase(run, training)
-            gate = run.set_gate(GATE)
+            gate = run.pins.gates.set(GATE)
             began = run.transition("shifted", targets={"model": training.model})
             training.begin("shifted", began.seeds["rng"])
             training.model.load_state_dict(began.state["model"])

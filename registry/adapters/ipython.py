@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from IPython.core.completer import CompletionContext, SimpleMatcherResult
     from IPython.core.interactiveshell import InteractiveShell
 
-#: `name.method(arguments "begun`, at the end of the text before the cursor.
-_CALL = re.compile(r"(?<![\w.)\]])(\w+)\.(\w+)\(([^()]*)(['\"])([^'\"()]*)$")
+#: `name.method(arguments "begun`, at the end of the text before the cursor; the method may have
+#: dots, as in `run.pins.tags.get("`, and an index counts as a call, as in `run.streams["`.
+_CALL = re.compile(r"(?<![\w.)\]])(\w+)\.([\w.]+)[(\[]([^()]*)(['\"])([^'\"()]*)$")
 _MATCHER = "holdfast"
 #: Methods of a run whose first argument is a phase; others have `phase=`.
 _OF_PHASES = ("best", "checkpoints", "latest", "metrics", "monitor")
@@ -43,11 +44,11 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
         if found is None:
             return {"completions": []}
         name, method, before, _, begun = found.groups()
-        names = completions(shell.user_ns.get(name), method, before, begun)
+        names = list(completions(shell.user_ns.get(name), method, before, begun))
         fitting = (one for one in names if one.startswith(begun))
         return {
             "completions": [SimpleCompletion(one, type="ref") for one in islice(fitting, _MOST)],
-            "suppress": True,
+            "suppress": bool(names),
             "matched_fragment": begun,
         }
 
@@ -90,14 +91,14 @@ def _of_run(run: Run, method: str, before: str) -> list[str]:
     manifest = run.manifest
     if before.rstrip().endswith("phase=") or method in _OF_PHASES:
         return list(manifest.phases_saved)
-    match method:
-        case "gate" | "artifact" | "tag":
-            return [pin.name for pin in manifest.pins_of(method)]
-        case "set_gate":
-            return [pin.name for pin in manifest.pins_of("gate")]
-        case "stream":
+    match method.split("."):
+        case ["pins", ("tags" | "gates" | "artifacts") as kind, "get" | "set"]:
+            return [pin.name for pin in manifest.pins_of(kind.removesuffix("s"))]
+        case ["releases", "get" | "rollback"]:
+            return [pin.name for pin in manifest.pins_of("release")]
+        case ["streams"]:
             return [stream.name for stream in manifest.streams]
-        case "plot":
+        case ["plot"]:
             return list(dict.fromkeys(name for one in manifest.live() for name in one.metrics))
     return []
 

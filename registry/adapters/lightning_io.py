@@ -183,7 +183,7 @@ class HoldfastIO(CheckpointIO):
         newest = self.saver.settle()
         self._run.wait(remote=True)  # the registry names only checkpoints that it has
         if newest is not None and self._named(path) != newest:
-            self._run.tag(_tag(path), newest)
+            self._run.pins.tags.set(_tag(path), newest)
 
     def _evict_unwanted(self) -> None:
         for n, checkpoint in list(self._unwanted.items()):

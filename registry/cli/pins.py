@@ -50,7 +50,7 @@ def set_gate(
     A gate names another checkpoint only if the first one is damaged. RUN/gates/NAME then finds it.
     """
     into = opened.run(run)
-    into.set_gate(name, None if ref is None else opened.checkpoint(ref))
+    into.pins.gates.set(name, None if ref is None else opened.checkpoint(ref))
     shape = _pin_json(into, "gate", name)
     return answer_of(shape, f"{shape['ref']} -> {shape['source']}")
 
@@ -97,7 +97,7 @@ def add_artifact(
     """
     found = formats.read(file, format=format_name, portable=True, max_bytes=max_bytes)
     into = opened.run(run)
-    stored = into.add_artifact(name, found.state)
+    stored = into.pins.artifacts.set(name, found.state)
     return answer_of(
         {**_pin_json(into, "artifact", name), "format": found.format},
         f"added: {describe.named(stored)}",
@@ -125,5 +125,5 @@ def tag(
     RUN/tags/NAME then finds it. A name that exists moves.
     """
     checkpoint = opened.checkpoint(ref)
-    opened.run(checkpoint.run_id).tag(name, checkpoint)
+    opened.run(checkpoint.run_id).pins.tags.set(name, checkpoint)
     return f"{checkpoint.run_id}/tags/{name} -> {checkpoint.ref}"

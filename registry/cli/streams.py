@@ -48,7 +48,7 @@ def append(
     Each line is a JSON object with a step.
     """
     entries = _read(file)
-    stream = opened.run(run).stream(name)
+    stream = opened.run(run).streams[name]
     count = stream.append(entries, lifetime=cast("Lifetime | None", lifetime))
     appended = output.counted(len(entries), "line")
     return answer_of(
@@ -68,7 +68,7 @@ def read(
     archive: str | None = option("--archive", "LABEL", "The archive of this label."),
 ) -> Answer:
     """Print entries as lines of JSON, or with --json as one list."""
-    found = opened.run(run).stream(name).read(first, last, archive=archive)
+    found = opened.run(run).streams[name].read(first, last, archive=archive)
     return Answer(
         lambda: found,
         lambda: (json_module.dumps(json_ready(entry), allow_nan=False) for entry in found),
@@ -84,7 +84,7 @@ def archive(
     label: str = argument("LABEL", "Name of the archive. It is given once."),
 ) -> Answer:
     """Archive the entries of a resettable stream and empty it."""
-    count = opened.run(run).stream(name).archive(label)
+    count = opened.run(run).streams[name].archive(label)
     entries = output.counted(count, "entry", "entries")
     return answer_of(
         {"run": run, "stream": name, "archive": label, "entries": count},

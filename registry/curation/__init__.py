@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from holdfast.registry.curation.cards import write_card as write_card
     from holdfast.registry.curation.forking import inherit as inherit
     from holdfast.registry.curation.forking import inheritance as inheritance
+    from holdfast.registry.curation.pins import Artifacts as Artifacts
+    from holdfast.registry.curation.pins import Gates as Gates
+    from holdfast.registry.curation.pins import Pins as Pins
+    from holdfast.registry.curation.pins import Tags as Tags
     from holdfast.registry.curation.pins import checkpoint_marks as checkpoint_marks
     from holdfast.registry.curation.pins import find_pin as find_pin
     from holdfast.registry.curation.pins import run_remarks as run_remarks

@@ -7,7 +7,10 @@ be replaced when it is damaged. An artifact is any state, added once. A tag can 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar
 
 from holdfast.registry.errors import (
     BeyondLimit,
@@ -17,95 +20,263 @@ from holdfast.registry.errors import (
     InvalidInput,
     NotFound,
 )
-from holdfast.registry.history import check_name
+from holdfast.registry.history import check_name, moment
 from holdfast.registry.history.actions import Action, SetPin, SetTag
 from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
-from holdfast.registry.loading import Checkpoint, StateHandle, Stored
+from holdfast.registry.loading import Checkpoint, StateHandle, Stored, find_checkpoint
 from holdfast.registry.values import Digest, counted, near, number
 from holdfast.registry.writing import Committer, Composed
 
 
-def set_tag(committer: Committer, name: str, checkpoint: Checkpoint) -> None:
-    """Point a movable name at a checkpoint of the run; see `Run.tag`."""
-    n = own(committer, checkpoint, f"a tag ({name})")
-    check_name(name, "a tag")
+@dataclass(frozen=True, slots=True)
+class PinEvent:
+    """A step in the history of a run's tags, gates or artifacts: a name was set.
 
-    def compose(run: RunManifest) -> Sequence[Action]:
-        kept(run, n, checkpoint.ref)
-        return [SetTag(name=name, checkpoint=n)]
+    Attributes:
+        n: Number of the commit.
+        name: The name.
+        digest: Id of the state that it names from then on.
+        checkpoint: Commit number of the checkpoint; `None` for an artifact.
+        author: The author, as `user@host`.
+        time: The time by the author's clock.
+    """
 
-    committer.commit(compose)
+    n: int
+    name: str
+    digest: Digest
+    checkpoint: int | None
+    author: str
+    time: datetime
 
 
-def set_gate(committer: Committer, name: str, checkpoint: Checkpoint | None) -> Checkpoint:
-    """Make a checkpoint a gate; see `Run.set_gate`."""
-    check_name(name, "a gate")
-    if checkpoint is None:
-        committer.await_earlier()  # the best one may be among those saves
-    run = committer.log.refresh()
-    phase = _gate_phase(run, name)
-    record = _best(run, name, phase) if checkpoint is None else checkpoint.record
-    if checkpoint is not None:
-        own(committer, checkpoint, f"a gate ({name})")
-    if phase is not None and record.phase != phase:
-        raise InvalidInput(
-            f"this gate belongs to phase {phase}",
-            where=f"{run.run_id}/gates/{name}",
-            found=f"a checkpoint of phase {record.phase}",
+class _Names:
+    """The names of one kind in a run."""
+
+    _kind: ClassVar[str]
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+        self._log = committer.log
+
+    def history(self) -> Iterator[PinEvent]:
+        """Yield each commit that set a name, oldest first, as of now.
+
+        This reads the log from its beginning.
+        """
+        self._log.refresh()
+        run = self._log.history()
+        for slot in self._log.slots():
+            for _, commit in slot.commits:
+                for action in commit.actions:
+                    found = self._named(run, action)
+                    if found is not None:
+                        time = moment(commit.time_ms)
+                        yield PinEvent(commit.n, *found, commit.author, time)
+
+    def _named(self, run: RunManifest, action: Action) -> tuple[str, Digest, int | None] | None:
+        if isinstance(action, SetPin) and action.kind == self._kind:
+            return action.name, action.manifest, action.checkpoint
+        if isinstance(action, SetTag) and self._kind == "tag":
+            return action.name, run.by_n[action.checkpoint].manifest, action.checkpoint
+        return None
+
+    def _pin(self, name: str) -> Pin:
+        return find_pin(self._log.refresh(), self._kind, name)
+
+    def _pins(self) -> tuple[Pin, ...]:
+        return tuple(self._log.refresh().pins_of(self._kind))
+
+    def _checkpoint(self, pin: Pin) -> Checkpoint:
+        assert pin.checkpoint is not None  # replay has every tag and gate name one
+        return find_checkpoint(self._committer.store, self._log, pin.checkpoint)
+
+
+class Tags(_Names):
+    """Tags: names that move from one checkpoint of the run to another; retention keeps it."""
+
+    _kind = "tag"
+
+    def set(self, name: str, checkpoint: Checkpoint) -> None:
+        """Point a tag at a checkpoint of this run; `RUN/tags/NAME` finds it.
+
+        Raises:
+            InvalidInput: The checkpoint is another run's, or the name is not legal.
+            Conflict: The checkpoint was evicted.
+        """
+        n = own(self._committer, checkpoint, f"a tag ({name})")
+        check_name(name, "a tag")
+
+        def compose(run: RunManifest) -> Sequence[Action]:
+            kept(run, n, checkpoint.ref)
+            return [SetTag(name=name, checkpoint=n)]
+
+        self._committer.commit(compose)
+
+    def get(self, name: str) -> Checkpoint:
+        """Return the checkpoint that a tag names now.
+
+        Raises:
+            NotFound: There is no such tag; near names are suggested.
+        """
+        return self._checkpoint(self._pin(name))
+
+    def list(self) -> dict[str, Checkpoint]:
+        """Return the checkpoints of all tags as of now, by name."""
+        return {pin.name: self._checkpoint(pin) for pin in self._pins()}
+
+
+class Gates(_Names):
+    """Gates: checkpoints at the ends of phases, never evicted.
+
+    A gate is set once. Only a gate that fails verification may be replaced.
+    """
+
+    _kind = "gate"
+
+    def set(self, name: str, checkpoint: Checkpoint | None = None) -> Checkpoint:
+        """Make a checkpoint a gate; `RUN/gates/NAME` finds it.
+
+        Args:
+            name: The gate's name; one of the preset's, if it declares gates.
+            checkpoint: The checkpoint. Default: the best one of the gate's phase.
+
+        Raises:
+            Conflict: The gate is set to another checkpoint, and that one is sound.
+            InvalidInput: The preset declares gates and not this one, or the checkpoint is another
+                run's or not of the gate's phase.
+            NotFound: No checkpoint is given, and the phase has no best one.
+        """
+        check_name(name, "a gate")
+        if checkpoint is None:
+            self._committer.await_earlier()  # the best one may be among those saves
+        run = self._log.refresh()
+        record = self._chosen(run, name, checkpoint)
+        existing = run.pin("gate", name)
+        replaces = None
+        if existing is not None and existing.manifest != record.manifest:
+            replaces = _damaged(self._committer, existing)
+
+        def compose(run: RunManifest) -> Sequence[Action] | None:
+            now = run.pin("gate", name)
+            if now is not None and now.manifest == record.manifest:
+                return None
+            if (now and now.manifest) != replaces:
+                raise _taken(run, name, now)
+            sound(run, record.n, f"{run.run_id}/{record.manifest.short}")
+            return [
+                SetPin(
+                    kind="gate",
+                    name=name,
+                    manifest=record.manifest,
+                    checkpoint=record.n,
+                    metrics=record.metrics,
+                    replaces=replaces,
+                )
+            ]
+
+        now = self._committer.commit(compose)
+        return self._checkpoint(find_pin(now, "gate", name))
+
+    def get(self, name: str) -> Checkpoint:
+        """Return the checkpoint of a gate. Loading it never falls back: damage is an error.
+
+        Raises:
+            NotFound: It is not set.
+        """
+        return self._checkpoint(self._pin(name))
+
+    def list(self) -> dict[str, Checkpoint]:
+        """Return the checkpoints of all gates that are set as of now, by name."""
+        return {pin.name: self._checkpoint(pin) for pin in self._pins()}
+
+    def _chosen(
+        self, run: RunManifest, name: str, checkpoint: Checkpoint | None
+    ) -> CheckpointRecord:
+        """Return the record of the given checkpoint, or of the best one of the gate's phase."""
+        phase = _gate_phase(run, name)
+        record = _best(run, name, phase) if checkpoint is None else checkpoint.record
+        if checkpoint is not None:
+            own(self._committer, checkpoint, f"a gate ({name})")
+        if phase is not None and record.phase != phase:
+            raise InvalidInput(
+                f"this gate belongs to phase {phase}",
+                where=f"{run.run_id}/gates/{name}",
+                found=f"a checkpoint of phase {record.phase}",
+            )
+        return record
+
+
+class Artifacts(_Names):
+    """Artifacts: states of their own that the run keeps for ever, such as a tokenizer."""
+
+    _kind = "artifact"
+
+    def set(self, name: str, state: object) -> Stored:
+        """Save a state as an artifact; `RUN/artifacts/NAME` finds it.
+
+        Args:
+            name: Given once; setting the same state again changes nothing.
+            state: As for `Run.save`.
+
+        Raises:
+            Conflict: The name holds another state.
+            UnsupportedValue: Something in the state cannot be stored.
+        """
+        check_name(name, "an artifact")
+        self._log.refresh()
+        written = self._committer.write_plain(state)
+        digest = written.base.manifest.digest
+
+        def compose(run: RunManifest) -> Sequence[Action] | None:
+            existing = run.pin("artifact", name)
+            if existing is not None and existing.manifest != digest:
+                raise Conflict(
+                    "an artifact of this name exists, with other content",
+                    where=f"{run.run_id}/artifacts/{name}",
+                    expected=existing.manifest.short,
+                    found=digest.short,
+                    hint="Artifacts are added once; choose another name.",
+                )
+            return None if existing else [SetPin(kind="artifact", name=name, manifest=digest)]
+
+        first = [written]
+        self._committer.commit(
+            Composed(
+                compose, lambda: [first.pop() if first else self._committer.write_plain(state)]
+            )
         )
-    existing = run.pin("gate", name)
-    replaces = None
-    if existing is not None and existing.manifest != record.manifest:
-        replaces = _damaged(committer, existing)
+        return self._stored(digest, f"artifacts/{name}")
 
-    def compose(run: RunManifest) -> Sequence[Action] | None:
-        now = run.pin("gate", name)
-        if now is not None and now.manifest == record.manifest:
-            return None
-        if (now and now.manifest) != replaces:
-            raise _taken(run, name, now)
-        sound(run, record.n, f"{run.run_id}/{record.manifest.short}")
-        return [
-            SetPin(
-                kind="gate",
-                name=name,
-                manifest=record.manifest,
-                checkpoint=record.n,
-                metrics=record.metrics,
-                replaces=replaces,
-            )
-        ]
+    def get(self, name: str) -> Stored:
+        """Return an artifact.
 
-    now = committer.commit(compose)
-    gate = find_pin(now, "gate", name)
-    assert gate.checkpoint is not None  # replay makes sure that every gate names one
-    return Checkpoint(committer.store, committer.log, now.by_n[gate.checkpoint])
+        Raises:
+            NotFound: There is none of this name.
+        """
+        pin = self._pin(name)
+        return self._stored(pin.manifest, pin.ref)
+
+    def list(self) -> dict[str, Stored]:
+        """Return all artifacts as of now, by name, oldest first."""
+        return {pin.name: self._stored(pin.manifest, pin.ref) for pin in self._pins()}
+
+    def _stored(self, digest: Digest, path: str) -> Stored:
+        return Stored(StateHandle(self._committer.store, self._log, digest, path))
 
 
-def add_artifact(committer: Committer, name: str, state: object) -> Stored:
-    """Add a state under a name that never changes; see `Run.add_artifact`."""
-    check_name(name, "an artifact")
-    committer.log.refresh()
-    written = committer.write_plain(state)
-    digest = written.base.manifest.digest
+class Pins:
+    """Names that keep stored states of a run, each kind with `set`, `get`, `list` and `history`.
 
-    def compose(run: RunManifest) -> Sequence[Action] | None:
-        existing = run.pin("artifact", name)
-        if existing is not None and existing.manifest != digest:
-            raise Conflict(
-                "an artifact of this name exists, with other content",
-                where=f"{run.run_id}/artifacts/{name}",
-                expected=existing.manifest.short,
-                found=digest.short,
-                hint="Artifacts are added once; choose another name.",
-            )
-        return None if existing else [SetPin(kind="artifact", name=name, manifest=digest)]
+    Attributes:
+        tags: Names that move between checkpoints.
+        gates: Checkpoints at the ends of phases, never evicted and set once.
+        artifacts: States of their own that the run keeps for ever.
+    """
 
-    first = [written]
-    committer.commit(
-        Composed(compose, lambda: [first.pop() if first else committer.write_plain(state)])
-    )
-    return Stored(StateHandle(committer.store, committer.log, digest, f"artifacts/{name}"))
+    def __init__(self, committer: Committer) -> None:
+        self.tags = Tags(committer)
+        self.gates = Gates(committer)
+        self.artifacts = Artifacts(committer)
 
 
 def find_pin(run: RunManifest, kind: str, name: str) -> Pin:

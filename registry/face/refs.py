@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from holdfast.backends.escape import shown
 from holdfast.registry.errors import (
     AmbiguousRef,
     IntegrityError,
@@ -21,7 +20,7 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.history import RunLog, phase_segment, step_ref
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading import Checkpoint, StateHandle, Stored
+from holdfast.registry.loading import Checkpoint, StateHandle, Stored, find_checkpoint
 from holdfast.registry.spec import Monitor
 from holdfast.registry.store import Store
 from holdfast.registry.values import near
@@ -67,14 +66,6 @@ def find_in_run(store: Store, log: RunLog, path: str) -> Stored:
 
             return OpponentPool(Committer(store, log)).entry(int(version[1:]))
     return _checkpoint(store, log, segments)
-
-
-def find_commit(store: Store, log: RunLog, n: int) -> Checkpoint:
-    """Return the checkpoint that commit `n` added, superseded or not."""
-    known = log.knowing(n).by_n
-    if n not in known:
-        raise NotFound("this commit added no checkpoint", where=f"{log.run_id}: commit {shown(n)}")
-    return Checkpoint(store, log, known[n])
 
 
 def refs_of(manifest: RunManifest) -> list[str]:
@@ -187,7 +178,7 @@ def find_by_id(
 
 def _checkpoint(store: Store, log: RunLog, segments: list[str]) -> Checkpoint:
     """Return the checkpoint that the segments of a path name."""
-    return find_commit(store, log, _number(log, segments))
+    return find_checkpoint(store, log, _number(log, segments))
 
 
 def _number(log: RunLog, segments: list[str]) -> int:

@@ -17,7 +17,6 @@ from holdfast.backends.escape import quoted
 from holdfast.registry.curation import pins, pruning
 from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.face.html import run_html
-from holdfast.registry.face.refs import find_commit
 from holdfast.registry.face.resuming import Resuming
 from holdfast.registry.history import (
     RetentionPlan,
@@ -28,7 +27,7 @@ from holdfast.registry.history import (
 )
 from holdfast.registry.history.actions import Commit, Evict, RunStatus
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading import Checkpoint, StateHandle, Stored
+from holdfast.registry.loading import Checkpoint, Stored, find_checkpoint
 from holdfast.registry.saving import (
     DEFAULT_PHASE,
     Backlog,
@@ -47,9 +46,9 @@ from holdfast.registry.writing import Committer, Storing, check_storing
 if TYPE_CHECKING:
     from numpy.random import SeedSequence
 
-    from holdfast.registry.curation import Releases
+    from holdfast.registry.curation import Pins, Releases
     from holdfast.registry.curation.pool import OpponentPool
-    from holdfast.registry.curation.streams import Stream
+    from holdfast.registry.curation.streams import Streams
     from holdfast.registry.deriving.transitions import (
         Initialise,
         Mode,
@@ -204,7 +203,7 @@ class Run:
         Raises:
             NotFound: The commit added none.
         """
-        return find_commit(self._store, self._log, n)
+        return find_checkpoint(self._store, self._log, n)
 
     def _checkpoint(self, record: CheckpointRecord) -> Checkpoint:
         return Checkpoint(self._store, self._log, record)
@@ -225,30 +224,19 @@ class Run:
             self._pool = OpponentPool(self._committer)
         return self._pool
 
-    def stream(self, name: str) -> Stream:
-        """Return an append-only history of this run; it need not exist yet."""
-        from holdfast.registry.curation.streams import Stream
+    @property
+    def pins(self) -> Pins:
+        """Names that keep states: `pins.tags`, `pins.gates` and `pins.artifacts`."""
+        from holdfast.registry.curation import Pins
 
-        return Stream(self._committer, name)
+        return Pins(self._committer)
 
-    def gate(self, name: str) -> Checkpoint:
-        """Return a gate. Loading it never falls back: damage is an error.
+    @property
+    def streams(self) -> Streams:
+        """Append-only histories beside the checkpoints: `streams["losses"]`."""
+        from holdfast.registry.curation.streams import Streams
 
-        Raises:
-            NotFound: It is not set.
-        """
-        found = pins.find_pin(self._log.refresh(), "gate", name)
-        assert found.checkpoint is not None  # replay has every gate name one
-        return self.find(found.checkpoint)
-
-    def artifact(self, name: str) -> Stored:
-        """Return an artifact.
-
-        Raises:
-            NotFound: There is none of that name.
-        """
-        found = pins.find_pin(self._log.refresh(), "artifact", name)
-        return Stored(StateHandle(self._store, self._log, found.manifest, found.ref))
+        return Streams(self._committer)
 
     def evicted(self) -> list[Checkpoint]:
         """Return the checkpoints that are evicted now, oldest first.
@@ -471,46 +459,6 @@ class Run:
             timeout_s=timeout_s,
             follow=follow,
         )
-
-    # Names
-
-    def tag(self, name: str, checkpoint: Checkpoint) -> None:
-        """Point a movable name at a checkpoint of this run; `RUN/tags/NAME` finds it.
-
-        Raises:
-            InvalidInput: The checkpoint is another run's, or the name is not legal.
-            Conflict: The checkpoint was evicted.
-        """
-        pins.set_tag(self._committer, name, checkpoint)
-
-    def set_gate(self, name: str, checkpoint: Checkpoint | None = None) -> Checkpoint:
-        """Make a checkpoint a gate: immutable, never evicted; `RUN/gates/NAME` finds it.
-
-        Args:
-            name: The gate's name; one of the preset's, if it declares gates.
-            checkpoint: The checkpoint. Default: the best one of the gate's phase.
-
-        Raises:
-            Conflict: The gate is set to another checkpoint, and that one is sound: only a gate
-                that fails verification may be replaced.
-            InvalidInput: The preset declares gates and not this one, or the checkpoint is another
-                run's or not of the gate's phase.
-            NotFound: No checkpoint is given, and the phase has no best one.
-        """
-        return pins.set_gate(self._committer, name, checkpoint)
-
-    def add_artifact(self, name: str, state: object) -> Stored:
-        """Save a state that the run keeps for ever; `RUN/artifacts/NAME` finds it.
-
-        Args:
-            name: Given once; adding the same state again changes nothing.
-            state: As for `save`.
-
-        Raises:
-            Conflict: The name holds another state.
-            UnsupportedValue: Something in the state cannot be stored.
-        """
-        return pins.add_artifact(self._committer, name, state)
 
     # Folders of other systems
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from holdfast.registry import formats
-from holdfast.registry.curation import MAX_BYTES, Releases, parse_card, pins
+from holdfast.registry.curation import MAX_BYTES, Artifacts, Gates, Releases, parse_card
 from holdfast.registry.curation.streams import Stream
 from holdfast.registry.errors import (
     Conflict,
@@ -258,7 +258,7 @@ class Importer:
         _, saved = self._save(found, reading, sha256, {})
         ref = f"{self._run_id}/gates/{found.name}"
         if saved is not None:
-            pins.set_gate(self._committer, found.name, saved)
+            Gates(self._committer).set(found.name, saved)
         outcome: Outcome = "there already" if is_set else "imported"
         return ImportedFile(found.path, outcome, found.kind, ref, warnings=tuple(warnings))
 
@@ -274,7 +274,7 @@ class Importer:
             return ImportedFile(
                 found.path, "imported", found.kind, planned, warnings=tuple(warnings)
             )
-        added = pins.add_artifact(self._committer, found.name, state)
+        added = Artifacts(self._committer).set(found.name, state)
         outcome: Outcome = "there already" if is_there else "imported"
         return ImportedFile(found.path, outcome, found.kind, added.ref, warnings=tuple(warnings))
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from holdfast.registry.loading.allocating import LoadPrecision as LoadPrecision
     from holdfast.registry.loading.allocating import allocate as allocate
     from holdfast.registry.loading.checkpoint import Checkpoint as Checkpoint
+    from holdfast.registry.loading.checkpoint import find_checkpoint as find_checkpoint
     from holdfast.registry.loading.destinations import Destination as Destination
     from holdfast.registry.loading.files import TREE as TREE
     from holdfast.registry.loading.files import FileInfo as FileInfo

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
+from holdfast.backends.escape import shown
 from holdfast.registry import writing
 from holdfast.registry.errors import NotFound
 from holdfast.registry.history import (
@@ -243,3 +244,11 @@ class Checkpoint(Stored):
             return [ReportMetrics(checkpoint=n, metrics=checked, tier=tier)]
 
         writing.Committer(self._handle.store, self._handle.log).commit(actions)
+
+
+def find_checkpoint(store: Store, log: RunLog, n: int) -> Checkpoint:
+    """Return the checkpoint that commit `n` of a run added, superseded or not."""
+    known = log.knowing(n).by_n
+    if n not in known:
+        raise NotFound("this commit added no checkpoint", where=f"{log.run_id}: commit {shown(n)}")
+    return Checkpoint(store, log, known[n])

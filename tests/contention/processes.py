@@ -60,7 +60,7 @@ def annotate(reg: Registry, number: int, barrier: Barrier, run_id: str, commits:
     names = [f"w{number}c{commit}" for commit in range(commits)]
     for commit, name in enumerate(names):
         if commit % 2:
-            run.tag(name, checkpoint)
+            run.pins.tags.set(name, checkpoint)
         else:
             checkpoint.report({name: float(commit)})
     return names

@@ -119,7 +119,7 @@ def test_latest_is_one_request_and_report_and_tag_only_commit(
     assert watched.asked() == Counter({"get log": 1})  # is anything new?
     checkpoint.report({"loss": 0.5})
     assert watched.asked() == Counter(_COMMIT)
-    trained.tag("keeper", checkpoint)
+    trained.pins.tags.set("keeper", checkpoint)
     assert watched.asked() == Counter(_COMMIT)
 
 

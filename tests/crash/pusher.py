@@ -41,5 +41,5 @@ def push_until_killed(url: str, acks: Connection) -> None:
         acks.send(("saved", step))
         if step % ANNOTATE_EVERY == 0:
             checkpoint.report({"loss": 1 / step})
-            run.tag("newest", checkpoint)
+            run.pins.tags.set("newest", checkpoint)
             acks.send(("annotated", step))

@@ -106,7 +106,7 @@ def _report(registry: Registry, _: object) -> None:
 
 def _tag(registry: Registry, _: object) -> None:
     run = registry.run(RUN)
-    run.tag("keeper", run.latest())
+    run.pins.tags.set("keeper", run.latest())
 
 
 PUSHES = [
@@ -171,11 +171,11 @@ def _save_with_everything(registry: Registry, run: Any) -> None:
 
 
 def _set_gate(registry: Registry, _: object) -> None:
-    registry.run(RUN).set_gate("bc_best")
+    registry.run(RUN).pins.gates.set("bc_best")
 
 
 def _add_artifact(registry: Registry, _: object) -> None:
-    registry.run(RUN).add_artifact("seeds", {"bank": make_state(9)["optimizer"]["moments"]})
+    registry.run(RUN).pins.artifacts.set("seeds", {"bank": make_state(9)["optimizer"]["moments"]})
 
 
 def _undo(registry: Registry, _: object) -> None:
@@ -190,7 +190,7 @@ def _prune(registry: Registry, _: object) -> None:
 
 
 def _gated_life(registry: Registry) -> None:
-    _whole_life(registry).set_gate("bc_best")
+    _whole_life(registry).pins.gates.set("bc_best")
 
 
 def _fork(registry: Registry, _: object) -> None:
@@ -241,7 +241,7 @@ def sources() -> tuple[Scratch, Scratch]:
         run = registry.run(RUN)
         run.restore()
         run.save(make_state(3), step=3)
-        run.tag("keeper", run.latest())
+        run.pins.tags.set("keeper", run.latest())
         run.latest().report({"loss": 0.3})
     return half, source
 

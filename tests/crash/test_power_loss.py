@@ -71,7 +71,7 @@ def _record_a_match(registry: Registry, _: object) -> None:
 
 
 def _append(registry: Registry, _: object) -> None:
-    stream = reopened(registry).stream("losses")
+    stream = reopened(registry).streams["losses"]
     stream.append([{"step": 1, "loss": 0.5}], lifetime="resettable")
 
 
@@ -81,7 +81,7 @@ def _appended(registry: Registry) -> None:
 
 
 def _archive(registry: Registry, _: object) -> None:
-    reopened(registry).stream("losses").archive("first")
+    reopened(registry).streams["losses"].archive("first")
 
 
 def _merge(registry: Registry, _: object) -> None:
@@ -166,7 +166,7 @@ def _evicted(registry: Registry) -> None:
 
 def _tag_the_first(registry: Registry, _: object) -> None:
     run = reopened(registry)
-    run.tag("first", run.checkpoints()[0])
+    run.pins.tags.set("first", run.checkpoints()[0])
 
 
 def _fork(registry: Registry, _: object) -> None:

@@ -113,9 +113,9 @@ def _live(registry: Any) -> None:
             streams={"rows": rows},
             storing=Storing(precision={"model/half": "bf16", "*": "keep"} if step > 1 else None),
         )
-    run.set_gate("good", run.find(1))
-    run.tag("keeper", run.latest())
-    run.add_artifact("bank", {"rows": np.arange(50, dtype=np.int64)})
+    run.pins.gates.set("good", run.find(1))
+    run.pins.tags.set("keeper", run.latest())
+    run.pins.artifacts.set("bank", {"rows": np.arange(50, dtype=np.int64)})
     run.releases.publish("1.0.0", run.latest(), only=["model"], card={"description": "a card"})
     run.pool.promote(run.latest())
     run.pool.promote(run.find(1), frozen=True)
@@ -125,7 +125,7 @@ def _live(registry: Any) -> None:
         break
     registry.fork(f"{FORGED}/gates/good", FORK)
     run.refresh()
-    run.stream("rows").archive("first")
+    run.streams["rows"].archive("first")
     run.set_status("interrupted")
 
 

@@ -204,7 +204,7 @@ def _run(opened: Registry) -> None:
 
 
 def _streams(opened: Registry) -> None:
-    stream = opened.run(FORGED).stream("rows")
+    stream = opened.run(FORGED).streams["rows"]
     stream.read()
     stream.read(archive="first")
 

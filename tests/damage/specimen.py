@@ -62,7 +62,7 @@ def _grown(held: dict[str, tuple[int, ...]]) -> Specimen:
                     store.put_if_absent(epoch_key(number), encode_sweep(number, []))
                 for step in steps:
                     run.save(make_state(step), step=step)
-                run.tag("keeper", run.latest())
+                run.pins.tags.set("keeper", run.latest())
     specimen = Specimen(store, held)
     assert all(specimen.files(kind) for kind in KINDS)
     return specimen

@@ -48,7 +48,7 @@ def test_resuming(reg: holdfast.Registry) -> None:
     run_python(page, restoring, names)
     assert names["restored"] is None
     names["run"].save({**names["state"], "bandit": {"arms": {"wiki": 1, "web": 2}}}, step=1)
-    names["run"].stream("state").append([{"step": 1, "arms": {"books": 1}}])
+    names["run"].streams["state"].append([{"step": 1, "arms": {"books": 1}}])
     drawn = augment.random()
     loader.position = 9
     run_python(page, restoring, names | {"run": reg.run("digits")})

@@ -245,7 +245,7 @@ def _live(folder: Path) -> None:
         first, second, third = states()
         kept = run.save(first, step=10, phase=1, metrics={"loss": 2.0}, meta={"epoch": 1})
         run.save(second, step=20, phase=1, metrics={"loss": 1.0})
-        run.tag("keeper", kept)
+        run.pins.tags.set("keeper", kept)
         reg.store.backend.put_if_absent(epoch_key(1), encode_sweep(1, condemned()))
         log = RunLog(reg.store, "golden")
         log.open()

@@ -368,8 +368,8 @@ def _live(folder: Path) -> None:
     with holdfast.init(folder, skip_race_probe=True) as reg:
         run = reg.create_run("golden", seed=7, config={"lr": 1e-3}, preset=lived_spec())
         run.save(first, step=10, phase=1, metrics={"loss": 1.0})
-        run.set_gate("bc_best")
-        run.add_artifact("seeds", {"bank": np.arange(50, dtype=np.int64)})
+        run.pins.gates.set("bc_best")
+        run.pins.artifacts.set("seeds", {"bank": np.arange(50, dtype=np.int64)})
         losses = [{"step": step, "loss": 1 / step} for step in range(1, 6)]
         run.save(
             second,
@@ -381,7 +381,7 @@ def _live(folder: Path) -> None:
         run.save(third, step=30, metrics={"mu": 25.0, "sigma": 2.0, "loss": 1.0})
         run.save(fourth, step=40, streams={"losses": [{"step": 40, "loss": 0.025}]})
         run.undo()
-        run.tag("keeper", run.latest())
+        run.pins.tags.set("keeper", run.latest())
         reg.fork("golden/latest", "fork")
         reg.fork("golden/latest", "dropped").drop("a mistake")
         run.set_status("completed")

@@ -36,7 +36,7 @@ def test_a_journal_of_each_version_is_carried(version: str, tmp_path: Path) -> N
             assert one.load()["model"]["w"].tobytes() == expected.tobytes()
         assert run.status == "interrupted"
         assert run.checkpoints()[0].metrics == {"loss": 1.0}
-        assert run.stream("losses").read() == [{"step": 2}]
+        assert run.streams["losses"].read() == [{"step": 2}]
         assert [commit.write for commit in run.history()][-4:] == writes
         assert opened.verify(deep=True).findings == ()
     assert folder.waiting() == []

@@ -127,13 +127,13 @@ def test_what_the_registry_tells_of_its_runs(golden):
         (40, "rolling", False),
     ]
     assert golden.checkpoint("golden/gates/bc_best").step == 10
-    assert run.artifact("seeds").load()["bank"].tolist() == list(range(50))
+    assert run.pins.artifacts.get("seeds").load()["bank"].tolist() == list(range(50))
     assert golden.checkpoint("golden/tags/keeper").step == 40
     assert run.best(monitor=run.spec.phase("2").monitors[0]).step == 30
     assert [entry.version for entry in run.manifest.roster()] == [3]
     assert run.manifest.stream("losses").count == 6
     fork = golden.run("fork")
-    assert fork.gate("bc_best").digest.hex() == IDS[0]
+    assert fork.pins.gates.get("bc_best").digest.hex() == IDS[0]
     assert fork.manifest.stream("losses").count == 6
     assert golden.run("dropped").manifest.dropped == "a mistake"
 

@@ -556,7 +556,7 @@ def test_bad_input_58_a_minute_of_lost_races(backend, saved, monkeypatch, open_r
 
     loser = open_registry(Loses(backend)).run("run")
     with pytest.raises(Conflict, match=r"run: lost \d+ races.*winner@gpu7.*Nothing was") as caught:
-        loser.tag("t", loser.latest())
+        loser.pins.tags.set("t", loser.latest())
     assert caught.value.exit_code == 5
     assert open_registry(backend).run("run").manifest.tags == {}
 
@@ -668,7 +668,7 @@ def test_integers_of_any_length_are_refused_by_typed_errors(reg, run, saved, val
         lambda: run.save(small_state(), step=2, storing=Storing(keyframe_every=value)),
         lambda: run.find(value),
         lambda: run.pool.entry(value),
-        lambda: run.stream("rows").append([{"step": value}]),
+        lambda: run.streams["rows"].append([{"step": value}]),
         lambda: run.watch(hold_s=value),
         lambda: reg.create_run("other", seed=value),
         lambda: reg.gc(grace_s=value),

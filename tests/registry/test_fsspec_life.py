@@ -36,7 +36,7 @@ def test_life(
     assert [one.record.manifest for one in here] == [one.record.manifest for one in there]
 
     run = registry.run("life")
-    run.set_gate("good", here[1])
+    run.pins.gates.set("good", here[1])
     run.prune(holdfast.Retention(last=1))
     left = [one.step for one in run.checkpoints()]
     assert 0 not in left

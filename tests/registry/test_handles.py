@@ -65,7 +65,7 @@ _HANDLES: dict[str, Callable[[holdfast.Registry], Any]] = {
     "checkpoint": lambda reg: reg.checkpoint("run/latest"),
     "stored": lambda reg: reg.stored("run/latest"),
     "pool": lambda reg: reg.run("run").pool,
-    "stream": lambda reg: reg.run("run").stream("loss"),
+    "stream": lambda reg: reg.run("run").streams["loss"],
     "pending save": lambda reg: reg.run("run").save_async({"x": 1}, step=2),
     "watch": lambda reg: reg.run("run").watch(),
     "journaled run": lambda reg: reg.run("run"),

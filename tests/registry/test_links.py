@@ -117,7 +117,7 @@ def test_a_link_stops_collection(link: str, root: Path, leads: str, reg: Registr
 WRITES: dict[str, Callable[[Registry, Path], object]] = {
     "save": lambda reg, _: reg.run("run").save(small_state(9), step=9),
     "report": lambda reg, _: reg.run("run").latest().report({"loss": 0.5}),
-    "tag": lambda reg, _: reg.run("run").tag("best", reg.run("run").latest()),
+    "tag": lambda reg, _: reg.run("run").pins.tags.set("best", reg.run("run").latest()),
     "prune": lambda reg, _: reg.run("run").prune(Retention(every=100)),
     "create_run": lambda reg, _: reg.create_run("new", seed=2),
     "fork": lambda reg, _: reg.fork("run", "new"),

@@ -52,7 +52,7 @@ def test_each_object_shows_its_facts(reg: Registry) -> None:
     run = reg.create_run("run", monitor=Monitor(metric="loss", mode="min"))
     first = run.save(small_state(1), step=1, metrics={"loss": 0.25})
     second = run.save(small_state(2), step=2, metrics={"loss": 0.5})
-    run.set_gate("good", first)
+    run.pins.gates.set("good", first)
     assert {"run", reg.url, reg.id} <= set(page(reg).texts)
     shown = page(run).texts
     assert {"running", "good", "best loss", "main/step00000001", "0.25", "0.5"} <= set(shown)
@@ -108,7 +108,7 @@ def test_requests_are_those_that_the_documents_state(reg: Registry, backend: Bac
     metered = Metered(backend)
     run = reg.create_run("run")
     saved = save_small(run, *range(3))
-    run.set_gate("g", saved[2])
+    run.pins.gates.set("g", saved[2])
 
     def requests(call: Callable[[], object]) -> int:
         with metered.measure() as used:

@@ -20,7 +20,7 @@ def filled(reg):
     run.save(small_state(2), step=20, phase=1, metrics={"loss": 2.0, "acc": 0.9})
     run.save(small_state(3), step=10, phase=2, metrics={"loss": 3.0})
     run.save(small_state(4), step=45000, phase="fine-tune", metrics={"loss": 4.0})
-    run.tag("keeper", run.checkpoints()[1])
+    run.pins.tags.set("keeper", run.checkpoints()[1])
     return run
 
 

@@ -106,7 +106,7 @@ def test_read_only_refuses_every_write(tmp_path):
         assert same(run.latest().load(), small_state())
         for write in (
             lambda: run.save(small_state(1), step=2),
-            lambda: run.tag("t", run.latest()),
+            lambda: run.pins.tags.set("t", run.latest()),
             lambda: run.latest().report({"a": 1}),
             lambda: reader.create_run("more"),
             lambda: reader.run("more", create=True),

@@ -78,7 +78,7 @@ def test_synced_commits_are_the_same_everywhere(place: Mapping[str, Any], tmp_pa
         run = here.create_run("run", seed=1)
         for step in range(3):
             run.save({**STATE, "n": step}, step=step, metrics={"loss": 1 / (step + 1)})
-        run.tag("kept", run.latest())
+        run.pins.tags.set("kept", run.latest())
         holdfast.sync(here, there)
         assert len(commit_lines(here.store.backend, "run")) >= 4
         assert commit_lines(there.store.backend, "run") == commit_lines(here.store.backend, "run")

@@ -317,9 +317,9 @@ def check_loads(run: Run, known: RunBook, book: Book) -> None:
     assert [one.record.n for one in run.checkpoints()] == sorted(known.live())
     assert {entry.version for entry in run.pool.roster()} == known.pool.keys()
     for name, stream in known.streams.items():
-        assert run.stream(name).read() == stream.entries
+        assert run.streams[name].read() == stream.entries
         for label, (_, entries) in stream.archives.items():
-            assert run.stream(name).read(archive=label) == entries
+            assert run.streams[name].read(archive=label) == entries
     if known.release is not None:
         assert run.releases.latest().version == known.release
 
@@ -332,9 +332,9 @@ def find(run: Run, ref: str) -> Any:
         case ["commits", n, "companions", name]:
             return run.find(int(n)).companion(name)
         case ["gates", name]:
-            return run.gate(name)
+            return run.pins.gates.get(name)
         case ["artifacts", name]:
-            return run.artifact(name)
+            return run.pins.artifacts.get(name)
         case ["releases", version]:
             return run.releases.get(version)
         case ["releases", version, "card"]:

@@ -184,14 +184,14 @@ class Writing(Base):
     @rule(side=sides, who=numbers, which=numbers, of=numbers, name=names, stop=stops)
     def tag(self, side: int, who: int, which: int, of: int, name: str, stop: Stop) -> None:
         def work(run: Run, known: RunBook) -> None:
-            run.tag(name, self.checkpoint(run, of))
+            run.pins.tags.set(name, self.checkpoint(run, of))
 
         self.on_run("tag", side, who, which, stop, work)
 
     @rule(side=sides, who=numbers, which=numbers, of=numbers, name=names, stop=stops)
     def gate(self, side: int, who: int, which: int, of: int, name: str, stop: Stop) -> None:
         def work(run: Run, known: RunBook) -> Check:
-            gate = run.set_gate(name, self.checkpoint(run, of))
+            gate = run.pins.gates.set(name, self.checkpoint(run, of))
             return lambda: self._named(known, "gate", name, gate.digest)
 
         self.on_run("gate", side, who, which, stop, work)
@@ -206,7 +206,7 @@ class Writing(Base):
         self, side: int, who: int, which: int, number: int, name: str, stop: Stop
     ) -> None:
         def work(run: Run, known: RunBook) -> Check:
-            added = run.add_artifact(name, contents.artifact(number))
+            added = run.pins.artifacts.set(name, contents.artifact(number))
             return lambda: self._named(known, "artifact", name, added.digest)
 
         self.on_run("artifact", side, who, which, stop, work)
@@ -272,7 +272,7 @@ class Writing(Base):
         def work(run: Run, known: RunBook) -> Check:
             before = known.streams.get(name)
             new = entries(len(before.entries) if before else 0, count, kind)
-            reached = run.stream(name).append(new, lifetime=_LIFETIMES[name])
+            reached = run.streams[name].append(new, lifetime=_LIFETIMES[name])
 
             def check() -> None:
                 assert known.streams[name].entries[reached - count :] == new
@@ -286,7 +286,7 @@ class Writing(Base):
     def archive(self, side: int, who: int, which: int, stop: Stop) -> None:
         def work(run: Run, known: RunBook) -> None:
             archived = known.streams.get("bandit")
-            run.stream("bandit").archive(f"pivot{len(archived.archives) if archived else 0}")
+            run.streams["bandit"].archive(f"pivot{len(archived.archives) if archived else 0}")
 
         self.on_run("archive", side, who, which, stop, work)
 

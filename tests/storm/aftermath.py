@@ -109,7 +109,7 @@ def check_acknowledged(reg: Registry, states: dict[str, RunManifest], log: Log) 
 
 def check_stream(run: Run, acknowledged: list[str]) -> None:
     """Check that each acknowledged entry is in the stream once."""
-    found = [entry["note"] for entry in run.stream(STREAM).read()]
+    found = [entry["note"] for entry in run.streams[STREAM].read()]
     assert len(set(found)) == len(found), f"{run.id}: an entry twice"
     assert set(acknowledged) <= set(found), f"{run.id}: entries lost"
 

@@ -169,7 +169,7 @@ class Pusher(Worker):
 
     def _set_gate(self) -> None:
         name = f"{self.chance.getrandbits(32):08x}"
-        self._name("gated", lambda run, one: {"gate": run.set_gate(name, one) and name})
+        self._name("gated", lambda run, one: {"gate": run.pins.gates.set(name, one) and name})
 
     def _name(self, did: str, act: Callable[[Run, Checkpoint], dict[str, Any]]) -> None:
         run = self._any_run()
@@ -182,5 +182,5 @@ class Pusher(Worker):
 
     def _append(self) -> None:
         run, note = self.shared(), f"{self.part.who} {self.chance.getrandbits(48):x}"
-        run.stream(STREAM).append({"step": 1, "note": note})
+        run.streams[STREAM].append({"step": 1, "note": note})
         self.journal.say("appended", run=run.id, note=note)

@@ -120,7 +120,7 @@ class Ref:
     def find(self, run: Run) -> Stored:
         """Return what this names."""
         if self.kind == "gate":
-            return run.gate(str(self.name))
+            return run.pins.gates.get(str(self.name))
         if self.kind == "pool":
             return run.pool.entry(int(self.name))
         return run.find(int(self.name))

@@ -113,7 +113,7 @@ def resume(run: Run) -> Training:
     training = Training(floor)
     if restored is not None:
         training.load(restored.state)
-        known = run.stream("state").read(last_step=training.step)
+        known = run.streams["state"].read(last_step=training.step)
         training.bandit = Bandit(floor, known[-1]["arms"] if known else None)
     return training
 

@@ -109,8 +109,8 @@ def birth(hydra: Hydra) -> None:
     with hydra.place.open() as reg:
         run = reg.create_run(preset=PRESET, seed=SEED, config={"blocks": 3, "channels": 32})
         hydra.run_id = run.id
-        run.add_artifact("grp", grp_network())
-        run.add_artifact("eval_seeds", {"bank": torch.arange(0x2000, 0x2000 + 1000)})
+        run.pins.artifacts.set("grp", grp_network())
+        run.pins.artifacts.set("eval_seeds", {"bank": torch.arange(0x2000, 0x2000 + 1000)})
 
 
 def grp_network() -> dict[str, Any]:
@@ -190,7 +190,7 @@ def first_gate(hydra: Hydra) -> None:
         hydra.weigh("the same step again", lambda: run.save(training, step=training.global_step))
         training.global_step += CLONE_EVERY
         hydra.weigh("the same weights", lambda: run.save(training, step=training.global_step))
-        hydra.weigh("gate", lambda: run.set_gate("bc_best"))
+        hydra.weigh("gate", lambda: run.pins.gates.set("bc_best"))
         latest = run.latest(phase=1)
         hydra.weigh("fork", lambda: reg.fork(latest, f"{run.id}-side"))
 
@@ -284,7 +284,7 @@ def first_step(run: Run, phase: int) -> int:
 def second_gate(hydra: Hydra) -> None:
     """Make the best distilled student a gate."""
     with hydra.place.open() as reg:
-        reg.run(hydra.run_id).set_gate("distill_best")
+        reg.run(hydra.run_id).pins.gates.set("distill_best")
     hydra.keep("phase 2")
 
 
@@ -338,7 +338,9 @@ def aftermath(hydra: Hydra) -> None:
         run = reg.run(hydra.run_id)
         older = run.checkpoints(2)[5]
         hydra.weigh("promotion", lambda: run.pool.promote(older, mu=30.0, sigma=1.0))
-        run.add_artifact("eval_full", {"games": 200_000, "points": torch.linspace(-135, 90, 50)})
+        run.pins.artifacts.set(
+            "eval_full", {"games": 200_000, "points": torch.linspace(-135, 90, 50)}
+        )
         hydra.drawn = run.pool.draws(0, 500)
     with hydra.place.open() as reg, hydra.mirror.open() as target:
         sync(reg, target, [hydra.run_id])

@@ -108,7 +108,7 @@ def test_equal_trainings_have_equal_ids_whenever_and_wherever(place: Place) -> N
 
 
 def test_training_history_has_every_epoch(trained: Registry) -> None:
-    entries = list(trained.run(RUN).stream("training_history").read())
+    entries = list(trained.run(RUN).streams["training_history"].read())
     assert [entry["accuracy"] for entry in entries] == list(ACCURACY)
 
 

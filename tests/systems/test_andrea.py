@@ -54,7 +54,7 @@ def test_interrupted_training_ends_like_one_that_was_not(story: Story, trained: 
     drawn = np.random.default_rng(0)
     rng.restore(found["rng"], {"data": drawn})
     assert drawn.random() == expected.data.random()
-    (*_, last) = trained.run(RUN).stream("state").read()
+    (*_, last) = trained.run(RUN).streams["state"].read()
     assert last["arms"] == expected.bandit.arms
 
 
@@ -94,7 +94,7 @@ def test_a_process_that_dies_in_a_save_loses_only_its_steps(place: Place) -> Non
         with place.open() as reg:
             run = reg.run(RUN)
             assert run.latest().step == 200
-            assert run.stream("loss").count == 200
+            assert run.streams["loss"].count == 200
             assert reg.verify().ok
         write += 1
     assert write > 3
@@ -125,7 +125,7 @@ def test_sigterm_finishes_the_step_saves_and_exits_cleanly(place: Place) -> None
     with place.open() as reg:
         run = reg.run(RUN)
         assert (run.latest().step, run.status) == (138, "interrupted")
-        assert run.stream("loss").count == 138
+        assert run.streams["loss"].count == 138
     with Paced("andrea", place.url) as training:  # nothing is lost: it continues at step 139
         assert training.steps(62) == 200
     with place.open() as reg:
@@ -133,41 +133,41 @@ def test_sigterm_finishes_the_step_saves_and_exits_cleanly(place: Place) -> None
         straight = Training()
         losses = [straight.train() for _ in range(200)]
         assert_same(run.latest().load()["weights"], straight.weights)
-        assert [one["loss"] for one in run.stream("loss").read()] == losses
+        assert [one["loss"] for one in run.streams["loss"].read()] == losses
 
 
 # Streams
 
 
 def test_loss_history_is_unbroken(trained: Registry) -> None:
-    entries = trained.run(RUN).stream("loss").read()
+    entries = trained.run(RUN).streams["loss"].read()
     assert [entry["step"] for entry in entries] == list(range(1, STEPS + 1))
     straight = Training()
     expected = [straight.train() for _ in range(min(PIVOTS))]
     assert [entry["loss"] for entry in entries[: min(PIVOTS)]] == expected
-    assert trained.run(RUN).stream("loss").archives == {}
+    assert trained.run(RUN).streams["loss"].archives == {}
 
 
 def test_loss_history_can_never_be_archived(young: Run) -> None:
     with pytest.raises(InvalidInput, match="kept for ever"):
-        young.stream("loss").archive("phase")
-    assert young.stream("loss").count == 300
+        young.streams["loss"].archive("phase")
+    assert young.streams["loss"].count == 300
 
 
 def test_samples_and_bandit_are_archived_at_each_pivot(trained: Registry) -> None:
     run = trained.run(RUN)
     for name in ("samples", "state"):
-        stream = run.stream(name)
+        stream = run.streams[name]
         assert stream.archives == {"polish-1": 40, "polish-2": 40}
         assert stream.count == 40
         assert [one["step"] for one in stream.read(archive="polish-1")] == (
             list(range(100, 4_001, 100))
         )
-    assert run.stream("samples").read()[0] == {"step": 8_100, "text": "sample 8100"}
+    assert run.streams["samples"].read()[0] == {"step": 8_100, "text": "sample 8100"}
 
 
 def test_every_checkpoint_has_a_sample_of_its_own(trained: Registry) -> None:
-    stream = trained.run(RUN).stream("samples")
+    stream = trained.run(RUN).streams["samples"]
     kept = [*(one for label in stream.archives for one in stream.read(archive=label))]
     steps = [one["step"] for one in [*kept, *stream.read()]]
     assert steps == [one.step for one in trained.run(RUN).checkpoints()]
@@ -225,11 +225,11 @@ def test_a_process_that_dies_in_a_pivot_leaves_all_or_nothing(place: Place) -> N
         with place.open() as reg:
             run = reg.run(RUN)
             assert bool(run.manifest.pivots) == after
-            assert run.stream("samples").count == (0 if after else 2)
-            assert run.stream("loss").count == 200
+            assert run.streams["samples"].count == (0 if after else 2)
+            assert run.streams["loss"].count == 200
     with place.open() as reg:
         acts.train(reg, 300)
-        assert reg.run(RUN).stream("samples").archives == {"polish": 2}
+        assert reg.run(RUN).streams["samples"].archives == {"polish": 2}
         assert reg.verify(deep=True).ok
 
 
@@ -285,7 +285,7 @@ def test_two_branches_from_one_checkpoint_are_compared(story: Story) -> None:
         assert changed[:3] == ["weights", "m", "v"]
         slow, fast = ([getattr(one, side) for one in found.steps] for side in ("first", "second"))
         assert slow[-1].metrics != fast[-1].metrics
-        assert reg.run("fast").stream("loss").count == 4_300
+        assert reg.run("fast").streams["loss"].count == 4_300
         with pytest.raises(NotFound):
             reg.compare("slow", "slower")
 

@@ -74,7 +74,7 @@ def distilling(reg: Registry, enable: tuple[str, ...] = ()) -> tuple[Run, Any]:
     """Return a run that has entered phase 2, and the result of the transition."""
     run = cloning(reg)
     clone(run, 1, 2.0)
-    run.set_gate("bc_best")
+    run.pins.gates.set("bc_best")
     return run, run.transition(2, targets={"model_record": Student()}, enable=enable)
 
 
@@ -107,12 +107,12 @@ def test_links_move_with_each_save(reg: Registry, tmp_path: Path) -> None:
 
 def test_evaluations_have_a_folder_of_their_own(reg: Registry, tmp_path: Path) -> None:
     run = cloning(reg)
-    run.add_artifact("eval_seeds", {"bank": torch.arange(1000)})
-    run.add_artifact("grp", {"grp": torch.ones(3)})
-    run.stream("eval").append([{"step": 1, "points": 1.5}])
-    run.stream("eval").append([{"step": 2, "points": -3.25}])
+    run.pins.artifacts.set("eval_seeds", {"bank": torch.arange(1000)})
+    run.pins.artifacts.set("grp", {"grp": torch.ones(3)})
+    run.streams["eval"].append([{"step": 1, "points": 1.5}])
+    run.streams["eval"].append([{"step": 2, "points": -3.25}])
     with pytest.raises(InvalidInput, match="kept for ever"):
-        run.stream("eval").archive("over")
+        run.streams["eval"].archive("over")
     run.checkout(tmp_path / "tree", layout="hydra")
     tree = tmp_path / "tree" / "eval"
     names = {str(one.relative_to(tree)) for one in tree.rglob("*") if one.suffix != ".sha256"}
@@ -123,8 +123,8 @@ def test_evaluations_have_a_folder_of_their_own(reg: Registry, tmp_path: Path) -
         one.path: one.outcome for one in other.import_tree(tmp_path / "tree", layout="hydra")
     }
     assert set(reports.values()) == {"imported"}
-    assert_same(other.artifact("eval_seeds").load(), {"bank": torch.arange(1000)})
-    assert [one["points"] for one in other.stream("eval").read()] == [1.5, -3.25]
+    assert_same(other.pins.artifacts.get("eval_seeds").load(), {"bank": torch.arange(1000)})
+    assert [one["points"] for one in other.streams["eval"].read()] == [1.5, -3.25]
 
 
 def test_a_value_that_cannot_be_stored_is_named_and_nothing_is_written(
@@ -178,7 +178,7 @@ def test_the_tracker_of_the_best_begins_again_in_each_phase(reg: Registry) -> No
         state = hydra_state(2, step, Student(), teacher_state_dict=teacher)
         run.save({**state, "metrics": {"mu": mu, "sigma": 1.0}}, step=step, phase=2)
     assert run.best().step == 10_500
-    run.set_gate("distill_best")
+    run.pins.gates.set("distill_best")
     run.transition(3, targets={"model_record": Student()})
     assert run.best() is None  # the same monitor, and none of its values of phase 2
     state = hydra_state(3, 11_500, Student(), opponent_pool_metadata={"next": 1})
@@ -205,7 +205,7 @@ def test_the_teacher_shares_nothing_with_the_student_and_is_cast(reg: Registry) 
     spec = load_preset("hydra").model_copy(update={"dtypes": ()})
     run, wide = reg.create_run(preset=spec, seed=7), Student().float()
     run.save({**hydra_state(1, 10_000, wide), "metrics": {"heldout_ce": 1.0}}, step=10_000)
-    run.set_gate("bc_best")
+    run.pins.gates.set("bc_best")
     state = run.transition(2, targets={"model_record": wide}).state
     student, teacher = state["model_record"], state["teacher_state_dict"]
     assert {one.dtype for one in student.values()} == {torch.float32}
@@ -222,7 +222,7 @@ def test_the_teacher_shares_nothing_with_the_student_and_is_cast(reg: Registry) 
 def test_strict_loading_compares_both_ways_and_dtypes(reg: Registry) -> None:
     run = cloning(reg)
     clone(run, 1, 2.0)
-    run.set_gate("bc_best")
+    run.pins.gates.set("bc_best")
     more, fewer = Student(), Student()
     more.extra = torch.nn.Linear(2, 2).bfloat16()
     del fewer.value_head
@@ -263,7 +263,7 @@ def test_folders_that_are_not_there_are_made(tmp_path: Path) -> None:
 
 def test_what_is_not_found_is_answered_with_near_names(reg: Registry) -> None:
     run = adr004_run(reg)
-    run.tag("reviewed", run.best())
+    run.pins.tags.set("reviewed", run.best())
     for ref, near in (
         ("bayesain/latest", "'bayesian'"),
         ("bayesian/tags/reviewd", "'reviewed'"),
@@ -308,7 +308,7 @@ def test_one_documented_object_saves_and_loads_everything(reg: Registry) -> None
     for found in (again.latest(), again.best(), again.restore().checkpoint):
         assert_same(found.load(), state)
     assert_same(again.releases.get("1.0.0").load(), release.load())
-    assert list(again.stream("training_history").read()) == [{"step": 1, "loss": 2.0}]
+    assert list(again.streams["training_history"].read()) == [{"step": 1, "loss": 2.0}]
 
 
 # ANDREA
@@ -329,10 +329,10 @@ def test_every_claim_is_traced_to_an_entry_and_the_commit_that_wrote_it(
         run.save(andrea_state(step), step=step, streams={"loss": entries})
     for label in ("polish", "pivot"):
         with pytest.raises(InvalidInput, match="kept for ever"):
-            run.stream("loss").archive(label)
-    claimed = list(reg.run("andrea").stream("loss").read())[149]
+            run.streams["loss"].archive(label)
+    claimed = list(reg.run("andrea").streams["loss"].read())[149]
     assert claimed == {"step": 150, "loss": 7.5}
-    assert run.stream("loss").count == 200
+    assert run.streams["loss"].count == 200
     writers = {one.n: one.author for one in run.history()}
     assert writers[run.latest().n] == writers[run.checkpoints()[0].n]
     assert verified(tmp_path / "registry")

@@ -229,10 +229,12 @@ def test_gate_keeps_its_checkpoint_for_good(hydra: Life[Hydra], read_hydra: Read
     for name, phase in (("bc_best", 1), ("distill_best", 2)):
         best = run.best(phase=phase)
         assert best is not None
-        assert run.gate(name).digest == best.digest
-        assert_same(run.gate(name).load(), best.load())
+        assert run.pins.gates.get(name).digest == best.digest
+        assert_same(run.pins.gates.get(name).load(), best.load())
         plan = run.prune(dry_run=True)
-        (reasons,) = (v.reasons for v in plan.kept if v.checkpoint.n == run.gate(name).record.n)
+        (reasons,) = (
+            v.reasons for v in plan.kept if v.checkpoint.n == run.pins.gates.get(name).record.n
+        )
         assert f"gates/{name}" in reasons
     assert hydra.story.added["gate"] < KIB
 
@@ -240,16 +242,16 @@ def test_gate_keeps_its_checkpoint_for_good(hydra: Life[Hydra], read_hydra: Read
 @in_a_folder
 def test_grp_and_evaluations_are_added_once(hydra: Life[Hydra], read_hydra: Reader) -> None:
     run = read_hydra(acts.aftermath)
-    assert_same(run.artifact("grp").load(), acts.grp_network())
-    assert run.artifact("eval_full").load()["games"] == 200_000
+    assert_same(run.pins.artifacts.get("grp").load(), acts.grp_network())
+    assert run.pins.artifacts.get("eval_full").load()["games"] == 200_000
     place = hydra.story.copies["phase 3"]
     with place.open() as reg:
         other = acts.grp_network()
         other["grp"]["layers"] = 3
         with pytest.raises(Conflict, match="added once"):
-            reg.run(run.id).add_artifact("grp", other)
+            reg.run(run.id).pins.artifacts.set("grp", other)
         before = place.size_bytes()
-        reg.run(run.id).add_artifact("grp", acts.grp_network())
+        reg.run(run.id).pins.artifacts.set("grp", acts.grp_network())
         assert place.size_bytes() == before
 
 
@@ -291,7 +293,7 @@ def test_nan_is_never_latest_best_or_restored(hydra: Life[Hydra], read_hydra: Re
 
 def test_first_transition_row_by_row(hydra: Life[Hydra], read_hydra: Reader) -> None:
     run = read_hydra(acts.distillation)
-    entered, gate = hydra.story.entered[2], run.gate("bc_best")
+    entered, gate = hydra.story.entered[2], run.pins.gates.get("bc_best")
     assert entered.checkpoint.digest == gate.digest  # step 1
     source = gate.load()["model_record"]
     student, teacher = entered.state["model_record"], entered.state["teacher_state_dict"]
@@ -327,7 +329,7 @@ def test_first_transition_row_by_row(hydra: Life[Hydra], read_hydra: Reader) -> 
 
 def test_second_transition_row_by_row(hydra: Life[Hydra], read_hydra: Reader) -> None:
     run = read_hydra(acts.league)
-    entered, gate = hydra.story.entered[3], run.gate("distill_best")
+    entered, gate = hydra.story.entered[3], run.pins.gates.get("distill_best")
     assert entered.checkpoint.digest == gate.digest  # step 1
     source = gate.load()
     assert not any(
@@ -355,7 +357,7 @@ def test_seeds_are_children_of_the_phase(hydra: Life[Hydra], read_hydra: Reader)
 def test_every_checkpoint_has_the_policy_that_it_may_not_forget(read_hydra: Reader) -> None:
     run = read_hydra(acts.league)
     for phase, gate, part in ((2, "bc_best", "policy"), (3, "distill_best", "")):
-        source = run.gate(gate).load()["model_record"]
+        source = run.pins.gates.get(gate).load()["model_record"]
         wanted = {name: one for name, one in source.items() if part in name}
         anchors = {one.companion("kl_anchor").digest for one in run.checkpoints(phase)}
         assert len(anchors) == 1  # frozen: one state for all checkpoints

@@ -114,9 +114,9 @@ def test_damaged_gate_stops_the_transition_and_can_be_replaced(
     place = hydra.story.copies["phase 2"].copy()
     with place.open() as reg:
         run = reg.run(run_id)
-        gate, other = run.gate("distill_best"), run.checkpoints(2)[-1]
+        gate, other = run.pins.gates.get("distill_best"), run.checkpoints(2)[-1]
         with pytest.raises(Conflict, match="sound"):
-            run.set_gate("distill_best", other)
+            run.pins.gates.set("distill_best", other)
         damage(place, run, gate)
     with place.open() as reg:
         run = reg.run(run_id)
@@ -126,7 +126,7 @@ def test_damaged_gate_stops_the_transition_and_can_be_replaced(
         with pytest.raises(IntegrityError):
             acts.enter(run, 3)
         assert run.refresh().manifest.commits == commits
-        run.set_gate("distill_best", other)
+        run.pins.gates.set("distill_best", other)
         assert run.manifest.pin("gate", "distill_best").replaced == (gate.digest,)
         assert acts.enter(run, 3).checkpoint.digest == other.digest
 
@@ -137,10 +137,10 @@ def test_damaged_anchor_stops_the_transition(hydra: Life[Hydra], read_hydra: Rea
     place = hydra.story.copies["phase 2"].copy()
     with place.open() as reg:
         # Of the rest of its weights the teacher in the other gate has a copy: the same chunks.
-        place.damage_tensor(reg.run(run_id).gate("bc_best"), "model_record/stem.weight")
+        place.damage_tensor(reg.run(run_id).pins.gates.get("bc_best"), "model_record/stem.weight")
     with place.open() as reg:
         run = reg.run(run_id)
-        assert run.gate("distill_best").load()
+        assert run.pins.gates.get("distill_best").load()
         with pytest.raises(IntegrityError):
             acts.enter(run, 3)
         assert run.refresh().phase == 2
@@ -156,10 +156,10 @@ def test_oracle_features_must_be_gone(hydra: Life[Hydra], read_hydra: Reader) ->
         training.train(acts.PPO_EVERY)
         training.teacher.fade(0.5)
         seeing = run.save(training, step=training.global_step)
-        damage(place, run, run.gate("distill_best"))
+        damage(place, run, run.pins.gates.get("distill_best"))
     with place.open() as reg:
         run = reg.run(run_id)
-        run.set_gate("distill_best", run.find(seeing.record.n))
+        run.pins.gates.set("distill_best", run.find(seeing.record.n))
         with pytest.raises(IncompatibleState, match=r"mask_opp is not zero.*mask_wall is not zero"):
             acts.enter(run, 3)
         assert run.refresh().phase == 2
@@ -171,7 +171,7 @@ def test_pgoi_keeps_the_stem_of_the_teacher(hydra: Life[Hydra], read_hydra: Read
     with hydra.story.copies["phase 2"].copy().open() as reg:
         run = reg.run(run_id)
         gone = acts.enter(run, 3, enable=["pgoi"])
-        teacher = run.gate("distill_best").load()["teacher_state_dict"]
+        teacher = run.pins.gates.get("distill_best").load()["teacher_state_dict"]
         stem = {name: one for name, one in teacher.items() if "stem" in name}
         assert_same(dict(gone.state["teacher_stem_state_dict"]), stem)
         assert "teacher_state_dict" not in gone.state

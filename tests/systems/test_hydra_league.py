@@ -172,7 +172,10 @@ def test_anchors_are_played_and_never_rated(read_hydra: Reader) -> None:
         assert anchor.frozen
         assert anchor.games > 0
         assert {(one.mu, one.sigma) for one in events[anchor.version]} == {(25.0, 25 / 3)}
-        assert anchor.components["model_record"] == run.gate(anchor.gate).components["model_record"]
+        assert (
+            anchor.components["model_record"]
+            == run.pins.gates.get(anchor.gate).components["model_record"]
+        )
 
 
 @in_a_folder
@@ -211,7 +214,7 @@ def test_matchups_are_the_same_after_a_restart_elsewhere(
         assert there.latest(3).digest == run.latest(3).digest
         assert_same(
             there.pool.load(there.pool.roster()[0].version)["model_record"],
-            there.gate("distill_best").load()["model_record"],
+            there.pins.gates.get("distill_best").load()["model_record"],
         )
         assert there.restore().checkpoint.step == run.latest(3).step
         assert reg.verify(deep=True).ok

@@ -151,7 +151,7 @@ def hydra_state(phase: int, step: int, student: Student, **more: Any) -> dict[st
 def cloned(reg: Registry) -> tuple[Run, Student]:
     run, student = reg.create_run(preset="hydra", seed=7), Student()
     run.save(hydra_state(1, 10_000, student), step=10_000)
-    run.set_gate("bc_best")
+    run.pins.gates.set("bc_best")
     return run, student
 
 
@@ -161,7 +161,7 @@ def distilled(reg: Registry, mask: str, value: float) -> tuple[Run, Student]:
     run.transition(2, targets={"model_record": Student()})
     teacher = {**student.state_dict(), mask: torch.full((3,), value, dtype=torch.bfloat16)}
     run.save(hydra_state(2, 10_500, student, teacher_state_dict=teacher), step=10_500)
-    run.set_gate("distill_best")
+    run.pins.gates.set("distill_best")
     return run, student
 
 
@@ -170,8 +170,8 @@ def test_metrics_snapshot_of_hydra_chooses_the_gate(reg: Registry) -> None:
     for step, loss in ((10_000, 2.0), (20_000, 1.0), (30_000, 3.0)):
         state = hydra_state(1, step, student)
         run.save({**state, "metrics": {"heldout_ce": loss}}, step=step)
-    run.set_gate("bc_best")
-    assert run.gate("bc_best").load()["global_step"] == 20_000
+    run.pins.gates.set("bc_best")
+    assert run.pins.gates.get("bc_best").load()["global_step"] == 20_000
 
 
 def test_transition_needs_only_what_the_document_names(reg: Registry) -> None:

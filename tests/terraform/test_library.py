@@ -80,7 +80,7 @@ def test_a_trainer_saves_and_comes_back(
         assert restored.state == _STATE
         with run:
             run.save(_OTHER, step=2).report({"loss": 0.5})
-            run.tag("shipped", run.save_async(_STATE, step=3).wait())
+            run.pins.tags.set("shipped", run.save_async(_STATE, step=3).wait())
         assert run.status == "completed"
         assert reg.verify(deep=True).ok
     kinds = {key.split("/")[2] for key in keys_of_world(world) if key.startswith("runs/")}
@@ -154,7 +154,7 @@ def test_an_evaluator_reads_and_writes_nothing(trained: str, become: Become) -> 
             lambda: reg.run("a").save(_OTHER, step=2),
             lambda: reg.create_run("b"),
             lambda: checkpoint.report({"accuracy": 1.0}),
-            lambda: reg.run("a").tag("mine", checkpoint),
+            lambda: reg.run("a").pins.tags.set("mine", checkpoint),
         ):
             with pytest.raises(AccessDenied):
                 write()
@@ -170,7 +170,7 @@ def test_an_annotator_reports_and_tags_and_saves_nothing(
         checkpoint = reg.checkpoint("a/latest")
         assert checkpoint.load() == _STATE
         checkpoint.report({"accuracy": 1.0})
-        reg.run("a").tag("best-so-far", checkpoint)
+        reg.run("a").pins.tags.set("best-so-far", checkpoint)
         with pytest.raises(AccessDenied):
             reg.run("a").save(_OTHER, step=2)
     with holdfast.open(become("evaluator")) as reg:

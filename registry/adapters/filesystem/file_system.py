@@ -241,8 +241,8 @@ class HoldfastFileSystem(AbstractFileSystem):  # type: ignore[misc]
         raise ReadOnlyStore(
             "the file system holdfast:// is only for reading",
             where=quoted(args[0]) if args else None,
-            hint="Write with `run.save(state, step=...)` or `run.add_artifact(name, state)`, or "
-            "with `holdfast push`.",
+            hint="Write with `run.save(state, step=...)`, `run.pins.artifacts.set(name, state)` or "
+            "`holdfast push`.",
         )
 
     pipe_file = put_file = cp_file = mv = touch = _refuse

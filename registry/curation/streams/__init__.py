@@ -19,5 +19,6 @@ if TYPE_CHECKING:
     from holdfast.registry.curation.streams.appends import read_segments as read_segments
     from holdfast.registry.curation.streams.segments import check_entries as check_entries
     from holdfast.registry.curation.streams.stream import Stream as Stream
+    from holdfast.registry.curation.streams.stream import Streams as Streams
 else:
     __getattr__ = at_first_use(__name__)

@@ -7,7 +7,7 @@ Owns appending outside of saves, reading by step, and archiving. `segments` defi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from holdfast.backends.escape import quoted
@@ -249,6 +249,25 @@ class Stream:
     @property
     def _where(self) -> str:
         return f"{self._committer.log.run_id}: stream {self.name}"
+
+
+class Streams:
+    """The streams of a run: `run.streams["losses"]` is one; iterating yields their names."""
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+
+    def __getitem__(self, name: str) -> Stream:
+        """Return a stream; it need not exist yet: its first entry makes it."""
+        return Stream(self._committer, name)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of the streams that exist as of now."""
+        return iter([stream.name for stream in self._committer.log.refresh().streams])
+
+    def list(self) -> list[Stream]:
+        """Return the streams that exist as of now."""
+        return [self[name] for name in self]
 
 
 class _Attempt:

@@ -80,7 +80,7 @@ def _shown(
 
 def _read(run: Run, record: StreamRecord) -> StreamShown:
     try:
-        entries = run.stream(record.name).read()
+        entries = run.streams[record.name].read()
     except IntegrityError as error:
         return _shown(record, trouble=trouble_of(error))
     return _shown(record, is_read=True, charts=tuple(_stream_charts(record.name, entries)))

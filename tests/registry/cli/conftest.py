@@ -41,7 +41,7 @@ def make_registry(folder: Path) -> str:
         first = {"model": {"w": weights}, "epoch": 1}
         run.save(first, step=10, metrics={"loss": 0.5, "nan": float("nan")}, meta={"note": "hi"})
         second = {"model": {"w": weights + 1}, "epoch": 2}
-        run.tag("keeper", run.save(second, step=20, phase=2, metrics={"loss": 0.25}))
+        run.pins.tags.set("keeper", run.save(second, step=20, phase=2, metrics={"loss": 0.25}))
     return str(folder / "reg")
 
 

@@ -122,7 +122,7 @@ def test_legal_integers_of_any_length(call: Call, call_json: CallJson, url: str)
         state = {"x": np.arange(100), "n": huge, "deep": {"k": [huge], huge: 1}}
         run.save(state, step=1, meta={"n": huge, huge: (huge,)})
         run.save({**state, "n": huge + 1}, step=2)
-        run.stream("rows").append([{"step": 1, "n": huge}])
+        run.streams["rows"].append([{"step": 1, "n": huge}])
     for command in (
         *(("run", "ls"), ("ls",), ("ls", "huge"), ("run", "show", "huge"), ("log", "huge")),
         *(("show", "huge"), ("show", "huge/main/step1"), ("stats", "huge"), ("du", "huge")),

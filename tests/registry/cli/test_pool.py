@@ -21,7 +21,7 @@ def url(tmp_path: Path) -> str:
     """A registry with a run `league`: a gate of phase 2, and five checkpoints of phase 3."""
     with holdfast.init(tmp_path / "reg", skip_race_probe=True) as opened:
         run = opened.create_run("league", seed=42, preset=LEAGUE)
-        run.set_gate("second", run.save(player(1), step=1, phase=2))
+        run.pins.gates.set("second", run.save(player(1), step=1, phase=2))
         for step in range(2, 7):
             metrics = {"mu": 27.5, "sigma": 1.0}
             run.save(player(step), step=step, phase=3, metrics=metrics)

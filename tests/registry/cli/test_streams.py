@@ -29,7 +29,7 @@ def test_append_and_read(call: Call, url: str, lines: Path) -> None:
     assert first == '{"step": 1, "loss": 0.5}'
     assert second == '{"loss": "nan", "step": 2, "arm": "\\u202e\\u001b"}'
     with holdfast.open(url) as opened:
-        assert math.isnan(opened.run("demo").stream("loss").read()[1]["loss"])
+        assert math.isnan(opened.run("demo").streams["loss"].read()[1]["loss"])
 
 
 @pytest.mark.parametrize("arguments", [[], ["-"]])

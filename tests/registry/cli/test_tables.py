@@ -65,10 +65,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
         for step in (1, 2, 3, 4):
             state = {"model": {TENSOR: np.full(50, step / 7, np.float32)}, "名前" * 8: step}
             last = run.save(state, step=step, metrics={**METRICS, "loss": 1 / step})
-        run.set_gate("a_gate_with_a_long_name", last)
+        run.pins.gates.set("a_gate_with_a_long_name", last)
         run.releases.publish("1.0.0", last)
-        run.add_artifact("grp", {"n": 1})
-        run.stream("rows").append([{"step": 1}])
+        run.pins.artifacts.set("grp", {"n": 1})
+        run.streams["rows"].append([{"step": 1}])
         run.pool.promote(last)
         opened.fork(last, "fork")
     return made

@@ -61,7 +61,7 @@ def test_old_snapshots_are_told(call: Call, url: str) -> None:
     with holdfast.open(url) as reg:
         run = reg.run("demo", create=True)
         for number in range(24):
-            run.tag("t", run.checkpoints()[number % 2])
+            run.pins.tags.set("t", run.checkpoints()[number % 2])
     used = call("du").stdout
     (stale,) = (line for line in call("gc", "--dry-run").stdout.splitlines() if "stale" in line)
     assert stale.endswith(": old snapshots of logs, and probes")

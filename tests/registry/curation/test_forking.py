@@ -36,8 +36,8 @@ def lived(reg, run_id: str = "parent"):
     """Return a run with everything that a fork may inherit, and some that it may not."""
     run = reg.create_run(run_id, preset=ARENA, seed=7, config={"lr": 0.1}, input_hash="data")
     run.save(small_state(1), step=1, phase=1, metrics={"loss": 1.0}, meta={"epoch": 1})
-    run.set_gate("bc_best")
-    run.add_artifact("seeds", {"s": np.arange(500)})
+    run.pins.gates.set("bc_best")
+    run.pins.artifacts.set("seeds", {"s": np.arange(500)})
     run.save(
         small_state(2),
         step=2,
@@ -47,7 +47,7 @@ def lived(reg, run_id: str = "parent"):
         streams={"losses": entries(0, 5)},
     )
     run.save(small_state(3), step=3, streams={"losses": entries(5, 8)})
-    run.tag("mine", run.latest())
+    run.pins.tags.set("mine", run.latest())
     return run
 
 
@@ -131,15 +131,15 @@ def test_what_is_given_goes_before_what_is_inherited(parent, reg):
 def test_gates_artifacts_streams_and_pool_come_with_it(parent, reg, open_registry, backend):
     reg.fork("parent/phase2/step2", "fork")
     fork = open_registry(backend).run("fork")
-    gate = fork.gate("bc_best")
+    gate = fork.pins.gates.get("bc_best")
     assert (gate.digest, gate.step, gate.phase, gate.meta) == (
-        parent.gate("bc_best").digest,
+        parent.pins.gates.get("bc_best").digest,
         1,
         1,
         {"epoch": 1},
     )
     assert same(gate.load(), small_state(1))
-    assert same(fork.artifact("seeds").load(), {"s": np.arange(500)})
+    assert same(fork.pins.artifacts.get("seeds").load(), {"s": np.arange(500)})
     state = fork.manifest
     assert state.stream("losses").count == 5  # what came after the checkpoint is the parent's
     assert [entry.version for entry in state.roster()] == [1]
@@ -166,7 +166,7 @@ def test_it_is_one_slot_after_commit_0(parent, reg):
 
 def test_a_fork_of_a_gate_is_that_gate(parent, reg):
     fork = reg.fork("parent/gates/bc_best", "fork")
-    assert fork.gate("bc_best").record.n == fork.latest().record.n
+    assert fork.pins.gates.get("bc_best").record.n == fork.latest().record.n
     assert fork.latest().step == 1
 
 
@@ -175,8 +175,8 @@ def gone_back(reg):
     run = reg.create_run("run", monitor=LOSS)
     for step, loss in ((1, 0.9), (30, 0.1), (40, 0.2)):
         run.save(small_state(step), step=step, metrics={"loss": loss})
-        run.set_gate(f"at{step}", run.latest())
-    run.restore(at=run.gate("at1"))
+        run.pins.gates.set(f"at{step}", run.latest())
+    run.restore(at=run.pins.gates.get("at1"))
     for step in (10, 20):
         run.save(small_state(step), step=step, metrics={"loss": 5.0 / step})
     return run
@@ -188,7 +188,7 @@ def test_gates_that_training_went_back_behind_are_not_alive_in_the_fork(reg, ope
     assert run.best().step == fork.best().step == 20
     assert [ck.step for ck in fork.checkpoints()] == [1, 20]
     for name, step in (("at1", 1), ("at30", 30), ("at40", 40)):
-        gate = fork.gate(name)
+        gate = fork.pins.gates.get(name)
         assert (gate.step, gate.superseded, same(gate.load(), small_state(step))) == (
             step,
             step > 20,
@@ -204,7 +204,7 @@ def test_gates_that_training_went_back_behind_are_not_alive_in_the_fork(reg, ope
 
 def test_on_the_line_that_was_left_its_own_gates_are_alive(reg):
     run = gone_back(reg)
-    left = run.gate("at40")
+    left = run.pins.gates.get("at40")
     assert left.superseded
     fork = reg.fork(left, "fork")
     assert [ck.step for ck in fork.checkpoints()] == [1, 30, 40]
@@ -216,11 +216,11 @@ def test_gates_that_are_one_checkpoint_are_one_in_the_fork(reg):
     first = run.save(small_state(1), step=1)
     second = run.save(small_state(2), step=2)
     for name, gated in (("a", second), ("b", first), ("c", first), ("d", second)):
-        run.set_gate(name, gated)
+        run.pins.gates.set(name, gated)
     run.save(small_state(3), step=3)
     fork = reg.fork("run/latest", "fork")
     assert [ck.step for ck in fork.checkpoints()] == [1, 2, 3]
-    assert {pin.name: fork.gate(pin.name).step for pin in fork.manifest.pins} == {
+    assert {pin.name: fork.pins.gates.get(pin.name).step for pin in fork.manifest.pins} == {
         "a": 2,
         "b": 1,
         "c": 1,
@@ -247,8 +247,8 @@ def test_the_parents_evictions_and_end_do_it_no_harm(parent, reg, open_registry,
     after = open_registry(backend)
     fork = after.run("fork")
     assert same(fork.restore().state, small_state(3))
-    assert same(fork.gate("bc_best").load(), small_state(1))
-    assert same(fork.artifact("seeds").load(), {"s": np.arange(500)})
+    assert same(fork.pins.gates.get("bc_best").load(), small_state(1))
+    assert same(fork.pins.artifacts.get("seeds").load(), {"s": np.arange(500)})
     assert same(fork.latest().companion("reference").load(), REFERENCE)
     assert after.verify(deep=True).ok
 
@@ -343,18 +343,18 @@ def test_whatever_is_said_of_a_fork_that_broke_off_it_is_finished(parent, backen
         pass
     half = open_registry(backend).run("fork")
     assert half.status == "completed"
-    half.add_artifact("seeds", {"s": "its own"})
-    half.add_artifact("more", {"s": 1})
-    half.stream("losses").append(entries(0, 9))
+    half.pins.artifacts.set("seeds", {"s": "its own"})
+    half.pins.artifacts.set("more", {"s": 1})
+    half.streams["losses"].append(entries(0, 9))
     with pytest.raises(Conflict, match="a run of this name exists"):
         open_registry(backend).fork("parent/gates/bc_best", "fork")
     fork = open_registry(backend).fork("parent/phase2/step3", "fork")
     assert fork.status == "running"
     assert same(fork.restore().state, small_state(3))
-    assert same(fork.gate("bc_best").load(), small_state(1))
-    assert same(fork.artifact("seeds").load(), {"s": "its own"})
-    assert same(fork.artifact("more").load(), {"s": 1})
-    assert list(fork.stream("losses").read()) == entries(0, 8)
+    assert same(fork.pins.gates.get("bc_best").load(), small_state(1))
+    assert same(fork.pins.artifacts.get("seeds").load(), {"s": "its own"})
+    assert same(fork.pins.artifacts.get("more").load(), {"s": 1})
+    assert list(fork.streams["losses"].read()) == entries(0, 8)
     fork.save(small_state(4), step=4)
     assert [ck.step for ck in fork.checkpoints()] == [1, 3, 4]
     with pytest.raises(Conflict, match="a run of this name exists"):
@@ -395,7 +395,7 @@ def test_a_checkpoint_that_this_registry_does_not_have(parent, reg, open_registr
 
 
 def test_what_is_no_checkpoint_is_not_forked(parent, reg):
-    for source in (parent.artifact("seeds"), parent, None):
+    for source in (parent.pins.artifacts.get("seeds"), parent, None):
         with pytest.raises(InvalidInput, match="a fork continues from a checkpoint"):
             reg.fork(source, "fork")
     assert reg.runs() == ["parent"]
@@ -417,7 +417,7 @@ def test_two_forks_and_a_fork_of_a_fork_are_synced(parent, reg, open_registry):
     for name, step, i in (("left", 10, 10), ("right", 10, 20), ("leftmost", 11, 11)):
         restored = fresh.run(name).restore()
         assert (restored.checkpoint.step, same(restored.state, small_state(i))) == (step, True)
-        assert same(fresh.run(name).gate("bc_best").load(), small_state(1))
+        assert same(fresh.run(name).pins.gates.get("bc_best").load(), small_state(1))
     assert fresh.run("leftmost").manifest.created.parent.run == "left"
 
 

@@ -74,8 +74,8 @@ def test_one_checkpoint_is_evicted_and_brought_back(reg):
 def test_protected_checkpoints_are_not_evicted(reg, backend):
     run = several(reg, 6, monitor=LOSS)
     found = {one.step: one for one in run.checkpoints()}
-    run.set_gate("kept", found[2])
-    run.tag("shown", found[3])
+    run.pins.gates.set("kept", found[2])
+    run.pins.tags.set("shown", found[3])
     next(iter(run.watch(group="eval", follow=False)))  # holds the first
     for held in run.watch(group="other", follow=False):
         if held.step == 4:
@@ -95,7 +95,7 @@ def test_an_eviction_by_hand_is_checked_at_the_head(reg, backend):
     """Another handle tags the checkpoint between the look and the commit."""
     run = several(reg)
     wanted = run.checkpoints()[0]
-    reg.run("run").tag("shown", wanted)
+    reg.run("run").pins.tags.set("shown", wanted)
     with pytest.raises(Conflict, match="tags/shown"):
         run.evict(wanted, "try")
 
@@ -255,7 +255,7 @@ def test_of_two_that_went_with_one_step_only_one_comes_back(reg):
 def test_what_training_went_back_behind_comes_back_beside_what_took_its_step(reg):
     run = several(reg, 4)
     first, third = run.find(1), run.find(3)
-    run.tag("kept", first)
+    run.pins.tags.set("kept", first)
     run.prune(Retention(last=1))
     run.restore(at=first)
     run.save(small_state(30), step=3)
@@ -366,8 +366,8 @@ def test_undo_of_what_another_checkpoint_held_until_a_moment_ago(reg, backend, o
 
 def test_drop_releases_everything(reg, backend, open_registry):
     run = several(reg, retention=Retention(last=3))
-    run.set_gate("done", run.latest())
-    run.add_artifact("seeds", {"s": 1})
+    run.pins.gates.set("done", run.latest())
+    run.pins.artifacts.set("seeds", {"s": 1})
     run.drop("a mistake")
     assert (run.manifest.dropped, run.manifest.held) == ("a mistake", frozenset())
     fresh = open_registry(backend)
@@ -402,9 +402,9 @@ AFTERWARDS = {
     "push": lambda run: run.push(small_state(9), step=9),
     "the same save again": lambda run: run.save(small_state(2), step=2),
     "report": lambda run: run.find(2).report({"loss": 0.0}),
-    "tag": lambda run: run.tag("t", run.find(2)),
-    "gate": lambda run: run.set_gate("g", run.find(2)),
-    "artifact": lambda run: run.add_artifact("a", {"x": 1}),
+    "tag": lambda run: run.pins.tags.set("t", run.find(2)),
+    "gate": lambda run: run.pins.gates.set("g", run.find(2)),
+    "artifact": lambda run: run.pins.artifacts.set("a", {"x": 1}),
     "status": lambda run: run.set_status("completed"),
     "prune": lambda run: run.prune(Retention(last=1)),
     "drop": lambda run: run.drop("again"),

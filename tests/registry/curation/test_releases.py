@@ -356,9 +356,9 @@ def test_rollback(run, ck, backend, open_registry):
 def test_history_tells_who_did_what(run, ck):
     run.releases.publish("1.0.0", ck)
     run.releases.publish("1.1.0", ck)
-    run.tag("keeper", ck)
+    run.pins.tags.set("keeper", ck)
     run.releases.rollback("1.0.0", "slow")
-    run.add_artifact("seeds", {"x": 1})
+    run.pins.artifacts.set("seeds", {"x": 1})
     history = list(run.releases.history())
     assert [(one.event, one.version, one.reason) for one in history] == [
         ("published", "1.0.0", ""),

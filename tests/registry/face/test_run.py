@@ -43,7 +43,7 @@ def test_reading_and_annotating_take_nothing(run, backend, open_registry):
     other = open_registry(backend).run("run")
     other.latest().load()
     other.latest().report({"a": 1})
-    other.tag("t", other.latest())
+    other.pins.tags.set("t", other.latest())
     other.restore()
     run.save(small_state(2), step=2)
     assert run.manifest.tags == {"t": first.record.n}
@@ -217,7 +217,7 @@ def test_restore_returns_the_newest_state_and_where_it_is_from(run, backend, ope
 
 def test_restoring_an_older_one_rewinds_at_the_next_save(run, backend, open_registry):
     first, second, third = save_small(run, 1, 2, 3)
-    run.tag("kept", third)
+    run.pins.tags.set("kept", third)
     restored = run.restore(at=first)
     assert same(restored.state, small_state(1))
     assert steps(run) == [1, 2, 3]
@@ -646,9 +646,9 @@ def test_a_failure_after_save_async_leaves_the_status_failed(backend, open_regis
 
 def test_a_tag_moves(reg, run):
     first, second, _ = save_small(run, 1, 2, 3)
-    run.tag("keeper", first)
+    run.pins.tags.set("keeper", first)
     assert reg.checkpoint("run/tags/keeper").step == 1
-    run.tag("keeper", second)
+    run.pins.tags.set("keeper", second)
     assert reg.checkpoint("run/tags/keeper").step == 2
 
 
@@ -656,7 +656,7 @@ def test_a_tag_names_a_checkpoint_of_its_own_run(reg, run, backend):
     foreign = reg.create_run("other").save(small_state(), step=1)
     before = contents(backend)
     with pytest.raises(InvalidInput, match=r"its own run.*found other/"):
-        run.tag("t", foreign)
+        run.pins.tags.set("t", foreign)
     assert contents(backend) == before
 
 

@@ -190,7 +190,9 @@ def test_what_was_saved_with_less_precision_says_so_again(
     (was,) = {entry.original for entry in checkpoint.manifest.tensors()} - {None}
     with small_grid(256, list_threshold=8):
         pushed = run.push(formats.read(tmp_path / "x.zarr", portable=True).state, step=2)
-        artifact = run.add_artifact("x", formats.read(tmp_path / "x.zarr", portable=True).state)
+        artifact = run.pins.artifacts.set(
+            "x", formats.read(tmp_path / "x.zarr", portable=True).state
+        )
     assert pushed.digest == artifact.digest == checkpoint.digest
     edit(tmp_path / "x.zarr" / "zarr.json", attributes={})
     with small_grid(256, list_threshold=8):

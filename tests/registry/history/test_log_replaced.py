@@ -31,9 +31,9 @@ def live(registry: Registry, steps: int = 3, offset: int = 0) -> Run:
     run = registry.create_run(RUN, seed=1)
     for step in range(1, steps + 1):
         run.save(small_state(step + offset), step=step, metrics={"loss": 1 / step})
-    run.set_gate("done", run.latest())
+    run.pins.gates.set("done", run.latest())
     run.pool.promote(run.latest())
-    run.stream("losses").append({"step": 1}, lifetime="resettable")
+    run.streams["losses"].append({"step": 1}, lifetime="resettable")
     run.releases.publish("1.0.0", run.latest(), card={"name": "it"})
     run.releases.publish("1.1.0", run.latest(), card={"name": "it"})
     run.prune(Retention(last=2))
@@ -94,17 +94,17 @@ ACTS: dict[str, Act] = {
     "save again": lambda run: run.save(small_state(3), step=3, metrics={"loss": 1 / 3}),
     "push": lambda run: run.push(small_state(9), step=9),
     "report": lambda run: run.find(run.manifest.latest().n).report({"loss": 2.0}),
-    "tag": lambda run: run.tag("keeper", run.find(run.manifest.latest().n)),
-    "gate": lambda run: run.set_gate("other", run.find(run.manifest.latest().n)),
-    "gate again": lambda run: run.set_gate("done", run.find(run.manifest.latest().n)),
-    "artifact": lambda run: run.add_artifact("file", {"rows": [1, 2]}),
+    "tag": lambda run: run.pins.tags.set("keeper", run.find(run.manifest.latest().n)),
+    "gate": lambda run: run.pins.gates.set("other", run.find(run.manifest.latest().n)),
+    "gate again": lambda run: run.pins.gates.set("done", run.find(run.manifest.latest().n)),
+    "artifact": lambda run: run.pins.artifacts.set("file", {"rows": [1, 2]}),
     "publish": lambda run: run.releases.publish("2.0.0", run.find(run.manifest.latest().n)),
     "roll back": lambda run: run.releases.rollback("1.0.0"),
     "roll back again": lambda run: run.releases.rollback("1.1.0"),
     "promote again": lambda run: run.pool.promote(run.find(run.manifest.latest().n)),
     "match": lambda run: run.pool.record_match([None, 1], [1, 2], match="final"),
-    "append": lambda run: run.stream("losses").append({"step": 2}),
-    "archive": lambda run: run.stream("losses").archive("first"),
+    "append": lambda run: run.streams["losses"].append({"step": 2}),
+    "archive": lambda run: run.streams["losses"].archive("first"),
     "prune": lambda run: run.prune(Retention(last=1)),
     "prune again": lambda run: run.prune(Retention(last=2)),
     "undo": lambda run: run.undo(run.evicted()[0]),

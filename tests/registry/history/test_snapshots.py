@@ -35,7 +35,7 @@ def trained(reg, monkeypatch):
         metrics = {"loss": 1 / step, "mu": 20.0 + step, "sigma": 2.0}
         checkpoint = run.save(small_state(step), step=step, metrics=metrics)
         if step % 4 == 0:
-            run.tag("fourth", checkpoint)
+            run.pins.tags.set("fourth", checkpoint)
             run.releases.publish(f"1.{step}.0", checkpoint)
             run.pool.promote(checkpoint)
     run.restore(at=run.checkpoints()[-2])
@@ -94,7 +94,7 @@ def test_names_of_what_was_evicted_say_so(reopened, reg, backend):
         with pytest.raises(NotFound, match="evicted"):
             reg.checkpoint(f"run/{name}")
     with pytest.raises(Conflict, match="this checkpoint was evicted"):
-        reopened.tag("late", reopened.find(gone.n))
+        reopened.pins.tags.set("late", reopened.find(gone.n))
     with pytest.raises(Conflict, match="this checkpoint was evicted") as refused:
         reopened.restore(at=reopened.find(gone.n))
     assert gone.evicted in str(refused.value)
@@ -170,7 +170,7 @@ def test_a_gate_on_what_was_evicted_is_read_through_a_snapshot(reg, backend, ope
     (slot, *_) = log.slots(newest)
     assert snapshots.parse(snapshots.read(newest), slot) == log.run
     reopened = open_registry(backend).run("gated")
-    assert reopened.gate("g").digest == first.digest
+    assert reopened.pins.gates.get("g").digest == first.digest
     with pytest.raises(Conflict, match="checkpoint was evicted"):
         reopened.pool.promote_gate("g")
 
@@ -296,7 +296,7 @@ def test_records_are_encoded_once_and_the_bytes_are_those_of_the_whole(reg):
         if step % 3 == 0:
             draw.choice(run.checkpoints()).report({"late": draw.random()})
         if step % 7 == 0:
-            run.tag(f"t{step % 2}", checkpoint)
+            run.pins.tags.set(f"t{step % 2}", checkpoint)
         if step % 5 == 0:
             known = {id(one) for one, _ in snapshots._lines.values()}
             assert snapshots.body(run.manifest) == run.manifest.encode()

@@ -101,10 +101,10 @@ def test_changed_file_is_left_and_told(andrea: Run, tmp_path: Path) -> None:
 
 
 def test_changed_file_is_not_replaced(andrea: Run, tmp_path: Path) -> None:
-    andrea.stream("loss").append([{"step": 1, "loss": 1.0}])
+    andrea.streams["loss"].append([{"step": 1, "loss": 1.0}])
     andrea.checkout(tmp_path)
     (tmp_path / "run.loss.json").write_text("mine")
-    andrea.stream("loss").append([{"step": 2, "loss": 1.0}])
+    andrea.streams["loss"].append([{"step": 2, "loss": 1.0}])
     assert andrea.checkout(tmp_path).left == {"run.loss.json": "it was changed"}
     assert (tmp_path / "run.loss.json").read_text() == "mine"
 
@@ -249,9 +249,9 @@ def test_death_at_any_step_leaves_whole_files_that_the_next_checkout_knows(
 def test_death_while_a_file_is_replaced(
     andrea: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    andrea.stream("loss").append([{"step": 1, "loss": 1.0}])
+    andrea.streams["loss"].append([{"step": 1, "loss": 1.0}])
     andrea.checkout(tmp_path)
-    andrea.stream("loss").append([{"step": 2, "loss": 1.0}])
+    andrea.streams["loss"].append([{"step": 2, "loss": 1.0}])
 
     real = Path.replace
 
@@ -279,7 +279,7 @@ def test_hostile_names_of_a_preset_write_nothing(
     spec = load_preset("hydra").model_copy(update={"layout": {"gate": pattern}, "transitions": ()})
     run = reg.create_run("hostile", preset=spec)
     run.push(hydra_state(1, 1, 1.0), step=1, phase=1, metrics={"heldout_ce": 1.0})
-    run.set_gate("bc_best")
+    run.pins.gates.set("bc_best")
     with pytest.raises(InvalidInput):
         run.checkout(tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -84,9 +84,9 @@ def test_missing_sidecar_is_a_warning(reg: Registry, hydra: Path) -> None:
 def test_best_and_gates_are_those_of_the_tree(reg: Registry, hydra: Path) -> None:
     run = reg.create_run("into", preset=import_spec("hydra"))
     run.import_tree(hydra)
-    assert run.best(1).step == run.gate("bc_best").step == 20_000  # type: ignore[union-attr]
+    assert run.best(1).step == run.pins.gates.get("bc_best").step == 20_000  # type: ignore[union-attr]
     assert run.best(3).step == 40_500  # type: ignore[union-attr]
-    model = run.artifact("pool_v0001_step00040500").load()
+    model = run.pins.artifacts.get("pool_v0001_step00040500").load()
     assert model["meta"]["mu"] == 27.0
     assert list(model) == ["model_record", "meta"]
 
@@ -98,7 +98,7 @@ def test_gate_alone_does_not_become_latest(reg: Registry, hydra: Path) -> None:
     run = reg.create_run("into", preset=import_spec("hydra"))
     run.import_tree(hydra)
     assert run.latest(1).step == 30_000  # type: ignore[union-attr]
-    assert run.gate("bc_best").step == 20_000
+    assert run.pins.gates.get("bc_best").step == 20_000
 
 
 def test_dry_run_says_the_same_and_commits_nothing(reg: Registry, hydra: Path) -> None:
@@ -163,9 +163,9 @@ def test_histories_are_continued_and_reset(andrea: Run, tmp_path: Path) -> None:
     loss.write_text('[{"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.25}]')
     samples.write_text('[{"step": 200, "text": "b"}]')  # a pivot has archived the others
     andrea.import_tree(tmp_path)
-    assert [one["loss"] for one in andrea.stream("loss").read()] == [2.5, 2.25]
-    assert [one["text"] for one in andrea.stream("samples").read()] == ["b"]
-    assert andrea.stream("samples").archives == {"import-1": 1}
+    assert [one["loss"] for one in andrea.streams["loss"].read()] == [2.5, 2.25]
+    assert [one["text"] for one in andrea.streams["samples"].read()] == ["b"]
+    assert andrea.streams["samples"].archives == {"import-1": 1}
     loss.write_text('[{"step": 2, "loss": 0.5}]')  # nobody may rewrite the history of losses
     assert outcomes(andrea.import_tree(tmp_path))["run.loss.json"] == "refused"
 
@@ -237,7 +237,7 @@ def test_file_that_cannot_tell_is_taken_after_quiet_time(
     path.write_text('[{"step": 1')
     Clock(monkeypatch, [lambda: path.write_text('[{"step": 1, "loss": 2.0}]')])
     assert list(followed(andrea, tmp_path)) == ["imported run.loss.json"]
-    assert andrea.stream("loss").count == 1
+    assert andrea.streams["loss"].count == 1
 
 
 def test_renamed_file_is_taken_and_the_unfinished_one_is_not(

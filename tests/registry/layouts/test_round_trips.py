@@ -257,10 +257,10 @@ def hydra_run(reg: Registry, name: str = "hydra") -> Any:
         anchor = {} if phase == 1 else {"kl_anchor": {"policy": torch.ones(2)}}
         state = hydra_state(phase, step, value)
         run.push(state, step=step, phase=phase, metrics=state["metrics"], companions=anchor)
-    run.set_gate("bc_best")
-    run.set_gate("distill_best")
-    run.add_artifact("grp", {"grp": torch.ones(3)})
-    run.stream("eval").append({"step": 1, "placement": 2.5})
+    run.pins.gates.set("bc_best")
+    run.pins.gates.set("distill_best")
+    run.pins.artifacts.set("grp", {"grp": torch.ones(3)})
+    run.streams["eval"].append({"step": 1, "placement": 2.5})
     return run
 
 

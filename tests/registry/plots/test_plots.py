@@ -34,7 +34,7 @@ def test_the_monitored_metric_with_best_and_gate(reg: Registry) -> None:
         for step, loss in ((1, 0.5), (2, 0.25), (3, math.nan), (4, 0.75))
     ]
     run.save(small_state(5), step=5)
-    run.set_gate("trained", saved[3])
+    run.pins.gates.set("trained", saved[3])
     figure = run.plot()
     assert isinstance(figure, go.Figure)
     assert lines(figure) == {
@@ -92,7 +92,7 @@ def test_each_phase_has_a_line_and_a_band_where_they_do_not_overlap(reg: Registr
 def test_time_is_an_axis(reg: Registry) -> None:
     run = reg.create_run("run")
     saved = run.save(small_state(1), step=1, metrics={"m": 1})
-    run.set_gate("g", saved)
+    run.pins.gates.set("g", saved)
     figure = run.plot(x="time")
     assert figure.data[0].x == (saved.created,)
     assert isinstance(words(figure)["gate g"], datetime)
@@ -116,7 +116,7 @@ def test_streams_are_drawn_over_their_steps(reg: Registry) -> None:
     run = reg.create_run("run")
     run.save(small_state(), step=2, metrics={"m": 1})
     entries = [{"step": 1, "train": 0.5, "test": 1, "note": "x", "flag": True}, {"step": 2}]
-    run.stream("losses").append([*entries, {"step": 3, "train": math.inf}])
+    run.streams["losses"].append([*entries, {"step": 3, "train": math.inf}])
     assert lines(run.plot((), streams="losses")) == {
         "losses/train": [(1, 0.5), (3, None)],
         "losses/test": [(1, 1.0)],
@@ -132,7 +132,7 @@ def test_names_from_a_store_are_text(reg: Registry) -> None:
     evil = "<a href='https://example.org'>%{x}</a>\x1b"
     run = reg.create_run("run", monitor=Monitor(metric="m", mode="min", name=evil))
     run.save(small_state(), step=1, metrics={"m": 1, evil: 2})
-    run.stream("s").append({"step": 1, evil: 1.0})
+    run.streams["s"].append({"step": 1, evil: 1.0})
     shown = "&lt;a href=&#x27;https://example.org&#x27;&gt;%{x}&lt;/a&gt;\\x1b"
     figure = run.plot(["m", evil], streams="s")
     assert {one.name for one in figure.data} == {

@@ -359,9 +359,9 @@ def test_the_example_of_the_page_works(reg, tmp_path):
     for i, loss in ((1000, 0.4), (2000, 0.3), (3000, 0.6)):
         run.save(state(i), step=i, metrics={"loss": loss}, streams={"samples": [{"step": i}]})
     assert run.phase == "pretrain"
-    run.set_gate("pretrained")
+    run.pins.gates.set("pretrained")
     with pytest.raises(InvalidInput, match="no such gate"):
-        run.set_gate("finetuned")
+        run.pins.gates.set("finetuned")
     begun = run.transition("finetune", targets={"model": state(0)["model"]})
     assert begun.checkpoint.step == 2000
     assert list(begun.state) == ["model", "config", "schema"]

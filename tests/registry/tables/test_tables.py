@@ -132,7 +132,7 @@ def test_a_registry_has_a_row_for_each_run_also_for_a_damaged_one(
 
 
 def test_entries_have_a_column_for_each_key(reg: Registry) -> None:
-    stream = reg.create_run("run").stream("s")
+    stream = reg.create_run("run").streams["s"]
     stream.append(
         [
             {"step": 1, "int": 2**62, "float": 0.5, "flag": True, "text": "a", "mixed": 1},
@@ -163,7 +163,7 @@ def test_entries_have_a_column_for_each_key(reg: Registry) -> None:
     assert found["odd"] == [None, None, str(2**53 + 1), "0.5"]
     assert stream.to_arrow(2).num_rows == 2
     with pytest.raises(NotFound):
-        reg.run("run").stream("none").to_arrow()
+        reg.run("run").streams["none"].to_arrow()
 
 
 def test_pandas_reads_them(reg: Registry) -> None:

@@ -42,8 +42,8 @@ def ordinary(reg: Registry) -> None:
         )  # fmt: skip
     best = night.best()
     assert best is not None
-    night.set_gate("trained", best)
-    night.tag("shipped", best)
+    night.pins.gates.set("trained", best)
+    night.pins.tags.set("shipped", best)
     card = {"description": "d", "intended_use": "u"}
     night.releases.publish("1.0.0", best, only=["model"], card=card)
     night.restore(at=night.checkpoints()[-2])

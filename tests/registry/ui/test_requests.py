@@ -226,7 +226,7 @@ def test_a_run_shows_what_it_keeps_while_its_log_is_read() -> None:
         assert (shown.pending, len(shown.checkpoints)) == (101 - 64, 64)
         assert [row.saved.step for row in shown.checkpoints[:2]] == [100, 99]
         with opened(backend) as registry:  # the run grows while nobody looks
-            registry.run("long").tag("late", registry.run("long").checkpoints()[0])
+            registry.run("long").pins.tags.set("late", registry.run("long").checkpoints()[0])
         shown = show_run(source, "long")
         assert (shown.pending, len(shown.checkpoints)) == (0, 100)
         assert shown.events[0].subject == "late"

@@ -141,12 +141,12 @@ def test_everything_that_a_run_holds_stays(reg, backend, open_registry):
     spec = RunSpec(phases=(Phase(name="main"),), inference=("model",), pool=league)
     run = reg.create_run("run", preset=spec)
     first, second, third, fourth, _ = save_small(run, 1, 2, 3, 4, 5)
-    run.set_gate("g", first)
+    run.pins.gates.set("g", first)
     run.releases.publish("1.0.0", second, card={"about": "it"})
-    run.add_artifact("seeds", {"bank": small_state(77)["model"]["w"]})
+    run.pins.artifacts.set("seeds", {"bank": small_state(77)["model"]["w"]})
     run.pool.promote(third)
-    run.tag("keeper", fourth)
-    run.stream("loss").append([{"step": i, "loss": 1.0 / (i + 1)} for i in range(300)])
+    run.pins.tags.set("keeper", fourth)
+    run.streams["loss"].append([{"step": i, "loss": 1.0 / (i + 1)} for i in range(300)])
     child = reg.fork(second, "child")
     run.prune(Retention(last=1))
     child.save(small_state(9), step=9)
@@ -165,7 +165,7 @@ def test_everything_that_a_run_holds_stays(reg, backend, open_registry):
     assert objects(backend) == needed(fresh)
     for ref, state in before.items():
         assert same(fresh.stored(ref).load(), state), ref
-    assert fresh.run("run").stream("loss").count == 300
+    assert fresh.run("run").streams["loss"].count == 300
     assert fresh.run("run").releases.get("1.0.0").card["about"] == "it"
     assert fresh.verify(deep=True).findings == ()
 

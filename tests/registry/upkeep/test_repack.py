@@ -205,7 +205,7 @@ def test_every_kind_of_state_is_moved(reg, backend, open_registry):
     for step in (1, 2, 3):
         kept = {"companions": {"reference": small_state(70 + step)}} if step < 3 else {}
         run.save(state(step), step=step, streams={"losses": [{"step": step, "loss": 0.5}]}, **kept)
-    run.add_artifact("bank", small_state(50))
+    run.pins.artifacts.set("bank", small_state(50))
     run.set_status("completed")
     run.prune(Retention(last=2))
     store, now = reg.store, run.manifest
@@ -505,7 +505,7 @@ def test_a_pack_that_another_repacker_takes_up_is_not_in_vain(run, backend, open
 
     def other():
         with open_on(backend) as registry:
-            registry.run("run").tag("other", registry.run("run").latest())
+            registry.run("run").pins.tags.set("other", registry.run("run").latest())
         repacked(backend)
 
     hooked = before_the_slot(backend, other)
@@ -566,11 +566,11 @@ def test_runs_that_hold_one_content_under_two_keys_come_to_share_it(
     """A sweep condemned the first key and spared it: who needs it goes on, nobody else may."""
     monkeypatch.setattr(repack_plan, "SMALL_BYTES", small)
     shared = small_state(9)
-    run.add_artifact("a", shared)
+    run.pins.artifacts.set("a", shared)
     backend.put(epoch_key(1), encode_sweep(1, map(ObjectKey.parse, objects(backend))))
     with open_on(backend) as registry:
         other = registry.create_run("other")
-        other.add_artifact("a", shared)
+        other.pins.artifacts.set("a", shared)
         assert not named_packs(registry) & named_packs(registry, "other")
     report = reg.repack()
     assert report.packs_written == (1 if small else 0)
@@ -586,8 +586,8 @@ def test_a_condemned_pack_is_copied_for_a_run_that_may_not_name_it(
     monkeypatch.setattr(repack_plan, "SMALL_BYTES", 0)
     shared, fixed = state(1)["model"]["w"][:2000], state(1)["model"]["fixed"]
     other = reg.create_run("other")
-    run.add_artifact("a", {"m": {"x": shared, "y": fixed}})
-    other.add_artifact("a", {"m": {"x": shared, "z": small_state()["model"]["b"]}})
+    run.pins.artifacts.set("a", {"m": {"x": shared, "y": fixed}})
+    other.pins.artifacts.set("a", {"m": {"x": shared, "z": small_state()["model"]["b"]}})
     (larger,) = named_packs(reg)
     backend.put(epoch_key(1), encode_sweep(1, map(ObjectKey.parse, objects(backend))))
     assert reg.repack().runs == ("other",)

@@ -411,7 +411,7 @@ def test_the_middle_of_a_chain_goes_and_the_end_stands_on_the_beginning(
 ):
     save(run, 1, 2, 3, 4)
     link(reg, "run", {2: 1, 3: 2, 4: 3})
-    reg.run("run").tag("first", run.checkpoints()[0])
+    reg.run("run").pins.tags.set("first", run.checkpoints()[0])
     opened = open_registry(backend).run("run")
     opened.prune(Retention(last=1))
     first, last = open_registry(backend).run("run").checkpoints()
@@ -671,7 +671,7 @@ def test_no_history_gets_larger_and_every_one_settles(drawn):
         run = registry.run("run")
         for checkpoint in run.checkpoints():
             if checkpoint.step in kept:
-                run.tag(f"kept-{checkpoint.step}", checkpoint)
+                run.pins.tags.set(f"kept-{checkpoint.step}", checkpoint)
         run.save(state(8), step=8)
         run.prune(Retention(last=1))
     before = collected(backend)

@@ -84,7 +84,7 @@ def test_a_dropped_run_needs_nothing(run, reg):
 
 def test_what_is_held_beside_checkpoints_counts(run, reg, dead_alone):
     for name in ("a", "b"):
-        run.add_artifact(name, state(ord(name)))
+        run.pins.artifacts.set(name, state(ord(name)))
     plan = plan_repack(reg.store, min_dead=0.3)
     # The part that both have is stored twice; one of the packs keeps it, the other is rewritten.
     assert len(plan.named) == 2
@@ -178,7 +178,7 @@ def test_a_pack_takes_no_more_than_its_limit(run, reg, monkeypatch):
 
 def test_two_who_look_choose_the_same(run, reg, backend, open_registry):
     thin(run, 1, 2, 3, 4, last=2)
-    run.add_artifact("a", small_state(3))
+    run.pins.artifacts.set("a", small_state(3))
     reg.fork(run.latest(), "fork").save(state(5), step=5)
     first, second = (plan_repack(open_registry(backend).store) for _ in range(2))
     assert first.new

@@ -560,8 +560,8 @@ def test_gates_releases_and_pool_come_back_with_their_refs(home, open_registry, 
     run = reg.create_run("run", seed=1)
     run.save(small_state(1), step=1)
     first = run.latest()
-    run.set_gate("good", first)
-    run.tag("keeper", first)
+    run.pins.gates.set("good", first)
+    run.pins.tags.set("keeper", first)
     sync(reg, mirror)
     for key in objects(home):
         home.delete(key)

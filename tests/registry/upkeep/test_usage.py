@@ -114,8 +114,8 @@ def test_what_is_dead_in_a_pack_and_what_is_all_of_an_object(run, reg, backend):
 
 def test_what_lies_twice_counts_once(run, reg):
     """Two artifacts have a part in common, each in a pack of its own."""
-    run.add_artifact("a", state(0, 1))
-    run.add_artifact("b", state(0, 2))
+    run.pins.artifacts.set("a", state(0, 1))
+    run.pins.artifacts.set("b", state(0, 2))
     usage = measure(reg.store)
     a, b = of(usage, "run/artifacts/a"), of(usage, "run/artifacts/b")
     assert a.shared_bytes == b.shared_bytes == usage.shared_bytes == usage.dead_bytes == PART
@@ -170,13 +170,13 @@ def test_what_a_companion_has_in_common_with_its_checkpoint_is_its_own(run, reg)
     assert (found.own_bytes, found.shared_bytes) == (2 * PART + files, 0)
 
 
-@pytest.mark.parametrize("pin", ["tag", "set_gate"])
-def test_a_pin_keeps_what_it_names(run, reg, pin):
+@pytest.mark.parametrize("kind", ["tags", "gates"])
+def test_a_pin_keeps_what_it_names(run, reg, kind):
     saved = run.save(state(1), step=1, companions={"ema": state(2)})
     run.save(state(3), step=2)
     before = of(measure(reg.store), saved.ref)
     assert before.own_bytes == before.freed_bytes
-    getattr(run, pin)("name", saved)
+    getattr(run.pins, kind).set("name", saved)
     after = of(measure(reg.store), saved.ref)
     assert (after.own_bytes, after.freed_bytes) == (before.own_bytes, 0)
     assert len(measure(reg.store).runs[0].states) == 2
@@ -277,7 +277,7 @@ def live(backend: MemoryBackend, life: list[tuple]) -> None:
                 case "companion":
                     run.save(state(rest[0]), step=number + 1, companions={"c": state(rest[1])})
                 case "artifact":
-                    run.add_artifact(f"a{number}", state(rest[0], 7))
+                    run.pins.artifacts.set(f"a{number}", state(rest[0], 7))
                 case "gc":
                     reg.gc(grace_s=0)
                 case "settle":
@@ -287,9 +287,9 @@ def live(backend: MemoryBackend, life: list[tuple]) -> None:
                 case "evict":
                     run.prune(Retention(last=1 + rest[0]))
                 case "tag":
-                    run.tag("t", kept[rest[0] % len(kept)])
+                    run.pins.tags.set("t", kept[rest[0] % len(kept)])
                 case "gate":
-                    run.set_gate(f"g{number}", kept[rest[0] % len(kept)])
+                    run.pins.gates.set(f"g{number}", kept[rest[0] % len(kept)])
                 case "pool":
                     run.pool.promote(kept[rest[0] % len(kept)], mu=1.0, sigma=1.0)
                 case "fork":

@@ -474,12 +474,12 @@ def rich(reg):
     """A run in which everything that can hold a state holds one, and a fork of it."""
     run = reg.create_run("rich", seed=1)
     first = run.save(small_state(1), step=1, companions={"teacher": small_state(8)})
-    run.set_gate("good", first)
-    run.tag("keeper", first)
+    run.pins.gates.set("good", first)
+    run.pins.tags.set("keeper", first)
     run.releases.publish("1.0.0", first)
     run.pool.promote(first)
-    run.add_artifact("grp", small_state(1))
-    run.stream("loss").append([{"step": 1, "loss": 0.5}])
+    run.pins.artifacts.set("grp", small_state(1))
+    run.streams["loss"].append([{"step": 1, "loss": 0.5}])
     reg.fork(first, "fork")
     return first
 

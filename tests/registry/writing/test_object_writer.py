@@ -466,7 +466,7 @@ def test_w5_a_mark_of_others_is_made_durable_with_its_epoch(run, backend, noting
     other = open_registry(noting).run("run")
     sweep(backend, 1, [ObjectKey("packs", Digest.of(b"gone"), 0)])
     mark(open_registry(backend).store, "run", 1)
-    other.tag("keeper", other.latest())
+    other.pins.tags.set("keeper", other.latest())
     assert noting.made == {epoch_key(1), "runs/run/log/" + "2".zfill(20)}
 
 
@@ -496,7 +496,8 @@ def test_w5_what_a_place_covers_or_the_writer_put_costs_no_sync(run, noting, ope
 def test_w5_after_a_lost_race_nothing_of_its_own_is_synced_again(noting, open_registry):
     other = open_registry(noting).create_run("other")
     once = Once(
-        "runs/other/log/", lambda: open_registry(noting.inner).run("other").tag("x", latest)
+        "runs/other/log/",
+        lambda: open_registry(noting.inner).run("other").pins.tags.set("x", latest),
     )
     latest = other.save(small_state(1), step=1)
     hooked = Hooked(noting)

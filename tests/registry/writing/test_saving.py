@@ -96,7 +96,7 @@ def test_one_row_changed_uploads_exactly_its_chunk(run, backend):
 
 def test_a_value_changed_back_is_found_again(run, backend):
     first, second = small_state(1), small_state(2)
-    run.tag("keep", run.save(first, step=1))
+    run.pins.tags.set("keep", run.save(first, step=1))
     run.save(second, step=2)
     before = packs(backend)
     run.save(first, step=3)

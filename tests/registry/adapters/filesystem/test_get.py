@@ -53,7 +53,7 @@ class _Saving(HoldfastFileSystem):
     def pipe(self, path, value=b""):
         artifact = f"file{len(self._tree.shown)}"
         state = {"file": {"name": path.rpartition("/")[2], "bytes": np.frombuffer(value, "u1")}}
-        self.run.add_artifact(artifact, state)
+        self.run.pins.artifacts.set(artifact, state)
         self.shown[path] = artifact
 
     touch = pipe

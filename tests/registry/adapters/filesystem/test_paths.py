@@ -28,13 +28,13 @@ def life(run):
         metrics={"loss": 2, "accuracy": 0.9},
         companions={"ema": {"model": {"w": torch.full((4,), 0.5)}}},
     )
-    run.tag("state.pt", first)  # spelled like a file
-    run.tag("companions", first)
-    run.set_gate("phase1_end", first)
+    run.pins.tags.set("state.pt", first)  # spelled like a file
+    run.pins.tags.set("companions", first)
+    run.pins.gates.set("phase1_end", first)
     card = {"description": "a test", "intended_use": "a test"}
     run.releases.publish("1.2.0", first, only=["model"], card=card)
     data = np.frombuffer(b"a,b\n1,2\n", "u1")
-    run.add_artifact("latest", {"file": {"name": "labels.csv", "bytes": data}})
+    run.pins.artifacts.set("latest", {"file": {"name": "labels.csv", "bytes": data}})
     return first
 
 

@@ -298,7 +298,7 @@ def test_a_pickled_instance_has_options_and_what_it_resolved(fs, run):
 
 
 def test_a_resolved_name_that_is_gone_is_an_error_and_not_absent(fs, run, reg):
-    run.add_artifact("a", {"w": torch.ones(1)})
+    run.pins.artifacts.set("a", {"w": torch.ones(1)})
     fs.info("run/artifacts/a/meta.json")
     resolved = {"run/artifacts/a": ("run", "artifacts/a", "0" * 64)}
     other = HoldfastFileSystem(fs.storage_options["registry"], resolved=resolved)

@@ -23,10 +23,10 @@ def reg(reg: Registry) -> Registry:
     run = reg.create_run("digits", monitor=Monitor(metric="loss", mode="min"))
     for step, loss in ((1, 0.5), (2, 0.25), (3, 0.75)):
         saved = run.save(small_state(step), step=step, metrics={"loss": loss})
-    run.set_gate("trained")
-    run.tag("shipped", saved)
-    run.add_artifact("table", {"w": np.ones(3)})
-    run.stream("losses").append({"step": 1})
+    run.pins.gates.set("trained")
+    run.pins.tags.set("shipped", saved)
+    run.pins.artifacts.set("table", {"w": np.ones(3)})
+    run.streams["losses"].append({"step": 1})
     run.releases.publish("1.0.0", saved, only=["model"], card={"description": "d"})
     reg.create_run("dreams")
     return reg
@@ -62,13 +62,14 @@ def completed(shell, text: str) -> list[str]:
         ('reg.checkpoint("digits/t', ["digits/tags/shipped"]),
         ('reg.stored("digits/re', ["digits/releases/1.0.0", "digits/releases/latest"]),
         ('reg.diff("digits/latest", "digits/g', ["digits/gates/trained"]),
-        ('run.gate("', ["trained"]),
-        ('run.artifact("', ["table"]),
-        ('run.stream("l', ["losses"]),
+        ('run.pins.gates.get("', ["trained"]),
+        ('run.pins.artifacts.get("', ["table"]),
+        ('run.releases.get("', ["1.0.0"]),
+        ('run.streams["l', ["losses"]),
         ('run.plot(["lo', ["loss"]),
         ('run.latest("m', ["main"]),
         ('run.plot("loss", phase="', ["main"]),
-        ('run.tag("', ["shipped"]),
+        ('run.pins.tags.set("', ["shipped"]),
         ('ck.load(only=["model/', ["model/w", "model/b"]),
         ('ck.lazily("o', ["optimizer"]),
         ('ck["model/', ["model/w", "model/b"]),

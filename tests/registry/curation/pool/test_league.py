@@ -205,26 +205,29 @@ def test_a_frozen_entry_without_a_rating_of_its_own_does_not_take_the_trainers(r
 
 
 def test_a_gate_enters_frozen_under_its_name(run, save):
-    run.set_gate("first", save(1, phase=1))
-    run.set_gate("second", save(2, phase=2))
-    entries = [run.pool.promote_gate("second"), run.pool.promote(run.gate("first"), frozen=True)]
+    run.pins.gates.set("first", save(1, phase=1))
+    run.pins.gates.set("second", save(2, phase=2))
+    entries = [
+        run.pool.promote_gate("second"),
+        run.pool.promote(run.pins.gates.get("first"), frozen=True),
+    ]
     assert [(entry.gate, entry.frozen, entry.step) for entry in entries] == [
         ("second", True, 2),
         ("first", True, 1),
     ]
     assert run.pool.promote_gate("first").version == 2
-    assert run.pool.promote(run.gate("second"), frozen=True).version == 1
+    assert run.pool.promote(run.pins.gates.get("second"), frozen=True).version == 1
 
 
 def test_a_gate_that_is_promoted_as_any_checkpoint_is_no_anchor(run, save):
-    run.set_gate("first", save(1, phase=1))
-    entry = run.pool.promote(run.gate("first"))
+    run.pins.gates.set("first", save(1, phase=1))
+    entry = run.pool.promote(run.pins.gates.get("first"))
     assert (entry.gate, entry.frozen) == (None, False)
     assert run.pool.promote_gate("first").version == 2
 
 
 def test_a_gate_that_is_not_set_is_told_with_near_names(run, save):
-    run.set_gate("second", save(1, phase=2))
+    run.pins.gates.set("second", save(1, phase=2))
     with pytest.raises(NotFound, match="second"):
         run.pool.promote_gate("secnd")
 
@@ -233,11 +236,11 @@ def test_a_gate_that_was_replaced_enters_anew_and_is_the_one_that_is_drawn(
     run, save, backend, open_registry
 ):
     bad, good = save(1, phase=2), save(2, phase=2)
-    run.set_gate("second", bad)
+    run.pins.gates.set("second", bad)
     run.pool.promote_gate("second")
     pack = next(str(p.key) for p in run.pool.entry(1).handle.reader.placement.packs)
     flip(backend, pack)
-    run.set_gate("second", good)
+    run.pins.gates.set("second", good)
     assert run.pool.promote_gate("second").version == 2
     assert {m.version for m in run.pool.draws(0, 100) if m.kind == "frozen"} == {2}
 
@@ -246,7 +249,7 @@ def test_a_gate_that_was_replaced_enters_anew_and_is_the_one_that_is_drawn(
 
 
 def test_the_oldest_that_is_not_frozen_leaves_in_the_promotions_own_commit(run, save):
-    run.set_gate("first", save(1, phase=1))
+    run.pins.gates.set("first", save(1, phase=1))
     run.pool.promote_gate("first")
     for step in (2, 3, 4):
         run.pool.promote(save(step))
@@ -260,7 +263,7 @@ def test_the_oldest_that_is_not_frozen_leaves_in_the_promotions_own_commit(run, 
 
 
 def test_a_frozen_entry_makes_nobody_leave(run, save):
-    run.set_gate("first", save(1, phase=1))
+    run.pins.gates.set("first", save(1, phase=1))
     for step in (2, 3, 4):
         run.pool.promote(save(step))
     run.pool.promote_gate("first")
@@ -362,7 +365,7 @@ def test_a_match_that_is_recorded_again_changes_nothing(run, save, backend, open
 
 
 def test_a_frozen_entry_counts_its_games_and_keeps_its_rating(run, save):
-    run.set_gate("first", save(1, phase=1))
+    run.pins.gates.set("first", save(1, phase=1))
     run.pool.promote_gate("first")
     run.pool.promote(save(2))
     anchor, other = run.pool.record_match([1, 2], [1, 2])
@@ -422,7 +425,7 @@ _DRAWN = [*["self"] * 3, "frozen", *["self"] * 3, "roster", "self", "roster"]
 
 def test_opponents_are_drawn_by_the_runs_seed_phase_and_child(reg):
     run = reg.create_run("run", seed=42, preset=league(size=5))
-    run.set_gate("second", run.save(player(1), step=1, phase=2))
+    run.pins.gates.set("second", run.save(player(1), step=1, phase=2))
     run.pool.promote_gate("second")
     for step in range(2, 8):
         run.pool.promote(run.save(player(step), step=step, phase=3))
@@ -473,7 +476,7 @@ def test_without_declared_opponents_nothing_is_drawn(reg, run):
 def test_a_synced_copy_draws_and_loads_the_same(open_registry):
     here, there = (new_backend(uuid.uuid4().hex) for _ in range(2))
     run = open_registry(here).create_run("run", seed=7, preset=LEAGUE)
-    run.set_gate("second", run.save(player(1), step=1, phase=2))
+    run.pins.gates.set("second", run.save(player(1), step=1, phase=2))
     run.pool.promote_gate("second")
     for step in range(2, 7):
         run.pool.promote(run.save(player(step), step=step, phase=3))
@@ -595,7 +598,7 @@ def test_who_promotes_and_rates_takes_nothing_over(run, save, backend, open_regi
 
 
 def test_a_fork_has_the_pool_and_goes_on_from_its_versions(run, reg, save):
-    run.set_gate("second", save(1, phase=2))
+    run.pins.gates.set("second", save(1, phase=2))
     run.pool.promote_gate("second")
     for step in (2, 3, 4):
         run.pool.promote(save(step))

@@ -190,11 +190,11 @@ def test_a_checkpoint_that_is_evicted_meanwhile_does_not_enter(make, hooked, oth
 def test_a_gate_that_is_replaced_meanwhile_enters_as_it_is_now(make, hooked, backend, other):
     run, _ = make()
     bad, good = save(run, 1, 2, phase=2)
-    run.set_gate("second", bad)
+    run.pins.gates.set("second", bad)
     for pack in bad.handle.reader.placement.packs:
         flip(backend, str(pack.key))
     rival = other()
-    once = between(hooked, lambda: rival.set_gate("second", rival.find(good.record.n)))
+    once = between(hooked, lambda: rival.pins.gates.set("second", rival.find(good.record.n)))
     entry = run.pool.promote_gate("second")
     assert once.done
     assert (entry.step, entry.checkpoint) == (2, good.record.n)

@@ -42,7 +42,7 @@ streams = [
 
 @pytest.fixture
 def loss(run):
-    return run.stream("loss")
+    return run.streams["loss"]
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_entries_come_back(loss, run, backend, open_registry):
     assert loss.append(first) == 2
     assert loss.append({"step": 2, "loss": 0.5}) == 3
     assert loss.append([]) == 3
-    found = open_registry(backend).run("run").stream("loss").read()
+    found = open_registry(backend).run("run").streams["loss"].read()
     assert [list(entry) for entry in found] == [
         ["step", "loss", "arm"],
         ["loss", "step", "more"],
@@ -86,7 +86,7 @@ def test_entries_come_back(loss, run, backend, open_registry):
 
 def test_appending_needs_no_token(loss, run, backend, open_registry):
     run.save(small_state(), step=1)
-    open_registry(backend).run("run").stream("loss").append(entries(0, 2))
+    open_registry(backend).run("run").streams["loss"].append(entries(0, 2))
     run.save(small_state(1), step=2, streams={"loss": entries(2, 4)})
     assert loss.read() == entries(0, 4)
     assert run.manifest.writer is not None
@@ -111,15 +111,23 @@ def test_only_entries_within_the_bounds_are_read(loss):
             loss.read(*bounds)
 
 
+def test_the_streams_of_a_run_are_listed(run, loss):
+    assert list(run.streams) == []
+    run.streams["samples"].append({"step": 1})
+    loss.append({"step": 1})
+    assert list(run.streams) == [one.name for one in run.streams.list()] == ["samples", "loss"]
+    assert [one.count for one in run.streams.list()] == [1, 1]
+
+
 def test_a_stream_that_is_not_there(run, loss):
-    run.stream("losses").append(entries(0, 1))
+    run.streams["losses"].append(entries(0, 1))
     assert (loss.count, loss.lifetime, loss.archives) == (0, None, {})
     with pytest.raises(NotFound, match="'losses'"):
         loss.read()
     with pytest.raises(NotFound, match="'losses'"):
         loss.archive("pivot")
     with pytest.raises(InvalidInput, match="legal name"):
-        run.stream("a/b")
+        run.streams["a/b"]
 
 
 @pytest.mark.parametrize(
@@ -147,18 +155,18 @@ def test_a_lifetime_is_fixed_by_the_first_append(run, loss):
 
 
 def test_what_the_preset_declares_wins(night):
-    assert night.stream("samples").lifetime == "resettable"
-    assert night.stream("samples").read() == []
-    night.stream("samples").append(entries(0, 1))
+    assert night.streams["samples"].lifetime == "resettable"
+    assert night.streams["samples"].read() == []
+    night.streams["samples"].append(entries(0, 1))
     night.save({"w": 1}, step=1, streams={"loss": entries(0, 1)})
     assert night.manifest.stream("samples").lifetime == "resettable"
     assert night.manifest.stream("loss").lifetime == "forever"
     with pytest.raises(InvalidInput, match="another lifetime"):
-        night.stream("loss").append(entries(0, 1), lifetime="resettable")
+        night.streams["loss"].append(entries(0, 1), lifetime="resettable")
 
 
 def test_undeclared_names_are_refused_where_names_are_declared(night, backend):
-    stream, before = night.stream("sample"), contents(backend)
+    stream, before = night.streams["sample"], contents(backend)
     for act in (
         lambda: stream.append(entries(0, 1)),
         lambda: night.save({"w": 1}, step=1, streams={"sample": entries(0, 1)}),
@@ -177,7 +185,7 @@ def test_undeclared_names_are_refused_where_names_are_declared(night, backend):
 
 
 def test_a_resettable_stream_is_put_aside(run, backend, open_registry):
-    samples = run.stream("samples")
+    samples = run.streams["samples"]
     samples.append(entries(0, 5), lifetime="resettable")
     samples.append(entries(5, 7))
     assert samples.archive("pivot-1") == 7
@@ -186,7 +194,7 @@ def test_a_resettable_stream_is_put_aside(run, backend, open_registry):
     samples.append(entries(100, 102))
     assert samples.archive("pivot-2") == 2
     samples.append(entries(200, 201))
-    again = open_registry(backend).run("run").stream("samples")
+    again = open_registry(backend).run("run").streams["samples"]
     assert again.archives == {"pivot-1": 7, "pivot-2": 2}
     assert again.read(archive="pivot-1") == entries(0, 7)
     assert again.read(101, archive="pivot-2") == entries(101, 102)
@@ -196,7 +204,7 @@ def test_a_resettable_stream_is_put_aside(run, backend, open_registry):
 
 
 def test_an_archive_may_be_repeated_until_something_new_is_there(run, backend):
-    samples = run.stream("samples")
+    samples = run.streams["samples"]
     samples.append(entries(0, 5), lifetime="resettable")
     samples.archive("pivot")
     before = slots(backend)
@@ -214,7 +222,7 @@ def test_a_stream_for_ever_is_never_archived(loss, night, backend):
     with pytest.raises(InvalidInput, match="kept for ever"):
         loss.archive("pivot")
     with pytest.raises(InvalidInput, match="kept for ever"):
-        night.stream("loss").archive("pivot")
+        night.streams["loss"].archive("pivot")
     assert loss.read() == entries(0, 5)
 
 
@@ -232,7 +240,7 @@ def test_a_dropped_run_takes_no_entries(run, loss):
 
 
 def test_entries_become_visible_with_their_checkpoint(run, backend, open_registry):
-    reader = open_registry(backend).run("run").stream("loss")
+    reader = open_registry(backend).run("run").streams["loss"]
     run.save(small_state(1), step=1, streams={"loss": entries(0, 10), "arms": entries(0, 2)})
     assert reader.read() == entries(0, 10)
     marks = run.latest().record.streams
@@ -273,13 +281,13 @@ def test_coming_back_without_new_entries_takes_streams_back(run, loss):
     run.restore(at=first)
     run.save(small_state(3), step=2)
     assert loss.read() == entries(0, 3)
-    assert run.stream("late").count == 0
+    assert run.streams["late"].count == 0
 
 
 def test_entries_that_others_append_after_the_checkpoint_go_with_a_rewind(
     run, loss, backend, open_registry
 ):
-    other = open_registry(backend).run("run").stream("loss")
+    other = open_registry(backend).run("run").streams["loss"]
     first = run.save(small_state(1), step=1, streams={"loss": entries(0, 4)})
     other.append(entries(4, 6))
     run.save(small_state(2), step=2, streams={"loss": entries(6, 8)})
@@ -301,7 +309,7 @@ def test_a_merged_segment_is_written_anew_when_another_came_first(
 ):
     loss.append(entries(0, 2))
     hooked = Hooked(backend)
-    other = open_registry(hooked).run("run").stream("loss")
+    other = open_registry(hooked).run("run").streams["loss"]
     hooked.before = Once("runs/", lambda: loss.append(entries(2, 3)), "put_if_absent")
     assert other.append(entries(3, 5)) == 5
     assert hooked.before.done
@@ -324,7 +332,7 @@ def test_an_append_ends_however_many_others_come_first(loss, backend, open_regis
     monkeypatch.setattr(slots_module, "_LONGEST_PAUSE_S", 0.0)
     loss.append(entries(0, 2))
     hooked = Hooked(backend)
-    other, came = open_registry(hooked).run("run").stream("loss"), []
+    other, came = open_registry(hooked).run("run").streams["loss"], []
 
     def come_first(method, key):
         if method == "put_if_absent" and key.startswith("runs/") and len(came) < 10:
@@ -338,7 +346,7 @@ def test_an_append_ends_however_many_others_come_first(loss, backend, open_regis
 
 
 def test_many_threads_append_at_once(run, backend, open_registry):
-    streams = [open_registry(backend).run("run").stream("loss") for _ in range(4)]
+    streams = [open_registry(backend).run("run").streams["loss"] for _ in range(4)]
 
     def append(worker, stream):
         for i in range(8):
@@ -352,7 +360,7 @@ def test_many_threads_append_at_once(run, backend, open_registry):
         thread.start()
     for thread in threads:
         thread.join()
-    found = run.stream("loss").read()
+    found = run.streams["loss"].read()
     for worker in range(4):
         mine = [entry["step"] for entry in found if entry["worker"] == worker]
         assert mine == [i for i in range(8) for _ in range(3)]
@@ -361,7 +369,7 @@ def test_many_threads_append_at_once(run, backend, open_registry):
 @pytest.mark.parametrize("given", [None, "resettable", "forever"])
 def test_another_may_begin_the_stream_first(given, loss, backend, open_registry):
     hooked = Hooked(backend)
-    other = open_registry(hooked).run("run").stream("loss")
+    other = open_registry(hooked).run("run").streams["loss"]
     begun = {"lifetime": "resettable"}
     hooked.before = Once("runs/", lambda: loss.append(entries(0, 1), **begun), "put_if_absent")
     if given == "forever":
@@ -395,7 +403,7 @@ class Deaf(Wrapper):
 def deaf(backend, run, open_registry, monkeypatch):
     monkeypatch.setattr(slots_module, "_LONGEST_PAUSE_S", 0.0)
     store = Deaf(backend)
-    store.stream = open_registry(store).run("run").stream("loss")
+    store.stream = open_registry(store).run("run").streams["loss"]
     store.stream.append(entries(0, 2))
     return store
 
@@ -452,7 +460,7 @@ def test_damage_keeps_nobody_from_appending(run, loss, backend, open_registry):
     place = run.manifest.by_manifest[damaged.manifest]
     (pack,) = run.handle.store.placement(place.placement_key).packs
     flip(backend, str(pack.key))
-    other = open_registry(backend).run("run").stream("loss")
+    other = open_registry(backend).run("run").streams["loss"]
     other.append(entries(110, 200))
     segments = run.refresh().manifest.stream("loss").segments
     assert [(one.start, one.count) for one in segments] == [(0, 100), (100, 100)]
@@ -500,7 +508,7 @@ def test_a_state_that_is_no_segment_is_refused(run, loss):
 def test_a_long_history_is_read_in_a_few_requests(long_history):
     metered = Metered(long_history)
     with open_on(metered) as registry:
-        stream = registry.run("long").stream("loss")
+        stream = registry.run("long").streams["loss"]
         with metered.measure() as usage:
             found = stream.read()
     assert found == entries(0, SAVES * EACH)
@@ -511,7 +519,7 @@ def test_a_long_history_is_read_in_a_few_requests(long_history):
 def test_a_long_history_is_read_in_a_few_rounds(long_history):
     clock = Clock()
     with timed(open_on(Timed(long_history, clock)), clock) as registry:
-        stream = registry.run("long").stream("loss")
+        stream = registry.run("long").streams["loss"]
         # Is anything new; manifests; placements; packs, those of all segments at once.
         assert clock.rounds(stream.read) <= 4
 
@@ -521,11 +529,11 @@ def test_a_part_of_a_long_history_needs_only_its_segments(long_history):
     metered = Metered(long_history)
     last = SAVES * EACH - 1
     with open_on(metered) as registry:
-        stream = registry.run("long").stream("loss")
+        stream = registry.run("long").streams["loss"]
         with metered.measure() as whole:
             stream.read()
     with open_on(metered) as registry:
-        stream = registry.run("long").stream("loss")
+        stream = registry.run("long").streams["loss"]
         with metered.measure() as part:
             assert stream.read(last - 9) == entries(last - 9, last + 1)
         with metered.measure() as nothing:
@@ -551,7 +559,7 @@ def test_many_segments_are_read_in_batches(run, loss, monkeypatch):
 
 
 def test_going_back_behind_an_archive_brings_the_stream_of_then_back(run):
-    arms = run.stream("arms")
+    arms = run.streams["arms"]
     arms.append([{"step": step} for step in range(4)], lifetime="resettable")
     before = run.save(small_state(1), step=1)
     arms.append({"step": 4})

@@ -43,7 +43,7 @@ def test_it_is_one_commit(reg):
     assert same(entered.state["model"]["trunk.w"], state(2)["model"]["trunk.w"])
     (record,) = run.manifest.phases
     assert (record.from_phase, record.to_phase) == ("1", "2")
-    assert (record.source, record.manifest) == ("gates/done", run.gate("done").digest)
+    assert (record.source, record.manifest) == ("gates/done", run.pins.gates.get("done").digest)
     assert record.ready == GOOD
     assert [(row.part, row.change, row.to) for row in record.rows] == [
         ("model", "carry", None),
@@ -109,7 +109,7 @@ def test_a_frozen_copy_of_a_whole_part_stores_no_data_again(reg, backend):
     over(run)
     assert packs(backend) == before
     anchor = run.save(phase_2(3), step=3).companion("anchor")
-    assert anchor.components["model"] == run.gate("done").components["model"]
+    assert anchor.components["model"] == run.pins.gates.get("done").components["model"]
 
 
 def test_the_best_begins_anew(reg):
@@ -142,7 +142,7 @@ def test_a_part_that_names_no_children_is_seeded_by_the_phase(reg):
 def test_anchors_enter_the_pool_frozen(reg):
     run = reg.create_run(RUN, preset=spec(anchors=["done", "first"]), seed=42)
     for i, name in ((1, "first"), (2, "done")):
-        run.set_gate(name, run.save(state(i), step=i, metrics={**GOOD, "mu": 30, "sigma": 1}))
+        run.pins.gates.set(name, run.save(state(i), step=i, metrics={**GOOD, "mu": 30, "sigma": 1}))
     over(run)
     assert actions_of(run)[-1] == ["phase.enter", "pool.promote", "pool.promote"]
     entries = run.manifest.roster()
@@ -178,7 +178,7 @@ def test_an_empty_stream_is_not_archived(reg):
 def test_an_anchor_of_a_run_that_names_no_keys_is_whole(reg):
     run = lived(reg, spec(anchors=["done"]).model_copy(update={"inference": ()}))
     over(run)
-    assert same(run.pool.entry(1).load(), run.gate("done").load())
+    assert same(run.pool.entry(1).load(), run.pins.gates.get("done").load())
 
 
 def test_tensors_come_where_they_are_wanted(reg, monkeypatch):
@@ -206,7 +206,7 @@ def test_an_archive_gets_a_label_that_is_free(reg):
     run.restore(at=run.latest(phase=1))
     over(run)
     assert actions_of(run)[-1] == ["run.rewind", "phase.enter", "stream.archive"]
-    assert run.stream("samples").archives == {"phase1": 1, "phase1_2": 2, "phase1_3": 2}
+    assert run.streams["samples"].archives == {"phase1": 1, "phase1_2": 2, "phase1_3": 2}
 
 
 @pytest.mark.parametrize(("source", "step"), [("latest", 3), ("best", 1)])
@@ -332,18 +332,18 @@ def test_only_the_first_rank_goes_over(reg, monkeypatch):
 
 def test_a_damaged_source_is_an_error_and_nothing_changes(reg, backend, open_registry):
     run = lived(reg)
-    flip(backend, packs_of(run.gate("done"))[0])
+    flip(backend, packs_of(run.pins.gates.get("done"))[0])
     fresh = open_registry(backend).run(RUN)
     refused(fresh, IntegrityError, "packs/")
 
 
 def test_a_damaged_anchor_is_an_error_and_nothing_changes(reg, backend, open_registry):
     run = lived(reg, spec(anchors=["done", "first"]))
-    run.set_gate("first", run.checkpoints()[0])
-    for key in packs_of(run.gate("first")):
+    run.pins.gates.set("first", run.checkpoints()[0])
+    for key in packs_of(run.pins.gates.get("first")):
         flip(backend, key)
     fresh = open_registry(backend).run(RUN)
-    fresh.gate("done").load()
+    fresh.pins.gates.get("done").load()
     refused(fresh, IntegrityError, "packs/")
 
 
@@ -417,7 +417,7 @@ class Mortal(Wrapper):
 @pytest.mark.parametrize("after", [False, True])
 def test_whoever_dies_may_go_over_again(reg, backend, open_registry, after):
     run = lived(reg, spec(anchors=["done", "first"], archives=["samples"]))
-    run.set_gate("first", run.checkpoints()[0])
+    run.pins.gates.set("first", run.checkpoints()[0])
     run.save(state(4), step=4, streams={"samples": [{"step": 4}]})
     expected = over(open_registry(backend.copy()).run(RUN))
     deaths, entered = 0, 0

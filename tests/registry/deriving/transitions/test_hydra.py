@@ -101,14 +101,14 @@ class Trainer:
         """Live through phase 1."""
         for step, loss in ((10_000, 0.5), (20_000, 0.3), (30_000, 0.4)):
             self.save(step, 1, {"heldout_ce": loss, **READY})
-        self.run.set_gate("bc_best")
+        self.run.pins.gates.set("bc_best")
 
     def distil(self, mask: float = 0.0) -> None:
         """Live through phase 2."""
         for step, mu in ((30_500, 26.0), (31_000, 27.0), (31_500, 26.5)):
             teacher = Teacher(mask).state_dict()
             self.save(step, 2, {"mu": mu, "sigma": 1.0}, teacher_state_dict=teacher)
-        self.run.set_gate("distill_best")
+        self.run.pins.gates.set("distill_best")
 
 
 @pytest.fixture(params=["rust", "python"])
@@ -129,7 +129,7 @@ def commits(run: Run) -> int:
 
 def test_from_cloning_to_distillation(hydra):
     hydra.clone()
-    cloned = hydra.run.gate("bc_best").load()
+    cloned = hydra.run.pins.gates.get("bc_best").load()
     student = cloned[hydra.model]
     entered = hydra.over(2)
     assert entered.checkpoint.step == 20_000
@@ -198,7 +198,7 @@ def test_from_distillation_to_the_league(hydra, pgoi):
     hydra.clone()
     hydra.over(2)
     hydra.distil()
-    source = hydra.run.gate("distill_best").load()
+    source = hydra.run.pins.gates.get("distill_best").load()
     entered = hydra.over(3, enable=["pgoi"] if pgoi else [])
     parts = [hydra.model, "global_step", "config", "checkpoint_version"]
     parts += ["teacher_stem_state_dict"] if pgoi else []
@@ -238,7 +238,7 @@ def test_the_league_begins_with_two_anchors(hydra):
     assert playing[:2] == anchors
     assert [one.version for one in playing[2:]] == list(range(5, 25))
     anchored = run.latest().companion("kl_anchor").load()
-    assert equal(anchored[hydra.model], run.gate("distill_best").load()[hydra.model])
+    assert equal(anchored[hydra.model], run.pins.gates.get("distill_best").load()[hydra.model])
 
 
 def test_the_teacher_is_never_in_the_student(hydra):
@@ -268,7 +268,7 @@ def cloned(hydra: Trainer) -> None:
 
 def cloned_badly(hydra: Trainer) -> None:
     hydra.save(10_000, 1, {"heldout_ce": 0.3, **READY, "deal_in_rate": 0.16})
-    hydra.run.set_gate("bc_best")
+    hydra.run.pins.gates.set("bc_best")
 
 
 def cloned_without_a_gate(hydra: Trainer) -> None:

@@ -84,8 +84,8 @@ def test_a_pivot_is_one_commit_that_resets_and_archives(run: Run) -> None:
         ("model", "carry"),
     ]
     assert counts(run) == {"loss": 3, "samples": 0, "state": 0}
-    assert run.stream("samples").archives == {"polish": 3}
-    assert [one["x"] for one in run.stream("loss").read()] == [1, 2, 3]
+    assert run.streams["samples"].archives == {"polish": 3}
+    assert [one["x"] for one in run.streams["loss"].read()] == [1, 2, 3]
     assert run.phase == "main"
     save(run, 4)
     assert counts(run) == {"loss": 4, "samples": 1, "state": 1}
@@ -163,8 +163,8 @@ def test_pivots_as_often_as_wanted_each_with_its_own_seeds(run: Run) -> None:
         seeds.append(run.pivot(name).seeds["data"].generate_state(2).tolist())
         save(run, 4 + number)
     assert len({tuple(one) for one in seeds}) == 4
-    assert run.stream("samples").archives == {"one": 3, "two": 1, "three": 1}
-    assert [one["x"] for one in run.stream("loss").read()] == [1, 2, 3, 4, 5, 6]
+    assert run.streams["samples"].archives == {"one": 3, "two": 1, "three": 1}
+    assert [one["x"] for one in run.streams["loss"].read()] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_restore_after_a_pivot_keeps_it(run: Run, reg: Registry) -> None:
@@ -191,7 +191,7 @@ def test_going_back_before_a_pivot_undoes_it(run: Run, reg: Registry) -> None:
     assert counts(other) == {"loss": 4, "samples": 4, "state": 4}
     assert other.best().step == 2
     assert other.pivot("polish").checkpoint.step == 4  # the name is free again
-    assert other.stream("samples").archives == {"polish": 3, "polish_2": 4}
+    assert other.streams["samples"].archives == {"polish": 3, "polish_2": 4}
 
 
 def test_passing_over_a_damaged_checkpoint_behind_a_pivot_is_told(
@@ -236,7 +236,7 @@ def test_without_a_table_everything_is_carried(reg: Registry) -> None:
         run.pivot("one")
     odd = {"a/b": 1, "c | d": 2, "*": [3]}
     run.save(odd, step=1, streams={"loss": [{"step": 1}]})
-    run.stream("samples").append({"step": 1}, lifetime="resettable")
+    run.streams["samples"].append({"step": 1}, lifetime="resettable")
     assert run.pivot("one").state == odd
     assert counts(run) == {"loss": 1, "samples": 0}
 

@@ -83,7 +83,7 @@ def test_something_that_must_be_zero_and_is_not(reg, zero, told):
 
 def test_a_mask_that_is_not_a_number_is_not_zero(reg):
     run = reg.create_run("life", preset=spec(), seed=42)
-    run.set_gate("done", run.save(state(1, mask=math.nan), step=1, metrics=GOOD))
+    run.pins.gates.set("done", run.save(state(1, mask=math.nan), step=1, metrics=GOOD))
     refused(run, IncompatibleState, "model/mask is not zero")
 
 
@@ -119,7 +119,7 @@ def test_metrics_that_are_none_are_refused(reg):
 
 def test_late_metrics_count(reg):
     run = lived(reg, metrics={})
-    run.gate("done").report(GOOD)
+    run.pins.gates.get("done").report(GOOD)
     over(run)
 
 
@@ -141,15 +141,15 @@ def test_a_long_message_is_cut(reg):
 
 def test_a_key_without_a_row(reg):
     run = lived(reg)
-    run.set_gate("first", run.save({**state(4), "ema": {}}, step=4, metrics=GOOD))
-    assert "ema" in run.gate("first").components
+    run.pins.gates.set("first", run.save({**state(4), "ema": {}}, step=4, metrics=GOOD))
+    assert "ema" in run.pins.gates.get("first").components
     other = lived_from(reg, spec(source="gates/first"))
     refused(other, IncompatibleState, "no row of the table covers ema")
 
 
 def lived_from(reg, declared):
     run = reg.create_run("other", preset=declared, seed=42)
-    run.set_gate("first", run.save({**state(1), "ema": {}}, step=1, metrics=GOOD))
+    run.pins.gates.set("first", run.save({**state(1), "ema": {}}, step=1, metrics=GOOD))
     return run
 
 
@@ -162,7 +162,7 @@ def test_an_unknown_condition(reg):
 
 def lived_as(reg, name):
     run = reg.create_run(name, preset=spec(), seed=42)
-    run.set_gate("done", run.save(state(1), step=1, metrics=GOOD))
+    run.pins.gates.set("done", run.save(state(1), step=1, metrics=GOOD))
     return run
 
 

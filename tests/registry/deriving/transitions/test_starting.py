@@ -249,7 +249,7 @@ def bandit(reg: Registry) -> Run:
         step=1,
         streams={"state": [{"step": 1, "arms": {"wiki": 1}}, {"step": 1, "arms": arms}]},
     )
-    run.stream("other").append({"step": 1, "arms": {"gone": 1}}, lifetime="resettable")
+    run.streams["other"].append({"step": 1, "arms": {"gone": 1}}, lifetime="resettable")
     return run
 
 

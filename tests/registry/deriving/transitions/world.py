@@ -89,7 +89,7 @@ def lived(
     run = reg.create_run(RUN, preset=declared or spec(), seed=42)
     for i in (1, 2, 3):
         run.save(state(i), step=i, metrics=GOOD if metrics is None else metrics)
-    run.set_gate("done", run.checkpoints()[1])
+    run.pins.gates.set("done", run.checkpoints()[1])
     return run
 
 

@@ -296,7 +296,7 @@ def test_what_is_saved_meanwhile_comes(run: Run, other: Run, clock: Clock) -> No
 def test_pauses_double_and_begin_anew(run: Run, other: Run, clock: Clock, unjittered) -> None:
     def meanwhile() -> None:
         if len(clock.slept) == 5:
-            run.tag("x", run.find(1))  # new in the log, and no checkpoint
+            run.pins.tags.set("x", run.find(1))  # new in the log, and no checkpoint
         if len(clock.slept) == 7:
             save_small(run, 2)
 

@@ -109,8 +109,8 @@ def test_a_checkpoint_is_found_again_in_the_registry(
     for refused in (
         lambda: first.n,
         lambda: first.report({"loss": 1}),
-        lambda: run.tag("keeper", first),
-        lambda: run.set_gate("end", first),
+        lambda: run.pins.tags.set("keeper", first),
+        lambda: run.pins.gates.set("end", first),
         lambda: run.restore(at=first),
         lambda: run.restore_into({}, at=first),
     ):
@@ -121,7 +121,7 @@ def test_a_checkpoint_is_found_again_in_the_registry(
     assert [first.durable_in, second.durable_in] == ["registry", "registry"]
     assert not Path(machine.folder.states_path(first.write)).exists()
     first.report({"loss": 1})
-    run.tag("keeper", second)
+    run.pins.tags.set("keeper", second)
     assert_same(first.load(), make_state(1))
     assert run.checkpoints() == [first, second]
     assert {*run.checkpoints(), first} == kept
@@ -268,9 +268,9 @@ def test_a_run_is_the_same_with_and_without_a_journal(
         ours, theirs = journaled.run(RUN).full_manifest(), plain.run(RUN).full_manifest()
         assert len(ours.evicted) == len(theirs.evicted) > 0
         assert [one.version for one in ours.pool] == [one.version for one in theirs.pool]
-        assert ours.stream("losses").count == 4
-        entries = journaled.run(RUN).stream("losses").read()
-        assert entries == plain.run(RUN).stream("losses").read()
+        assert ours.streams["losses"].count == 4
+        entries = journaled.run(RUN).streams["losses"].read()
+        assert entries == plain.run(RUN).streams["losses"].read()
         for one, other in zip(ours.checkpoints, theirs.checkpoints, strict=True):
             assert (one.manifest, one.tier, one.companions, one.metrics, one.evicted) == (
                 (other.manifest, other.tier, other.companions, other.metrics, other.evicted)

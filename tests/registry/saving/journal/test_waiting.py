@@ -99,11 +99,11 @@ def _evict(on: Training) -> None:
 
 
 def _archive(on: Training) -> None:
-    on.run.stream("samples").archive("old")
+    on.run.streams["samples"].archive("old")
 
 
 def _append(on: Training) -> None:
-    on.run.stream("loss").append({"step": 4})
+    on.run.streams["loss"].append({"step": 4})
 
 
 def _publish(on: Training) -> None:
@@ -128,9 +128,9 @@ ACTS: dict[str, tuple[Callable[[Training], object], str]] = {
     "pivot": (lambda on: on.run.pivot("polish"), "phase.enter"),
     "push": (lambda on: on.run.push(state(4), step=4), "checkpoint.add"),
     "merge": (_merge, "checkpoint.add"),
-    "tag": (lambda on: on.run.tag("keeper", on.first), "tag.set"),
-    "gate": (lambda on: on.run.set_gate("end"), "pin.set"),
-    "artifact": (lambda on: on.run.add_artifact("vocabulary", {"a": 1}), "pin.set"),
+    "tag": (lambda on: on.run.pins.tags.set("keeper", on.first), "tag.set"),
+    "gate": (lambda on: on.run.pins.gates.set("end"), "pin.set"),
+    "artifact": (lambda on: on.run.pins.artifacts.set("vocabulary", {"a": 1}), "pin.set"),
     "release": (_publish, "pin.set"),
     "promote": (lambda on: on.run.pool.promote(on.first), "pool.promote"),
     "evict": (_evict, "checkpoint.evict"),
@@ -181,8 +181,8 @@ def test_it_waits_while_the_registry_is_out_of_reach(
     "act",
     [
         lambda on: on.second.report({"loss": 1}),
-        lambda on: on.run.tag("keeper", on.second),
-        lambda on: on.run.set_gate("end", on.second),
+        lambda on: on.run.pins.tags.set("keeper", on.second),
+        lambda on: on.run.pins.gates.set("end", on.second),
         lambda on: on.run.evict(on.second, "not needed"),
         lambda on: on.run.undo(on.second),
         lambda on: on.run.releases.publish("1.0.0", on.second),
@@ -201,7 +201,7 @@ def test_a_name_for_a_checkpoint_that_is_only_here_is_refused(
 
 
 def test_the_default_gate_is_the_best_of_all_saves(carried: Training) -> None:
-    assert carried.run.set_gate("end").step == 3
+    assert carried.run.pins.gates.set("end").step == 3
 
 
 def test_a_fork_by_a_ref_has_the_saves_before_it(carried: Training) -> None:
@@ -222,8 +222,8 @@ def test_an_undo_is_of_the_evictions_of_the_saves_before_it(
 
 
 def test_entries_of_a_stream_keep_their_order(carried: Training) -> None:
-    carried.run.stream("loss").append({"step": 4})
-    assert [one["step"] for one in carried.run.stream("loss").read()] == [1, 2, 3, 4]
+    carried.run.streams["loss"].append({"step": 4})
+    assert [one["step"] for one in carried.run.streams["loss"].read()] == [1, 2, 3, 4]
 
 
 def test_a_commit_knows_the_saves_that_were_carried_meanwhile(training: Training) -> None:
@@ -241,7 +241,7 @@ def test_a_save_is_refused_at_once_after_what_this_handle_did(carried: Training)
 def test_a_save_after_another_commit_needs_no_registry(
     carried: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    carried.run.tag("keeper", carried.first)
+    carried.run.pins.tags.set("keeper", carried.first)
     monkeypatch.setattr(BackgroundCarrier, "wake", lambda self: None)
     outage = Outage()
     outage.is_down, carried.bucket.before = True, outage
@@ -262,7 +262,7 @@ def test_a_wait_does_not_include_saves_that_come_after_it(
         save(training.run, next(steps))
 
     monkeypatch.setattr(BackgroundCarrier, "sleep", carry_one_and_save_one)
-    other.tag("keeper", training.first)
+    other.pins.tags.set("keeper", training.first)
     assert training.machine.folder.waiting() == [4, 5]
 
 
@@ -309,9 +309,9 @@ def test_phases_and_pivots_are_the_same_with_and_without_a_journal(
             assert_same(one.load(), other.load())
         assert _phases(ours) == _phases(theirs)
         for name in ("samples", "loss"):
-            assert ours.stream(name).archives == theirs.stream(name).archives
-            assert ours.stream(name).read() == theirs.stream(name).read()
-        assert ours.stream("loss").count == 6
+            assert ours.streams[name].archives == theirs.streams[name].archives
+            assert ours.streams[name].read() == theirs.streams[name].read()
+        assert ours.streams["loss"].count == 6
         assert actions_of(bucket, "run.rewind") == actions_of(direct, "run.rewind")
         assert journaled.verify(deep=True).findings == ()
 

@@ -57,7 +57,7 @@ def test_the_newest_of_the_waiting_saves_is_made_with_the_entries_of_all(held, g
     assert steps(run) == [1, 4]
     assert (run.find(first.wait().n).load()["m"]["w"] == 1).all()
     assert (waiting[-1].wait().load()["m"]["w"] == 4).all()
-    assert [entry["step"] for entry in run.stream("loss").read()] == [2, 3, 4]
+    assert [entry["step"] for entry in run.streams["loss"].read()] == [2, 3, 4]
 
 
 def test_a_waiting_save_is_finished_before_a_save_in_the_foreground(held, gate):

@@ -136,7 +136,7 @@ def test_a_training_goes_on_past_an_outage(
                 assert saved.outcome == "failed"
             run.wait() if step not in (2, 3, 5) else None
         assert checkpointer.failed_saves == 3
-    assert [entry["step"] for entry in run.stream("loss").read()] == [1, 2, 3, 4, 5, 6]
+    assert [entry["step"] for entry in run.streams["loss"].read()] == [1, 2, 3, 4, 5, 6]
     assert run.latest().meta["checkpointer"]["failed_saves"] == 3
     assert sum("training continues" in record.getMessage() for record in caplog.records) == 3
     landed = {1, 2, 4, 5, 6} if fails == "after" else {1, 4, 6}

@@ -55,7 +55,7 @@ def test_evictions_are_planned_anew_after_a_lost_race(backend, open_registry):
 
     def tagger():
         other = open_registry(backend).run("run")
-        other.tag("keeper", other.latest())
+        other.pins.tags.set("keeper", other.latest())
 
     hooked.before = Once("runs/run/log/", tagger, "put_if_absent")
     run.save(small_state(2), step=2)
@@ -544,7 +544,7 @@ def test_a_handle_that_others_went_back_behind_may_not_go_on(run, reg, backend, 
 
 
 def test_a_step_that_is_taken_is_refused_after_an_eviction_that_decides(run):
-    run.tag("kept", run.save(small_state(1), step=1))
+    run.pins.tags.set("kept", run.save(small_state(1), step=1))
     run.save(small_state(2), step=2, metrics={"mu": 25.0, "sigma": 3.0})
     run.save(small_state(3), step=3)
     run.prune(Retention(last=1))

@@ -199,7 +199,7 @@ def test_a_forked_child_waits_for_no_lock_of_its_parents_save(tmp_path):
         if child == 0:
             try:
                 signal.alarm(30)
-                run.add_artifact("kept", small_state(2))
+                run.pins.artifacts.set("kept", small_state(2))
                 run.push(small_state(3), step=1, phase="other")
                 os._exit(0)
             finally:

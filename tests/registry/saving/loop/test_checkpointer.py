@@ -149,7 +149,7 @@ def test_entries_of_steps_that_are_not_saved_wait_for_the_next_save(backend, ope
                 assert saved.outcome == "skipped"
         gate.open.set()
     assert steps(run) == [2, 5]
-    assert [entry["step"] for entry in run.stream("loss").read()] == [1, 2, 3, 4, 5]
+    assert [entry["step"] for entry in run.streams["loss"].read()] == [1, 2, 3, 4, 5]
 
 
 def test_the_meta_tells_why_and_what_it_cost(run):
@@ -238,7 +238,7 @@ def test_wrong_entries_are_refused_where_they_are_given(run):
         with pytest.raises(InvalidInput, match="entries"):
             checkpointer.step(1, state(1), streams={"loss": [{"loss": 1}]})
         checkpointer.step(2, state(2), streams={"loss": [{"step": 2}]})
-    assert [entry["step"] for entry in run.stream("loss").read()] == [2]
+    assert [entry["step"] for entry in run.streams["loss"].read()] == [2]
 
 
 def test_a_checkpointer_works_in_its_block_only(run):

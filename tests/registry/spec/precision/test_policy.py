@@ -772,7 +772,7 @@ def test_of_many_lossy_tensors_a_few_are_named(run, caplog):
 def test_whatever_is_cut_or_copied_keeps_the_record(run, reg, open_registry):
     model, state = trained()
     checkpoint = run.save(state, step=1, storing=Storing(precision={"model/*": "bf16"}))
-    run.set_gate("g", checkpoint)
+    run.pins.gates.set("g", checkpoint)
     release = run.releases.publish("1.0.0", checkpoint, only="model")
     entry = run.pool.promote(checkpoint)
     mirror = open_registry(new_backend("policy-mirror"))

@@ -231,7 +231,7 @@ def test_a_head_that_a_snapshot_skips_is_proved_by_one_request():
     backend = filled(4)
     with open_on(backend) as reg:
         for n in range(8):
-            reg.run("run").tag(f"more{n}", reg.run("run").latest())
+            reg.run("run").pins.tags.set(f"more{n}", reg.run("run").latest())
     with open_on(Metered(backend, calls := [])) as reg:
         reg.run("run")
     plain = sorted(f"{call.method} {call.key}" for call in calls)
@@ -250,7 +250,7 @@ def test_a_head_whose_slot_is_damaged_is_not_proved():
     backend = filled(4)
     with open_on(backend) as reg:
         for n in range(8):
-            reg.run("run").tag(f"more{n}", reg.run("run").latest())
+            reg.run("run").pins.tags.set(f"more{n}", reg.run("run").latest())
     flip(backend, "runs/run/log/00000000000000000003")
     with open_on(backend) as reg:
         reg.run("run")  # a snapshot skips it
@@ -278,7 +278,7 @@ def test_a_head_that_was_seen_by_a_snapshot_alone_is_proved_by_what_came_after()
     mark(backend, 3)
     with open_on(backend) as reg:
         for n in range(8):
-            reg.run("run").tag(f"more{n}", reg.run("run").latest())
+            reg.run("run").pins.tags.set(f"more{n}", reg.run("run").latest())
     with open_on(backend, heads=open_heads(parse("s3://bucket/other"))) as reg:
         assert reg.run("run").manifest.commits == 11
 
@@ -287,12 +287,14 @@ def test_a_commit_of_another_thread_meanwhile_is_no_rollback():
     backend = Hooked(filled(4))
     with remembering(backend) as reg:
         run = reg.run("run")
-        commit = Once("runs/run/log/", lambda: run.tag("meanwhile", run.latest()), "get")
+        commit = Once("runs/run/log/", lambda: run.pins.tags.set("meanwhile", run.latest()), "get")
         backend.before = commit
         assert reg.run("run").manifest.commits == 4
         assert commit.done
         backend.before = Once(
-            "runs/run/log/00000000000000000001", lambda: run.tag("again", run.latest()), "get"
+            "runs/run/log/00000000000000000001",
+            lambda: run.pins.tags.set("again", run.latest()),
+            "get",
         )
         reg.gc(grace_s=0)
         assert backend.before.done
@@ -334,7 +336,7 @@ def test_readers_and_a_trainer_of_one_handle_never_raise_an_alarm():
         for reader in readers:
             reader.start()
         for n in range(60):
-            run.tag(f"more{n}", run.latest())
+            run.pins.tags.set(f"more{n}", run.latest())
         stop.set()
         for reader in readers:
             reader.join()

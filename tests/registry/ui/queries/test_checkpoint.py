@@ -38,7 +38,7 @@ def saved(reg: Registry):
     for step in (1, 2, 3):
         state = {"model": {"a": weights(0), "b": weights(step)}, "optimizer": {"m": weights(9)}}
         run.save(state, step=step, metrics={"loss": 1 / step}, meta={"note": "<b>"})
-    run.set_gate("done", run.latest())
+    run.pins.gates.set("done", run.latest())
     return run
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("openskill")
 def played(reg: Registry):
     run = reg.create_run("run", seed=42, preset=LEAGUE)
     run.save(player(1), step=1, phase=1)
-    run.set_gate("first", run.latest())
+    run.pins.gates.set("first", run.latest())
     run.pool.promote_gate("first")
     for step in (2, 3, 4):
         run.pool.promote(run.save(player(step), step=step, phase=3))
