@@ -7,10 +7,9 @@ Plotly's JavaScript); only `server`, `rendering` and `page` import these librari
 |---|---|
 | `source` | the open registry: keeps runs open, reads several at once, counts requests |
 | `pages/` | one module for each view: its query, path and template |
-| `charts` | charts as data, each with a table of the same values |
-| `grids` | tables whose cells are coloured by their numbers, in place of heat maps |
+| `charts` | charts and coloured grids as data, each with a table of the same values |
 | `rendering` | templates, and values as text |
-| `server`, `guard` | the local web server, and the check of its visitors |
+| `server` | the local web server, and the guard that checks its visitors |
 | `page` | the same views as one file |
 
 To add a view:

@@ -12,10 +12,8 @@ from markupsafe import Markup
 
 from holdfast.registry.errors import RegistryError
 from holdfast.registry.ui.pages import VIEWS
-from holdfast.registry.ui.pages.trouble import trouble_of
-from holdfast.registry.ui.pages.view import Asked, Shown, View
-from holdfast.registry.ui.plotly import script_path, style_ids
-from holdfast.registry.ui.rendering import FOLDER, render
+from holdfast.registry.ui.pages.view import Asked, Shown, View, trouble_of
+from holdfast.registry.ui.rendering import FOLDER, render, script_path, style_ids
 from holdfast.registry.ui.source import Source, now_ms
 
 #: The end of an element within a script, which a browser takes for the end of the script itself.

@@ -1,4 +1,4 @@
-"""Templates, and values as text: sizes, numbers, times, configurations."""
+"""Templates, values as text, and Plotly's JavaScript out of its Python package."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ _WIDTH, _HEIGHT = 96, 22
 
 #: Returns the address of a view with these arguments; `None` if the page has no such part.
 Link = Callable[..., str | None]
+#: Plotly puts the styles of its maps into an element of such an id, unless there is one already.
+_STYLE = re.compile(r'getElementById\("([0-9a-f]{64})"\)')
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:
@@ -140,3 +143,20 @@ def spark_points(values: Sequence[float]) -> str:
         for index, value in enumerate(values)
         if math.isfinite(value)
     )
+
+
+def script_path() -> Path:
+    """Return the file of the script."""
+    spec = find_spec("plotly")
+    assert spec is not None  # the extra `ui` has it
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0]) / "package_data" / "plotly.min.js"
+
+
+@cache
+def style_ids() -> tuple[str, ...]:
+    """Return the ids of elements that keep Plotly from adding styles that no chart here needs.
+
+    The Content-Security-Policy would refuse them, and the browser would report that.
+    """
+    return tuple(dict.fromkeys(_STYLE.findall(script_path().read_text(encoding="utf-8"))))

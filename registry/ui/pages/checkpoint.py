@@ -9,7 +9,8 @@ from typing import Any
 
 from holdfast.registry.comparing import Histogram, TensorStats, histogram, stats_of
 from holdfast.registry.curation import Release, checkpoint_marks
-from holdfast.registry.errors import RegistryError, StoreUnavailable
+from holdfast.registry.errors import InvalidInput, RegistryError, StoreUnavailable
+from holdfast.registry.face import find_in_run, is_digest
 from holdfast.registry.formats import OPAQUE
 from holdfast.registry.history import decode_or_keep, parent_ref
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
@@ -23,11 +24,8 @@ from holdfast.registry.loading import (
 from holdfast.registry.objects import TensorEntry
 from holdfast.registry.pytree import leaf_kinds
 from holdfast.registry.ui.charts import Chart
-from holdfast.registry.ui.pages.contents import Contents, contents_of
-from holdfast.registry.ui.pages.states import find, source_of
-from holdfast.registry.ui.pages.tensor_charts import histogram_chart, treemap
-from holdfast.registry.ui.pages.trouble import Trouble, tried
-from holdfast.registry.ui.pages.view import Asked, Shown, View
+from holdfast.registry.ui.pages.contents import Contents, contents_of, histogram_chart, treemap
+from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, tried
 from holdfast.registry.ui.source import Source
 from holdfast.registry.upkeep import Damage
 from holdfast.registry.values import Digest
@@ -373,6 +371,33 @@ def _parts(source: Source, runs: Sequence[str]) -> Iterable[Asked]:
         best = run.manifest.best(run.manifest.monitors[0]) if run.manifest.monitors else None
         for record in {one.n: one for one in (best, latest) if one is not None}.values():
             yield Asked(path={"ref": run.find(record.n).ref})
+
+
+def find(source: Source, ref: str) -> Stored:
+    """Return exactly the stored state that a ref names; an id alone is searched in all runs."""
+    name, _, path = ref.partition("/")
+    if not path and is_digest(name):
+        return source.registry.stored(ref)
+    handle = source.run(name).handle
+    return find_in_run(handle.store, handle.log, path)
+
+
+def find_checkpoint(source: Source, ref: str) -> Checkpoint:
+    """Return the checkpoint that a ref names, as `find` does."""
+    found = find(source, ref)
+    if not isinstance(found, Checkpoint):
+        raise InvalidInput(
+            "this is a stored state and no checkpoint",
+            where=found.ref,
+            expected="a checkpoint, such as RUN/latest",
+        )
+    return found
+
+
+def source_of(stored: Stored) -> int | None:
+    """Return the commit of the checkpoint that a release, artifact or entry was made from."""
+    found = getattr(stored, "checkpoint", None)
+    return found if isinstance(found, int) else None
 
 
 VIEW = View(

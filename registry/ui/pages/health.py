@@ -21,8 +21,7 @@ from holdfast.registry.saving.journal import (
 from holdfast.registry.saving.loop import last_heard
 from holdfast.registry.store import WRITER_VERSION, Store
 from holdfast.registry.ui.pages.runs import PAGE, newest_first
-from holdfast.registry.ui.pages.trouble import Trouble, tried, trouble_of
-from holdfast.registry.ui.pages.view import Asked, Shown, View
+from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, tried, trouble_of
 from holdfast.registry.ui.source import FRESH_S, Source, now_ms
 from holdfast.registry.upkeep import Finding, LastVerify, VerifyReport, last_verify
 

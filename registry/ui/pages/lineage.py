@@ -12,8 +12,7 @@ from holdfast.registry.errors import NotFound
 from holdfast.registry.history import decode_or_keep, step_ref
 from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, RunManifest
 from holdfast.registry.ui.pages.runs import BIRTHS_UNASKED, newest_first
-from holdfast.registry.ui.pages.trouble import Trouble, trouble_of
-from holdfast.registry.ui.pages.view import Asked, Shown, View
+from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, trouble_of
 from holdfast.registry.ui.source import FRESH_S, Source
 
 #: Maximum number of runs in one graph.

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from holdfast.registry.history.actions import Commit, EvictEntries, Promote, RateMatch
 from holdfast.registry.history.replay import PoolRecord
-from holdfast.registry.ui.charts import Chart, figure, moment, table
-from holdfast.registry.ui.grids import Cell, Grid, diverging_tone
+from holdfast.registry.ui.charts import Cell, Chart, Grid, diverging_tone, figure, moment, table
 from holdfast.registry.ui.pages.view import Asked, Shown, View
 from holdfast.registry.ui.source import Source
 from holdfast.registry.values import Digest

@@ -15,16 +15,12 @@ from holdfast.registry.history.replay import RunManifest, StreamRecord
 from holdfast.registry.plots import numbers_by_key
 from holdfast.registry.saving.loop import waited_share
 from holdfast.registry.ui.charts import Chart, Curve, Mark, Point, curves
-from holdfast.registry.ui.chronicle import Chronicle
-from holdfast.registry.ui.pages.checkpoint_rows import CheckpointRow, read_rows
-from holdfast.registry.ui.pages.events import Event, read_events
-from holdfast.registry.ui.pages.forks import MAX_AGE_S, Fork, read_forks
+from holdfast.registry.ui.pages.events import MAX_AGE_S, Event, Fork, read_events, read_forks
 from holdfast.registry.ui.pages.runs import RunRow, marked_row, row_of
-from holdfast.registry.ui.pages.timeline import timeline
-from holdfast.registry.ui.pages.trouble import Trouble, trouble_of
+from holdfast.registry.ui.pages.timeline import CheckpointRow, read_rows, timeline
 from holdfast.registry.ui.pages.values import MOST_CHARTS, Saved, curves_of, metric_names, saved_of
-from holdfast.registry.ui.pages.view import Asked, Shown, View
-from holdfast.registry.ui.source import Source
+from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, trouble_of
+from holdfast.registry.ui.source import Chronicle, Source
 from holdfast.registry.upkeep import Damage
 
 #: Segments that are read unless the user asks for more; each costs two or three requests.

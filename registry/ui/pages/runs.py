@@ -14,8 +14,7 @@ from holdfast.registry.face import Run
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.saving.loop import last_heard
 from holdfast.registry.spec import Monitor
-from holdfast.registry.ui.pages.trouble import Trouble, trouble_of
-from holdfast.registry.ui.pages.view import Asked, Shown, View
+from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, trouble_of
 from holdfast.registry.ui.source import FRESH_S, Source, now_ms
 from holdfast.registry.upkeep import Damage
 

@@ -13,12 +13,10 @@ from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history import config_by_path, json_ready, parent_ref
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.ui.charts import Chart, curves
-from holdfast.registry.ui.chronicle import Chronicle
 from holdfast.registry.ui.pages.runs import RunRow, marked_row, row_of
-from holdfast.registry.ui.pages.trouble import Trouble, trouble_of
 from holdfast.registry.ui.pages.values import MOST_CHARTS, Saved, curves_of, metric_names, saved_of
-from holdfast.registry.ui.pages.view import Asked, Shown, View
-from holdfast.registry.ui.source import Source
+from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, trouble_of
+from holdfast.registry.ui.source import Chronicle, Source
 from holdfast.registry.upkeep import Damage
 from holdfast.registry.values import number
 

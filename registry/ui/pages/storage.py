@@ -14,8 +14,7 @@ from holdfast.registry.history import DAY_S, Verdict, has_policies
 from holdfast.registry.objects import KINDS
 from holdfast.registry.spec import Retention
 from holdfast.registry.ui.charts import Chart, figure, moment, table
-from holdfast.registry.ui.pages.trouble import Trouble, tried, trouble_of
-from holdfast.registry.ui.pages.view import Asked, Shown, View
+from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, tried, trouble_of
 from holdfast.registry.ui.source import Source
 from holdfast.registry.upkeep import GcReport, RunUsage, Usage
 from holdfast.registry.values import Digest, size

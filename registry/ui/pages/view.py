@@ -1,17 +1,17 @@
-"""A view: a path, a template, and the query behind it."""
+"""A view: a path, a template, and the query behind it; and the troubles that its answer shows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from holdfast.registry.errors import InvalidInput
-from holdfast.registry.ui.pages.trouble import Trouble
+from holdfast.registry.errors import InvalidInput, RegistryError, StoreUnavailable
 from holdfast.registry.ui.source import Source
 
 #: Seconds that a view waits for runs; the others come with a later poll.
 PATIENCE_S = 0.4
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +82,27 @@ class View:
     place: Literal["registry", "run"] | None = None
     #: Returns the arguments of this view's parts in a written page about some runs.
     parts: Callable[[Source, Sequence[str]], Iterable[Asked]] = _none
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something that could not be read, for the page to show."""
+
+    what: str  # the problem, with its place
+    hint: str | None  # the next step; `None` if there is none
+
+
+def trouble_of(error: RegistryError) -> Trouble:
+    """Return an error for a page."""
+    return Trouble(error.summary, error.cli_hint)
+
+
+def tried(read: Callable[[], _T], troubles: list[Trouble]) -> _T | None:
+    """Call a function that reads. If reading fails, note the trouble and return `None`."""
+    try:
+        return read()
+    except StoreUnavailable:
+        raise
+    except RegistryError as error:
+        troubles.append(trouble_of(error))
+        return None

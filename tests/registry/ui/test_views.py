@@ -17,10 +17,9 @@ from holdfast import Monitor, Registry
 from holdfast.registry import formats
 from holdfast.registry.saving.journal.background import BackgroundCarrier
 from holdfast.registry.store.address import Address
-from holdfast.registry.ui.guard import Entrance
 from holdfast.registry.ui.pages import pool as pool_query
 from holdfast.registry.ui.rendering import breakable
-from holdfast.registry.ui.server import application
+from holdfast.registry.ui.server import Entrance, application
 from holdfast.registry.ui.source import Source
 from tests.registry.curation.pool.league import LEAGUE, player
 

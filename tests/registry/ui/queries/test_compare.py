@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from holdfast import Registry
-from holdfast.registry.ui.pages.compare import comparison, heat_map, offered, split_path
+from holdfast.registry.ui.pages.diff import comparison, heat_map, offered, split_path
 from tests.registry.ui.sources import source_of
 
 
