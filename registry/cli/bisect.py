@@ -14,8 +14,8 @@ from holdfast.registry.cli import options, output
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer
 from holdfast.registry.cli.command import command as as_command
+from holdfast.registry.cli.comparing import SHOWN, tensor_diff_json
 from holdfast.registry.cli.describe import picked
-from holdfast.registry.cli.diffs import SHOWN, tensor_diff_json
 from holdfast.registry.cli.executing import Command, status_text
 from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import argument, flag, option

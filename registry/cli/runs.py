@@ -5,14 +5,14 @@ from __future__ import annotations
 import json as json_module
 import time as clock
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from holdfast.registry.cli import describe, history, options, output
+from holdfast.registry.cli import describe, options, output
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import iso, ref, source
@@ -23,7 +23,14 @@ from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.curation import run_remarks
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face import Registry, Run
-from holdfast.registry.history import decode_or_keep, decode_plain, forks_of
+from holdfast.registry.history import (
+    decode_or_keep,
+    decode_plain,
+    forks_of,
+    parent_ref,
+    phase_value,
+)
+from holdfast.registry.history.actions import Parent
 from holdfast.registry.saving.loop import LastHeard, failed_saves, last_heard, waited_share
 from holdfast.registry.spec import Monitor, Retention
 from holdfast.registry.spec.presets import load_preset
@@ -82,7 +89,7 @@ def ls(opened: Registry) -> Answer:
     """List the runs by name."""
     listing = Listing(opened)
     runs = listing.runs()
-    forks, damage = history.forks_among(runs), Damage.of(opened.store)
+    forks, damage = forks_among(runs), Damage.of(opened.store)
 
     def rows(more: Callable[[Run], dict[str, Any]]) -> list[dict[str, Any]]:
         described = listing.described(
@@ -147,7 +154,7 @@ def run_json(run: Run, forks: list[str], damage: Damage | None = None) -> dict[s
         "run": run.id,
         "status": manifest.status,
         "reason": manifest.reason,
-        **history.lineage_json(run, forks),
+        **lineage_json(run, forks),
         "created": iso(manifest.created_ms),
         "last_heard": _heard_json(run),
         "damaged": [f"{run.id}/{ref}" for ref in damage.in_run(run.id)],
@@ -255,6 +262,54 @@ def drop(
     return Answer(
         lambda: run_json(dropped, forks_of(opened.store, run)), lambda: [f"dropped: {run}"]
     )
+
+
+def forks_among(runs: Iterable[Run]) -> dict[str, list[str]]:
+    """Return the names of the forks of each of these runs that has some."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        parent = parent_of(run)
+        if parent is not None:
+            found.setdefault(parent.run, []).append(run.id)
+    return found
+
+
+def parent_of(run: Run) -> Parent | None:
+    """Return the parent of a run that was forked."""
+    created = run.manifest.created
+    return None if created is None else created.parent
+
+
+def lineage_json(run: Run, forks: list[str]) -> dict[str, Any]:
+    """Return the parent, forks and phases of a run, and why it was dropped."""
+    manifest, parent = run.manifest, parent_of(run)
+    return {
+        "preset": run.spec.name or None,
+        "phase": run.phase,
+        "phases": [
+            {
+                "phase": phase_value(record.to_phase),
+                "from": phase_value(record.from_phase),
+                "pivot": record.name,
+                "source": record.source,
+                "commit": record.n,
+                "superseded": record.superseded,
+            }
+            for record in manifest.phases
+        ],
+        "parent": None if parent is None else _parent_json(parent),
+        "forks": forks,
+        "dropped": manifest.dropped,
+    }
+
+
+def _parent_json(parent: Parent) -> dict[str, Any]:
+    return {
+        "run": parent.run,
+        "commit": parent.commit,
+        "ref": parent_ref(parent),
+        "id": parent.checkpoint,
+    }
 
 
 # Arguments
