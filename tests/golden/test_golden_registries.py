@@ -1,0 +1,58 @@
+"""Every stored registry of the past is read, continued, collected and copied by today's code."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.registry.objects.codecs import codec_name
+from tests.golden.make_registries import REGISTRIES, STEPS, state
+from tests.support.sameness import assert_same
+
+FOLDER = Path(__file__).parent / "registries"
+VERSIONS = sorted(path.name for path in FOLDER.iterdir())
+#: The codec of each compressed registry.
+CODECS = {"zstd": "blosc-zstd", "lz4": "blosc-lz4", "deltas": "blosc-zstd"}
+
+
+def unpacked(version: str, name: str, folder: Path) -> Path:
+    with tarfile.open(FOLDER / version / f"{name}.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / name
+
+
+def test_every_kind_of_registry_is_kept() -> None:
+    for version in VERSIONS:
+        kept = {path.name.removesuffix(".tar.gz") for path in (FOLDER / version).glob("*.gz")}
+        assert kept == set(REGISTRIES)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", REGISTRIES)
+def test_a_stored_registry_lives_on(version: str, name: str, tmp_path: Path) -> None:
+    ids = json.loads((FOLDER / version / "ids.json").read_text())[name]
+    with holdfast.open(unpacked(version, name, tmp_path)) as reg:
+        assert reg.verify(deep=True).findings == ()
+        run = reg.run("run")
+        assert [one.digest.hex() for one in run.checkpoints()] == ids
+        for step, one in zip(STEPS, run.checkpoints(), strict=True):
+            assert one.step == step
+            assert_same(one.load(), state(step))
+        placement = run.checkpoints()[-1].handle.reader.placement
+        codecs = {codec_name(one, where=name) for one in placement.rows.codecs}
+        assert codecs == {"raw", CODECS.get(name, "raw")}
+        assert placement.rows.has_deltas == (name == "deltas")
+        resumed = run.restore()
+        assert resumed is not None
+        assert_same(resumed.state, state(STEPS[-1]))
+        later = run.save(state(STEPS[-1] + 1), step=STEPS[-1] + 1)
+        run.evict(run.checkpoints()[0], reason="to collect something")
+        assert reg.gc(grace_s=0).deleted
+        assert reg.verify(deep=True).findings == ()
+        with holdfast.init(tmp_path / "mirror", skip_race_probe=True) as mirror:
+            holdfast.sync(reg, mirror)
+            assert_same(mirror.checkpoint(f"run/{later.digest.hex()}").load(), later.load())
