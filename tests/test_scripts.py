@@ -79,11 +79,15 @@ RUN_BY = {
     "pin": "CONTRIBUTING.md",
     "pins.txt": "tests/test_pins.py",
     "quick.py": "tests/test_quick_check.py",
+    "release": ".github/workflows/release.yml",
+    "release.py": "tests/test_release.py",
     "screenshots": "CONTRIBUTING.md",
     "screenshots.py": "tests/test_scripts.py",
     "setup": ".ci/run",
     "site": "CONTRIBUTING.md",
     "soak": "CONTRIBUTING.md",
+    "wheel": ".ci/run",
+    "wheel.py": "scripts/wheel",
 }
 #: What runs each folder of examples/.
 EXAMPLES = {

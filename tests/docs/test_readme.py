@@ -34,7 +34,7 @@ def test_it_is_read_in_five_minutes_and_leads_to_every_guide() -> None:
 def test_its_seven_lines_train_and_continue(newcomer: Path) -> None:
     names = readers_own()
     with holdfast.init("checkpoints") as reg:
-        program = next(block for block in blocks(README) if block.language == "python")
+        _, program = (block for block in blocks(README) if block.language == "python")
         assert program.text.count("  # +") == 7
         run_python(README, program, names)
         first = reg.checkpoint("digits/latest")
@@ -50,7 +50,7 @@ def test_its_seven_lines_train_and_continue(newcomer: Path) -> None:
 
 def test_its_seven_lines_continue_a_model_with_dropout_bit_for_bit(newcomer: Path) -> None:
     torch = pytest.importorskip("torch")
-    program = next(block for block in blocks(README) if block.language == "python")
+    _, program = (block for block in blocks(README) if block.language == "python")
 
     def train(folder: str, stop: int | None) -> None:
         model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.2))

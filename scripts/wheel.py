@@ -1,0 +1,214 @@
+"""Install the wheel into clean environments, and use there what each extra is for.
+
+Run it by `sh scripts/wheel`. It prints the seconds that pip takes, those of a user where its cache
+is warm, and the megabytes of the packages that came. torch comes first, by the version that
+`scripts/setup` names, since an index may serve a build for GPUs otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PYTHON = os.environ.get("PYTHON") or sys.executable
+#: Extras that bring torch.
+WITH_TORCH = ("torch", "lightning", "transformers", "all")
+#: No package of these may come without an extra.
+HEAVY = ("torch", "boto3", "s3fs", "adlfs", "gcsfs", "zarr", "starlette", "uvicorn", "plotly")
+
+FIRST = """
+import os, sys
+import numpy as np
+import holdfast
+reg = holdfast.init(sys.argv[1], skip_race_probe=True)
+state = {"model": {"w": np.arange(1000.0)}, "lr": 1e-3}
+reg.create_run("run").save(state, step=1, metrics={"loss": 0.5})
+with holdfast.open(sys.argv[1]) as again:
+    assert again.run("run").restore().state["model"]["w"].tolist() == list(range(1000))
+    assert again.verify(deep=True).ok
+"""
+LEAN = f"""
+from importlib.util import find_spec
+came = [name for name in {HEAVY!r} if find_spec(name)]
+assert not came, came
+"""
+MODEL = """
+import torch
+model = torch.nn.Linear(64, 10)
+optimizer = torch.optim.AdamW(model.parameters())
+def train_step(step):
+    loss = (model(torch.full((4, 64), step / 300.0)) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss.item())
+"""
+BUCKET = "import boto3; boto3.client('s3').create_bucket(Bucket='bucket')\n"
+#: What an extra is for, as a program; `reg` is a registry with a checkpoint `run/latest`.
+USES = {
+    "torch": "import torch; run.save({'w': torch.ones(3)}, step=2)",
+    "safetensors": "",
+    "s3": "",
+    "azure": "import adlfs, azure.storage.blob",
+    "gs": "import gcsfs",
+    "pool": "run.pool.promote(run.latest()); run.pool.sample(seed=1)",
+    "jax": "import jax.numpy as jnp; run.save({'w': jnp.ones(3)}, step=2)",
+    "lightning": "from holdfast.lightning import HoldfastCheckpoint",
+    "transformers": "from holdfast.transformers import HoldfastCallback",
+    "wandb": "import wandb; import holdfast.wandb",
+    "zarr": "assert run.latest().zarr()['model/w'][3] == 3",
+    "pyarrow": "assert reg.runs_table().num_rows == 1",
+    "dask": "import distributed",
+    "formats": "import flatbuffers, lz4.frame, msgpack",
+    "ui": "import jinja2, plotly, starlette, uvicorn",
+    "all": "import torch, boto3, zarr, openskill, pyarrow, starlette",
+}
+
+
+def main(extras: Sequence[str]) -> None:
+    """Try the wheel without extras and with these; `all-extras` is every one for users."""
+    if list(extras) == ["all-extras"]:
+        offered = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        extras = [name for name in offered["optional-dependencies"] if name in USES]
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
+        wheel = build(folder / "dist")
+        print(f"{wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB", flush=True)
+        try_bare(folder, wheel)
+        for extra in extras or ["torch,s3"]:
+            try_extra(folder, wheel, extra)
+
+
+def build(folder: Path) -> Path:
+    """Build the wheel."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def try_bare(folder: Path, wheel: Path) -> None:
+    """Try the wheel without extras: nothing heavy comes, and the command works."""
+    with environment(folder, wheel, "") as python:
+        run(folder, python, LEAN)
+        run(folder, python, FIRST, "store")
+        for words in ("--help", "--version", "ls run -r store", "verify --deep -r store"):
+            command = [python.with_name("holdfast"), *words.split()]
+            subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+
+
+def try_extra(folder: Path, wheel: Path, extra: str) -> None:
+    """Try what an extra is for; with torch and s3 the lines of the README."""
+    with environment(folder, wheel, extra) as python:
+        if extra == "torch,s3":
+            lines = MODEL + readme()
+            run(folder, python, f"import holdfast; holdfast.init('checkpoints')\n{lines}")
+            with s3():
+                init = "import holdfast; holdfast.init('s3://bucket/a', skip_race_probe=True)\n"
+                run(
+                    folder,
+                    python,
+                    BUCKET + init + lines.replace('"checkpoints"', '"s3://bucket/a"'),
+                )
+        elif extra == "s3":
+            with s3():
+                run(folder, python, BUCKET + FIRST, "s3://bucket/a")
+        else:
+            ending = "run = reg.run('run')\n" + USES[extra]
+            run(folder, python, f"{FIRST}\n{ending}", f"store-{extra}")
+
+
+def readme() -> str:
+    """Return the README's lines for a training loop."""
+    _, lines = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    return str(lines)
+
+
+def run(folder: Path, python: Path, program: str, *words: str) -> None:
+    """Run a program with the installed wheel."""
+    subprocess.run(
+        [python, "-I", "-W", "error::ImportWarning", "-c", program, *words], cwd=folder, check=True
+    )
+
+
+@contextmanager
+def environment(folder: Path, wheel: Path, extra: str) -> Iterator[Path]:
+    """Install the wheel into an environment; print the seconds and megabytes; return its Python."""
+    place = folder / "environment"
+    subprocess.run([PYTHON, "-m", "venv", place], check=True)
+    python = place / "bin" / "python"
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    before, began = size(place), time.monotonic()
+    if set(extra.split(",")) & set(WITH_TORCH):
+        (torch,) = re.findall(r'"(torch==[\d.]+)"', (ROOT / "scripts" / "setup").read_text())
+        subprocess.run([*pip, torch], check=True)
+    subprocess.run([*pip, f"{wheel}[{extra}]" if extra else str(wheel)], check=True)
+    took_s = time.monotonic() - began
+    name = f"holdfast[{extra}]" if extra else "holdfast"
+    version = subprocess.run([python, "--version"], capture_output=True, text=True, check=True)
+    print(
+        f"{version.stdout.strip()}: {name}: {took_s:.0f} s, {(size(place) - before) / 1e6:.0f} MB",
+        flush=True,
+    )
+    yield python
+    shutil.rmtree(place)
+
+
+def size(folder: Path) -> int:
+    """Return the bytes of the files of a folder."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+
+
+@contextmanager
+def s3() -> Iterator[None]:
+    """Serve S3 on this machine, and let programs find it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    here = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    try:
+        wait_for(port)
+        os.environ.update(here)
+        yield
+    finally:
+        for name in here:
+            os.environ.pop(name, None)
+        server.terminate()
+        server.wait()
+
+
+def wait_for(port: int) -> None:
+    """Wait until a server listens."""
+    for _ in range(300):
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+    raise SystemExit("the S3 server did not start")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
