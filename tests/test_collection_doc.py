@@ -92,7 +92,7 @@ def test_link_resolves(link: str) -> None:
 
 
 def test_every_hazard_has_an_answer_and_a_test() -> None:
-    assert [number for number, *_ in HAZARDS] == [f"H{n}" for n in range(1, 20)]
+    assert [number for number, *_ in HAZARDS] == [f"H{n}" for n in range(1, 22)]
     for _, wrong, answer, tested in HAZARDS:
         assert wrong.strip()
         assert answer.strip()

@@ -245,3 +245,141 @@ class Power:
         file = list(state.file)
         file[generation] = stands
         return state._replace(file=(file[0], file[1]))
+
+
+@dataclass(frozen=True)
+class SealRules:
+    """The names that the writers of sealed runs sync, and before what.
+
+    Attributes:
+        marker: A marker, before the epoch is observed; also if another writer put it.
+        seal: A seal, before its note is put.
+        note: A note, before markers are removed.
+    """
+
+    marker: bool = True
+    seal: bool = True
+    note: bool = True
+
+
+class SealState(NamedTuple):
+    """A run that was sealed at slot 1, and what became of it.
+
+    Attributes:
+        log: The content of each slot.
+        synced: Number of durable slots.
+        markers: How the marker with each number stands.
+        notes: How the note of each slot stands.
+        memory: The memory of each actor.
+    """
+
+    log: tuple[str, ...] = (SAVED[0], "seals")
+    synced: int = 2
+    markers: tuple[tuple[int, int], ...] = ()
+    notes: tuple[tuple[int, int], ...] = ((1, DURABLE),)
+    memory: tuple[Memory, ...] = ()
+
+
+class SealedPower:
+    """Writers and sealers of one run, whose store may lose its power at any step.
+
+    After that each name that was not synced is gone, while writers on other machines go on.
+
+    Args:
+        actors: Each is a `writer` or a `sealer`.
+        rules: Those that are kept.
+    """
+
+    def __init__(self, actors: tuple[str, ...], rules: SealRules | None = None) -> None:
+        self._actors = actors
+        self._rules = rules or SealRules()
+
+    def initial(self) -> SealState:
+        """Return the first state: a sealed run."""
+        return SealState(memory=tuple(Memory() for _ in self._actors))
+
+    def wrong(self, state: SealState) -> str | None:
+        """Return what a collection would overlook."""
+        newest = max((slot for slot, _ in state.notes), default=-1)
+        if newest >= 0 and state.log[newest : newest + 1] != ("seals",):
+            return "The newest note is of a seal that is lost."
+        if not state.markers and EVICT in state.log[newest + 1 :]:
+            return "There is a commit after the newest note, and no marker."
+        return None
+
+    def successors(self, state: SealState) -> Iterator[tuple[Step, SealState]]:
+        """Yield every step that somebody may take next."""
+        lost = state._replace(
+            log=state.log[: state.synced],
+            markers=tuple(one for one in state.markers if one[1] == DURABLE),
+            notes=tuple(one for one in state.notes if one[1] == DURABLE),
+        )
+        if lost != state:
+            yield ("the power", "fails"), lost
+        for number, actor in enumerate(self._actors):
+            me = state.memory[number]
+            if me.step == STOPPED:
+                continue
+            words, after, then = getattr(self, f"_{actor}")(state, me)
+            memory = (*state.memory[:number], then, *state.memory[number + 1 :])
+            yield (f"{actor} {number}", words), after._replace(memory=memory)
+
+    def _writer(self, state: SealState, me: Memory) -> tuple[str, SealState, Memory]:
+        seals = [slot for slot, line in enumerate(state.log) if line == "seals"]
+        following = me._replace(step=me.step + 1)
+        match me.step:
+            case 0:
+                return "reads the log", state, Memory(1, u=seals[-1] + 1, read=len(state.log))
+            case 1:
+                if any(number == me.u for number, _ in state.markers):
+                    return "finds the marker", state, following
+                named = state._replace(markers=(*state.markers, (me.u, NAMED)))
+                return "puts the marker", named, following
+            case 2:
+                if self._rules.marker and any(number == me.u for number, _ in state.markers):
+                    rest = tuple(one for one in state.markers if one[0] != me.u)
+                    synced = state._replace(markers=(*rest, (me.u, DURABLE)))
+                    return "syncs the marker", synced, following
+                # The store answers that it is not there: it is put again.
+                return "goes on", state, me._replace(step=1) if self._rules.marker else following
+            case 3:
+                if len(state.log) < me.read:
+                    return "finds its log shorter", state, Memory(STOPPED)
+                if seals[-1] + 1 > me.u:
+                    return "meets a seal", state, Memory()
+                longer = (*state.log, EVICT)
+                return EVICT, state._replace(log=longer, synced=len(state.log)), following
+            case _:
+                return "syncs the log", _all_synced(state), Memory(STOPPED)
+
+    def _sealer(self, state: SealState, me: Memory) -> tuple[str, SealState, Memory]:
+        slot = me.read
+        following = me._replace(step=me.step + 1)
+        match me.step:
+            case 0:
+                longer = (*state.log, "seals")
+                after = state._replace(log=longer, synced=len(state.log))
+                return "seals", after, Memory(1, read=len(state.log))
+            case 1:
+                if not self._rules.seal:
+                    return "goes on", state, following
+                if state.log[slot : slot + 1] != ("seals",):
+                    return "finds its seal lost", state, Memory(STOPPED)
+                return "syncs the log", _all_synced(state), following
+            case 2:
+                named = state._replace(notes=(*state.notes, (slot, NAMED)))
+                return "puts the note", named, following
+            case 3:
+                if not self._rules.note:
+                    return "goes on", state, following
+                if not any(of == slot for of, _ in state.notes):
+                    return "finds its note lost", state, Memory(STOPPED)
+                rest = tuple(one for one in state.notes if one[0] != slot)
+                return "syncs the note", state._replace(notes=(*rest, (slot, DURABLE))), following
+            case _:
+                left = tuple(one for one in state.markers if one[0] > slot)
+                return "removes the markers", state._replace(markers=left), Memory(STOPPED)
+
+
+def _all_synced(state: SealState) -> SealState:
+    return state._replace(synced=len(state.log))

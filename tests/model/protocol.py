@@ -93,18 +93,20 @@ class Protocol:
 
     def successors(self, state: State) -> Iterator[tuple[Step, State]]:
         """Yield every possible next step, and the state after it."""
-        objects, deleting, epochs, logs, memory = state
+        objects, deleting, epochs, logs, memory, forgotten = state
         yield from self._store(state)
         if self.scenario.crowd:
             for words, _, published, longer, _ in self._crowd_moves(state):
                 there = self._with_strangers(objects, published)
-                yield ("the crowd", *words), State(there, deleting, published, longer, memory)
+                after = State(there, deleting, published, longer, memory, forgotten)
+                yield ("the crowd", *words), after
         for index, actor in enumerate(self._actors):
             if isinstance(actor, Collector):
                 for words, sent, published, longer, then in self._collector_moves(index, state):
                     there = self._with_strangers(objects, published)
                     known = self._known(state, index, then)
-                    yield (actor.who, *words), State(there, sent, published, longer, known)
+                    after = State(there, sent, published, longer, known, forgotten)
+                    yield (actor.who, *words), after
             elif isinstance(actor, Evict):
                 yield from self._evict(actor, index, state)
             elif isinstance(actor, Spoil | Forget):
@@ -114,7 +116,8 @@ class Protocol:
                 for words, there, log, me in self._writer_moves(actor, index, state):
                     longer = (*logs[:run], log, *logs[run + 1 :])
                     known = self._known(state, index, me)
-                    yield (actor.who, *words), State(there, deleting, epochs, longer, known)
+                    after = State(there, deleting, epochs, longer, known, forgotten)
+                    yield (actor.who, *words), after
 
     # The next steps of an actor depend only on what it can see, so they are cached.
 
@@ -144,7 +147,7 @@ class Protocol:
         self, actor: Writer | Relocate, index: int, state: State
     ) -> list[writers.Move]:
         me, log = state.memory[index], state.logs[actor.run]
-        seen = (index, me, log, state.objects, state.epochs)
+        seen = (index, me, log, state.objects, state.epochs, state.forgotten)
         moves = self._writers_kept.get(seen)
         if moves is None:
             turn = Turn(actor, self._programs[index], me, state, log)
@@ -153,20 +156,21 @@ class Protocol:
 
     def _store(self, state: State) -> Iterator[tuple[Step, State]]:
         """Yield DELETEs that land, and puts of strangers if those are steps."""
-        objects, deleting, epochs, logs, memory = state
+        objects, deleting, epochs, logs, memory, forgotten = state
         # One that nobody needs yet can wait: it lands again, and an absent key only leaves fewer
         # choices (a writer may always put its own).
         landing = deleting
         if self.scenario.crowd:
             landing |= self._deletable_by_crowd(state)
-        if not self.scenario.apart:
+        if not self.scenario.apart and self._rules.names_kept:
             landing &= collectors.live(logs)
         for key in single(objects & landing):
-            after = State(objects & ~key, deleting, epochs, logs, memory)
+            forgets = 0 if self._rules.names_kept else forgotten | key
+            after = State(objects & ~key, deleting, epochs, logs, memory, forgets)
             yield ("the store", "deletes", self._keys.words[key]), after
         if self.scenario.strangers and self.scenario.apart:
             for key in single(self._keys.up_to(len(epochs)) & ~objects):
-                after = State(objects | key, deleting, epochs, logs, memory)
+                after = State(objects | key, deleting, epochs, logs, memory, forgotten)
                 yield ("a stranger", "puts", self._keys.words[key]), after
 
     def _with_strangers(self, objects: int, epochs: Epochs) -> int:

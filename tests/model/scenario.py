@@ -33,6 +33,7 @@ class Rules:
         replay_reaches_mark: G4: ... and that reaches the mark.
         mark_of_this_epoch: G3: only a mark of this epoch or a later one serves.
         spare_the_live: G5: keys that are needed in M_e are not deleted.
+        names_kept: A name stays condemned for ever: that it was deleted once is no evidence.
     """
 
     run_before_epoch: bool = True
@@ -55,6 +56,7 @@ class Rules:
     replay_reaches_mark: bool = True
     mark_of_this_epoch: bool = True
     spare_the_live: bool = True
+    names_kept: bool = True
 
 
 KEPT = Rules()
@@ -184,6 +186,7 @@ class State(NamedTuple):
         epochs: Those that are published.
         logs: Of each run; `None` before its slot 0.
         memory: The memory of each actor: `Memory` of `writers` or of `collectors`.
+        forgotten: Keys that were deleted; if they exist again, a broken rule lets them be named.
     """
 
     objects: int
@@ -191,6 +194,7 @@ class State(NamedTuple):
     epochs: Epochs
     logs: tuple[Log | None, ...]
     memory: tuple[Any, ...]
+    forgotten: int = 0
 
 
 __all__ = [

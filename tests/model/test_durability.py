@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tests.model import outliving, power
+from tests.model.checks import check_all_broken, check_safe, check_unsafe
 from tests.model.explorer import explore, tell
 from tests.model.outliving import Outliving
-from tests.model.power import Power
+from tests.model.power import Power, SealedPower
 
 #: Actors, whether the state is saved before, and how many states there are.
 SAFE = {
@@ -53,6 +54,21 @@ def test_without_a_sync_something_is_lost_with_the_power(rule: str) -> None:
     assert len(outcome.trace) == steps
 
 
+#: By rule: the steps of the shortest way to a commit that a collection overlooks.
+UNSAFE_SEALS = {"marker": 5, "seal": 4, "note": 10}
+
+
+@pytest.mark.parametrize("actors", [("writer", "sealer"), ("writer", "writer", "sealer")], ids=len)
+def test_no_collection_overlooks_a_commit_after_the_power_failed(actors: tuple[str, ...]) -> None:
+    check_safe(SealedPower(actors), actors)
+
+
+@pytest.mark.parametrize("rule", UNSAFE_SEALS)
+def test_without_a_sync_a_collection_overlooks_a_commit(rule: str) -> None:
+    rules = replace(power.SealRules(), **{rule: False})
+    check_unsafe(SealedPower(("writer", "sealer"), rules), rule, UNSAFE_SEALS[rule])
+
+
 def test_a_handle_acknowledges_nothing_that_its_log_lacks() -> None:
     outcome = explore(Outliving())
     print(f"{outcome.states} states")
@@ -75,6 +91,7 @@ def test_without_a_look_it_acknowledges_what_its_log_lacks(rule: str) -> None:
 
 def test_every_rule_is_broken_once() -> None:
     assert set(UNSAFE) == {field.name for field in dataclasses.fields(power.Rules)}
+    check_all_broken(UNSAFE_SEALS, power.SealRules())
     assert {"commit", "acknowledgements", "refresh"} == {
         field.name for field in dataclasses.fields(outliving.Rules)
     }

@@ -108,6 +108,7 @@ MUTANTS = {
     "M_e from a replay before the mark": Mutant("replay_reaches_mark", ONE_RUN, 9, 13),
     "an older mark taken for this epoch's": Mutant("mark_of_this_epoch", TWO_SWEEPS, 10, 15),
     "what is live is deleted": Mutant("spare_the_live", ONE_RUN, 5, 8),
+    "names forgotten once they are deleted": Mutant("names_kept", ONE_RUN, 10, 14),
 }
 
 

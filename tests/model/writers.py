@@ -237,7 +237,8 @@ class Writers:
 
 def condemned(state: State, u: int, *, after: int = 0) -> int:
     """Return the keys that the sweeps up to u condemned."""
-    return union(keys for keys, _ in state.epochs[after:u])
+    keys = union(keys for keys, _ in state.epochs[after:u])
+    return keys & ~(state.forgotten & state.objects)
 
 
 def _names(actor: Writer) -> int:
