@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 MODULES = {
@@ -30,22 +29,28 @@ def room_of(module: str) -> str:
     return module.split(".")[2] if module.count(".") > 1 else ""
 
 
-def imports(path: Path) -> list[ast.ImportFrom]:
-    return [one for one in ast.walk(ast.parse(path.read_text())) if isinstance(one, ast.ImportFrom)]
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def imports(inside: ast.AST) -> list[ast.ImportFrom]:
+    return [one for one in ast.walk(inside) if isinstance(one, ast.ImportFrom)]
 
 
 def wraps_a_library(path: Path) -> bool:
-    body = ast.parse(path.read_text()).body
+    body = tree(path).body
     named = [alias.name for one in body if isinstance(one, ast.Import) for alias in one.names]
     named += [one.module or "" for one in body if isinstance(one, ast.ImportFrom)]
     return any(name.split(".")[0] in WRAPPED for name in named)
 
 
+@cache
 def listed(package: Path) -> set[str]:
     """Return the names that a package offers: those that it imports, defines or has as modules."""
-    tree = ast.parse((package / "__init__.py").read_text())
-    names = {alias.asname or alias.name for one in ast.walk(tree) for alias in _aliases(one)}
-    for one in tree.body:
+    module = tree(package / "__init__.py")
+    names = {alias.asname or alias.name for one in imports(module) for alias in one.names}
+    for one in module.body:
         if isinstance(one, ast.FunctionDef | ast.ClassDef):
             names.add(one.name)
         elif isinstance(one, ast.Assign):
@@ -55,16 +60,9 @@ def listed(package: Path) -> set[str]:
     return names
 
 
-def _aliases(node: ast.AST) -> list[ast.alias]:
-    return node.names if isinstance(node, ast.ImportFrom) else []
-
-
-@pytest.mark.parametrize(
-    "module", MODULES, ids=lambda name: name.removeprefix("holdfast.registry.")
-)
-def test_other_rooms_are_entered_by_their_doors(module: str) -> None:
+def past_the_door(module: str) -> list[str]:
     wrong = []
-    for one in imports(MODULES[module]):
+    for one in imports(tree(MODULES[module])):
         target = one.module or ""
         there = MODULES.get(target)
         if target.startswith("holdfast.registry.") and there is None:  # a package
@@ -73,26 +71,28 @@ def test_other_rooms_are_entered_by_their_doors(module: str) -> None:
             names = {alias.name for alias in one.names}
             modules = {path.stem for path in package.iterdir()}
             if is_elsewhere and names - listed(package) - modules:
-                wrong.append(f"line {one.lineno}: {target} does not offer {sorted(names)}")
+                wrong.append(f"{module}:{one.lineno}: {target} does not offer {sorted(names)}")
         elif there is not None and room_of(target) not in (room_of(module), "errors"):
             is_direct = target == "holdfast.registry.values.first_use" or wraps_a_library(there)
             if not is_direct:
-                wrong.append(f"line {one.lineno}: {target} is behind its door")
-    assert wrong == []
+                wrong.append(f"{module}:{one.lineno}: {target} is behind its door")
+    return wrong
 
 
-@pytest.mark.parametrize(
-    "module", MODULES, ids=lambda name: name.removeprefix("holdfast.registry.")
-)
-def test_only_the_face_imports_another_room_late(module: str) -> None:
+def test_other_rooms_are_entered_by_their_doors() -> None:
+    assert [line for module in MODULES for line in past_the_door(module)] == []
+
+
+def test_only_the_face_imports_another_room_late() -> None:
     """`Run` and `Registry` are the face of everything; a plain read imports a few rooms alone."""
     late = [
-        f"line {one.lineno}: {one.module}"
-        for function in ast.walk(ast.parse(MODULES[module].read_text()))
+        f"{module}:{one.lineno}: {one.module}"
+        for module, path in MODULES.items()
+        if room_of(module) not in ("face", "cli") and module not in IMPORT_NUMPY_LATE
+        for function in ast.walk(tree(path))
         if isinstance(function, ast.FunctionDef)
-        for one in ast.walk(function)
-        if isinstance(one, ast.ImportFrom)
-        and (one.module or "").startswith("holdfast.registry.")
+        for one in imports(function)
+        if (one.module or "").startswith("holdfast.registry.")
         and room_of(one.module or "") != room_of(module)
     ]
-    assert room_of(module) in ("face", "cli") or module in IMPORT_NUMPY_LATE or late == []
+    assert late == []
