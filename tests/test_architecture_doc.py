@@ -51,22 +51,15 @@ def defined(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_file_that_a_document_names_is_there(document: Path) -> None:
-    named = {path.rstrip("/.") for path in CODE.findall(document.read_text())}
+def test_every_file_and_module_that_a_document_names_is_there(document: Path) -> None:
+    text = document.read_text()
+    named = {path.rstrip("/.") for path in CODE.findall(text)}
     assert sorted(path for path in named if not (ROOT / path).exists()) == []
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_file_that_is_named_without_its_folder_is_ours(document: Path) -> None:
-    named = re.findall(r"`([\w/]+\.py)`", document.read_text())
+    without_folder = re.findall(r"`([\w/]+\.py)`", text)
     assert [
-        name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in OURS)
+        name for name in without_folder if not any(f"/{p}".endswith(f"/{name}") for p in OURS)
     ] == []
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_module_that_a_document_names_is_there(document: Path) -> None:
-    for dotted in DOTTED.findall(document.read_text()):
+    for dotted in DOTTED.findall(text):
         parts = dotted.split(".")
         # The last part may be a name in the module.
         paths = [ROOT.joinpath(*parts[:n]) for n in (len(parts), len(parts) - 1)]
@@ -100,15 +93,15 @@ ROOMS = sorted(
 )
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_room_names_its_modules_and_its_specification(room: Path) -> None:
-    text = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
-    assert text is not None
-    assert len(text.splitlines()) >= 3
-    listed = re.findall(r"^- ((?:`\w+`(?:, with |, | and )?)+)", text, flags=re.MULTILINE)
-    named = {name for names in listed for name in re.findall(r"`(\w+)`", names)}
-    there = {path.stem for path in room.iterdir()}
-    assert named - there == set()
+def test_rooms_name_their_modules_and_their_specification() -> None:
     sections = re.findall(r"^## (\d+)\.", (ROOT / "docs" / "spec.md").read_text(), re.MULTILINE)
-    for where in re.findall(r"docs/spec\.md,\s+sections?\s+([\d,\s]+(?:(?:to|and)\s+\d+)*)", text):
-        assert set(re.findall(r"\d+", where)) <= set(sections)
+    cited = re.compile(r"docs/spec\.md,\s+sections?\s+([\d,\s]+(?:(?:to|and)\s+\d+)*)")
+    for room in ROOMS:
+        text = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+        assert text is not None, room
+        assert len(text.splitlines()) >= 3, room
+        listed = re.findall(r"^- ((?:`\w+`(?:, with |, | and )?)+)", text, flags=re.MULTILINE)
+        named = {name for names in listed for name in re.findall(r"`(\w+)`", names)}
+        assert named - {path.stem for path in room.iterdir()} == set(), room
+        for where in cited.findall(text):
+            assert set(re.findall(r"\d+", where)) <= set(sections), room

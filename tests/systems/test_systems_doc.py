@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")
@@ -17,6 +16,7 @@ DOCUMENTS = ("Hydra", "ADR-004", "ANDREA", "Cobre", "Thalia")
 STORIES = sorted(path.name for path in Path(__file__).parent.glob("test_[acht]*.py"))
 
 
+@cache
 def names_in(path: Path) -> set[str]:
     """Return the names of the test functions of a file, those of classes included."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -67,30 +67,30 @@ def test_the_counts_are_those_of_the_rows() -> None:
     assert [line for line in DOC.splitlines() if line in counts] == counts, "\n".join(counts)
 
 
-@pytest.mark.parametrize(("path", "name"), NAMED)
-def test_named_test_exists(path: str, name: str) -> None:
-    assert name in names_in(ROOT / path)
+def test_every_named_test_exists() -> None:
+    assert [(path, name) for path, name in NAMED if name not in names_in(ROOT / path)] == []
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_every_row_names_a_test_or_says_why_not(row: tuple[str, str, str, str]) -> None:
-    _, asked, here, test = row
-    assert asked
-    assert here
-    if test == "-":
-        assert NOT_MET.match(here), here
-        assert len(here) > 40
-    elif test.startswith("`bench/"):
-        assert here.startswith("measured"), here
-        assert (ROOT / test.strip("`")).exists()
-    else:
-        assert re.fullmatch(r"`tests/[\w/]+\.py::test_\w+`", test)
+def test_every_row_names_a_test_or_says_why_not() -> None:
+    for _, asked, here, test in ROWS:
+        assert asked
+        assert here, asked
+        if test == "-":
+            assert NOT_MET.match(here), here
+            assert len(here) > 40, here
+        elif test.startswith("`bench/"):
+            assert here.startswith("measured"), here
+            assert (ROOT / test.strip("`")).exists(), test
+        else:
+            assert re.fullmatch(r"`tests/[\w/]+\.py::test_\w+`", test), test
 
 
-@pytest.mark.parametrize("story", STORIES)
-def test_every_test_of_a_story_is_named(story: str) -> None:
-    named = {name for path, name in NAMED if path == f"tests/systems/{story}"}
-    assert names_in(Path(__file__).parent / story) == named
+def test_every_test_of_a_story_is_named() -> None:
+    named = {
+        story: {name for path, name in NAMED if path == f"tests/systems/{story}"}
+        for story in STORIES
+    }
+    assert {story: names_in(Path(__file__).parent / story) for story in STORIES} == named
 
 
 def test_nothing_cites_files_that_are_not_here() -> None:

@@ -44,9 +44,10 @@ def _is_safe(call: ast.Call) -> bool:
     return False
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=str)
-def test_no_door(path: Path) -> None:
-    assert list(violations((ROOT / path).read_text(encoding="utf-8"))) == []
+def test_no_door() -> None:
+    found = {path: list(violations((ROOT / path).read_text(encoding="utf-8"))) for path in SOURCES}
+    assert len(found) > 400
+    assert {path: doors for path, doors in found.items() if doors} == {}
 
 
 @pytest.mark.parametrize(
