@@ -60,18 +60,18 @@ PICKLED: dict[str, Callable[[int], bytes]] = {
     "popped": lambda n: _ORDERED + b"q\x02" + b"h\x02)R0" * n + b"0N",
     "memo": lambda n: b"N" + b"\x94" * (n * 8),
     "longkey": lambda n: b"}" + _wide(n) + b"(" + b"N" * n + b"ls",
-    "ints": lambda n: b"}(" + b"".join(_int(k * MERSENNE) + b"N" for k in range(n // 8)) + b"u",
-    "ints-one-by-one": lambda n: b"}" + b"".join(_int(k * MERSENNE) + b"Ns" for k in range(n // 8)),
-    "int-set": lambda n: b"\x8f(" + b"".join(_int(k * MERSENNE) for k in range(n // 8)) + b"\x90",
-    "frozen": lambda n: b"(" + b"".join(_int(k * MERSENNE) for k in range(n // 8)) + b"\x91",
+    "ints": lambda n: b"}(" + b"".join(_int(k * MERSENNE) + b"N" for k in range(n // 2)) + b"u",
+    "ints-one-by-one": lambda n: b"}" + b"".join(_int(k * MERSENNE) + b"Ns" for k in range(n // 2)),
+    "int-set": lambda n: b"\x8f(" + b"".join(_int(k * MERSENNE) for k in range(n // 2)) + b"\x90",
+    "frozen": lambda n: b"(" + b"".join(_int(k * MERSENNE) for k in range(n // 2)) + b"\x91",
     "complex": lambda n: (
-        b"cbuiltins\ncomplex\nq\x010}(" + b"".join(_complex(k) + b"N" for k in range(n // 8)) + b"u"
+        b"cbuiltins\ncomplex\nq\x010}(" + b"".join(_complex(k) + b"N" for k in range(n // 2)) + b"u"
     ),
     "tuples": lambda n: (
-        b"}(" + b"".join(_int(k * MERSENNE) + b"\x85N" for k in range(n // 8)) + b"u"
+        b"}(" + b"".join(_int(k * MERSENNE) + b"\x85N" for k in range(n // 2)) + b"u"
     ),
     "tower": lambda n: b"}" + _tower(n) + b"Ns",
-    "wide-int": lambda n: _int(1 << n * 8) + b"q\x02(" + b"}h\x02Ns" * n + b"l",
+    "wide-int": lambda n: _int(1 << n * 16) + b"q\x02(" + b"}h\x02Ns" * n * 2 + b"l",
     "paths": lambda n: _wide(n) + b"0" + _PATH + b"(" + b"h\x02" * (n // 100) + b"tR",
 }
 
@@ -176,7 +176,7 @@ FILES: dict[str, Callable[[int], bytes]] = {
     "faults.safetensors": lambda n: safetensors(_names(b"0", n)),
     "longkey.mpk": lambda n: _burnt(0, n),
     "longkey-tensors.mpk": lambda n: _burnt(_BURNT, n // 10),
-    "faults.mpk": lambda n: burn([_BURNT | {"shape": [2]}] * n),
+    "faults.mpk": lambda n: burn([_BURNT | {"shape": [2]}] * (n // 4)),
     "maps.mpk": lambda n: burn([{}] * n),
     "listing.npz": lambda n: listing(n),
     "hidden.npz": lambda n: hidden(n),
