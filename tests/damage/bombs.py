@@ -21,12 +21,13 @@ from holdfast.registry.values.digest import Digest
 
 #: Reads a registry in another process; prints the result, and by how many MiB the process
 #: grew meanwhile at most.
-_PROGRAM = """
-import resource, sys
+_PROGRAM = r"""
+import re, sys
+from pathlib import Path
 import holdfast
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+def peak():  # what getrusage tells begins with the memory of the process that started this one
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
 
 with holdfast.open(sys.argv[1]) as opened:
     opened.runs()

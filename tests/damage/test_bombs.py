@@ -44,20 +44,21 @@ def repeated(value: bytes, count: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory) -> tuple[Path, Digest]:
-    """A registry whose newest manifest is 64 MiB of empty lists, in 7 kB."""
+    """A registry whose newest manifest is 12 MiB of empty lists, in 2 kB."""
     folder = tmp_path_factory.mktemp("bomb") / "r"
-    digest, data = sealed(repeated(b"[]", 22_000_000))
-    assert len(data) < 10_000  # and 1.8 GiB once it is parsed
+    digest, data = sealed(repeated(b"[]", 4_000_000))
+    assert len(data) < 2500  # and 330 MiB once it is parsed
     plant(folder, (digest, data))
     return folder, digest
 
 
 @pytest.mark.xdist_group("planted")
 @pytest.mark.parametrize("act", ACTS)
-def test_a_manifest_of_a_thousand_times_its_size_is_refused_unparsed(act, planted):
+def test_a_manifest_of_a_thousand_times_its_size_is_refused_unparsed(act, planted, monkeypatch):
     folder, digest = planted
+    monkeypatch.setenv(parse_limits.VARIABLE, str(128 * MIB))
     grown, said = read_apart(folder, act)
-    assert grown < 200
+    assert grown < 100
     assert f"{digest.hex()}.0: parsing it would take too much memory" in said
     if act != "verify":
         assert said.startswith("BeyondLimit ")
@@ -172,9 +173,9 @@ def test_bombs_do_not_add_up(tmp_path, monkeypatch):
 
 
 def test_what_is_regular_is_no_bomb(tmp_path):
-    """100,000 equal counters are legal, however short they are stored."""
-    state = {"m": {"state": {i: {"step": np.float32(7), "at": 7} for i in range(50_000)}}}
-    state["n"] = {str(i): np.full((), 7, np.float32) for i in range(50_000)}
+    """20,000 equal counters are legal, however short they are stored."""
+    state = {"m": {"state": {i: {"step": np.float32(7), "at": 7} for i in range(10_000)}}}
+    state["n"] = {str(i): np.full((), 7, np.float32) for i in range(10_000)}
     with holdfast.init(tmp_path / "r", skip_race_probe=True) as opened:
         saved = opened.create_run("run").save(state, step=1)
         content = saved.manifest.content_bytes
@@ -207,19 +208,20 @@ def test_equal_types_and_shapes_of_a_manifest_are_there_once():
     assert first.dtype is second.dtype
 
 
-LONG = "k" * 500_000
+LONG, TENSORS = "k" * 500_000, 500
 
 
-def test_paths_of_a_manifest_are_counted_before_they_are_spelled(tmp_path):
-    """A key of a megabyte above thousands of tensors would be spelled for each of them."""
-    skeleton = {"d": [[LONG, {"d": [[str(i), {"t": i}] for i in range(4000)]}]]}
+def test_paths_of_a_manifest_are_counted_before_they_are_spelled(tmp_path, monkeypatch):
+    """A long key above hundreds of tensors would be spelled for each of them."""
+    monkeypatch.setenv(parse_limits.VARIABLE, str(64 * MIB))
+    skeleton = {"d": [[LONG, {"d": [[str(i), {"t": i}] for i in range(TENSORS)]}]]}
     entry = TensorEntry("uint8", (1,), inline=b"a").to_json()
-    plant(tmp_path / "r", sealed(canonical.encode(skeleton), canonical.encode([entry] * 4000)))
+    plant(tmp_path / "r", sealed(canonical.encode(skeleton), canonical.encode([entry] * TENSORS)))
     grown, said = read_apart(tmp_path / "r", "tensors")
-    assert grown < 600
+    assert grown < 100
     assert "BeyondLimit " in said
     assert "spelling the paths in it would take too much memory" in said
-    state = {"m": {LONG: {str(i): np.zeros(1) for i in range(4000)}}}
+    state = {"m": {LONG: {str(i): np.zeros(1) for i in range(TENSORS)}}}
     with holdfast.init(tmp_path / "s", skip_race_probe=True) as opened:
         run = opened.create_run("run")
         with pytest.raises(InvalidInput, match="spelling the paths of its tensors"):
