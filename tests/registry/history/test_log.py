@@ -238,7 +238,7 @@ def test_races_lost_to_a_collector_name_it(run_log, backend, store_on):
 
     hooked.before = win
     with pytest.raises(Conflict, match="a collector or a repack"):
-        mine.append(lambda run: [commit_line(run, [status(1)])])
+        mine.append(lambda run: [commit_line(run, [status(1)])], patience_s=0.05)
 
 
 def test_an_outcome_that_stays_unknown_is_tried_at_the_same_slot_and_then_told(
