@@ -10,6 +10,7 @@ from holdfast.backends import Backend
 from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash
 from holdfast.registry.face.factory import open_on
 from tests.crash.scenarios import Scenario, sources
+from tests.support.inline import without_threads
 from tests.support.pictures import picture, picture_of_runs, pictures_on_the_way
 from tests.support.sameness import assert_same
 from tests.support.states import make_state
@@ -17,15 +18,26 @@ from tests.support.stores import commit_lines, opened
 
 
 class Attempt:
-    """A scenario's operation over a store that fails at a given call, in one process."""
+    """A scenario's operation over a store that fails at a given call, in one process.
+
+    Calls come from several threads, or are made in order.
+    """
 
     def __init__(
-        self, scenario: Scenario, store: Backend, faults: list[Fault], *, resumed: bool = False
+        self,
+        scenario: Scenario,
+        store: Backend,
+        faults: list[Fault],
+        *,
+        resumed: bool = False,
+        in_order: bool = False,
     ) -> None:
         self._scenario = scenario
         failing = sources()[1] if scenario.interrupt_source else store
         self._faulty = Faulty(failing, faults, count_reads=True)
         self._registry = open_on(store if scenario.interrupt_source else self._faulty)
+        if in_order:
+            without_threads(self._registry)
         begin = scenario.resume if resumed and scenario.resume else scenario.begin
         self._begun = begin(self._registry)
         if scenario.interrupt_source:
@@ -61,10 +73,10 @@ class Course:
     commits: int
 
 
-def uninterrupted(scenario: Scenario, copies: Copies) -> Course:
+def uninterrupted(scenario: Scenario, copies: Copies, *, in_order: bool = False) -> Course:
     """Let an operation go on to its end."""
     store = copies()
-    attempt = Attempt(scenario, store, [])
+    attempt = Attempt(scenario, store, [], in_order=in_order)
     attempt.act()
     attempt.close()
     points = range(attempt.begun_at + 1, attempt.calls + 1)

@@ -146,7 +146,7 @@ def test_no_answer_at_every_call(
     record_property: Callable[[str, object], None],
 ) -> None:
     copies = stores(scenario)
-    course = uninterrupted(scenario, copies)
+    course = uninterrupted(scenario, copies, in_order=True)
     faults = refused = 0
     left: set[Left] = set()
     completed: set[Left] = set()
@@ -154,7 +154,7 @@ def test_no_answer_at_every_call(
         for after in (False, True):
             store = copies()
             fault = Fault(at, after=after, error=StoreUnavailable("no answer", where="test"))
-            attempt = Attempt(scenario, store, [fault])
+            attempt = Attempt(scenario, store, [fault], in_order=True)
             faults += 1
             try:
                 attempt.act()

@@ -51,7 +51,7 @@ class Looks:
     """Looks at forged registries.
 
     Attributes:
-        is_brief: Whether all commands but listings print text and JSON by turns, and not both.
+        is_brief: Whether all commands but listings print text, JSON or nothing by turns.
         faults: What was said otherwise than it should be: a call, and what came of it.
         refused: Calls that ended with a typed error.
         answered: Calls that gave an answer.
@@ -72,7 +72,7 @@ class Looks:
         for number, arguments in enumerate(_COMMANDS):
             both: tuple[tuple[str, ...], ...] = ((), ("--json",))
             if self.is_brief and arguments not in _LISTINGS:
-                both = both[(number + self._turns) % 2 :][:1]
+                both = both[(number + self._turns) % 4 :][:1]
             for more in both:
                 self._command(case, (*arguments, *more))
         if _contents(backend) != files:
