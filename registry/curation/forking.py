@@ -108,7 +108,8 @@ class _InheritedCommits(NewCommits):
         self._inherited = inherited
 
     def write_states(self) -> Sequence[Written]:
-        return self._committer.adopt(self._committer.store, self._inherited.places)
+        store = self._committer.store
+        return self._committer.adopt(store, self._inherited.places, proves=False)
 
     def commits(self, run: RunManifest) -> Sequence[Sequence[Action]] | None:
         return None if run.has_checkpoints else self._inherited.commits(run)

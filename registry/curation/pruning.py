@@ -106,7 +106,9 @@ def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRec
         adopted = _not_held(run, checkpoints)
         places = [_place(run, digest) for digest in sorted(adopted)]
         try:
-            return committer.adopt(committer.store, places)
+            # A run has proven the packs of its states, but not those that a fork inherits.
+            is_fork = run.created is not None and run.created.parent is not None
+            return committer.adopt(committer.store, places, proves=is_fork)
         except MissingObject as error:
             collected = [n for n in checkpoints if _is_collected(committer.store, run, n)]
             named = ", ".join(run.by_n[n].manifest.short for n in collected)

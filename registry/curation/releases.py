@@ -306,6 +306,8 @@ class _Publication(NewCommit):
             written.append(self.committer.write(self.state, self.committer.choose_bases([of])))
         elif self.parts is not None:
             written.append(self.committer.cut(of, self.parts))
+        else:
+            self.committer.proven(of)
         if written:
             self.digest = written[0].base.manifest.digest
         if self.card:

@@ -70,12 +70,13 @@ def adopt(
     wanted: Sequence[Place],
     on_pack: OnPack | None = None,
     workers: Workers | None = None,
+    *,
+    proves: bool = True,
 ) -> tuple[list[Place], ChosenKeys]:
     """Make sure that a registry has placed manifests under keys that may be named."""
     _ = writer.epoch  # observed before any key is chosen, and by one thread
     adoption = _Adoption(workers or Workers(None, source, destination, writes=True), writer)
-    # A fork has nothing to replace a damaged pack with: its saves look at what they rely on.
-    adoption.proves = source is not destination
+    adoption.proves = proves
     if adoption.proves:
         adoption.covered = _newest_packs(destination, writer.log.run)
     for some in _together(source, wanted):
@@ -159,11 +160,9 @@ class _Adoption:
         self._workers.each(copy_pack, copies, take, size_of=lambda copy: copy.source.size_bytes)
 
     def _usable(self, _: Store, ref: PackRef) -> ObjectKey | None:
-        while (key := self._writer.usable("packs", ref.key.digest, ref.size_bytes)) is not None:
-            is_trusted = not self.proves or key in self.covered
-            if is_trusted or self._writer.proves(PackRef(key, ref.size_bytes)):
-                return key
-        return None
+        key = self._writer.usable("packs", ref.key.digest, ref.size_bytes)
+        is_trusted = not self.proves or key in self.covered
+        return key if is_trusted else self._writer.proven(ref.key.digest, ref.size_bytes)
 
     def put_states(self, some: Iterable[_Placed]) -> None:
         """Put manifests and placements of states whose packs are there."""

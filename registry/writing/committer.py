@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from holdfast.registry import pytree
-from holdfast.registry.errors import Conflict, IntegrityError, MissingObject
+from holdfast.registry.errors import Conflict, Damaged, IntegrityError, MissingObject
 from holdfast.registry.history import PlacedState, Races, RunLog, StateReader
 from holdfast.registry.history.actions import Line, Place
 from holdfast.registry.history.replay import Forgotten, RunManifest
@@ -225,9 +225,14 @@ class Committer:
         pytree.await_devices(flat)
         return self.write(flat, ())
 
-    def adopt(self, source: Store, places: Sequence[Place]) -> list[Written]:
-        """Import stored states of another registry, a parent run or an eviction."""
-        adopted, chosen = adopt(source, self.store, self.writer, places)
+    def adopt(
+        self, source: Store, places: Sequence[Place], *, proves: bool = True
+    ) -> list[Written]:
+        """Import stored states of another registry, a parent run or an eviction.
+
+        Without `proves` packs that are there are not read: a fork's saves look at what they need.
+        """
+        adopted, chosen = adopt(source, self.store, self.writer, places, proves=proves)
         return [Written(self._placed(place), chosen, 0) for place in adopted]
 
     def _placed(self, place: Place) -> PlacedState:
@@ -237,8 +242,20 @@ class Committer:
 
     def cut(self, manifest: Digest, names: Sequence[str]) -> Written:
         """Make a state of some components of a stored one; no chunk is stored again."""
+        return cut_state(self.store, self.writer, self.proven(manifest), names)
+
+    def proven(self, manifest: Digest) -> PlacedState:
+        """Return a state of the run; its packs are read if nothing shows that they are sound."""
         base = self.base(manifest)
-        return cut_state(self.store, self.writer, base, names)
+        if not self.writer.trusts(base):
+            for pack in base.placement.packs:
+                if not self.writer.proves(pack):
+                    raise Damaged(
+                        "a pack has other bytes than its name promises",
+                        where=f"{self.store.backend.url}/{pack.key}",
+                        hint="Nothing was committed. `holdfast repair` can bring it from a mirror.",
+                    )
+        return base
 
     def base(self, manifest: Digest) -> PlacedState:
         """Return a state of the run with its place."""

@@ -9,7 +9,7 @@ It obeys rules W1 to W5 of docs/spec.md, "Collecting garbage":
 - Objects of other writers are made durable before a commit names them.
 
 Every commit that names objects goes through `Writer`. It also reads packs that other writers have
-put before a save relies on them (section 11).
+put before a commit relies on them (section 11).
 """
 
 from __future__ import annotations
@@ -136,12 +136,18 @@ class Writer:
 
     def put_pack(self, digest: Digest, body: Sequence[Buffer], size_bytes: int) -> ObjectKey:
         """Make sure that a pack exists; return its key."""
-        while (key := self.usable("packs", digest, size_bytes)) is not None:
-            if self.proves(PackRef(key, size_bytes)):
-                return key
+        if (key := self.proven(digest, size_bytes)) is not None:
+            return key
         new = self.new_pack(digest)
         self.note(new, is_ours=put_pack(self._store, new, body, size_bytes))
         return new.key
+
+    def proven(self, digest: Digest, size_bytes: int) -> ObjectKey | None:
+        """Return an existing pack that may be named and is proven, or `None`."""
+        while (key := self.usable("packs", digest, size_bytes)) is not None:
+            if self.proves(PackRef(key, size_bytes)):
+                return key
+        return None
 
     def proves(self, pack: PackRef) -> bool:
         """Return whether a pack holds the bytes that its name promises; otherwise suspect it.

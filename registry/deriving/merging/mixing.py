@@ -1,7 +1,8 @@
 """Store a merged state: read, average and pack its chunks, a batch at a time.
 
-Tensors that are kept name the chunks that are already stored: these are neither read nor stored
-again. Memory is bounded, whatever the size of the state or of one tensor.
+Tensors that are kept name the chunks that are already stored: these are not stored again. They are
+not read, except to prove a pack of another run once. Memory is bounded, whatever the size of the
+state or of one tensor.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from holdfast.registry.errors import Hint, UnsupportedValue
 from holdfast.registry.history import PlacedState, StateReader
 from holdfast.registry.objects import Component, Manifest, ObjectKey, PackRef, TensorEntry
 from holdfast.registry.pytree import FlatState
-from holdfast.registry.store import Store, results
+from holdfast.registry.store import Store, Workers
 from holdfast.registry.values import FLOATING, Digest, canonical
 from holdfast.registry.writing import (
     NAMED_AT_MOST,
@@ -66,12 +67,12 @@ def _chain(digest: Digest, locations: Mapping[Digest, ChunkLocation]) -> list[Di
 
 def _usable(store: Store, writer: Writer, packs: Iterable[PackRef]) -> dict[PackRef, ObjectKey]:
     _ = writer.epoch  # observed before any key is chosen, and not by several threads at once
+
+    def proven(_: Store, pack: PackRef) -> ObjectKey | None:
+        return writer.proven(pack.key.digest, pack.size_bytes)
+
     asked = list(packs)
-    jobs = [
-        store.pools.small.submit(writer.usable, "packs", pack.key.digest, pack.size_bytes)
-        for pack in asked
-    ]
-    found = zip(asked, results(jobs), strict=True)
+    found = zip(asked, Workers(None, store).all(proven, asked), strict=True)
     return {pack: key for pack, key in found if key is not None}
 
 

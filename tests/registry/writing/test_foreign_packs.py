@@ -16,6 +16,7 @@ from holdfast import Storing
 from holdfast.backends import Backend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered, Wrapper
+from holdfast.registry.errors import Damaged
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.face.run import Run
 from holdfast.registry.store import proven_packs
@@ -176,3 +177,46 @@ def test_the_memory_of_packs_is_bounded_private_and_may_be_damaged(
     assert kept.stat().st_size == 3 * 16
     holdfast.trust(url)
     assert not kept.exists()
+
+
+def merged(reg: Registry, fork: Run) -> object:
+    return reg.run("soup", create=True).merge([reg.checkpoint("public")], step=1)
+
+
+def released(reg: Registry, fork: Run) -> object:
+    return fork.releases.publish("1.0.0", fork.latest())
+
+
+def released_in_part(reg: Registry, fork: Run) -> object:
+    return fork.releases.publish("1.0.0", fork.latest(), only=["model"])
+
+
+def brought_back(reg: Registry, fork: Run) -> object:
+    inherited = fork.latest()
+    fork.save({"other": np.zeros(1000)}, step=2)
+    fork.evict(inherited, reason="no longer wanted")
+    return fork.undo(*fork.evicted())
+
+
+@pytest.mark.parametrize("act", [merged, released, released_in_part, brought_back])
+def test_what_names_packs_of_others_without_writing_them_reads_them_once(
+    act: Callable[[Registry, Run], object],
+    reg: Registry,
+    backend: MemoryBackend,
+    open_registry: Open,
+) -> None:
+    reg.create_run("public").save(STATE, step=1)
+    reg.fork("public/latest", "bad")
+    reg.fork("public/latest", "good")
+    sound = {key: backend.get(key) for key in packs(backend)}
+    for key in sound:
+        backend.put(key, other(sound[key]))
+    mine = open_registry(backend)
+    with pytest.raises(Damaged):
+        act(mine, mine.run("bad"))
+    for key, data in sound.items():
+        backend.put(key, data)
+    calls: list[Any] = []
+    mine = open_registry(Metered(backend, calls))
+    act(mine, mine.run("good"))
+    assert {packs_read(calls).count(key) for key in sound} == {1}

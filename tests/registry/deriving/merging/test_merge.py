@@ -245,6 +245,9 @@ def test_what_is_picked_is_neither_read_nor_stored_again(reg, run, pair, backend
     before = bytes_in(backend, "packs/")
     with open_on(Metered(backend, calls)) as opened:
         sources = [opened.checkpoint(one.ref) for one in (pair[0], other)]
+        # The first time reads the packs of the other run.
+        opened.run("first", create=True).merge(sources[:1], step=3, pick={"model": sources[1]})
+        calls.clear()
         merged = opened.run("run").merge(sources[:1], step=3, pick={"model": sources[1]})
     # Nothing but the lists of digests, of which each state's largest tensor has one.
     lists = {one.chunk_list for of in (pair[0], other) for one in of.manifest.tensors()}
