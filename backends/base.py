@@ -1,4 +1,4 @@
-"""The interface of a backend: seven methods, seven more with defaults, and five promises.
+"""The interface of a backend: seven methods, eight more with defaults, and five promises.
 
 The methods with defaults are for collection, for writers that depend on objects of other writers,
 for symbolic links and for full stores. A backend overrides a default that is wrong for it.
@@ -25,10 +25,17 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.backends.errors import InvalidLocation, ObjectTruncated, StoreUnsuitable
+from holdfast.backends.errors import (
+    InvalidLocation,
+    ObjectTruncated,
+    ReadOnlyStore,
+    StorageError,
+    StoreUnavailable,
+    StoreUnsuitable,
+)
 from holdfast.backends.escape import quoted
 
 Buffer = bytes | bytearray | memoryview
@@ -169,6 +176,26 @@ class Backend(ABC):
     @abstractmethod
     def delete(self, key: str) -> None:
         """Remove an object; removing an absent one is no error."""
+
+    def delete_many(self, keys: Iterable[str]) -> Mapping[str, StorageError]:
+        """Remove objects, in any order and by few requests if the store can; some may be absent.
+
+        Returns:
+            The error of each key that could not be removed. All other keys are absent now.
+
+        Raises:
+            StoreUnavailable: The store does not answer. Some keys may be left: call again.
+            StorageError: Nothing can be removed, for a reason that concerns all keys.
+        """
+        failed = {}
+        for key in keys:
+            try:
+                self.delete(key)
+            except (InvalidLocation, ReadOnlyStore, StoreUnavailable):
+                raise
+            except StorageError as error:
+                failed[key] = error
+        return failed
 
     def make_durable(self, keys: Iterable[str]) -> None:  # noqa: B027
         """Make objects of other processes durable, so that they survive a loss of power.

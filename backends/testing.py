@@ -63,6 +63,7 @@ class BackendContract:
             lambda key: backend.put_if_absent(key, b""),
             backend.stat,
             backend.delete,
+            lambda key: backend.delete_many([key]),
         )
         for key in ILLEGAL_KEYS:
             for call in calls:
@@ -201,6 +202,19 @@ class BackendContract:
         asked = [*keys, *reversed(keys), *(f"packs/ff/{n}" for n in range(8))]
         together(16, lambda i: [backend.delete(key) for key in asked[i::16]])
         assert keys_of(backend) == ["packs/00/kept"]
+
+    def test_many_are_deleted_and_nothing_else(self, backend: Backend) -> None:
+        keys = [f"packs/{n % 3:02x}/{n:05d}" for n in range(self.many)]
+        kept = ["packs/00/0000", "packs/00/00000.1"]
+        with ThreadPoolExecutor(backend.concurrency) as pool:
+            list(pool.map(lambda key: backend.put(key, b"x"), [*keys, *kept]))
+        backend.delete(keys[7])
+        asked = [*keys, "packs/ff/1", "packs/00", "never/was", keys[0]]
+        assert dict(backend.delete_many(iter(asked))) == {}
+        assert keys_of(backend) == kept
+        assert dict(backend.delete_many(asked)) == dict(backend.delete_many([])) == {}
+        assert keys_of(backend) == kept
+        assert backend.put_if_absent(keys[0], b"y")
 
     def test_what_was_seen_is_made_durable(self, backend: Backend) -> None:
         """Test that the objects are still there; no test can see a loss of power."""

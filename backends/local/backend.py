@@ -23,10 +23,10 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import NoReturn, TypeVar
 
 from holdfast.backends.base import (
@@ -39,7 +39,13 @@ from holdfast.backends.base import (
     check_key,
     link_found,
 )
-from holdfast.backends.errors import InvalidLocation, ObjectNotFound, StorageError, StoreUnavailable
+from holdfast.backends.errors import (
+    InvalidLocation,
+    ObjectNotFound,
+    ReadOnlyStore,
+    StorageError,
+    StoreUnavailable,
+)
 from holdfast.backends.limits import check_whole
 from holdfast.backends.local import disk, folders, reserve
 from holdfast.backends.local.mounts import check_file_system, tells_free_bytes
@@ -180,22 +186,18 @@ class LocalBackend(Backend):
         folder is kept: a writer that has synced it into its parent once would not sync a new folder
         of the same name, and a loss of power could remove that with its objects.
         """
-        path = self._path(key)
-        folder, _, name = key.rpartition("/")
-        try:
-            # By descriptors, so that a link that is made meanwhile has no effect.
-            with folders.opened(self._root, folder) as held:
-                if folders.is_link(name, held):
-                    raise link_found(path)
-                os.unlink(name, dir_fd=held)
-        except StorageError:
-            raise
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except OSError as error:
-            # EISDIR on Linux, EPERM on macOS: a folder is not an object, so the object is absent.
-            if not os.path.isdir(path):
-                disk.fail(error, path)
+        for error in self.delete_many([key]).values():
+            raise error
+
+    def delete_many(self, keys: Iterable[str]) -> Mapping[str, StorageError]:
+        """Remove objects; a folder is opened once for keys of it that follow each other."""
+        failed: dict[str, StorageError] = {}
+        for folder, paths in groupby(map(self._path, keys), os.path.dirname):
+            for path, error in _delete_in(self._root, folder, paths):
+                if isinstance(error, (ReadOnlyStore, StoreUnavailable)):
+                    raise error
+                failed[path[len(self._root) + 1 :]] = error
+        return failed
 
     def make_durable(self, keys: Iterable[str]) -> None:
         """Sync the folders of objects that were seen, and every folder on the path to them.
@@ -366,6 +368,40 @@ def _link(temporary: str, name: str, folder: int) -> bool:
             disk.refuse_without_links(error, temporary)
         raise
     return True
+
+
+def _delete_in(root: str, folder: str, paths: Iterable[str]) -> Iterator[tuple[str, StorageError]]:
+    """Delete files of one folder; yield the errors."""
+    try:
+        # By descriptors, so that a link that is made meanwhile has no effect.
+        with folders.opened(root, folder[len(root) + 1 :]) as held:
+            for path in paths:
+                try:
+                    _unlink(path, held)
+                except StorageError as error:
+                    yield path, error
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except StorageError as error:
+        yield from ((path, error) for path in paths)
+    except OSError as error:
+        disk.fail(error, folder)
+
+
+def _unlink(path: str, folder: int) -> None:
+    name = os.path.basename(path)
+    try:
+        if folders.is_link(name, folder):
+            raise link_found(path)
+        os.unlink(name, dir_fd=folder)
+    except StorageError:
+        raise
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        # EISDIR on Linux, EPERM on macOS: a folder is not an object, so the object is absent.
+        if not os.path.isdir(path):
+            disk.fail(error, path)
 
 
 def _clear(name: str, folder: int, latest_s: float) -> int:

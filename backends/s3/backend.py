@@ -16,8 +16,9 @@ import base64
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
 
@@ -36,6 +37,7 @@ from holdfast.backends.errors import (
     AccessDenied,
     ObjectNotFound,
     ObjectTruncated,
+    StorageError,
     StoreUnavailable,
     StoreUnsuitable,
 )
@@ -44,9 +46,10 @@ from holdfast.backends.location import Location
 from holdfast.backends.patience import TIMEOUT, Attempts, Patience, patience_of_environment
 from holdfast.backends.s3.body import SendBody, fill
 from holdfast.backends.s3.client import make_client
-from holdfast.backends.s3.errors import error_code, is_absent, translated
+from holdfast.backends.s3.errors import error_code, is_absent, of_object, translated
 from holdfast.backends.s3.proof import (
     NotProven,
+    check_all_deleted,
     check_deleted,
     check_found,
     check_got,
@@ -67,6 +70,8 @@ _T = TypeVar("_T")
 
 _WRITES = ("put", "delete")
 _PAGE = 1000
+# The most objects that S3 deletes by one request.
+_DELETES = 1000
 # A body up to this size is joined and sent with its headers in one segment. Before a larger one the
 # SDK asks the store (Expect: 100-continue), so that a refused conditional put uploads nothing.
 _SMALL_BYTES = 64 * 1024
@@ -105,6 +110,7 @@ class S3Backend(Backend):
         self._patience = patience or patience_of_environment()
         # Before the first answer there is less patience, so that a wrong address is reported soon.
         self._answered = False
+        self._deletes_many = True
         self._made: S3Client | None = None
         self._lock = threading.Lock()
         _open.add(self)
@@ -228,6 +234,46 @@ class S3Backend(Backend):
                 check_deleted(*_head(answer))
 
         self._ask("delete", key, ask)
+
+    def delete_many(self, keys: Iterable[str]) -> Mapping[str, StorageError]:
+        """Remove objects by requests of 1,000 keys; the store must answer for each key."""
+        failed: dict[str, StorageError] = {}
+        waiting = iter(keys)
+        while batch := list(islice(waiting, _DELETES)):
+            failed |= self._delete_batch(batch)
+        return failed
+
+    def _delete_batch(self, keys: Sequence[str]) -> Mapping[str, StorageError]:
+        left = {self._base + check_key(key): key for key in keys}
+        failed: dict[str, StorageError] = {}
+
+        def ask(_: Wait) -> None:
+            answer = self._client().delete_objects(
+                Bucket=self._bucket,
+                Delete={"Objects": [{"Key": name} for name in left]},
+                **self._always,
+            )
+            errors = {
+                name: of_object(code, said, self._where(left[name]))
+                for name, (code, said) in check_all_deleted(answer, left).items()
+            }
+            again = {n: left[n] for n, e in errors.items() if isinstance(e, StoreUnavailable)}
+            failed.update((left[name], e) for name, e in errors.items() if name not in again)
+            left.clear()
+            left.update(again)
+            if again:
+                raise errors[next(iter(again))]
+
+        try:
+            if self._deletes_many:
+                self._ask("delete", "", ask)
+                return failed
+        except StorageError as error:
+            if type(error) not in (StorageError, StoreUnsuitable):
+                raise
+            # Some servers have no such request, among them Google's for programs of S3.
+            self._deletes_many = False
+        return super().delete_many(keys)
 
     def keeps_versions(self) -> bool | None:
         """Return whether the bucket keeps versions; None if this role may not know.

@@ -116,6 +116,16 @@ def error_code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
+def of_object(code: str, message: str, where: str) -> StorageError:
+    """Return the error of one object of a request for many."""
+    status = 403 if code == "AccessDenied" else 0
+    parts: Any = {
+        "Error": {"Code": code, "Message": message},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    return _of_server(ClientError(parts, "DeleteObjects"), where, writes=True)
+
+
 def is_absent(error: ClientError) -> bool:
     """Return whether the server answered that there is no such object."""
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")

@@ -9,20 +9,21 @@ section 1, has the table.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_plus
 
 from holdfast.backends.base import ByteRange
 
 if TYPE_CHECKING:
-    from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
+    from mypy_boto3_s3.type_defs import DeleteObjectsOutputTypeDef, ListObjectsV2OutputTypeDef
 
 Headers = Mapping[str, str]
 
 _XML_HEAD = rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]{0,200}\?>)?\s*"
 _ERROR = re.compile(_XML_HEAD + rb"<Error[\s>]")
 _ROOTS = {
+    "DeleteObjects": re.compile(_XML_HEAD + rb"<(?:\w+:)?DeleteResult[\s/>]"),
     "ListObjectsV2": re.compile(_XML_HEAD + rb"<(?:\w+:)?ListBucketResult[\s/>]"),
     # Emulators use the long name.
     "GetBucketVersioning": re.compile(
@@ -120,6 +121,28 @@ def check_deleted(status: int, headers: Headers) -> None:
     """
     if status != 204:
         raise NotProven(_described(status, headers))
+
+
+def check_all_deleted(
+    answer: DeleteObjectsOutputTypeDef, names: Collection[str]
+) -> dict[str, tuple[str, str]]:
+    """Check that the store answered for each object of a request for many deletions.
+
+    Returns:
+        The code and the message of the error of each object that is still there.
+
+    Raises:
+        NotProven: It did not, or it named other objects.
+    """
+    deleted = [entry.get("Key", "") for entry in answer.get("Deleted", ())]
+    failed = {
+        error.get("Key", ""): (error.get("Code", ""), error.get("Message", ""))
+        for error in answer.get("Errors", ())
+    }
+    told = sorted([*deleted, *failed])
+    if told != sorted(names) or not all(code for code, _ in failed.values()):
+        raise NotProven(f"{len(told)} results, or other ones, for {len(names)} deletions")
+    return {name: said for name, said in failed.items() if said[0] != "NoSuchKey"}
 
 
 def check_got(status: int, headers: Headers, byte_range: ByteRange | None) -> int:

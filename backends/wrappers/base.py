@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from holdfast.backends.base import Backend, Body, ByteRange, ObjectInfo
-from holdfast.backends.errors import ReadOnlyStore
+from holdfast.backends.errors import ReadOnlyStore, StorageError
 
 
 class Wrapper(Backend):
@@ -70,6 +70,12 @@ class Wrapper(Backend):
     def delete(self, key: str) -> None:
         """Remove an object."""
         self.inner.delete(key)
+
+    def delete_many(self, keys: Iterable[str]) -> Mapping[str, StorageError]:
+        """Remove objects; one by one in a subclass that has a `delete` of its own."""
+        if type(self).delete is not Wrapper.delete:
+            return super().delete_many(keys)
+        return self.inner.delete_many(keys)
 
     def make_durable(self, keys: Iterable[str]) -> None:
         """Make objects of other processes durable."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from holdfast.backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers
+from holdfast.backends.errors import StorageError
 from holdfast.backends.wrappers.base import Wrapper
 
 
@@ -136,6 +137,11 @@ class Metered(Wrapper):
         """Remove an object."""
         self._count(Call("delete", key))
         self.inner.delete(key)
+
+    def delete_many(self, keys: Iterable[str]) -> Mapping[str, StorageError]:
+        """Remove objects; this counts as one call for any number of keys."""
+        self._count(Call("delete_many", ""))
+        return self.inner.delete_many(keys)
 
     def keeps_versions(self) -> bool | None:
         """Return whether the store keeps a deleted or replaced object."""

@@ -20,7 +20,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 
 from holdfast.backends import ObjectInfo, ObjectNotFound, refuse_links
 from holdfast.backends.escape import quoted
@@ -32,6 +31,7 @@ from holdfast.registry.errors import (
     Malformed,
     MissingObject,
     NotFound,
+    StorageError,
     StoreFull,
     StoreUnsuitable,
     UnsupportedFormat,
@@ -60,7 +60,7 @@ from holdfast.registry.objects import (
     slot_key,
     snapshot_slot,
 )
-from holdfast.registry.store import Progress, Store, results
+from holdfast.registry.store import Progress, Store
 from holdfast.registry.store.heads import Head
 from holdfast.registry.upkeep.gc_report import GcReport, Tally
 from holdfast.registry.upkeep.live import (
@@ -300,7 +300,8 @@ _RECENT_EPOCHS = 4
 _PATIENCE_S = 600.0
 #: The most objects that a sweep condemns on a full store: its epoch must fit into the reserve.
 _CONDEMNED_WHEN_FULL = 256
-_DELETES_AT_ONCE = 4096
+#: The most objects that are deleted by one call, and the fewest: calls run side by side.
+_DELETES, _FEW_DELETES = 1000, 64
 
 
 def collect(
@@ -528,7 +529,7 @@ class Collector:
     def tidy(self) -> None:
         """Delete stale files and files of dead writers, which needs no epoch and no space."""
         stale = () if self._is_tidy else self._chosen().stale
-        self._delete_all((info.key, info.size_bytes) for info in stale)
+        self._delete_all({info.key: info.size_bytes for info in stale})
         self._is_tidy = True
         self._unfinished_bytes += self._store.backend.clear_unfinished(
             max(self._grace_s, LEFTOVER_S)
@@ -556,18 +557,27 @@ class Collector:
             # In the reverse order of writing: an object goes before the packs that it names.
             for packs in (False, True):
                 keys = [key for key in to_delete if (key.kind == "packs") is packs]
-                self._delete_all((str(key), sweep.condemned[key]) for key in keys)
+                self._delete_all({str(key): sweep.condemned[key] for key in keys})
         self.tidy()
         return self.report()
 
-    def _delete_all(self, files: Iterable[tuple[str, int]]) -> None:
-        delete = self._store.backend.delete
-        waiting = iter(files)
-        while batch := list(islice(waiting, _DELETES_AT_ONCE)):
-            results([self._store.pools.small.submit(delete, key) for key, _ in batch])
-            self.deleted_bytes += sum(size for _, size in batch)
+    def _delete_all(self, files: Mapping[str, int]) -> None:
+        """Delete files, given with their sizes; return only when none of them is left."""
+        backend, keys = self._store.backend, sorted(files)
+        at_once = min(_DELETES, max(_FEW_DELETES, len(keys) // backend.concurrency))
+        batches = (keys[n : n + at_once] for n in range(0, len(keys), at_once))
+        failed: dict[str, StorageError] = {}
+        for batch, errors in in_batches(
+            self._store.pools.small, lambda batch: (batch, backend.delete_many(batch)), batches
+        ):
+            failed |= errors
+            self.deleted_bytes += sum(files[key] for key in batch if key not in errors)
             if self._progress is not None:
                 self._progress(self.deleted_bytes)
+        for error in failed.values():
+            is_are = "is" if len(failed) == 1 else "are"
+            error.add_note(f"{len(failed)} of {len(keys)} objects {is_are} not deleted")
+            raise error
 
     def report(self, *, dry_run: bool = False) -> GcReport:
         """Report the work done so far."""

@@ -265,6 +265,26 @@ def test_failed_delete_is_typed(
     assert type(caught.value) is kind
 
 
+def test_each_of_many_deletions_fails_for_itself(
+    backend: LocalBackend, root: Path, tmp_path: Path
+) -> None:
+    for key in ("a/b", "a/c", "d/e", "f/g"):
+        backend.put(key, b"x")
+    (root / "a/c").unlink()
+    (root / "a/c").symlink_to(tmp_path)
+    shutil.move(root / "d", tmp_path / "d")
+    (root / "d").symlink_to(tmp_path / "d")
+    (root / "h").write_bytes(b"a file")
+    keys = ["a/b", "a/c", "d/e", "d/x", "f/g", "h/i", "gone/j"]
+    failed = backend.delete_many(keys)
+    assert {key: type(error) for key, error in failed.items()} == dict.fromkeys(
+        ["a/c", "d/e", "d/x"], StoreUnsuitable
+    )
+    assert files(root) == ["h"]
+    assert (root / "a/c").is_symlink()
+    assert files(tmp_path / "d") == ["e"]
+
+
 def test_emptied_folder_stays(backend: LocalBackend, root: Path) -> None:
     """Another writer knows it as synced into its parent, which one made anew might not be."""
     backend.put("a/b/c", b"x")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import threading
 import traceback
 import zlib
@@ -123,7 +124,7 @@ class Script:
                     self.wfile.write(payload)
                 self.close_connection = "Content-Length" in given.headers
 
-            do_GET = do_PUT = do_HEAD = do_DELETE = answer  # noqa: N815
+            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer  # noqa: N815
 
             def log_message(self, *args: object) -> None:
                 pass
@@ -264,6 +265,87 @@ def test_delete_of_an_absent_object_is_no_error(backend: S3Backend, script: Scri
     backend.delete("a")
 
 
+# Many deletions by one request
+
+
+def deletions(*keys: str, **errors: str) -> Answer:
+    """Return the store's answer: these keys are deleted, those have errors."""
+    told = "".join(f"<Deleted><Key>pre/fix/{key}</Key></Deleted>" for key in keys)
+    told += "".join(
+        f"<Error><Key>pre/fix/{key}</Key><Code>{code}</Code></Error>"
+        for key, code in errors.items()
+    )
+    return Answer(200, body=f"<DeleteResult>{told}</DeleteResult>".encode())
+
+
+def keys_sent(request: Request) -> list[str]:
+    return re.findall(r"<Key>pre/fix/(.*?)</Key>", request.body.decode())
+
+
+def test_each_key_of_many_has_its_own_answer(backend: S3Backend, script: Script) -> None:
+    """Busy ones are asked for again, refused ones told; what is absent is deleted."""
+    script.answers = [
+        deletions("a", b="SlowDown", c="AccessDenied", d="NoSuchKey", e="InternalError"),
+        deletions("e", b="SlowDown"),
+        deletions("b"),
+    ]
+    failed = backend.delete_many("abcde")
+    assert {key: type(error) for key, error in failed.items()} == {"c": AccessDenied}
+    assert "s3://bucket/pre/fix/c" in str(failed["c"])
+    assert [keys_sent(request) for request in script.requests] == [[*"abcde"], [*"be"], ["b"]]
+    assert {(r.method, r.path) for r in script.requests} == {("POST", "/bucket?delete")}
+
+
+def test_request_names_a_thousand_keys_at_most(backend: S3Backend, script: Script) -> None:
+    keys = [f"{n:04d}" for n in range(1002)]
+    script.answers = [deletions(*keys[:1000]), deletions(*keys[1000:])]
+    assert backend.delete_many(iter(keys)) == {}
+    assert [len(keys_sent(request)) for request in script.requests] == [1000, 2]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        deletions(),
+        deletions("a"),
+        deletions("a", "b", "c"),
+        deletions("a", "a"),
+        deletions("a", "b", b="AccessDenied"),
+        deletions("a", b=""),
+        Answer(200),
+        Answer(204),
+        Answer(200, body=b"<html><title>Log in</title></html>"),
+        Answer(200, body=deletions("a", "b").body[:-5]),
+        Answer(404, body=b"<html></html>"),
+    ],
+    ids=["none", "one", "more", "twice", "both", "no code", "empty", "204", "page", "cut", "404"],
+)
+def test_only_a_whole_answer_proves_many_deletions(
+    backend: S3Backend, script: Script, answer: Answer
+) -> None:
+    script.answers = [answer]
+    with pytest.raises(StoreUnavailable):
+        backend.delete_many(["a", "b"])
+    assert len(script.requests) > 1
+    script.answers = [answer, deletions("a", "b")]
+    assert backend.delete_many(["a", "b"]) == {}
+
+
+@pytest.mark.parametrize(
+    "refused", [Answer(400, "NotImplemented"), Answer(405, "MethodNotAllowed")], ids=str
+)
+def test_server_without_that_request_gets_one_for_each_key(
+    script: Script, backend: S3Backend, refused: Answer
+) -> None:
+    asked = open_backend(backend.url)
+    script.answers = [refused, Answer(204), Answer(403, "AccessDenied"), Answer(204)]
+    assert {k: type(e) for k, e in asked.delete_many("ab").items()} == {"b": AccessDenied}
+    assert asked.delete_many("cd") == {}
+    methods = [request.method for request in script.requests]
+    assert methods == ["POST", *["DELETE"] * 4], "it is not asked for again"
+    asked.close()
+
+
 # Exclusive create
 
 
@@ -382,7 +464,7 @@ def test_expected_owner_goes_with_every_request(
     monkeypatch.setenv("HOLDFAST_S3_BUCKET_OWNER", "123456789012")
     owned = open_backend(backend.url)
     script.answers = [Answer(403, "AccessDenied")]
-    for call in (*CALLS.values(), lambda b: b.stat("a")):
+    for call in (*CALLS.values(), lambda b: b.stat("a"), lambda b: b.delete_many(["a"])):
         with pytest.raises(AccessDenied):
             call(owned)
     for request in script.requests:

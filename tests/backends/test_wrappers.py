@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 
 from holdfast.backends import (
+    AccessDenied,
     Backend,
     ByteRange,
     ObjectNotFound,
@@ -124,6 +125,35 @@ def test_crash_while_clearing(after: bool) -> None:
     assert store.cleared_s == ([1.0] if after else [])
 
 
+class Refuses(Wrapper):
+    """Refuses one key, and by its own `delete` alone."""
+
+    def delete(self, key: str) -> None:
+        if key == "b":
+            raise AccessDenied("no", where=key)
+        super().delete(key)
+
+
+def test_own_deletion_of_a_wrapper_also_holds_for_many(memory: MemoryBackend) -> None:
+    log: list[Call] = []
+    for key in "abc":
+        memory.put(key, b"x")
+    failed = Wrapper(Metered(Refuses(memory), log)).delete_many("abc")
+    assert {key: type(error) for key, error in failed.items()} == {"b": AccessDenied}
+    assert keys_of(memory) == ["b"]
+    assert log == [Call("delete_many", "")], "others pass the call on as it is"
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_crash_within_many_deletions(memory: MemoryBackend, after: bool) -> None:
+    for key in "abc":
+        memory.put(key, b"x")
+    with pytest.raises(InjectedCrash):
+        Faulty(memory, [Fault(2, after=after)]).delete_many("abc")
+    assert keys_of(memory) == (["c"] if after else ["b", "c"])
+    assert Faulty(memory, [Fault(1, error=AccessDenied("once"))]).delete_many("bc").keys() == {"b"}
+
+
 # Metered
 
 
@@ -172,6 +202,7 @@ def test_read_only_refuses_writes_and_reads_on(memory: MemoryBackend) -> None:
         lambda: backend.put("a", b"y"),
         lambda: backend.put_if_absent("b", b"y"),
         lambda: backend.delete("a"),
+        lambda: backend.delete_many(["a"]),
         lambda: backend.clear_unfinished(0.0),
     ):
         with pytest.raises(ReadOnlyStore):

@@ -9,6 +9,7 @@ There is no TLS here: a request to `127.0.0.1` passes for one over TLS, one to `
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import threading
@@ -48,6 +49,8 @@ class Guard:
     def _judged(
         self, documents: list[dict[str, Any]], environ: Environment, start: Callable[..., Any]
     ) -> Answer:
+        if environ["REQUEST_METHOD"] == "POST" and environ["QUERY_STRING"] == "delete":
+            return self._deleted(documents, environ, start)
         if not allowed(documents, _call(environ)):
             return _refuse(environ, start)
         heads: list[tuple[Any, ...]] = []
@@ -60,6 +63,31 @@ class Guard:
             return _refuse(environ, start)
         start(*heads[0])
         return body
+
+    def _deleted(
+        self, documents: list[dict[str, Any]], environ: Environment, start: Callable[..., Any]
+    ) -> Answer:
+        """Delete many objects as S3 does: each is judged as if it were the only one."""
+        body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])).decode()
+        bucket, _ = _address(environ)
+        results = []
+        for key in re.findall(r"<Key>(.*?)</Key>", body):
+            one = environ | {
+                "REQUEST_METHOD": "DELETE",
+                "PATH_INFO": f"/{bucket}/{key}",
+                "RAW_URI": f"/{bucket}/{key}",
+                "QUERY_STRING": "",
+                "CONTENT_LENGTH": "0",
+                "wsgi.input": io.BytesIO(),
+            }
+            if allowed(documents, _call(one)):
+                list(self._inner(one, lambda *_: None))
+                results.append(f"<Deleted><Key>{key}</Key></Deleted>")
+            else:
+                results.append(f"<Error><Key>{key}</Key><Code>AccessDenied</Code></Error>")
+        answer = f"<DeleteResult>{''.join(results)}</DeleteResult>".encode()
+        start("200 OK", [("Content-Length", str(len(answer)))])
+        return [answer]
 
 
 def _call(environ: Environment) -> Call:

@@ -15,6 +15,7 @@ from holdfast import Retention, sync
 from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash, Metered, ReadOnly, Wrapper
 from holdfast.registry.errors import (
+    AccessDenied,
     Conflict,
     IntegrityError,
     InvalidInput,
@@ -649,6 +650,30 @@ def test_deletions_may_land_late_and_twice(thinned, reg, backend, open_registry)
     assert fresh.verify(deep=True).findings == ()
     fresh.gc(grace_s=0)
     assert objects(backend) == needed(fresh)
+
+
+def test_no_pack_goes_while_an_object_that_names_packs_stays(thinned, reg, backend):
+    """A store may refuse single keys: the others go, the error says how many stay."""
+    collector = Collector(reg.store, grace_s=0)
+    gone = sorted(map(str, collector.choose().to_condemn))
+    packs = [key for key in gone if key.startswith("packs/")]
+    held = next(key for key in gone if key.startswith("manifests/"))
+
+    class Holds(Wrapper):
+        def delete(self, key):
+            if key == held:
+                raise AccessDenied("it is locked", where=key)
+            super().delete(key)
+
+    with (
+        open_on(Holds(backend)) as opened,
+        pytest.raises(AccessDenied, match="it is locked") as caught,
+    ):
+        opened.gc(grace_s=0)
+    assert caught.value.__notes__ == [f"1 of {len(gone) - len(packs)} objects is not deleted"]
+    assert [key for key in gone if key in objects(backend)] == [held, *packs]
+    reg.gc(grace_s=0)
+    assert not objects(backend) & set(gone)
 
 
 @pytest.mark.parametrize("died_after", ["condemn", "mark"])
