@@ -8,16 +8,14 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.values import NamedFields
+from holdfast.registry.values import InvalidRecord, Record
 
 _OPERATOR = re.compile(r"\s+([+-])\s+")
 _TERM = re.compile(r"(?:(?P<factor>\d+(?:\.\d+)?)\s*\*\s*)?(?P<metric>\S+)")
 
 
-class Monitor(NamedFields):
+class Monitor(Record):
     """The metric that decides which checkpoint is best.
 
     Attributes:
@@ -39,7 +37,7 @@ class Monitor(NamedFields):
         given: dict[str, Any] = {"metric": metric, "mode": mode, "name": name}
         try:
             super().__init__(**given)
-        except ValidationError as error:
+        except InvalidRecord as error:
             raise InvalidInput(
                 "not a monitor",
                 expected="metric: a name or a sum like 'mu - 3*sigma', mode: 'min' or 'max'",

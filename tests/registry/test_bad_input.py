@@ -380,7 +380,7 @@ def test_bad_input_33_names_that_look_alike_are_two_names(run):
 def test_bad_input_34_history_that_does_not_chain(backend, saved, open_registry):
     state = open_registry(backend).run("run").manifest
     line = commit_line(state, [SetStatus(status="failed")])
-    forged = line.model_copy(update={"prev": Digest.of(b"another history")})
+    forged = line.changed(prev=Digest.of(b"another history"))
     _slot(backend, 2, forged.encode())
     with open_on(backend) as fresh:
         said = ("run: slot 2", "commit 2 does not chain to the one before", "do not write")

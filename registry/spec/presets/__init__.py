@@ -12,12 +12,10 @@ import tomllib
 from importlib.resources import files
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
 from holdfast.registry.spec.presets.preset_errors import describe
 from holdfast.registry.spec.run_spec import RunSpec
-from holdfast.registry.values import near
+from holdfast.registry.values import InvalidRecord, near
 
 _MAX_BYTES = 2**20
 _HINT = "docs/presets.md explains every field."
@@ -69,9 +67,9 @@ def _parse(text: str, where: str) -> RunSpec:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidInput("not a preset", where=where, expected="TOML", found=error) from error
     try:
-        # Through JSON, since a strict record accepts a list for a tuple only from there.
-        return RunSpec.model_validate_json(json.dumps(table))
-    except ValidationError as error:
+        # Through JSON, which has no dates and times.
+        return RunSpec.of(json.loads(json.dumps(table)))
+    except InvalidRecord as error:
         raise _wrong(where, describe(error, table)) from error
     except TypeError as error:
         raise _wrong(where, "a date or a time: write it as a text, in quotes") from error

@@ -1,18 +1,15 @@
-"""Describe the errors of a preset for people: by names, with suggestions, without pydantic's terms.
+"""Describe the errors of a preset for people: by names, with suggestions.
 
 `holdfast.registry.spec` has the rules; this module only words their errors.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
-from pydantic import ValidationError
-
 from holdfast.registry.spec.run_spec import RunSpec
-from holdfast.registry.values import Record, near
+from holdfast.registry.values import InvalidRecord, Record, near
 
 #: Name of a list -> the noun for its entries, and the fields that name an entry.
 _ENTRIES = {
@@ -27,58 +24,40 @@ _ENTRIES = {
     "ready": ("readiness", ("metric",)),
     "rows": ("row", ("part",)),
 }
-_SUBJECT = re.compile(r"^(Input|String|Tuple|Dictionary|Value|Data) should ")
-_PLAIN = {
-    "a valid tuple": "a list",
-    "a valid array": "a list",
-    "a valid string": "a text",
-    "a valid integer": "a whole number",
-    "an object": "a table",
-    " after validation": "",
-}
 _SOURCE = "must be gates/NAME, latest or best"
 _NAME = "must be letters, digits, '.', '_' and '-', at most 64, a letter or digit first"
 
 _Path = tuple[int | str, ...]
 
 
-def describe(error: ValidationError, table: Mapping[str, Any]) -> str:
+def describe(error: InvalidRecord, table: Mapping[str, Any]) -> str:
     """Return all errors of a preset as one text."""
     found = []
-    for path, what in _errors(error, ()):
+    for path, what in _errors(error):
         where = _where(path, table)
         found.append(what if not where or what.startswith(where) else f"{where}: {what}")
     return "; ".join(dict.fromkeys(found))
 
 
-def _errors(error: ValidationError, within: _Path) -> Iterator[tuple[_Path, str]]:
+def _errors(error: InvalidRecord) -> Iterator[tuple[_Path, str]]:
     """Yield the path and the description of each error."""
-    errors = error.errors(include_url=False)
-    paths = [one["loc"] for one in errors]
-    for one in errors:
-        path = (*within, *one["loc"])
-        depth = len(one["loc"])
-        if one["type"] == "too_short" and any(p[:depth] == one["loc"] != p for p in paths):
-            continue  # the list has entries, but with errors of their own
-        cause = one.get("ctx", {}).get("error")
-        inner = getattr(cause, "__cause__", None)
-        if isinstance(inner, ValidationError):
-            # Users make such values by hand too, so their error wraps pydantic's.
-            yield from _errors(inner, path)
-        elif one["type"] == "extra_forbidden":
+    for path, text, kind, value in error.problems:
+        if kind == "unknown":
             yield path[:-1], _unknown(path)
-        elif one["type"] == "missing":
-            yield path[:-1], f"{path[-1]!r} is missing"
-        elif one["type"] == "string_pattern_mismatch":
+        elif kind == "missing":
+            yield path[:-1], f"{path[-1]!r} {text}"
+        elif text.startswith("must match"):
             form = _SOURCE if path[-1] == "source" else _NAME
-            yield path, f"{form}, not {one['input']!r}"
+            yield path, f"{form}, not {value!r}"
         else:
-            yield path, str(cause) if cause is not None else _plainly(one["msg"], one["input"])
+            text = text.replace("an object", "a table")
+            shown = isinstance(value, str | int | float) and text.startswith("must")
+            yield path, f"{text}, not {value!r}" if shown else text
 
 
 def _unknown(path: _Path) -> str:
     name, model = str(path[-1]), _model(path[:-1])
-    known = list(model.model_fields) if model else []
+    known = list(model.fields()) if model else []
     meant = near(name, known)
     more = meant[0].lower() + meant[1:] if meant else f"known are {', '.join(known)}"
     return f"no field {name!r} ({more})"
@@ -89,8 +68,7 @@ def _model(path: _Path) -> type[Record] | None:
     model: type[Record] | None = RunSpec
     for part in path:
         if model is not None and isinstance(part, str):
-            field = model.model_fields.get(part)
-            model = None if field is None else _record(field.annotation)
+            model = _record(model.hints().get(part))
     return model
 
 
@@ -98,13 +76,6 @@ def _record(annotation: Any) -> type[Record] | None:
     if isinstance(annotation, type) and issubclass(annotation, Record):
         return annotation
     return next(filter(None, map(_record, get_args(annotation))), None)
-
-
-def _plainly(text: str, value: object) -> str:
-    for theirs, plain in _PLAIN.items():
-        text = text.replace(theirs, plain)
-    text = _SUBJECT.sub("must ", text)
-    return f"{text}, not {value!r}" if isinstance(value, str | int | float) else text
 
 
 def _where(path: _Path, table: Any) -> str:
