@@ -33,7 +33,7 @@ class Row(Record):
     dtype: str | None = None  # for `freeze`: cast floating-point tensors of the copy to this type
     #: For `reseed`: the name of each seeded component and the number of its child of the new
     #: phase's seed sequence; if empty, that sequence itself is used.
-    seeds: dict[str, Annotated[int, Field(ge=0, lt=2**32)]] = empty()
+    seeds: dict[str, Annotated[int, Field(ge=0, le=2**32 - 1)]] = empty()
     when: str | None = None  # the row applies only if the caller enables this condition
     unless: str | None = None  # the row applies only if the caller does not enable this condition
     why: str = ""  # the source of the rule

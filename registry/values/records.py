@@ -31,6 +31,10 @@ from holdfast.registry.errors import Malformed
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 
+#: Reads a value; raises InvalidRecord, or another ValueError.
+_Read = Callable[[Any], Any]
+#: Writes a value as JSON; `None` where JSON has the same value.
+_Write = Callable[[Any], Any] | None
 #: Stands for the default of a field that must be given.
 _MISSING: Any = object()
 #: Stands for an empty dict, of which each record gets its own.
@@ -71,42 +75,56 @@ def empty() -> Any:
 
 
 class Field:
-    """Bounds of a value, in the annotation of a field: of a number, or of the length of others."""
+    """Bounds of a value, in the annotation of a field: of a number, or of a text or list."""
 
     def __init__(
         self,
         *,
         ge: int | None = None,
-        lt: int | None = None,
         le: int | None = None,
-        min_length: int | None = None,
+        min_length: int = 0,
         max_length: int | None = None,
         pattern: str | None = None,
     ) -> None:
-        self.ge, self.lt, self.le = ge, lt, le
+        self.ge, self.le = ge, le
         self.min_length, self.max_length = min_length, max_length
         self.pattern = pattern
 
-    def bounded(self, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def bounded(self, read: _Read) -> _Read:
         """Return a function that reads a value and compares it with the bounds."""
-        ge, lt, le, shortest, longest = self.ge, self.lt, self.le, self.min_length, self.max_length
-        # `$` also matches before a line break at the end.
-        matches = re.compile(self.pattern.removesuffix("$")).fullmatch if self.pattern else None
+        if self.pattern is not None:
+            return self._matching(read, re.compile(self.pattern).fullmatch)
+        return self._between(read) if self.ge is not None else self._sized(read)
+
+    def _matching(self, read: _Read, matches: Callable[[str], object]) -> _Read:
+        def check(given: Any) -> Any:
+            value = read(given)
+            if not matches(value):
+                raise _wrong(f"must match the pattern {self.pattern}", value)
+            return value
+
+        return check
+
+    def _between(self, read: _Read) -> _Read:
+        least, most = self.ge, self.le
 
         def check(given: Any) -> Any:
             value = read(given)
-            if ge is not None and value < ge:
-                raise _wrong(f"must be greater than or equal to {ge}", value)
-            if le is not None and value > le:
-                raise _wrong(f"must be less than or equal to {le}", value)
-            if lt is not None and value >= lt:
-                raise _wrong(f"must be less than {lt}", value)
-            if shortest is not None and len(value) < shortest:
-                raise _wrong(f"must have at least {shortest} item or character", value)
-            if longest is not None and len(value) > longest:
-                raise _wrong(f"must have at most {longest} characters", value)
-            if matches is not None and not matches(value):
-                raise _wrong(f"must match the pattern {self.pattern}", value)
+            if value < least:
+                raise _wrong(f"must be greater than or equal to {least}", value)
+            if most is not None and value > most:
+                raise _wrong(f"must be less than or equal to {most}", value)
+            return value
+
+        return check
+
+    def _sized(self, read: _Read) -> _Read:
+        def check(given: Any) -> Any:
+            value = read(given)
+            if len(value) < self.min_length:
+                raise _wrong(f"must have at least {self.min_length} item or character", value)
+            if self.max_length is not None and len(value) > self.max_length:
+                raise _wrong(f"must have at most {self.max_length} characters", value)
             return value
 
         return check
@@ -332,11 +350,6 @@ class Record:
 
 
 # Rules: how the value of a field is read, and how it is written
-
-#: Reads a value; raises InvalidRecord, or another ValueError.
-_Read = Callable[[Any], Any]
-#: Writes a value as JSON; `None` where JSON has the same value.
-_Write = Callable[[Any], Any] | None
 
 
 class _Rule(NamedTuple):
