@@ -678,7 +678,7 @@ def test_integers_of_any_length_are_refused_by_typed_errors(reg, run, saved, val
         lambda: saved["model/w"][value],
     ]
     for call in calls:
-        with pytest.raises(RegistryError, match=r"\d+ bits\)|Input should be") as caught:
+        with pytest.raises(RegistryError, match=r"\d+ bits\)|must be") as caught:
             call()
         assert caught.value.exit_code in (3, 4)
 
