@@ -1,11 +1,9 @@
 """Compare checkpoints and describe their tensors, in bounded memory.
 
-- `state_diff`: two checkpoints compared by their manifests; `tensor_distances`: element by element.
+- `state_diff`: two checkpoints compared by their manifests, and tensors element by element.
 - `branches`: two runs side by side: their fork, settings, steps and first difference.
-- `tensor_stats`: extremes, means and norms of the tensors of a stored state; `histograms`: how the
-  elements of one tensor are distributed.
+- `tensor_stats`: extremes, means and norms of the tensors of a stored state; a histogram of one.
 - `chunkwise`, `elements`: chunks read one after another, and their bytes as numbers.
-- `bisecting`: binary search for the first bad checkpoint.
 
 It only reads, through `loading`. docs/cli.md describes what users see; docs/spec.md, section 14,
 how chunks are read.
@@ -18,9 +16,6 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.comparing.bisecting import Bisected as Bisected
-    from holdfast.registry.comparing.bisecting import bisect as bisect
-    from holdfast.registry.comparing.bisecting import steps_left as steps_left
     from holdfast.registry.comparing.branches import Branches as Branches
     from holdfast.registry.comparing.branches import StepPair as StepPair
     from holdfast.registry.comparing.branches import compare_runs as compare_runs
@@ -30,18 +25,18 @@ if TYPE_CHECKING:
     from holdfast.registry.comparing.elements import blocks as blocks
     from holdfast.registry.comparing.elements import float8_values as float8_values
     from holdfast.registry.comparing.elements import summarise as summarise
-    from holdfast.registry.comparing.histograms import Histogram as Histogram
-    from holdfast.registry.comparing.histograms import histogram as histogram
     from holdfast.registry.comparing.state_diff import KINDS as KINDS
     from holdfast.registry.comparing.state_diff import ComponentDiff as ComponentDiff
     from holdfast.registry.comparing.state_diff import Diff as Diff
+    from holdfast.registry.comparing.state_diff import Distance as Distance
     from holdfast.registry.comparing.state_diff import TensorDiff as TensorDiff
     from holdfast.registry.comparing.state_diff import diff as diff
-    from holdfast.registry.comparing.tensor_distances import Distance as Distance
-    from holdfast.registry.comparing.tensor_distances import differing_bytes as differing_bytes
-    from holdfast.registry.comparing.tensor_distances import distances as distances
+    from holdfast.registry.comparing.state_diff import differing_bytes as differing_bytes
+    from holdfast.registry.comparing.state_diff import distances as distances
+    from holdfast.registry.comparing.tensor_stats import Histogram as Histogram
     from holdfast.registry.comparing.tensor_stats import StateStats as StateStats
     from holdfast.registry.comparing.tensor_stats import TensorStats as TensorStats
+    from holdfast.registry.comparing.tensor_stats import histogram as histogram
     from holdfast.registry.comparing.tensor_stats import stats as stats
     from holdfast.registry.comparing.tensor_stats import stats_of as stats_of
 else:

@@ -6,10 +6,9 @@ its name where several formats know the content or none does. What is left is op
 unread; a folder is then a `tree` of files. The name decides how a file is written. The list is
 closed: no plugin is looked up.
 
-`state_file` has the values that formats return, `content` the states that they write,
-`named_tensors` the part of a state that simple formats can hold; `source` reads a file that may
-change meanwhile, `target` writes one whole or not at all; `size_limit` bounds what a file may
-become. A file is hostile: no length in it is trusted, and nothing in it is run.
+`state_file` has the values that formats return, `content` the states that they write; `source`
+reads a file that may change meanwhile, and bounds what it may become; `target` writes one whole or
+not at all. A file is hostile: no length in it is trusted, and nothing in it is run.
 
 `holdfast.formats` is the public name of this room. docs/cli.md, "push" and "pull", describes the
 formats for users; CONTRIBUTING.md tells how to add one.
@@ -25,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats import content, table
 from holdfast.registry.formats.content import Content, MemoryContent, StoredContent, with_torch
-from holdfast.registry.formats.size_limit import check_path, limited
-from holdfast.registry.formats.source import within
+from holdfast.registry.formats.source import check_path, limited, within
 from holdfast.registry.formats.state_file import (
     FileReport,
     FileState,

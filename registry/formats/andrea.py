@@ -19,8 +19,7 @@ from typing import Any, BinaryIO, Final
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats.content import Content, with_torch
-from holdfast.registry.formats.size_limit import check_path, limited
-from holdfast.registry.formats.source import json_value, read_exactly, stable
+from holdfast.registry.formats.source import check_path, json_value, limited, read_exactly, stable
 from holdfast.registry.formats.state_file import (
     FileReport,
     FileState,

@@ -28,8 +28,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats.content import Content, portable
-from holdfast.registry.formats.size_limit import check_room
-from holdfast.registry.formats.source import read_exactly, stable
+from holdfast.registry.formats.source import check_room, read_exactly, stable
 from holdfast.registry.formats.state_file import (
     RAISED,
     Faults,

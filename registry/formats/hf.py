@@ -33,8 +33,7 @@ from holdfast.registry.formats.safetensors_index import (
     read_index,
     read_shards,
 )
-from holdfast.registry.formats.size_limit import check_room
-from holdfast.registry.formats.source import json_object, read_exactly, stable, walk
+from holdfast.registry.formats.source import check_room, json_object, read_exactly, stable, walk
 from holdfast.registry.formats.state_file import (
     FileReport,
     FileState,

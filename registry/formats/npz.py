@@ -25,10 +25,8 @@ from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
 from holdfast.registry.formats.archive import entries_of
-from holdfast.registry.formats.content import Content
-from holdfast.registry.formats.named_tensors import NamedTensors
-from holdfast.registry.formats.size_limit import check_room
-from holdfast.registry.formats.source import KEEP, stable, unsound
+from holdfast.registry.formats.content import Content, NamedTensors
+from holdfast.registry.formats.source import KEEP, check_room, stable, unsound
 from holdfast.registry.formats.state_file import (
     RAISED,
     Faults,

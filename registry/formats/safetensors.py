@@ -17,8 +17,7 @@ from typing import Any, Final
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput
-from holdfast.registry.formats.content import Content
-from holdfast.registry.formats.named_tensors import NamedTensors
+from holdfast.registry.formats.content import Content, NamedTensors
 from holdfast.registry.formats.safetensors_header import (
     NAMES,
     encode_header,

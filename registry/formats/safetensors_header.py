@@ -14,8 +14,7 @@ from typing import Any, BinaryIO
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput
-from holdfast.registry.formats.size_limit import check_room
-from holdfast.registry.formats.source import KEEP, read_exactly, stable, unsound
+from holdfast.registry.formats.source import KEEP, check_room, read_exactly, stable, unsound
 from holdfast.registry.formats.state_file import RAISED, Faults, problem
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.values import ITEM_SIZES, check_json

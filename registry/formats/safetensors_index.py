@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.formats.safetensors_header import Header, file_problems, header_of, read_file
-from holdfast.registry.formats.size_limit import check_room
-from holdfast.registry.formats.source import stable, unsound
+from holdfast.registry.formats.source import check_room, stable, unsound
 from holdfast.registry.formats.state_file import problem
 from holdfast.registry.values import abridged, check_json
 

@@ -18,8 +18,14 @@ from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, Malformed
 from holdfast.registry.formats.content import Content
-from holdfast.registry.formats.size_limit import available_bytes, check_size
-from holdfast.registry.formats.source import json_object, read_exactly, stable, walk
+from holdfast.registry.formats.source import (
+    available_bytes,
+    check_size,
+    json_object,
+    read_exactly,
+    stable,
+    walk,
+)
 from holdfast.registry.formats.state_file import (
     RAISED,
     Faults,

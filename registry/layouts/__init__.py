@@ -1,7 +1,7 @@
 """Runs as the folders of other systems, and such folders as runs.
 
-- `table`: the layouts by name; each is a module with the functions of `tree.Layout`: `hydra`,
-  `adr004`, `andrea`, `thalia`, `cobre`, `hf`. Each gives the files of a run, and their meaning.
+- `table`: the layouts by name; each is a module with the functions of `Layout`: `hydra`, `adr004`,
+  `andrea`, `thalia`, `cobre`, `hf`. Each gives the files of a run, and their meaning.
 - `checkout`: write such a folder and bring it up to date; `made`: its notes of the files it made.
 - `importing`: take such a folder in; `scanning`: its names and sidecars; `following`: a folder into
   which a program writes.

@@ -14,7 +14,7 @@ from typing import Any, Final
 from holdfast.registry.formats import andrea
 from holdfast.registry.layouts.contents import RunContents, imported_as
 from holdfast.registry.layouts.patterns import fields_of, written
-from holdfast.registry.layouts.tree import Entry, Found, Reading, StateFile, TextFile
+from holdfast.registry.layouts.table import Entry, Found, Reading, StateFile, TextFile
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.presets import load_preset
 

@@ -20,7 +20,7 @@ from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.formats import fail, put_file
 from holdfast.registry.layouts.contents import RunContents
 from holdfast.registry.layouts.made import Made, MadeFile, digest, stamp, sync_folder
-from holdfast.registry.layouts.tree import Entry, Layout, Link, StateFile, TextFile
+from holdfast.registry.layouts.table import Entry, Layout, Link, StateFile, TextFile
 from holdfast.registry.values import check_path_names
 from holdfast.registry.writing import Committer
 

@@ -15,7 +15,7 @@ from holdfast.registry.formats import StoredContent, portable
 from holdfast.registry.formats.cobre import policy
 from holdfast.registry.layouts.contents import RunContents, imported_as
 from holdfast.registry.layouts.patterns import fields_of, written
-from holdfast.registry.layouts.tree import Entry, Found, Link, Reading, StateFile
+from holdfast.registry.layouts.table import Entry, Found, Link, Reading, StateFile
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.presets import load_preset

@@ -10,7 +10,7 @@ from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.formats import within
 from holdfast.registry.layouts.importing import ImportedFile, Importer
 from holdfast.registry.layouts.scanning import check_folder, has_sidecar, identity
-from holdfast.registry.layouts.tree import Found, Layout
+from holdfast.registry.layouts.table import Found, Layout
 from holdfast.registry.loading.following import OVER, Patience, watching
 from holdfast.registry.writing import Committer
 

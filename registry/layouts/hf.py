@@ -12,7 +12,7 @@ from typing import Any, Final
 from holdfast.registry import formats
 from holdfast.registry.layouts.contents import RunContents
 from holdfast.registry.layouts.patterns import fields_of, written
-from holdfast.registry.layouts.tree import Entry, Found, Reading, StateFile
+from holdfast.registry.layouts.table import Entry, Found, Reading, StateFile
 from holdfast.registry.spec import RunSpec
 
 NAME: Final = "hf"

@@ -18,7 +18,7 @@ from holdfast.registry.history import format_time
 from holdfast.registry.layouts import torch_files
 from holdfast.registry.layouts.contents import RunContents, imported_as
 from holdfast.registry.layouts.patterns import fields_of, written
-from holdfast.registry.layouts.tree import Entry, Found, Link, Reading, StateFile, TextFile
+from holdfast.registry.layouts.table import Entry, Found, Link, Reading, StateFile, TextFile
 from holdfast.registry.loading import Stored
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.presets import load_preset

@@ -32,8 +32,8 @@ from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.layouts.contents import IMPORT, RunContents
 from holdfast.registry.layouts.made import digest
 from holdfast.registry.layouts.scanning import SIDECAR, Scan, identity, verified_digest
+from holdfast.registry.layouts.table import Found, Layout, Reading
 from holdfast.registry.layouts.torch_files import metrics_of
-from holdfast.registry.layouts.tree import Found, Layout, Reading
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.saving import Saver, SaveRequest, prepare_save
 from holdfast.registry.values import check_json, max_record_bytes

@@ -1,17 +1,115 @@
-"""The table of layouts: a new layout is one module of this room and one name here."""
+"""The table of layouts: a new layout is one module of this room and one name here.
+
+The module offers the functions of `Layout`: the files that a run has in a folder, and the meaning
+of files found there.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Final, cast
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, cast
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.layouts.tree import Layout
+from holdfast.registry.layouts.contents import RunContents
+from holdfast.registry.loading import Stored
 from holdfast.registry.spec import Retention, RunSpec
 from holdfast.registry.values import near
 
+# Out of a run
 LAYOUTS: Final = ("hydra", "adr004", "andrea", "thalia", "cobre", "hf")
 NAMES: Final = ", ".join(LAYOUTS)
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """A file, or a folder of one format, that holds a state."""
+
+    path: str  # its name, relative to the folder
+    source: Stored
+    format: str  # the name of its format
+    key: str  # equal for equal content: a file with this key need not be written again
+    only: tuple[str, ...] | None = None  # the components; all without it
+    state: Callable[[], object] | None = None  # returns the state to write instead of `source`
+    sidecar: bool = False  # whether it has a `.sha256` file
+
+
+@dataclass(frozen=True, slots=True)
+class TextFile:
+    """A small file: its name and its bytes."""
+
+    path: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A relative symlink: its name, and the name of a file in the same folder."""
+
+    path: str
+    target: str
+
+
+Entry = StateFile | TextFile | Link
+
+# Into a run
+
+Kind = Literal["checkpoint", "gate", "artifact", "release", "latest release", "stream"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file of a folder, with its meaning."""
+
+    path: str  # its name, relative to the folder
+    kind: Kind  # what it becomes
+    format: str  # the name of its format; for streams `json` or `jsonl`
+    name: str = ""  # name of a gate, artifact or stream, or version of a release
+    phase: str | None = None  # phase of a checkpoint
+    #: Step of a checkpoint by the file's name; `None` if the name has none.
+    step: int | None = None
+    tier: str | None = None  # retention class of a checkpoint
+    #: Files that belong to a checkpoint, by the name of the companion.
+    companions: Mapping[str, str] = field(default_factory=dict)
+    beside: str | None = None  # another file that belongs to it: the model card, metadata
+    #: Further notes about it for the checkpoint's meta, besides name and digest.
+    noted: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A state of a file, to be saved."""
+
+    state: Any
+    step: int | None  # its step; `None` if unknown: the step after the run's newest
+    warnings: tuple[str, ...] = ()  # oddities of the file
+    phase: str | None = None  # its phase, if only its content has it
+
+
+class Layout(Protocol):
+    """The functions that the module of each layout offers."""
+
+    #: Whether its files have `.sha256` sidecars.
+    SIDECARS: bool
+    #: Whether programs write other files of a checkpoint after it.
+    COMPANIONS: bool
+
+    def spec(self) -> RunSpec:
+        """Return the specification of a run that an import creates: its preset."""
+
+    def entries(self, run: RunContents) -> Iterable[Entry]:
+        """Yield the files of a run, links after the files to which they point."""
+
+    def find(self, files: Mapping[str, str | None]) -> Iterable[Found]:
+        """Yield files with their meaning, in the order in which they are saved."""
+
+    def reading(self, found: Found, path: Path, options: Mapping[str, Any]) -> Reading:
+        """Read the file of a checkpoint."""
+
+    def is_complete(self, path: Path) -> bool | None:
+        """Return whether a file is complete; `None` if its content does not show that."""
 
 
 def layout_named(name: str) -> Layout:
@@ -30,11 +128,15 @@ def import_spec(name: str) -> RunSpec:
     spec = layout_named(name).spec()
     keeps = Retention(all=True)
     phases = tuple(
-        phase.changed(
-            retention=None,
-            tiers=tuple(tier.changed(retention=keeps) for tier in phase.tiers),
+        phase.model_copy(
+            update={
+                "retention": None,
+                "tiers": tuple(
+                    tier.model_copy(update={"retention": keeps}) for tier in phase.tiers
+                ),
+            }
         )
         for phase in spec.phases
     )
-    pool = spec.pool and spec.pool.changed(promote_on_save=False)
-    return spec.changed(phases=phases, retention=None, pool=pool)
+    pool = spec.pool and spec.pool.model_copy(update={"promote_on_save": False})
+    return spec.model_copy(update={"phases": phases, "retention": None, "pool": pool})

@@ -16,7 +16,7 @@ from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats.thalia import framing
 from holdfast.registry.layouts.contents import RunContents, imported_as
 from holdfast.registry.layouts.patterns import fields_of, written
-from holdfast.registry.layouts.tree import Entry, Found, Link, Reading, StateFile, TextFile
+from holdfast.registry.layouts.table import Entry, Found, Link, Reading, StateFile, TextFile
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.presets import load_preset, preset_names

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.registry import formats
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats import stable
-from holdfast.registry.layouts.tree import Found, Reading
+from holdfast.registry.layouts.table import Found, Reading
 
 #: The end record of a zip archive without a comment, as torch writes it.
 _END, _END_BYTES = b"PK\x05\x06", 22

@@ -1,10 +1,11 @@
 """The specification of a run, as data: the demands of a preset or a user's own file.
 
-- `run_spec`: `RunSpec` with its phases, streams, gates and pool; `policies`: `Retention`, `Tier`.
-- `monitors`: which checkpoint is best; `transition_table`: what happens between two phases.
+- `run_spec`: `RunSpec` with its phases, streams, gates and pool.
+- `policies`: which checkpoint is best, and which are kept; `transition_table`: what happens between
+  two phases.
 - `presets`: the specifications that are shipped, and those of users, read from TOML.
-- `precision`: tensors in fewer bits. `preset_doubts`: warns of settings that may be mistakes;
-  `requirements`: checks a state against a specification; `seeds`: the seeds of phases.
+- `precision`: tensors in fewer bits. `requirements`: checks a state against a specification, and
+  warns of settings that may be mistakes; `seeds`: the seeds of phases.
 - `migrations`: functions of the caller that bring an old state to a new schema.
 
 Nothing here reads a store or decides for a run: `history` plans retention, `deriving` carries
@@ -32,13 +33,13 @@ from holdfast.registry.values.first_use import at_first_use
 if TYPE_CHECKING:
     from holdfast.registry.spec.migrations import MIGRATIONS as MIGRATIONS
     from holdfast.registry.spec.migrations import CannotMigrate as CannotMigrate
-    from holdfast.registry.spec.monitors import Monitor as Monitor
-    from holdfast.registry.spec.preset_doubts import doubts as doubts
+    from holdfast.registry.spec.policies import Monitor as Monitor
     from holdfast.registry.spec.requirements import check_dtypes as check_dtypes
     from holdfast.registry.spec.requirements import check_keys as check_keys
     from holdfast.registry.spec.requirements import (
         check_phase_is_declared as check_phase_is_declared,
     )
+    from holdfast.registry.spec.requirements import doubts as doubts
     from holdfast.registry.spec.requirements import first_of as first_of
     from holdfast.registry.spec.requirements import flat_dtypes as flat_dtypes
     from holdfast.registry.spec.requirements import inference_parts as inference_parts

@@ -1,16 +1,28 @@
-"""Policies: which checkpoints a phase or a tier keeps; `history/retention.py` applies them."""
+"""Policies: which checkpoint is best, and which checkpoints a phase or a tier keeps.
+
+A monitor is a metric, or a sum of metrics such as `mu - 3*sigma`. `history/retention.py` applies
+the policies.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import math
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.values import Field, InvalidRecord, Name, Record
+from holdfast.registry.values import Name, NamedFields, Record
 
 _Count = Annotated[int, Field(ge=1, le=2**53)]
+_OPERATOR = re.compile(r"\s+([+-])\s+")
+_TERM = re.compile(r"(?:(?P<factor>\d+(?:\.\d+)?)\s*\*\s*)?(?P<metric>\S+)")
 
 
-class Retention(Record):
+class Retention(NamedFields):
     """Which checkpoints are kept: a checkpoint stays if any of these rules keeps it.
 
     Some are always kept: the newest of a phase, the best by each monitor, and those that a pin
@@ -58,16 +70,17 @@ class Retention(Record):
         }
         try:
             super().__init__(**given)
-        except InvalidRecord as error:
-            wrong = error.problems[0]
+        except ValidationError as error:
+            detail = error.errors(include_url=False, include_context=False)[0]
             raise InvalidInput(
                 "not a retention policy",
-                where=".".join(map(str, wrong.path)) or None,
+                where=".".join(map(str, detail["loc"])) or None,
                 expected="last, best, every or for_days: whole numbers from 1; or all=True",
-                found=wrong.text,
+                found=detail["msg"].removeprefix("Value error, "),
             ) from error
 
-    def _agree(self) -> None:
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
         chosen = [self.last, self.best, self.every, self.for_days]
         if self.all and any(chosen):
             raise ValueError("contradictory: `all` keeps everything, so no other rule can count")
@@ -75,6 +88,7 @@ class Retention(Record):
             raise ValueError("empty: it would keep nothing; use all=True to keep everything")
         if self.counts_protected and self.last is None:
             raise ValueError("contradictory: counts_protected is about `last`, which is absent")
+        return self
 
 
 class Tier(Record):
@@ -87,3 +101,78 @@ class Tier(Record):
     counter: str | None = None
     #: Monitors; a checkpoint belongs to it if it is the best so far by one of them.
     improves: tuple[str, ...] = ()
+
+
+class Monitor(NamedFields):
+    """The metric that decides which checkpoint is best.
+
+    Attributes:
+        metric: Name of a metric of `save` or `report`, or a sum of several with factors:
+            `mu - 3*sigma`. With spaces around them, `+` and `-` are operators; otherwise they are
+            part of a name.
+        mode: Whether the lowest (`min`) or the highest (`max`) value is best.
+        name: The NAME in `RUN/best/NAME`; the metric without it.
+    """
+
+    metric: str
+    mode: Literal["min", "max"]
+    name: str | None = None
+
+    def __init__(
+        self, *, metric: str, mode: Literal["min", "max"], name: str | None = None
+    ) -> None:
+        # Users make monitors by hand; their mistakes get an error of this project's tree.
+        given: dict[str, Any] = {"metric": metric, "mode": mode, "name": name}
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise InvalidInput(
+                "not a monitor",
+                expected="metric: a name or a sum like 'mu - 3*sigma', mode: 'min' or 'max'",
+                found=given,
+            ) from error
+
+    @property
+    def label(self) -> str:
+        """Its name in refs and messages."""
+        return self.name or self.metric
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The metrics that a checkpoint must have to be rated."""
+        return tuple(metric for _, metric in _terms(self.metric))
+
+    def value(self, metrics: Mapping[str, float]) -> float | None:
+        """Return the monitored value; `None` if a metric is missing or the value is NaN."""
+        found = self.measured(metrics)
+        return None if found is None or math.isnan(found) else found
+
+    def measured(self, metrics: Mapping[str, float]) -> float | None:
+        """Return the monitored value, NaN too; `None` if a metric is missing."""
+        if self.metric in metrics:
+            return metrics[self.metric]
+        terms = _terms(self.metric)
+        if any(metric not in metrics for _, metric in terms):
+            return None
+        return sum(factor * metrics[metric] for factor, metric in terms)
+
+    def rank(self, metrics: Mapping[str, float]) -> float:
+        """Return a number that is lower for better values; NaN if there is no value."""
+        found = self.value(metrics)
+        if found is None:
+            return math.nan
+        return found if self.mode == "min" else -found
+
+
+@lru_cache(maxsize=256)
+def _terms(expression: str) -> tuple[tuple[float, str], ...]:
+    """Split a sum into factors and metrics; any other text is the name of one metric."""
+    first, *rest = _OPERATOR.split(expression)
+    terms = []
+    for sign, text in zip(["+", *rest[0::2]], [first, *rest[1::2]], strict=True):
+        found = _TERM.fullmatch(text.strip())
+        if found is None:
+            return ((1.0, expression),)
+        factor = float(found["factor"] or 1)
+        terms.append((-factor if sign == "-" else factor, found["metric"]))
+    return tuple(terms)

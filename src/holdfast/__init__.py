@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from holdfast.registry.saving.loop.options import Stopping
     from holdfast.registry.spec import Retention
     from holdfast.registry.spec.migrations import register_migration
-    from holdfast.registry.spec.monitors import Monitor
+    from holdfast.registry.spec.policies import Monitor
     from holdfast.registry.store.connecting import trust
     from holdfast.registry.values.digest import Digest
     from holdfast.registry.writing.storing import Storing

@@ -11,8 +11,7 @@ docs/scale.md shows the rest. Needs `holdfast[torch]`.
 
 from __future__ import annotations
 
-from holdfast.registry.adapters.dcp.planner import HoldfastSavePlanner
 from holdfast.registry.adapters.dcp.reader import HoldfastReader
-from holdfast.registry.adapters.dcp.writer import HoldfastWriter, typed_errors
+from holdfast.registry.adapters.dcp.writer import HoldfastSavePlanner, HoldfastWriter, typed_errors
 
 __all__ = ["HoldfastReader", "HoldfastSavePlanner", "HoldfastWriter", "typed_errors"]

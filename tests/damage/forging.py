@@ -25,7 +25,7 @@ from holdfast.registry.history.epochs import encode_sweep
 from holdfast.registry.objects.framing import join_lines, unwrap_frame, wrap_frame
 from holdfast.registry.objects.keys import ObjectKey, epoch_key
 from holdfast.registry.spec import Draw, Phase, Pool, RunSpec, Stream
-from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.spec.policies import Monitor
 from holdfast.registry.values.digest import Digest
 from tests.support.stores import contents, new_backend, opened
 

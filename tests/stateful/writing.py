@@ -13,7 +13,7 @@ from holdfast.registry.errors import Conflict, Fenced
 from holdfast.registry.face.run import Run
 from holdfast.registry.objects.placement import NO_BASE
 from holdfast.registry.spec import Phase, Pool, Retention, RunSpec, Stream
-from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.spec.policies import Monitor
 from tests.stateful import contents
 from tests.stateful.base import RUNS, Base, Check, Misses, Stop, numbers, sides, states, stops
 from tests.stateful.book import RunBook
@@ -146,7 +146,7 @@ class Writing(Base):
         known = self.own_run(side, which)
         if known is not None and known.commits and not known.is_dropped:
             run = Process(self.sides[side].shelf).run(known.name)
-            run.handle.committer.writer.write_plain(content(number % contents.CONTENTS))
+            run.handle.committer.write_plain(content(number % contents.CONTENTS))
 
     def _saved(self, checkpoint: Any, side: int, number: int) -> Check:
         """Return a look at the model: it must know of the checkpoint that was acknowledged."""

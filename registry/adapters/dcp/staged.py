@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from holdfast.registry.adapters.dcp.description import refuse_twins
+from holdfast.registry.adapters.dcp.reader import refuse_twins
 from holdfast.registry.errors import Conflict
 from holdfast.registry.face import Run
 from holdfast.registry.loading import Checkpoint

@@ -18,8 +18,14 @@ from fsspec.spec import AbstractBufferedFile
 from holdfast.backends.escape import quoted
 from holdfast.backends.opening import Transport
 from holdfast.registry.adapters.filesystem.refs_tree import RefsTree
-from holdfast.registry.adapters.filesystem.session import Options, Resolved, Session
-from holdfast.registry.adapters.filesystem.tree import File, Folder, is_name
+from holdfast.registry.adapters.filesystem.session import (
+    File,
+    Folder,
+    Options,
+    Resolved,
+    Session,
+    is_name,
+)
 from holdfast.registry.errors import NoSuchPath, ReadOnlyStore
 from holdfast.registry.formats import new_file
 

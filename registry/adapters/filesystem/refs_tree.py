@@ -9,9 +9,8 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
-from holdfast.registry.adapters.filesystem.session import Session
+from holdfast.registry.adapters.filesystem.session import File, Folder, Session
 from holdfast.registry.adapters.filesystem.state_folder import COMPANIONS, StateFolder, is_file_name
-from holdfast.registry.adapters.filesystem.tree import File, Folder
 from holdfast.registry.errors import NotFound
 from holdfast.registry.face import Run, is_digest
 from holdfast.registry.history import phase_segment

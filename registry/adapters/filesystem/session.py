@@ -1,12 +1,12 @@
-"""The open registry behind a file system, and the states that refs were resolved to."""
+"""The open registry behind a file system, and the files and folders that paths lead to."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import RLock
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.backends.opening import Transport
 from holdfast.registry.errors import AmbiguousRef, Conflict, InvalidInput, NotFound
@@ -138,3 +138,52 @@ class Session:
                 hint="Call `invalidate_cache()` on the file system to resolve its refs again.",
             )
         return found
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text names an entry of a folder, and is no step of a path."""
+    return text not in ("", ".", "..") and not {"/", "\0"}.intersection(text)
+
+
+class File(Protocol):
+    """A file whose bytes are made when they are read."""
+
+    @property
+    def size(self) -> int:
+        """Its length in bytes."""
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return a range that is within the file, every byte verified."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder whose entries are found when they are asked for."""
+
+    names: Callable[[], Iterable[str]]  # returns the names that a listing shows
+    #: Returns the file or folder of a name; None if there is none. It may know more names.
+    get: Callable[[str], File | Folder | None]
+    #: Whether all that it lists are folders, so that a listing need not ask.
+    has_folders_only: bool = False
+    state_id: str | None = None  # the id of the state whose files it holds; None for other folders
+
+    @classmethod
+    def of(cls, entries: Mapping[str, File | Folder]) -> Folder:
+        """Return a folder of known entries."""
+        return cls(lambda: entries, entries.get)
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A file whose bytes are known."""
+
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """Its length in bytes."""
+        return len(self.data)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return a range of it."""
+        return self.data[start:stop]

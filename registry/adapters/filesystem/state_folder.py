@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,11 +11,13 @@ from itertools import accumulate
 from typing import Any, cast
 
 from holdfast.registry import pytree
-from holdfast.registry.adapters.filesystem.description import describe
-from holdfast.registry.adapters.filesystem.tree import File, Folder, Literal, is_name
+from holdfast.registry.adapters.filesystem.session import File, Folder, Literal, is_name
+from holdfast.registry.curation import Release
+from holdfast.registry.curation.pool import PoolEntry
 from holdfast.registry.errors import IncompatibleState, MissingObject, NoSuchPath
 from holdfast.registry.formats import OPAQUE, encode_header, opaque_name
 from holdfast.registry.formats import SAFETENSORS_NAMES as NAMES
+from holdfast.registry.history import json_ready
 from holdfast.registry.loading import Checkpoint, Stored, tensors_by_path
 from holdfast.registry.loading.zarr import (
     DOCUMENT,
@@ -407,3 +410,60 @@ def _tensors_by_name(name: str, part: Component) -> dict[str, TensorEntry] | Non
     if "__metadata__" in found or any(one.dtype not in NAMES for one in found.values()):
         return None
     return found
+
+
+def describe(stored: Stored) -> bytes:
+    """Return a stored state as one JSON object on one line."""
+    fields = {
+        "ref": stored.ref,
+        "id": str(stored.digest),
+        "run": stored.run_id,
+        **_record(stored),
+        "size_bytes": stored.manifest.nbytes,
+        "components": {
+            name: {
+                "digest": str(part.digest),
+                "tensors": len(part.tensors),
+                "size_bytes": part.nbytes,
+            }
+            for name, part in stored.manifest.components.items()
+        },
+    }
+    return json.dumps(json_ready(fields), allow_nan=False).encode() + b"\n"
+
+
+def _record(stored: Stored) -> dict[str, Any]:
+    match stored:
+        case Checkpoint():
+            return {
+                "phase": stored.phase,
+                "step": stored.step,
+                "created": stored.created.isoformat(timespec="milliseconds"),
+                "superseded": stored.superseded,
+                "metrics": stored.metrics,
+                "meta": _meta(stored),
+            }
+        case Release():
+            return {
+                "version": stored.version,
+                "published": stored.published.isoformat(timespec="milliseconds"),
+                "metrics": stored.metrics,
+            }
+        case PoolEntry():
+            return {
+                "version": stored.version,
+                "phase": stored.phase,
+                "step": stored.step,
+                "promoted": stored.promoted.isoformat(timespec="milliseconds"),
+                "metrics": {"mu": stored.mu, "sigma": stored.sigma},
+                "games": stored.games,
+                "wins": stored.wins,
+            }
+    return {}
+
+
+def _meta(checkpoint: Checkpoint) -> Any:
+    try:
+        return checkpoint.meta
+    except IncompatibleState:  # only another program can rebuild it
+        return checkpoint.record.meta

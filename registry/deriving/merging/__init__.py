@@ -2,9 +2,9 @@
 
 - `merged_save`: `merge`, committed like a push, and its arguments, checked.
 - `merge_plan`: which tensor is averaged and which is picked, from manifests alone.
-- `mixing`: reads, averages and stores the chunks, one batch at a time; `averaging`: the sums.
+- `mixing`: reads, averages and stores the chunks, one batch at a time.
 
-The result depends on the rounding in `averaging`: equal sources must give equal ids everywhere.
+The result depends on the rounding of the averages: equal sources must give equal ids everywhere.
 Specified in docs/spec.md, section 34.
 """
 

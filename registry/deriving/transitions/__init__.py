@@ -3,7 +3,7 @@
 - `execution`: `transition`: find the source, check it, build the new state, commit once.
 - `pivot`: `pivot`: change the policy within a phase; `pivoted`: the same for a restored state.
 - `starting`: `fresh`, `warm_start` and `resume`; `stale`: names in a state whose source is gone.
-- `readiness`: checks that must pass before the phase ends; `rows`: the rows of the preset's table.
+- `rows`: the rows of the preset's table.
 
 The tables themselves are data in `holdfast.registry.spec.transition_table`. Specified
 in docs/spec.md, section 25.

@@ -1,23 +1,24 @@
 """Carry out one transition: find its source, check it, make the new state and commit.
 
-Nothing is committed before every check has passed; then the phase, the anchors of the pool and the
-archived streams become visible together. The trainer checks who may do it.
+Nothing is committed before every check has passed: strict parts fit, tensors that must be zero are,
+metrics suffice. Then the phase, the anchors of the pool and the archived streams become visible
+together. The trainer checks who may do it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.curation import find_pin
 from holdfast.registry.curation.pool import DEFAULT, Candidate, find_entry, promotion
-from holdfast.registry.deriving.transitions import readiness
 from holdfast.registry.deriving.transitions.rows import Applied, Initialise, NewPhase, Table
 from holdfast.registry.errors import Conflict, Hint, IncompatibleState, InvalidInput, NotFound
-from holdfast.registry.history import check_phase, phase_segment
+from holdfast.registry.history import check_metrics, check_phase, phase_segment
 from holdfast.registry.history.actions import Action, AppliedRow, ArchiveStream, EnterPhase
 from holdfast.registry.history.replay import (
     CheckpointRecord,
@@ -27,20 +28,25 @@ from holdfast.registry.history.replay import (
     StreamRecord,
 )
 from holdfast.registry.loading import Checkpoint, StateHandle, Stored, load_to_train
+from holdfast.registry.pytree import traversal
 from holdfast.registry.saving import RunHandle
 from holdfast.registry.spec import (
+    Readiness,
     Transition,
     check_phase_is_declared,
     child,
+    first_of,
     inference_parts,
     phase_number,
     phase_sequence,
 )
 from holdfast.registry.values import Digest, abridged, collector_paused, near, require_first_rank
-from holdfast.registry.writing import NewCommit, Stale, StateWriter, Written, after_commit
+from holdfast.registry.writing import Committer, NewCommit, Stale, Written, after_commit
 
 if TYPE_CHECKING:
     from numpy.random import SeedSequence
+
+_Tensors = dict[str, tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ def transition(handle: RunHandle, to: object, options: TransitionOptions) -> Tra
     phase = check_phase(to)
     handle.log.refresh()
     check_phase_is_declared(handle.log.run.spec, phase)
-    commit = _TransitionCommit(handle.committer.writer, phase, options)
+    commit = _TransitionCommit(handle.committer, phase, options)
     handle.saver.commit(commit)
     return commit.outcome()
 
@@ -103,9 +109,9 @@ class _TransitionCommit(NewCommit):
     first `write_states` writes nothing, and `actions` raises `Stale` to have it called again.
     """
 
-    def __init__(self, writer: StateWriter, to: str, options: TransitionOptions) -> None:
+    def __init__(self, committer: Committer, to: str, options: TransitionOptions) -> None:
         enable = options.enable
-        self._writer = writer
+        self._committer = committer
         self._to = to
         self._options = options
         self._enabled = frozenset([enable] if isinstance(enable, str) else enable)
@@ -118,20 +124,20 @@ class _TransitionCommit(NewCommit):
 
     def write_states(self) -> Sequence[Written]:
         """Check and make everything, and put the objects of the commit on the store."""
-        origin, writer = self._origin, self._writer
+        origin, committer = self._origin, self._committer
         if origin is None:
             return ()
         if self._made is None:
             self._made = self._make(origin)
-        bases = writer.choose_bases([origin.manifest])
+        bases = committer.choose_bases([origin.manifest])
         with collector_paused():
             companions = {name: pytree.flatten(one) for name, one in self._made.companions.items()}
         self._companions = {}
         for name, flat in companions.items():
             pytree.await_devices(flat)
-            self._companions[name] = writer.write(flat, bases)
+            self._companions[name] = committer.write(flat, bases)
         self._entries = [
-            (pin, writer.cut(pin.manifest, self._inference_parts(pin))) for pin in origin.anchors
+            (pin, committer.cut(pin.manifest, self._inference_parts(pin))) for pin in origin.anchors
         ]
         return [*self._companions.values(), *(written for _, written in self._entries)]
 
@@ -160,7 +166,7 @@ class _TransitionCommit(NewCommit):
         """Return the result, once the phase is entered."""
         assert self._origin is not None  # the commit was made, or found in the log
         assert self._made is not None
-        log, run = self._writer.log, self._writer.log.run
+        log, run = self._committer.log, self._committer.log.run
         assert run.created is not None  # it has a checkpoint
         seed, number = int(run.created.seed, 16), phase_number(run.spec, self._to)
         return Transitioned(
@@ -170,13 +176,13 @@ class _TransitionCommit(NewCommit):
                 name: phase_sequence(seed, number) if index is None else child(seed, number, index)
                 for name, index in self._table.reseeded.items()
             },
-            checkpoint=Checkpoint(self._writer.store, log, self._record(self._origin)),
+            checkpoint=Checkpoint(self._committer.store, log, self._record(self._origin)),
             report=self._table.applied,
         )
 
     def _make(self, origin: _Origin) -> NewPhase:
         """Load the source, check every rule, and carry out the table."""
-        writer, options, rules = self._writer, self._options, origin.rules
+        committer, options, rules = self._committer, self._options, origin.rules
         for name in sorted(self._enabled - rules.conditions):
             raise InvalidInput(
                 "the transition has no such condition",
@@ -185,17 +191,17 @@ class _TransitionCommit(NewCommit):
                 hint=near(name, rules.conditions),
             )
         record = self._record(origin)
-        checkpoint = Checkpoint(writer.store, writer.log, record)
+        checkpoint = Checkpoint(committer.store, committer.log, record)
         # The whole of exactly this checkpoint: damage is an error, and there is no fallback
         # (document of Hydra, Gate checkpoint verification).
         source = load_to_train(checkpoint, options.map_location)
         self._table = Table(rules.rows, self._enabled, source)
-        self._ready, unready = readiness.readiness(
+        self._ready, unready = measured_readiness(
             rules, self._enabled, record.metrics, options.metrics
         )
         problems = [
-            *readiness.differences(rules, source, options.targets or {}),
-            *readiness.not_zero(_zero(rules, options.zero), source),
+            *differences(rules, source, options.targets or {}),
+            *not_zero(_zero(rules, options.zero), source),
             *unready,
             *self._table.problems,
         ]
@@ -242,16 +248,16 @@ class _TransitionCommit(NewCommit):
 
     def _inference_parts(self, pin: Pin) -> list[str]:
         parts = self._stored(pin).manifest.components
-        spec = self._writer.log.run.spec
-        return inference_parts(spec, parts, where=f"{self._writer.log.run_id}/{pin.ref}")
+        spec = self._committer.log.run.spec
+        return inference_parts(spec, parts, where=f"{self._committer.log.run_id}/{pin.ref}")
 
     def _record(self, origin: _Origin) -> CheckpointRecord:
         """Return the source, which another writer may have evicted meanwhile."""
-        return self._writer.log.knowing(origin.checkpoint).by_n[origin.checkpoint]
+        return self._committer.log.knowing(origin.checkpoint).by_n[origin.checkpoint]
 
     def _stored(self, pin: Pin) -> Stored:
-        writer = self._writer
-        return Stored(StateHandle(writer.store, writer.log, pin.manifest, pin.ref))
+        committer = self._committer
+        return Stored(StateHandle(committer.store, committer.log, pin.manifest, pin.ref))
 
 
 def _zero(rules: Transition, given: str | Iterable[str] | None) -> Sequence[str]:
@@ -349,3 +355,91 @@ def _unfit(origin: _Origin, ref: str, problems: Sequence[str]) -> IncompatibleSt
         found=abridged(problems, most=12),
         hint="Nothing was changed.",
     )
+
+
+def differences(
+    rules: Transition, source: Mapping[str, Any], targets: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the differences between the strict parts and their targets.
+
+    Every tensor of the one must be in the other, with the same shape and dtype (document of Hydra,
+    Strict loading).
+    """
+    known = [name.strip() for part in rules.strict for name in part.split("|")]
+    for name in targets:
+        if name not in known:
+            raise InvalidInput(
+                "the transition does not check a part of this name",
+                where=f"targets[{name!r}]",
+                expected=", ".join(rules.strict) or "none",
+                hint=near(name, known),
+            )
+    for part in rules.strict:
+        named = first_of(part, targets)
+        if named is None:
+            raise InvalidInput(
+                "the transition checks a part strictly, but no target is given for it",
+                where=f"targets[{part!r}]",
+                expected="the module that will load the part, or its state_dict()",
+            )
+        found = first_of(part, source)
+        if found is None:
+            yield f"{part} is not in the source"
+        else:
+            yield from _compare(_tensors(found, source[found]), _tensors(found, targets[named]))
+
+
+def not_zero(patterns: Iterable[str], source: Mapping[str, Any]) -> Iterator[str]:
+    """Yield tensors that must be zero and are not, and patterns that match nothing."""
+    leaves = [leaf for name, value in source.items() for leaf in traversal.walk(name, value)]
+    for pattern in patterns:
+        choices = [one.strip() for one in pattern.split("|")]
+        matched = [leaf for leaf in leaves if any(fnmatchcase(leaf[0], one) for one in choices)]
+        if not matched:
+            yield f"no tensor that must be zero matches: {pattern}"
+        for path, value in matched:
+            if not traversal.is_zero(value):
+                yield f"{path} is not zero"
+
+
+def measured_readiness(
+    rules: Transition,
+    enabled: Collection[str],
+    known: Mapping[str, float],
+    given: Mapping[str, object] | None,
+) -> tuple[dict[str, float], list[str]]:
+    """Return the checked metrics with their values, and the problems."""
+    metrics = {**known, **check_metrics(given)}
+    ready = [one for one in rules.ready if one.when is None or one.when in enabled]
+    checked = {one.metric: metrics[one.metric] for one in ready if one.metric in metrics}
+    wrong = [clause for one in ready if (clause := _unready(one, metrics))]
+    return checked, wrong
+
+
+def _unready(rule: Readiness, metrics: Mapping[str, float]) -> str | None:
+    value = metrics.get(rule.metric)
+    if value is None:
+        return f"{rule.metric} is not known"
+    # Written with `not`, so that NaN passes neither.
+    if rule.at_least is not None and not value >= rule.at_least:
+        return f"{rule.metric} is {value:g}, must be at least {rule.at_least:g}"
+    if rule.at_most is not None and not value <= rule.at_most:
+        return f"{rule.metric} is {value:g}, must be at most {rule.at_most:g}"
+    return None
+
+
+def _tensors(name: str, value: Any) -> _Tensors:
+    leaves = traversal.walk(name, value)
+    return {path: pytree.describe(leaf) for path, leaf in leaves if traversal.is_array(leaf)}
+
+
+def _compare(source: _Tensors, target: _Tensors) -> Iterator[str]:
+    for path, (dtype, shape) in source.items():
+        if path not in target:
+            yield f"{path} is not in the target"
+        elif target[path] != (dtype, shape):
+            wanted, axes = target[path]
+            yield f"{path} is {dtype}{list(shape)}, target {wanted}{list(axes)}"
+    for path in target:
+        if path not in source:
+            yield f"{path} is not in the source"

@@ -8,13 +8,12 @@ older one. The opcodes are those of Python's `pickletools`.
 
 - `machine`: the stack, the memo and the names of one reading; dicts and sets, whose keys must be
   safe to hash.
-- `opcodes`: the effect of each opcode.
-- `reading`: from bytes to a value.
+- `opcodes`: the effect of each opcode, and the reading from bytes to a value.
 """
 
 from __future__ import annotations
 
 from holdfast.registry.formats.pickles.machine import Keys, Known, Names
-from holdfast.registry.formats.pickles.reading import read_pickle
+from holdfast.registry.formats.pickles.opcodes import read_pickle
 
 __all__ = ["Keys", "Known", "Names", "read_pickle"]

@@ -10,8 +10,7 @@ from typing import Any, Final, Literal
 
 from holdfast.registry.errors import InvalidInput, NotFound, UnsupportedFormat
 from holdfast.registry.formats.content import Content, MemoryContent, StoredContent, with_torch
-from holdfast.registry.formats.size_limit import limited
-from holdfast.registry.formats.source import sha256_of, stable, within
+from holdfast.registry.formats.source import limited, sha256_of, stable, within
 from holdfast.registry.formats.state_file import FileState, WrittenFile
 from holdfast.registry.formats.target import check_target, new_file
 from holdfast.registry.formats.thalia import container, delta, delta_writing, framing, writing

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError
-from holdfast.registry.formats import size_limit
+from holdfast.registry.formats import source
 from holdfast.registry.formats.source import read_exactly, stable
 from holdfast.registry.formats.state_file import RAISED, Faults
 from holdfast.registry.values import Budget, max_record_bytes
@@ -180,7 +180,7 @@ def _finish(body: Body, *, tolerant: bool) -> None:
 
 def check_size(size: int, path: Path) -> None:
     """Refuse a file that is too large."""
-    size_limit.check_size(size, path, default=DEFAULT_MAX_BYTES)
+    source.check_size(size, path, default=DEFAULT_MAX_BYTES)
 
 
 def _take_checksum(body: Body) -> _Fits | None:

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from holdfast.registry.values import (
-    DigestField,
-    Field,
-    Metrics,
-    Name,
-    PhaseName,
-    Plain,
-    Record,
-    Step,
-    empty,
-)
+from pydantic import Field
+
+from holdfast.registry.values import DigestField, Metrics, Name, PhaseName, Plain, Record, Step
 
 
 class CommitKeys(Record):
@@ -45,7 +37,7 @@ class CheckpointFields(Record):
     phase: PhaseName
     step: Step
     meta: Plain = None
-    metrics: Metrics = empty()
+    metrics: Metrics = Field(default={})
     size_bytes: Annotated[int, Field(ge=0)]
     tier: Name | None = None
     commit_keys: CommitKeys | None = None
@@ -126,7 +118,7 @@ class PinFields(Record):
 
     manifest: DigestField
     checkpoint: int | None = None
-    metrics: Metrics = empty()
+    metrics: Metrics = Field(default={})
     card: DigestField | None = None
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from holdfast.registry.values import DigestField, Field, FloatField, Name, PhaseName, Record, Step
+from pydantic import Field
+
+from holdfast.registry.values import DigestField, FloatField, Name, PhaseName, Record, Step
 
 _Version = Annotated[int, Field(ge=1)]
 _Count = Annotated[int, Field(ge=0)]

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 
-from holdfast.registry.values import Metrics, Name, PhaseName, Record, Spelled
+from pydantic import BeforeValidator, PlainSerializer
+
+from holdfast.registry.values import Metrics, Name, PhaseName, Record
 
 #: Larger numbers in a file are refused: they would only take memory.
 _MOST_BITS = 2**27
@@ -43,7 +45,7 @@ def _shown(bits: int) -> str:
 
 #: A set of numbers, as the bits of an integer. In JSON: the least number, a colon, and the bits
 #: from that number on in hexadecimal digits.
-Bits = Annotated[int, Spelled(_bits, _shown)]
+Bits = Annotated[int, BeforeValidator(_bits), PlainSerializer(_shown, when_used="json")]
 
 
 def pack_bits(numbers: Iterable[int]) -> int:
@@ -183,9 +185,9 @@ class EvictedDraft:
         if not self._changed:
             return self._base
         order = sorted(self._lines, key=lambda of: (of[0], of[1] or ""))
-        return EvictedNumbers.unchecked(
+        return EvictedNumbers.model_construct(
             checkpoints=tuple(
-                EvictedClass.unchecked(
+                EvictedClass.model_construct(
                     phase=of[0], tier=of[1], line=self._lines[of], behind=self._behind[of]
                 )
                 for of in order
@@ -203,6 +205,6 @@ def classes(members: Iterable[tuple[int, Class, bool]]) -> Iterator[EvictedClass
         found.setdefault(of, ([], []))[superseded].append(n)
     for of in sorted(found, key=lambda of: (of[0], of[1] or "")):
         line, behind = found[of]
-        yield EvictedClass.unchecked(
+        yield EvictedClass.model_construct(
             phase=of[0], tier=of[1], line=pack_bits(line), behind=pack_bits(behind)
         )

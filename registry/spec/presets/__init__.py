@@ -1,6 +1,7 @@
 """Presets: run specifications in TOML, shipped with Holdfast or written by users.
 
-`holdfast.registry.spec.run_spec` checks the values; `preset_errors` names the mistakes in a file.
+`holdfast.registry.spec.run_spec` has the rules; this package words their errors for people, without
+pydantic's terms.
 docs/presets.md explains every field.
 """
 
@@ -8,17 +9,47 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
 
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
-from holdfast.registry.spec.presets.preset_errors import describe
 from holdfast.registry.spec.run_spec import RunSpec
-from holdfast.registry.values import InvalidRecord, near
+from holdfast.registry.values import Record, near
 
 _MAX_BYTES = 2**20
 _HINT = "docs/presets.md explains every field."
+#: Name of a list -> the noun for its entries, and the fields that name an entry.
+_ENTRIES = {
+    "phases": ("phase", ("name",)),
+    "gates": ("gate", ("name",)),
+    "streams": ("stream", ("name",)),
+    "tiers": ("tier", ("name",)),
+    "monitors": ("monitor", ("metric",)),
+    "dtypes": ("dtype rule", ("path",)),
+    "draws": ("draw", ("kind",)),
+    "transitions": ("transition", ("from_phase", "to_phase")),
+    "ready": ("readiness", ("metric",)),
+    "rows": ("row", ("part",)),
+}
+_SUBJECT = re.compile(r"^(Input|String|Tuple|Dictionary|Value|Data) should ")
+_PLAIN = {
+    "a valid tuple": "a list",
+    "a valid array": "a list",
+    "a valid string": "a text",
+    "a valid integer": "a whole number",
+    "an object": "a table",
+    " after validation": "",
+}
+_SOURCE = "must be gates/NAME, latest or best"
+_NAME = "must be letters, digits, '.', '_' and '-', at most 64, a letter or digit first"
+
+_Path = tuple[int | str, ...]
 
 
 def preset_names() -> list[str]:
@@ -67,9 +98,9 @@ def _parse(text: str, where: str) -> RunSpec:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidInput("not a preset", where=where, expected="TOML", found=error) from error
     try:
-        # Through JSON, which has no dates and times.
-        return RunSpec.of(json.loads(json.dumps(table)))
-    except InvalidRecord as error:
+        # Through JSON, since a strict record accepts a list for a tuple only from there.
+        return RunSpec.model_validate_json(json.dumps(table))
+    except ValidationError as error:
         raise _wrong(where, describe(error, table)) from error
     except TypeError as error:
         raise _wrong(where, "a date or a time: write it as a text, in quotes") from error
@@ -79,3 +110,91 @@ def _parse(text: str, where: str) -> RunSpec:
 
 def _wrong(where: str, found: str) -> InvalidInput:
     return InvalidInput("breaks the rules of presets", where=where, found=found, hint=_HINT)
+
+
+def describe(error: ValidationError, table: Mapping[str, Any]) -> str:
+    """Return all errors of a preset as one text."""
+    found = []
+    for path, what in _errors(error, ()):
+        where = _where(path, table)
+        found.append(what if not where or what.startswith(where) else f"{where}: {what}")
+    return "; ".join(dict.fromkeys(found))
+
+
+def _errors(error: ValidationError, within: _Path) -> Iterator[tuple[_Path, str]]:
+    """Yield the path and the description of each error."""
+    errors = error.errors(include_url=False)
+    paths = [one["loc"] for one in errors]
+    for one in errors:
+        path = (*within, *one["loc"])
+        depth = len(one["loc"])
+        if one["type"] == "too_short" and any(p[:depth] == one["loc"] != p for p in paths):
+            continue  # the list has entries, but with errors of their own
+        cause = one.get("ctx", {}).get("error")
+        inner = getattr(cause, "__cause__", None)
+        if isinstance(inner, ValidationError):
+            # Users make such values by hand too, so their error wraps pydantic's.
+            yield from _errors(inner, path)
+        elif one["type"] == "extra_forbidden":
+            yield path[:-1], _unknown(path)
+        elif one["type"] == "missing":
+            yield path[:-1], f"{path[-1]!r} is missing"
+        elif one["type"] == "string_pattern_mismatch":
+            form = _SOURCE if path[-1] == "source" else _NAME
+            yield path, f"{form}, not {one['input']!r}"
+        else:
+            yield path, str(cause) if cause is not None else _plainly(one["msg"], one["input"])
+
+
+def _unknown(path: _Path) -> str:
+    name, model = str(path[-1]), _model(path[:-1])
+    known = list(model.model_fields) if model else []
+    meant = near(name, known)
+    more = meant[0].lower() + meant[1:] if meant else f"known are {', '.join(known)}"
+    return f"no field {name!r} ({more})"
+
+
+def _model(path: _Path) -> type[Record] | None:
+    """Return the record at a path of a specification."""
+    model: type[Record] | None = RunSpec
+    for part in path:
+        if model is not None and isinstance(part, str):
+            field = model.model_fields.get(part)
+            model = None if field is None else _record(field.annotation)
+    return model
+
+
+def _record(annotation: Any) -> type[Record] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Record):
+        return annotation
+    return next(filter(None, map(_record, get_args(annotation))), None)
+
+
+def _plainly(text: str, value: object) -> str:
+    for theirs, plain in _PLAIN.items():
+        text = text.replace(theirs, plain)
+    text = _SUBJECT.sub("must ", text)
+    return f"{text}, not {value!r}" if isinstance(value, str | int | float) else text
+
+
+def _where(path: _Path, table: Any) -> str:
+    """Return a path in words, with the names of entries of lists."""
+    words: list[str] = []
+    for before, part in zip(("", *path), path, strict=False):
+        table = _below(table, part)
+        if isinstance(part, str):
+            words.append(part)
+            continue
+        noun, fields = _ENTRIES.get(str(before), (f"{before}, entry", ()))
+        names = [table.get(name) for name in fields] if isinstance(table, dict) else [None]
+        is_named = bool(names) and all(isinstance(name, str) for name in names)
+        words[-1:] = [f"{noun} {' to '.join(map(str, names)) if is_named else part + 1}"]
+    return ", ".join(words)
+
+
+def _below(table: Any, part: int | str) -> Any:
+    if isinstance(table, dict):
+        return table.get(part)
+    if isinstance(table, list) and isinstance(part, int) and part < len(table):
+        return table[part]
+    return None

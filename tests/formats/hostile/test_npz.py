@@ -156,10 +156,10 @@ def test_arrays_that_do_not_fit_into_memory_are_not_allocated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez_compressed(tmp_path / "x.npz", a=np.zeros(1000), b=np.zeros(1000))
-    monkeypatch.setattr("holdfast.registry.formats.size_limit.available_bytes", lambda: 15_999)
+    monkeypatch.setattr("holdfast.registry.formats.source.available_bytes", lambda: 15_999)
     with pytest.raises(IncompatibleState, match="does not fit into memory"):
         formats.read(tmp_path / "x.npz")
-    monkeypatch.setattr("holdfast.registry.formats.size_limit.available_bytes", lambda: 16_000)
+    monkeypatch.setattr("holdfast.registry.formats.source.available_bytes", lambda: 16_000)
     assert formats.read(tmp_path / "x.npz").state["arrays"]["b"].sum() == 0
 
 

@@ -17,7 +17,7 @@ PYTHON = re.compile(
 #: Rooms whose errors no command raises.
 PROGRAMS = (
     "registry/adapters",
-    "registry/plots",
+    "registry/plots.py",
     "registry/saving/collective",
     "registry/saving/loop",
     "registry/face/rng.py",

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from holdfast import Checkpoint, Registry, Storing
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.comparing import state_diff
-from holdfast.registry.comparing.state_diff import Diff
-from holdfast.registry.comparing.tensor_distances import Distance
+from holdfast.registry.comparing.state_diff import Diff, Distance
 from holdfast.registry.errors import Damaged
 from holdfast.registry.face.factory import open_on
 from tests.support.faults import flip

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import Registry
 from holdfast.backends.wrappers import Metered
-from holdfast.registry.comparing.histograms import histogram
+from holdfast.registry.comparing.tensor_stats import histogram
 from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.face.factory import open_on
 from tests.support.stores import new_backend

@@ -19,7 +19,7 @@ import torch
 
 from holdfast.registry import formats
 from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedFormat
-from holdfast.registry.formats import size_limit, source, table, thalia
+from holdfast.registry.formats import source, table, thalia
 from tests.registry.formats import test_burn, test_cobre, test_hf, test_thalia
 
 SIZE = 600_000
@@ -214,8 +214,8 @@ def test_the_size_limit_holds_for_every_call(
     assert formats.validate(sample, format=form, max_bytes=size) == []
     (line,) = formats.validate(sample, format=form, max_bytes=size - 1)
     assert "larger than the size limit" in line
-    monkeypatch.setenv(size_limit.VARIABLE, str(size - 1))
-    with pytest.raises(InvalidInput, match=size_limit.VARIABLE):
+    monkeypatch.setenv(source.VARIABLE, str(size - 1))
+    with pytest.raises(InvalidInput, match=source.VARIABLE):
         formats.read(sample, format=form)
     assert formats.read(sample, format=form, max_bytes=size)  # the caller counts
 
@@ -242,7 +242,7 @@ def test_sizes_that_are_none(given: Any, tmp_path: Path, monkeypatch: pytest.Mon
     of_bytes(tmp_path / "a.h5")
     with pytest.raises(InvalidInput, match="not a size limit"):
         formats.read(tmp_path / "a.h5", max_bytes=given)
-    monkeypatch.setenv(size_limit.VARIABLE, str(given))
+    monkeypatch.setenv(source.VARIABLE, str(given))
     with pytest.raises(InvalidInput, match="not a size limit"):
         formats.read(tmp_path / "a.h5")
 

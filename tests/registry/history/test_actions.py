@@ -44,7 +44,7 @@ from holdfast.registry.history.actions import (
     line_digest,
 )
 from holdfast.registry.spec import Retention, RunSpec
-from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.spec.policies import Monitor
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 from tests.support.strategies import digests, json_values, quick, texts

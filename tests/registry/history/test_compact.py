@@ -40,7 +40,7 @@ from holdfast.registry.history.replay import Forgotten, RunManifest, Slot, advan
 from holdfast.registry.history.replay.evicted import EvictedNumbers, pack_bits
 from holdfast.registry.history.retention import RetentionPlan, plan_retention
 from holdfast.registry.spec import Retention, RunSpec
-from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.spec.policies import Monitor
 from holdfast.registry.values.records import Record
 from tests.support.lives import DAY_MS, Life, creation, digest, place
 from tests.support.strategies import examples
@@ -338,11 +338,11 @@ def test_what_is_foreseen_is_what_comes():
             actions.append(Evict(evictions=(gone,)))
         slot = slot_of(run, [("save", 0, 0)], placed=False)
         ((_, commit),) = slot.commits
-        commit = commit.changed(actions=tuple(actions))
+        commit = commit.model_copy(update={"actions": tuple(actions)})
         foreseen = foresee(run, [commit])
         lines = [place(digest(step), step), commit]
         run = advance(run, [Slot.build(run.next_slot, lines)])
-        assert foreseen.encode() == run.changed(places=foreseen.places).encode()
+        assert foreseen.encode() == run.model_copy(update={"places": foreseen.places}).encode()
         assert [one.manifest for one in run.places] == [one.manifest for one in run.live()]
 
 

@@ -19,10 +19,9 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 import holdfast
 from holdfast import Registry
 from holdfast.dcp import HoldfastReader, HoldfastSavePlanner, HoldfastWriter, typed_errors
-from holdfast.registry.adapters.dcp.description import Description
-from holdfast.registry.adapters.dcp.planner import state_of
+from holdfast.registry.adapters.dcp.reader import Description
 from holdfast.registry.adapters.dcp.staged import KeptMemory
-from holdfast.registry.adapters.dcp.writer import Away
+from holdfast.registry.adapters.dcp.writer import Away, state_of
 from holdfast.registry.errors import (
     Conflict,
     Fenced,

@@ -14,7 +14,7 @@ from holdfast.filesystem import HoldfastFileSystem
 from holdfast.registry.adapters.filesystem import session
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.face.registry import Registry
-from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.spec.policies import Monitor
 
 URL = "memory://files"
 

@@ -9,7 +9,7 @@ import pytest
 from fsspec.tests.abstract import AbstractFixtures, AbstractGetTests
 
 from holdfast.filesystem import HoldfastFileSystem
-from holdfast.registry.adapters.filesystem.tree import Folder
+from holdfast.registry.adapters.filesystem.session import Folder
 from tests.registry.adapters.filesystem.conftest import URL
 
 

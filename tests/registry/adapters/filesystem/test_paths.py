@@ -13,7 +13,7 @@ import holdfast
 from holdfast.errors import InvalidLocation, NoSuchPath, ReadOnlyStore, StoreUnavailable
 from holdfast.filesystem import HoldfastFileSystem
 from holdfast.registry.adapters.filesystem import session
-from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.spec.policies import Monitor
 from tests.registry.adapters.filesystem.conftest import URL, plain
 from tests.support.faults import Hooked
 

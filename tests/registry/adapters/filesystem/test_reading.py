@@ -24,11 +24,11 @@ from holdfast.filesystem import HoldfastFileSystem
 from holdfast.registry import formats
 from holdfast.registry.adapters.filesystem import refs_tree, state_folder
 from holdfast.registry.adapters.filesystem.refs_tree import RefsTree
+from holdfast.registry.adapters.filesystem.session import Folder, Literal
 from holdfast.registry.adapters.filesystem.state_folder import Chunks, Joined
-from holdfast.registry.adapters.filesystem.tree import Folder, Literal
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects.recent_chunks import RecentChunks
-from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.spec.policies import Monitor
 from tests.registry.adapters.filesystem.conftest import plain, weights
 from tests.support.faults import flip
 from tests.support.stores import packs_of, small_grid

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from holdfast.registry.comparing.elements import float8_values
-from holdfast.registry.deriving.merging import averaging
-from holdfast.registry.deriving.merging.averaging import average
+from holdfast.registry.deriving.merging import mixing
+from holdfast.registry.deriving.merging.mixing import average
 
 DTYPES = [
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
@@ -102,12 +102,12 @@ def test_a_source_of_weight_nothing_adds_nothing() -> None:
 def test_every_float8_and_what_lies_between_rounds_to_its_nearest(dtype: str) -> None:
     values = float8_values(dtype)
     codes = np.arange(256)[np.isfinite(values)]
-    assert (averaging._rounded(values.astype("f4"), dtype)[codes] == codes).all()
+    assert (mixing._rounded(values.astype("f4"), dtype)[codes] == codes).all()
     finite = np.unique(values[codes])
     for low, high in pairwise(finite):
         near = np.array([low + (high - low) * share for share in (0.49, 0.51)], "f4")
-        assert values[averaging._rounded(near, dtype)].tolist() == [low, high]
-    beyond = values[averaging._rounded(np.array([1e6, -1e6, math.nan], "f4"), dtype)]
+        assert values[mixing._rounded(near, dtype)].tolist() == [low, high]
+    beyond = values[mixing._rounded(np.array([1e6, -1e6, math.nan], "f4"), dtype)]
     assert not np.isfinite(beyond).any()
     assert np.isnan(beyond[2])
 
@@ -131,5 +131,5 @@ def test_a_nan_has_the_same_bits_wherever_it_lies(dtype):
     for count in range(1, 50):
         into = memoryview(bytearray(count * one.itemsize))
         views = [memoryview(words[:count].view("u1")) for words in (one, two)]
-        averaging.average(views, [-0.5, 1.5], dtype, into)
+        mixing.average(views, [-0.5, 1.5], dtype, into)
         assert bytes(into) == np.full(count, np.nan, dtype).tobytes()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast import Retention, Storing
 from holdfast.backends.wrappers import Metered
-from holdfast.registry.deriving.merging import averaging
+from holdfast.registry.deriving.merging import mixing
 from holdfast.registry.errors import (
     Conflict,
     Damaged,
@@ -157,7 +157,7 @@ def test_chunks_lists_and_packs_change_nothing(dtype, shape, equal, grid, seed):
         found = merged.load()["m"]["w"]
     into = memoryview(bytearray(first.nbytes))
     views = [memoryview(one.tobytes()) for one in tensors]
-    averaging.average(views, weights, first.dtype.name, into)
+    mixing.average(views, weights, first.dtype.name, into)
     assert same(found, np.frombuffer(into, dtype).reshape(shape))
 
 
@@ -263,9 +263,9 @@ def test_only_chunks_that_differ_are_computed_and_stored(run, backend, monkeypat
     two["w"][100] += 1
     sources = [run.save({"m": one}, step=1), run.save({"m": two}, step=2)]
     computed: list[int] = []
-    real = averaging.average
+    real = mixing.average
     monkeypatch.setattr(
-        averaging,
+        mixing,
         "average",
         lambda data, *rest: (computed.append(len(data[0])), real(data, *rest))[1],
     )
@@ -286,7 +286,7 @@ def test_one_pack_is_in_memory_at_a_time(compression, open_registry, monkeypatch
     run = open_registry(backend).create_run("run")
     sources = [run.save({"m": model(seed, rows=200)}, step=seed) for seed in (1, 2)]
     ahead, computed, stored = [0], [0], [0]
-    real = averaging.average
+    real = mixing.average
 
     def count(data, *rest) -> None:
         computed[0] += len(data[0])
@@ -298,7 +298,7 @@ def test_one_pack_is_in_memory_at_a_time(compression, open_registry, monkeypatch
             stored[0] = computed[0]
 
     backend.after = after
-    monkeypatch.setattr(averaging, "average", count)
+    monkeypatch.setattr(mixing, "average", count)
     run.merge(sources, step=3, storing=Storing(compression=compression))
     assert max(ahead) <= 2048 < computed[0]
 

@@ -40,7 +40,7 @@ def spec(**more: Any) -> RunSpec:
         ],
         "pivot": {"rows": ROWS},
     }
-    return RunSpec.of({**declared, **more})
+    return RunSpec.model_validate({**declared, **more}, strict=False)
 
 
 def state(i: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from holdfast.registry.history.actions import (
 )
 from holdfast.registry.history.replay import RunManifest, Slot, advance
 from holdfast.registry.objects.framing import join_lines
-from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.spec.policies import Monitor
 from holdfast.registry.values.digest import Digest
 from tests.support.lives import digest, place
 from tests.support.strategies import quick

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.registry.comparing.bisecting import Step, bisect, steps_left
+from holdfast.registry.cli.bisect import Step, search, steps_left
 from holdfast.registry.errors import InvalidInput
 
 
 @given(st.integers(2, 300), st.data())
 def test_the_first_bad_one_is_found_in_few_steps(count, data):
     first = data.draw(st.integers(1, count - 1))
-    found = bisect(range(count), lambda n: n >= first)
+    found = search(range(count), lambda n: n >= first)
     assert (found.good, found.bad, found.first_bad) == (first - 1, first, first)
     assert found.undecided == ()
     assert len(found.steps) <= ceil(log2(count - 1)) <= steps_left(count - 2) + 1
@@ -32,7 +32,7 @@ def test_what_cannot_be_told_widens_the_answer_and_never_falsifies_it(count, dat
         tested.append(n)
         return None if n in unclear else n >= first
 
-    found = bisect(range(count), is_bad)
+    found = search(range(count), is_bad)
     assert len(set(tested)) == len(tested)
     assert not {0, count - 1} & set(tested)
     assert found.good < first <= found.bad
@@ -44,7 +44,7 @@ def test_what_cannot_be_told_widens_the_answer_and_never_falsifies_it(count, dat
 
 
 def test_the_steps_are_told_in_order():
-    found = bisect("abcdefgh", lambda one: None if one == "d" else one > "e")
+    found = search("abcdefgh", lambda one: None if one == "d" else one > "e")
     assert found.steps == (
         Step("d", "skipped"),
         Step("c", "good"),
@@ -56,13 +56,13 @@ def test_the_steps_are_told_in_order():
 
 def test_what_goes_wrong_in_a_test_comes_through():
     with pytest.raises(ZeroDivisionError):
-        bisect(range(9), lambda n: n < 1 / 0)
+        search(range(9), lambda n: n < 1 / 0)
 
 
 @pytest.mark.parametrize("row", [[], ["one"]])
 def test_one_is_no_row(row):
     with pytest.raises(InvalidInput, match="a good checkpoint and a bad one"):
-        bisect(row, bool)
+        search(row, bool)
 
 
 @pytest.mark.parametrize(("candidates", "steps"), [(0, 0), (1, 1), (2, 2), (3, 2), (7, 3), (8, 4)])

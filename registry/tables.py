@@ -1,0 +1,220 @@
+"""Runs, checkpoints and stream entries as Arrow tables, for pandas, Polars, DuckDB and others.
+
+A column has a name, a type and a description; times are UTC in microseconds. pyarrow (the extra
+`pyarrow`) is imported when a table is made.
+
+It only reads. docs/notebooks.md documents the columns, and a test compares them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from holdfast.registry.errors import InvalidInput, RegistryError, StoreUnavailable
+from holdfast.registry.history import decode_plain, json_ready, moment, parent_ref, step_ref
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.store import Store
+
+#: `time` is `timestamp[us, tz=UTC]`.
+Type = Literal["bool", "int64", "float64", "string", "time"]
+_INT64 = range(-(2**63), 2**63)
+#: Integers that float64 holds exactly.
+_EXACT = range(-(2**53), 2**53 + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table."""
+
+    name: str
+    type: Type  # its type. Every column may have nulls.
+    about: str  # what it holds, with its unit. The field's metadata have it as `description`.
+
+
+def table(columns: Sequence[Column], rows: Iterable[Mapping[str, object]]) -> Any:
+    """Return rows as a `pyarrow.Table`; what a row lacks is null."""
+    pa = arrow()
+    types = {
+        "bool": pa.bool_(),
+        "int64": pa.int64(),
+        "float64": pa.float64(),
+        "string": pa.string(),
+        "time": pa.timestamp("us", tz="UTC"),
+    }
+    fields = [
+        pa.field(one.name, types[one.type], metadata={"description": one.about}) for one in columns
+    ]
+    kept = list(rows)
+    arrays = [pa.array([row.get(one.name) for row in kept], types[one.type]) for one in columns]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def arrow() -> Any:
+    """Return the package pyarrow."""
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise InvalidInput(
+            "this needs the package pyarrow",
+            found=error,
+            hint="Install it with: pip install 'holdfast[pyarrow]'",
+        ) from error
+    return pa
+
+
+CHECKPOINT_COLUMNS = (
+    Column("commit", "int64", "number of the commit that added it: the order of the log"),
+    Column("phase", "string", "name of the phase, or its number as digits"),
+    Column("step", "int64", "training step, update or epoch, counted within the phase"),
+    Column("time", "time", "when it was saved, by the trainer's clock"),
+    Column("ref", "string", "a ref that finds it; null if it is evicted"),
+    Column("id", "string", "its id: sha256: and 64 hexadecimal digits"),
+    Column("tier", "string", "retention class within the phase"),
+    Column("size_bytes", "int64", "bytes of all its tensors"),
+    Column("superseded", "bool", "whether training went back to an earlier checkpoint"),
+    Column("evicted", "string", "the reason of its eviction; null while it is kept"),
+)
+#: Before the name of a metric that would be another column.
+_PREFIX = "metrics."
+
+
+def checkpoint_table(run_id: str, records: Iterable[CheckpointRecord]) -> Any:
+    """Return checkpoints as a `pyarrow.Table`."""
+    kept = list(records)
+    names = dict.fromkeys(name for one in kept for name in one.metrics)
+    metrics = [Column(metric_column(name), "float64", f"metric {name}") for name in names]
+    return table((*CHECKPOINT_COLUMNS, *metrics), _rows(run_id, kept))
+
+
+def metric_column(name: str) -> str:
+    """Return the name of a metric's column; no two columns have the same.
+
+    It is the metric's own name, after `metrics.` if another column has that name, or if it begins
+    with `metrics.` itself.
+    """
+    is_taken = name in {one.name for one in CHECKPOINT_COLUMNS} or name.startswith(_PREFIX)
+    return _PREFIX + name if is_taken else name
+
+
+def _rows(run_id: str, records: Iterable[CheckpointRecord]) -> Iterator[dict[str, object]]:
+    for one in records:
+        name = step_ref(one)
+        if one.superseded:
+            name = one.manifest.short
+        yield {
+            **{metric_column(metric): value for metric, value in one.metrics.items()},
+            "commit": one.n,
+            "phase": one.phase,
+            "step": one.step,
+            "time": moment(one.time_ms),
+            "ref": f"{run_id}/{name}" if one.evicted is None else None,
+            "id": str(one.manifest),
+            "tier": one.tier,
+            "size_bytes": one.size_bytes,
+            "superseded": one.superseded,
+            "evicted": one.evicted,
+        }
+
+
+RUN_COLUMNS = (
+    Column("run", "string", "its name"),
+    Column("status", "string", "running, interrupted, completed, failed, dropped or damaged"),
+    Column("error", "string", "why it cannot be read, or why it was dropped"),
+    Column("phase", "string", "the phase that training is in"),
+    Column("preset", "string", "the name of its preset"),
+    Column("parent", "string", "the checkpoint that it was forked from"),
+    Column("created", "time", "when it was created, by its author's clock"),
+    Column("checkpoints", "int64", "kept checkpoints of the current line of training"),
+    Column("evicted", "int64", "checkpoints that were evicted"),
+    Column("superseded", "int64", "checkpoints that are superseded"),
+    Column("size_bytes", "int64", "tensor bytes of its checkpoints; shared ones count each time"),
+    Column("latest_step", "int64", "step of the latest checkpoint"),
+    Column("latest_time", "time", "when that was saved, by the trainer's clock"),
+    Column("monitor", "string", "the metric, or sum of metrics, that decides the best"),
+    Column("best", "float64", "the best value of the monitor"),
+    Column("best_step", "int64", "step of the checkpoint that has it"),
+    Column("seed", "string", "the master seed: 0x and 16 hexadecimal digits"),
+    Column("config", "string", "the configuration as JSON"),
+)
+
+
+def run_table(store: Store, names: Iterable[str], read: Callable[[str], RunManifest]) -> Any:
+    """Return runs as a `pyarrow.Table`; several are read at once."""
+
+    def row(name: str) -> dict[str, object] | None:
+        try:
+            run = read(name)
+            return _row(run) if run.commits else None
+        except StoreUnavailable:
+            raise  # the other runs would fail in the same way
+        except RegistryError as error:
+            return {"run": name, "status": "damaged", "error": str(error)}
+
+    rows = store.pools.bulk.map(row, names)
+    return table(RUN_COLUMNS, [one for one in rows if one is not None])
+
+
+def _row(run: RunManifest) -> dict[str, object]:
+    created, live, latest = run.created, run.live(), run.latest()
+    monitor = next(iter(run.monitors), None)
+    best = None if monitor is None else run.best(monitor)
+    return {
+        "run": run.run_id,
+        "status": run.status if run.dropped is None else "dropped",
+        "error": run.dropped or run.reason,
+        "phase": run.phase,
+        "preset": run.spec.name or None,
+        "parent": created and created.parent and parent_ref(created.parent),
+        "created": moment(run.created_ms),
+        "checkpoints": len(live),
+        "evicted": run.evicted_count,
+        "superseded": run.superseded_count,
+        "size_bytes": sum(one.size_bytes for one in live),
+        "latest_step": latest and latest.step,
+        "latest_time": latest and moment(latest.time_ms),
+        "monitor": monitor and monitor.label,
+        "best": monitor and best and monitor.value(best.metrics),
+        "best_step": best and best.step,
+        "seed": created and f"0x{created.seed}",
+        "config": created and json.dumps(json_ready(decode_plain(created.config))),
+    }
+
+
+def entry_table(entries: Sequence[Mapping[str, Any]]) -> Any:
+    """Return entries as a `pyarrow.Table`: `step` first, the other keys as they first appear.
+
+    The type of a column is that of its values: `bool`, `string`, `int64`, or `float64` for floats,
+    and for ints beside floats. If they are of other types, nest, or do not fit, each is its JSON.
+    """
+    keys = dict.fromkeys(["step", *(key for entry in entries for key in entry)])
+    columns: list[Column] = []
+    made: list[dict[str, object]] = [{} for _ in entries]
+    for key in keys:
+        values = [entry.get(key) for entry in entries]
+        type_ = "int64" if key == "step" else _type_of(values)
+        columns.append(Column(key, type_ or "string", f"{key} of the entry"))
+        for row, value in zip(made, values, strict=True):
+            row[key] = _text(value) if type_ is None else value
+    return table(columns, made)
+
+
+def _type_of(values: Sequence[object]) -> Type | None:
+    """Return the type of a column; `None` if its values are shown as JSON."""
+    kinds = {type(value) for value in values} - {type(None)}
+    if kinds == {bool}:
+        return "bool"
+    if kinds == {str}:
+        return "string"
+    ints = [value for value in values if type(value) is int]
+    if kinds == {int}:
+        return "int64" if all(value in _INT64 for value in ints) else None
+    if kinds and kinds <= {int, float}:
+        return "float64" if all(value in _EXACT for value in ints) else None
+    return None
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else json.dumps(json_ready(value))
