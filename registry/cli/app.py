@@ -58,7 +58,7 @@ _GROUPS = {
             "ls": "runs.ls: List the runs by name.",
             "show": "showing.show: Show a run: its settings, and its state now.",
             "pivot": "runs.pivot: Change the policy of a run within its phase.",
-            "diff": "comparing.run_diff: Compare two runs side by side, such as two forks.",
+            "diff": "comparing.run_diff: Compare runs side by side, such as two forks or a sweep.",
             "fork": "runs.fork: Create a run that continues from a checkpoint, and print its name.",
             "drop": "runs.drop: Release everything that a run holds. This cannot be undone.",
         },

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from holdfast.registry.cli import options, output
-from holdfast.registry.cli.columns import Column, Table, numbers
-from holdfast.registry.cli.command import Answer, command
-from holdfast.registry.cli.describe import picked, tensor_json
+from holdfast.registry.cli.columns import Column, Table, metrics, numbers
+from holdfast.registry.cli.command import Answer, answer_of, command
+from holdfast.registry.cli.describe import picked, ref, tensor_json
 from holdfast.registry.cli.opening import DASK, reads, workers_at
 from holdfast.registry.cli.options import argument, flag
 from holdfast.registry.cli.output import Part, Sentence
@@ -21,12 +21,21 @@ from holdfast.registry.comparing import (
     StepPair,
     TensorDiff,
     TensorStats,
+    settings_of,
 )
 from holdfast.registry.comparing import diff as compare
 from holdfast.registry.comparing import stats as sum_up
+from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face import Registry
-from holdfast.registry.history import ValueDiff, json_ready, parent_ref, phase_value, step_ref
-from holdfast.registry.history.replay import CheckpointRecord
+from holdfast.registry.history import (
+    ValueDiff,
+    config_by_path,
+    json_ready,
+    parent_ref,
+    phase_value,
+    step_ref,
+)
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading import Checkpoint, Stored, TensorInfo
 
 _DIFF = (
@@ -41,6 +50,13 @@ _BRANCHES = (
     Column("first", text=lambda side: _metrics(side), none="-", folds=True),
     Column("second", text=lambda side: _metrics(side), none="-", folds=True),
     Column("state", "same", {True: "same", False: "differs"}.get, none="-"),
+)
+_SWEEP = (
+    Column("run"),
+    Column("config", none="-", spreads=True),
+    Column("settings", none="-", drop=3, spreads=True),
+    Column("checkpoint", "ref", lambda ref: ref.partition("/")[2], none="-", drop=2),
+    metrics(drop=1),
 )
 _SIGNS = {"changed": "~", "reshaped": "~", "moved": ">", "added": "+", "removed": "-"}
 
@@ -66,15 +82,47 @@ def diff(
 def run_diff(
     opened: Registry,
     *,
-    first: str = argument("RUN", "The first run."),
-    second: str = argument("RUN", "The second one."),
+    run: list[str] = argument("RUN", "Names of runs, or patterns such as 'sweep-*'."),
 ) -> Answer:
-    """Compare two runs side by side, such as two forks.
+    """Compare runs side by side, such as two forks or a sweep.
 
-    Shows their settings, their metrics by step, and the first difference of their states.
+    Of two runs shows their settings, their metrics by step, and the first difference of their
+    states. Of more runs shows a row each: the values of configuration and settings that are not
+    the same in all, and the metrics of the best checkpoint, or of the newest without a monitor.
     """
-    found = opened.compare(first, second)
-    return Answer(lambda: _branches_json(found), lambda: _print_branches(found))
+    names = options.matching(run, opened.runs)
+    if len(names) < 2:
+        raise InvalidInput(
+            "a run is compared with others", where=", ".join(run), expected="RUN RUN"
+        )
+    if len(names) == 2:
+        found = opened.compare(*names)
+        return Answer(lambda: _branches_json(found), lambda: _print_branches(found))
+    rows = _sweep([opened.run(name).manifest for name in names])
+    return answer_of(rows, Table(_SWEEP, rows))
+
+
+def _sweep(runs: Sequence[RunManifest]) -> list[dict[str, Any]]:
+    settings = _differing([settings_of(run) for run in runs])
+    created = [run.created for run in runs]
+    config = _differing([config_by_path(one.config) if one else {} for one in created])
+    return [
+        {"run": run.run_id, "settings": mine, "config": own, **_best(run)}
+        for run, mine, own in zip(runs, settings, config, strict=True)
+    ]
+
+
+def _differing(each: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """Return the values whose names do not have one value in all."""
+    names = dict.fromkeys(name for one in each for name in one)
+    differ = [name for name in names if len({repr(one.get(name, ...)) for one in each}) > 1]
+    return [{name: json_ready(one[name]) for name in differ if name in one} for one in each]
+
+
+def _best(run: RunManifest) -> dict[str, Any]:
+    """Return the best checkpoint of a run by its first monitor, or its newest one."""
+    one = next((run.best(monitor) for monitor in run.monitors), None) or run.latest()
+    return {"ref": one and ref(run.run_id, one), "metrics": one.metrics if one else {}}
 
 
 def _print_branches(found: Branches) -> Iterator[Part]:

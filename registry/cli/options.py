@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from holdfast.registry.errors import NotFound
 from holdfast.registry.spec import Retention
 
 
@@ -65,6 +67,25 @@ Csv = Annotated[bool, typer.Option("--csv", help="Print the table as CSV, with e
 #: `HOLDFAST_RUN` may name the first; the second is followed by arguments, so it is required.
 Run = Annotated[str, typer.Argument(envvar="HOLDFAST_RUN", metavar="RUN", help="Name of a run.")]
 NamedRun = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")]
+_PATTERN = re.compile(r"[*?[]")  # no name of a run has one of these
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether a name of runs is a pattern."""
+    return _PATTERN.search(name) is not None
+
+
+def matching(names: Iterable[str], runs: Callable[[], list[str]]) -> list[str]:
+    """Return names of runs, each pattern replaced by the runs that it matches."""
+    found: list[str] = []
+    for name in names:
+        some = fnmatch.filter(runs(), name) if is_pattern(name) else [name]
+        if not some:
+            raise NotFound("no run has a name like this", where=name, hint="See `holdfast run ls`.")
+        found += some
+    return found
+
+
 Ref = Annotated[
     str,
     typer.Argument(

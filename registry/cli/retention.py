@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from holdfast.registry.cli import describe, options, output
 from holdfast.registry.cli.columns import Column, Table, numbers
@@ -41,7 +43,12 @@ _STATES = (Column("state", "ref"), *_SIZES)
 def prune(
     opened: Registry,
     *,
-    run: options.Run,
+    run: Annotated[
+        str,
+        typer.Argument(
+            envvar="HOLDFAST_RUN", metavar="RUN", help="Name of a run, or a pattern: 'sweep-*'."
+        ),
+    ],
     last: int | None = options.LAST,
     best: int | None = options.BEST,
     every: int | None = options.EVERY,
@@ -55,19 +62,25 @@ def prune(
     checkpoints back.
     """
     own = options.retention(last, best, every, days)
-    pruned = opened.run(run)
+    runs = [opened.run(name) for name in options.matching([run], opened.runs)]
     if best is not None:
-        for phase in dict.fromkeys(record.phase for record in pruned.manifest.live()):
-            pruned.monitor(phase)  # raises if no monitor decides which are best
-    plan = pruned.prune(own, dry_run=dry_run)
-    return Answer(
-        lambda: {
-            "run": run,
+        for one in runs:
+            for phase in dict.fromkeys(record.phase for record in one.manifest.live()):
+                one.monitor(phase)  # raises if no monitor decides which are best
+    plans = {one.id: one.prune(own, dry_run=dry_run) for one in runs}
+    documents = [
+        {
+            "run": name,
             "dry_run": dry_run,
-            "kept": _verdicts(run, plan.kept),
-            "evicted": _verdicts(run, plan.evicted),
-        },
-        lambda: _text(run, plan, dry_run=dry_run),
+            "kept": _verdicts(name, plan.kept),
+            "evicted": _verdicts(name, plan.evicted),
+        }
+        for name, plan in plans.items()
+    ]
+    several = options.is_pattern(run)
+    return Answer(
+        lambda: documents if several else documents[0],
+        lambda: _text(plans, [Column("run")] if several else [], dry_run=dry_run),
     )
 
 
@@ -78,16 +91,23 @@ def _verdicts(run: str, verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
     ]
 
 
-def _text(run: str, plan: RetentionPlan, *, dry_run: bool) -> Iterator[Part]:
+def _text(
+    plans: Mapping[str, RetentionPlan], first: Sequence[Column], *, dry_run: bool
+) -> Iterator[Part]:
+    rows = [row for run, plan in plans.items() for row in _rows(run, plan)]
+    if rows:
+        yield Table([*first, *_PLAN], rows)
+    went = "would go" if dry_run else "evicted"
+    kept = output.counted(sum(len(plan.kept) for plan in plans.values()), "checkpoint")
+    yield f"{kept} kept, {sum(len(plan.evicted) for plan in plans.values())} {went}"
+
+
+def _rows(run: str, plan: RetentionPlan) -> list[dict[str, Any]]:
     fates = [(one, "kept") for one in plan.kept] + [(one, "goes") for one in plan.evicted]
     fates.sort(key=lambda pair: pair[0].checkpoint.n)
     rows = _verdicts(run, [one for one, _ in fates])
     more = ({"tier": one.checkpoint.tier, "is": fate} for one, fate in fates)
-    if rows:
-        yield Table(_PLAN, [row | also for row, also in zip(rows, more, strict=True)])
-    went = "would go" if dry_run else "evicted"
-    kept = output.counted(len(plan.kept), "checkpoint")
-    yield f"{kept} kept, {len(plan.evicted)} {went}"
+    return [row | also for row, also in zip(rows, more, strict=True)]
 
 
 @command(writes)

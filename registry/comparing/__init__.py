@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.registry.comparing.branches import Branches as Branches
     from holdfast.registry.comparing.branches import StepPair as StepPair
     from holdfast.registry.comparing.branches import compare_runs as compare_runs
+    from holdfast.registry.comparing.branches import settings_of as settings_of
     from holdfast.registry.comparing.chunkwise import Piece as Piece
     from holdfast.registry.comparing.chunkwise import reduce_pieces as reduce_pieces
     from holdfast.registry.comparing.elements import PARTS as PARTS

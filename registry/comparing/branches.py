@@ -115,14 +115,21 @@ def _order(run: RunManifest, phase: str) -> tuple[int, str]:
     return (phases.index(phase) if phase in phases else len(phases), phase)
 
 
+def settings_of(run: RunManifest) -> dict[str, object]:
+    """Return seed, preset and input hash of a run."""
+    created = run.created
+    return {
+        "seed": int(created.seed, 16) if created else None,
+        "preset": run.spec.name or None,
+        "input_hash": created.input_hash if created else None,
+    }
+
+
 def _settings(one: RunManifest, two: RunManifest) -> Iterator[ValueDiff]:
-    for name, ours, theirs in (
-        ("seed", _seed(one), _seed(two)),
-        ("preset", one.spec.name or None, two.spec.name or None),
-        ("input_hash", _input_hash(one), _input_hash(two)),
-    ):
-        if ours != theirs:
-            yield ValueDiff("changed", name, ours, theirs)
+    theirs = settings_of(two)
+    for name, ours in settings_of(one).items():
+        if ours != theirs[name]:
+            yield ValueDiff("changed", name, ours, theirs[name])
     if one.spec != two.spec and one.spec.name == two.spec.name:
         yield ValueDiff("changed", "rules", f"those of {one.run_id}", f"those of {two.run_id}")
 
@@ -130,11 +137,3 @@ def _settings(one: RunManifest, two: RunManifest) -> Iterator[ValueDiff]:
 def _configs(one: RunManifest, two: RunManifest) -> tuple[ValueDiff, ...]:
     ours, theirs = (run.created.config if run.created else None for run in (one, two))
     return compare_configs(ours, theirs)
-
-
-def _seed(run: RunManifest) -> int | None:
-    return int(run.created.seed, 16) if run.created else None
-
-
-def _input_hash(run: RunManifest) -> str | None:
-    return run.created.input_hash if run.created else None

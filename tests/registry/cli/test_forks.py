@@ -317,6 +317,31 @@ def test_run_diff(call: Call, call_json: CallJson, url: str) -> None:
     assert "no common step differs" in call("run", "diff", "other", "other").stdout
 
 
+def test_run_diff_of_a_sweep(call: Call, call_json: CallJson, url: str) -> None:
+    """A row for each run, with what is not the same in all; it is sorted as any table."""
+    with holdfast.open(url) as opened:
+        for n, config in enumerate(
+            ({"lr": 0.1, "opt": {"b": 1}}, {"lr": 0.3, "opt": {"b": 1}}, {"lr": 0.1})
+        ):
+            monitor = holdfast.Monitor(metric="loss", mode="min")
+            run = opened.create_run(f"sweep-{n}", config=config, seed=7, monitor=monitor)
+            run.save({"w": np.zeros(3)}, step=1, metrics={"loss": 3.0 - n})
+            run.save({"w": np.ones(3)}, step=2, metrics={"loss": 9.0})
+    rows = call_json("run", "diff", "sweep-*")
+    assert rows[0] == {
+        "run": "sweep-0",
+        "config": {"lr": 0.1, "opt/b": 1},
+        "settings": {},
+        "ref": "sweep-0/main/step00000001",
+        "metrics": {"loss": 3.0},
+    }
+    assert [one["config"] for one in rows[1:]] == [{"lr": 0.3, "opt/b": 1}, {"lr": 0.1}]
+    header, *lines = call("run", "diff", "sweep-*", "demo", "--sort", "loss").stdout.splitlines()
+    assert header.split()[:3] == ["run", "lr", "opt/b"]
+    assert [line.split()[0] for line in lines] == ["demo", "sweep-2", "sweep-1", "sweep-0"]
+    assert "a run is compared with others" in call("run", "diff", "demo", status=3).stderr
+
+
 # Words for every action
 
 _ONE, _TWO = Digest.of(b"1"), Digest.of(b"2")

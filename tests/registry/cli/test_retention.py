@@ -38,6 +38,28 @@ def test_prune_tells_what_and_why(call: Call, call_json: CallJson, long: str) ->
     assert steps_at(None, long) == [20, 50, 60]
 
 
+def test_prune_takes_the_runs_of_a_pattern(
+    call: Call, call_json: CallJson, long: str, url: str
+) -> None:
+    with holdfast.open(url) as opened:
+        for name in ("sweep-1", "sweep-2"):
+            opened.fork("long/latest", name).save({"w": np.zeros(3)}, step=70, metrics={"loss": 9})
+    header, *rows, counts = call("prune", "sweep-*", "--last", 1, "--dry-run").stdout.splitlines()
+    assert header.split()[:3] == ["run", "phase", "step"]
+    assert [row.split()[:3] for row in rows] == [
+        [run, "main", step] for run in ("sweep-1", "sweep-2") for step in ("60", "70")
+    ]
+    assert counts == "2 checkpoints kept, 2 would go"
+    pruned = call_json("prune", "*[g-]*", "--last", 1)
+    assert [(one["run"], len(one["evicted"])) for one in pruned] == [
+        ("long", 4),
+        ("sweep-1", 1),
+        ("sweep-2", 1),
+    ]
+    assert steps_at(None, "long") == [20, 60]
+    assert "no run has a name like this" in call("prune", "swep-*", status=4).stderr
+
+
 @pytest.mark.parametrize(
     ("rule", "left"),
     [

@@ -35,6 +35,7 @@ TABLES = (
     "log full",
     "diff full/main/step1 full",
     "run diff full fork",
+    "run diff * full",
     "stats full",
     "gate ls full",
     "release ls full",
