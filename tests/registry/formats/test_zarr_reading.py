@@ -351,6 +351,9 @@ def test_hostile_metadata_is_refused_by_name(fields: dict, match: str, one: Path
     assert "one.zarr: g/a" in str(caught.value)
 
 
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+
+
 def sharded(codecs: object, chunk: object) -> dict:
     return {
         "name": "sharding_indexed",
@@ -573,7 +576,7 @@ def test_a_chunk_in_a_shard_that_expands_too_far_is_never_decoded(
     skipped = 32 if first else 0
     places = [(2**64 - 1, 2**64 - 1), (skipped, len(data))]
     index = [{"name": "bytes", "configuration": {"endian": "big" if order == ">" else "little"}}]
-    codecs: list[Any] = [{"name": "bytes"}, {"name": codec, "configuration": configuration}]
+    codecs: list[Any] = [LITTLE, {"name": codec, "configuration": configuration}]
     document: dict[str, Any] = sharded(codecs, [5, 100])
     document["configuration"] |= {
         "index_codecs": index,
@@ -657,8 +660,8 @@ def test_no_chunk_of_a_shard_takes_what_is_for_others(length: int, times: int, o
     data = gzip.compress(bytes(length))
     places = [(0, len(data))] * times + [(2**64 - 1, 2**64 - 1)] * (1000 - times)
     shutil.rmtree(one / "g" / "a" / "c")
-    document = sharded([{"name": "bytes"}, {"name": "gzip", "configuration": {}}], [1, 1])
-    document["configuration"]["index_codecs"] = [{"name": "bytes"}]
+    document = sharded([LITTLE, {"name": "gzip", "configuration": {"level": 5}}], [1, 1])
+    document["configuration"]["index_codecs"] = [LITTLE]
     edit(
         one / "g" / "a" / "zarr.json",
         codecs=[document],
