@@ -134,11 +134,18 @@ class Writer:
                 return key
         return None
 
-    def put_pack(self, digest: Digest, body: Sequence[Buffer], size_bytes: int) -> ObjectKey:
-        """Make sure that a pack exists; return its key."""
-        if (key := self.proven(digest, size_bytes)) is not None:
-            return key
+    def put_pack(
+        self, digest: Digest, body: Sequence[Buffer], size_bytes: int, *, is_looked_for: bool = True
+    ) -> ObjectKey:
+        """Make sure that a pack exists; return its key.
+
+        The put finds it under the observed epoch, also if it was not looked for.
+        """
         new = self.new_pack(digest)
+        if is_looked_for or new.key in self._proven:
+            if (key := self.proven(digest, size_bytes)) is not None:
+                return key
+            new = self.new_pack(digest)
         self.note(new, is_ours=put_pack(self._store, new, body, size_bytes))
         return new.key
 

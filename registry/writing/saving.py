@@ -57,6 +57,9 @@ from holdfast.registry.writing.readable import check_readable
 _PACKS_IN_FLIGHT = 8
 #: The same for encoded chunks, whose bytes are in no block.
 _ENCODED_IN_FLIGHT = 2
+#: Smaller packs are not looked for under older generations if they only change what a base has: it
+#: costs less to store one of a hundred twice than to look for all in vain.
+_LOOKED_FOR_BYTES = PACK_BYTES // 4
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -131,6 +134,9 @@ class _StateWriter:
             self._predecessors = Predecessors(
                 store, self._bases, self._stored, keyframe_every, trials
             )
+        self._known_components = {name for base in bases for name in base.manifest.components}
+        self._is_known: set[int] = set()  # ids of the tensors of these components
+        self._is_found: bool | None = None  # whether the first large pack of them was there already
         self._fresh: dict[Digest, tuple[Digest, PackEntry]] = {}
         self._packs: dict[Digest, tuple[int, Future[ObjectKey]]] = {}
         self._in_flight: deque[Future[ObjectKey]] = deque()
@@ -215,9 +221,12 @@ class _StateWriter:
         cut = 0
         for component in state.components:
             group = group_name(component)
+            is_known = component.name in self._known_components
             for leaf in component.leaves:
                 if leaf.nbytes <= INLINE_BYTES:
                     continue
+                if is_known:
+                    self._is_known.add(id(leaf))
                 pieces = _pieces(leaf)
                 self._pieces[id(leaf)] = pieces
                 if watched and is_watched(leaf, watched):
@@ -250,10 +259,13 @@ class _StateWriter:
         chunks = [
             Chunk(p.digest, p.view, p.leaf, p.number) for p in group.pieces if p.digest and p.view
         ]
-        self._pack(chunks, group.blocks)
+        is_known = all(id(piece.leaf) in self._is_known for piece in group.pieces)
+        self._pack(chunks, group.blocks, is_known=is_known)
         group.release()
 
-    def _pack(self, chunks: Iterable[Chunk], blocks: Sequence[memoryview] = ()) -> None:
+    def _pack(
+        self, chunks: Iterable[Chunk], blocks: Sequence[memoryview] = (), *, is_known: bool = False
+    ) -> None:
         """Send the chunks that are not stored yet as one pack."""
         fresh: dict[Digest, Chunk] = {}
         for chunk in chunks:
@@ -274,11 +286,25 @@ class _StateWriter:
         self._lease.give(block for block in blocks if not any(block is one for one in sent))
         size = sum(map(len, stored)) + len(encoded) + TRAILER_BYTES
         body: list[Buffer] = [*stored, encoded, trailer(encoded)]
-        future = self._submit(self._store.pools.bulk, self._writer.put_pack, name, body, size)
+        put = partial(
+            self._writer.put_pack, is_looked_for=not is_known or self._may_exist(name, size)
+        )
+        future = self._submit(self._store.pools.bulk, put, name, body, size)
         # Only after the put, which may send the same bytes again.
         future.add_done_callback(lambda _: self._lease.give(sent))
         self._in_flight.append(future)
         self._packs[name] = (size, future)
+
+    def _may_exist(self, name: Digest, size: int) -> bool:
+        """Return whether to look for a pack of a component that a base has.
+
+        Only a push of files repeats such packs, and then all of them: the first large one decides.
+        """
+        if size < _LOOKED_FOR_BYTES:
+            return False
+        if self._is_found is None:
+            self._is_found = self._writer.usable("packs", name, size) is not None
+        return self._is_found
 
     def _encode(self, fresh: Collection[Chunk]) -> tuple[Sequence[PackEntry], list[Buffer]]:
         """Return chunks in their stored form, with their entries in the table of a pack."""
@@ -320,7 +346,8 @@ class _StateWriter:
         entries = [self._entry(leaf, watched) for leaf in part.leaves]
         component = Component.build(part.skeleton, entries, skeleton)
         lists = islice(self._lists.items(), known, None)
-        self._pack(Chunk(digest, memoryview(data)) for digest, data in lists)
+        chunks = (Chunk(digest, memoryview(data)) for digest, data in lists)
+        self._pack(chunks, is_known=part.name in self._known_components)
         return component
 
     def _entry(self, leaf: ArrayLeaf, watched: Sequence[str]) -> TensorEntry:

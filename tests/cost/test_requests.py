@@ -17,11 +17,13 @@ from holdfast.registry.face.factory import open_on
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.face.run import Run
 from holdfast.registry.objects.chunking import CHUNK_BYTES
+from holdfast.registry.writing import saving
 from tests.support.states import make_state
 from tests.support.stores import Scratch, kind_of, new_backend, opened
 
-# A pack is looked for under any generation before it is put.
-_PACK = ["list packs", "put_if_absent packs"]
+# A pack is looked for under any generation before it is put, unless a base has its component.
+_CHANGED = ["put_if_absent packs"]
+_PACK = ["list packs", *_CHANGED]
 _FILES = ["put_if_absent manifests", "put_if_absent placements"]
 # Is the newest slot still the one that was read? Asked beside the packs.
 _COMMIT = ["get log", "put_if_absent log"]
@@ -91,13 +93,15 @@ def test_first_save_looks_for_sweeps_once_and_puts_a_pack_a_component() -> None:
 
 def test_later_save_asks_for_nothing_but_what_it_puts(watched: Watched, trained: Run) -> None:
     trained.save(make_state(4), step=4)
-    assert watched.asked() == Counter([*_PACK, *_PACK, *_TAIL])
+    assert watched.asked() == Counter([*_CHANGED, *_CHANGED, *_TAIL])
+    trained.save({**make_state(5), "added": make_state(6)["model"]}, step=5)
+    assert watched.asked() == Counter([*_CHANGED, *_CHANGED, *_PACK, *_TAIL])
 
 
 def test_save_that_changes_one_component_puts_one_pack(watched: Watched, trained: Run) -> None:
     changed = {**make_state(3), "optimizer": make_state(9)["optimizer"]}
     trained.save(changed, step=4)
-    assert watched.asked() == Counter([*_PACK, *_TAIL])
+    assert watched.asked() == Counter([*_CHANGED, *_TAIL])
 
 
 def test_save_of_an_unchanged_state_only_commits(watched: Watched, trained: Run) -> None:
@@ -190,7 +194,34 @@ def test_one_tensor_of_500_costs_its_own_bytes() -> None:
         # A pack adds its table, of one chunk, to the chunk.
         assert usage.written_bytes <= model["layer250"].nbytes + 256 + beside
         assert model["layer250"].nbytes < CHUNK_BYTES
-        assert usage.requests == len([*_PACK, *_TAIL])
+        assert usage.requests == len([*_CHANGED, *_TAIL])
+
+
+@pytest.mark.parametrize("before", [[], [1, 2]], ids=["first save", "later save"])
+def test_content_that_an_older_generation_holds_is_sent_once(
+    monkeypatch: pytest.MonkeyPatch, before: list[int]
+) -> None:
+    """Runs push the same bases, and a sweep passes between each two of them."""
+    monkeypatch.setattr(saving, "PACK_BYTES", 2**20)
+    monkeypatch.setattr(saving, "_LOOKED_FOR_BYTES", 2**18)
+    pushed = [
+        {"base": {f"w{n}": np.random.default_rng([seed, n]).bytes(300_000) for n in range(6)}}
+        for seed in (*before, 3)
+    ]
+    metered = Metered(new_backend())
+    sent = []
+    with open_on(metered) as registry:
+        for number in range(4):
+            run = registry.create_run(f"pusher{number}", seed=1)
+            with metered.measure() as usage:
+                for step, state in enumerate(pushed):
+                    run.save(state, step=step)
+            sent.append(usage.written_bytes)
+            waste = registry.create_run(f"waste{number}", seed=1)
+            waste.save(make_state(100 + number), step=1)
+            waste.drop(reason="a sweep needs something to condemn")
+            assert registry.gc(grace_s=0).epoch == number + 1
+    assert sent[0] > 10 * max(sent[1:])
 
 
 def _keys_of_newest(registry: Registry, digest: str) -> list[str]:
