@@ -35,7 +35,7 @@ from holdfast.registry.saving.collective.talk import split
 from holdfast.registry.store.store import create_config
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
-from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.state_writer import StateWriter
 
 #: Ranks whose parts are made and timed; those of the others take as long.
 _SAMPLE = 64
@@ -115,7 +115,7 @@ class Fleet:
         registry.create_run("fleet")
         log = RunLog(registry.store, "fleet")
         log.open()
-        self._committer = Committer(registry.store, log)
+        self._writer = StateWriter(registry.store, log)
         self.figures = Figures()
 
     def run(self) -> Figures:
@@ -149,7 +149,7 @@ class Fleet:
 
     def _save(self, plan: Plan, bases: Sequence[PlacedState]) -> PlacedState:
         """Put packs as every rank does, then the rest as rank 0 does."""
-        committer, flat = self._committer, self._of.flat
+        writer, flat = self._writer, self._of.flat
         digests = self._dice.integers(0, 256, (len(plan.owner), 32), np.uint8)
         sizes = _sizes(plan)
         component = np.repeat(
@@ -172,12 +172,12 @@ class Fleet:
         fresh = ChunkTable.joined(stored)
         skeletons = [canonical.encode(part.skeleton) for part in flat.components]
         part = RankPart(flat, layout, (), {})
-        end = StateEnd(committer, part, [], flat, skeletons, digests, bases, fresh, RAW, ())
+        end = StateEnd(writer, part, [], flat, skeletons, digests, bases, fresh, RAW, ())
         written = end.finish()
         found = self.figures
         found.assemble_s = spent + time.process_time() - began
         place = written.base.place
-        store = committer.store.backend
+        store = writer.store.backend
         lists = sum(map(len, written.base.lists.values()))
         found.manifest_mb = (len(store.get(str(place.manifest_key))) + lists) / 1e6
         found.placement_mb = len(store.get(str(place.placement_key))) / 1e6
@@ -186,7 +186,7 @@ class Fleet:
     def _store_part(self, mine: Ints, digests: Ints, sizes: Ints, component: Ints) -> bytes:
         """Put a rank's packs, a group of chunks of one component each; return its report."""
         tables = []
-        writer = self._committer.writer
+        writer = self._writer.objects
         for group in _groups(sizes[mine], component[mine]):
             some = mine[group]
             offsets = np.cumsum(sizes[some]) - sizes[some]

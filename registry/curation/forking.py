@@ -29,7 +29,7 @@ from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest,
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.store import Store
 from holdfast.registry.values import Digest
-from holdfast.registry.writing import Committer, NewCommits, Written
+from holdfast.registry.writing import Committer, NewCommits, StateWriter, Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +97,19 @@ def inherit(committer: Committer, inherited: Inheritance) -> None:
     A fork that broke off keeps artifacts that were added meanwhile; its streams and its status
     become those of the checkpoint.
     """
-    committer.commit(_InheritedCommits(committer, inherited))
+    committer.commit(_InheritedCommits(committer.writer, inherited))
 
 
 class _InheritedCommits(NewCommits):
     """The inherited commits of a fork, and the states that they name."""
 
-    def __init__(self, committer: Committer, inherited: Inheritance) -> None:
-        self._committer = committer
+    def __init__(self, writer: StateWriter, inherited: Inheritance) -> None:
+        self._writer = writer
         self._inherited = inherited
 
     def write_states(self) -> Sequence[Written]:
-        store = self._committer.store
-        return self._committer.adopt(store, self._inherited.places, proves=False)
+        writer = self._writer
+        return writer.adopt(writer.store, self._inherited.places, proves=False)
 
     def commits(self, run: RunManifest) -> Sequence[Sequence[Action]] | None:
         return None if run.has_checkpoints else self._inherited.commits(run)
@@ -117,7 +117,7 @@ class _InheritedCommits(NewCommits):
     def read_again(self) -> bool:
         """Read the parent again: a repack may have moved a missing object."""
         places = self._inherited.places
-        self._inherited = inheritance(self._committer.store, self._inherited.source)
+        self._inherited = inheritance(self._writer.store, self._inherited.source)
         return self._inherited.places != places
 
 

@@ -224,7 +224,7 @@ class Artifacts(_Names):
         """
         check_name(name, "an artifact")
         self._log.refresh()
-        written = self._committer.write_plain(state)
+        written = self._committer.writer.write_plain(state)
         digest = written.base.manifest.digest
 
         def compose(run: RunManifest) -> Sequence[Action] | None:
@@ -242,7 +242,8 @@ class Artifacts(_Names):
         first = [written]
         self._committer.commit(
             Composed(
-                compose, lambda: [first.pop() if first else self._committer.write_plain(state)]
+                compose,
+                lambda: [first.pop() if first else self._committer.writer.write_plain(state)],
             )
         )
         return self._stored(digest, f"artifacts/{name}")

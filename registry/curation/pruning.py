@@ -108,7 +108,7 @@ def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRec
         try:
             # A run has proven the packs of its states, but not those that a fork inherits.
             is_fork = run.created is not None and run.created.parent is not None
-            return committer.adopt(committer.store, places, proves=is_fork)
+            return committer.writer.adopt(committer.store, places, proves=is_fork)
         except MissingObject as error:
             collected = [n for n in checkpoints if _is_collected(committer.store, run, n)]
             named = ", ".join(run.by_n[n].manifest.short for n in collected)

@@ -25,7 +25,7 @@ from holdfast.registry.pytree import FlatState
 from holdfast.registry.spec import inference_parts
 from holdfast.registry.store import Store
 from holdfast.registry.values import Digest, float_to_hex, release_version
-from holdfast.registry.writing import Committer, NewCommit, Written
+from holdfast.registry.writing import Committer, NewCommit, StateWriter, Written
 
 #: A card: a mapping, or the path of a YAML file.
 Card = Mapping[str, Any] | str | os.PathLike[str]
@@ -274,7 +274,7 @@ class Releases:
         fields = {} if card is None else read_card(card)
         check_card(fields, run.spec.card_fields)
         values = None if metrics is None else check_metrics(metrics)
-        return _Publication(self._committer, name, checkpoint, fields, values)
+        return _Publication(self._committer.writer, name, checkpoint, fields, values)
 
     def _release(self, pin: Pin) -> Release:
         return Release(self._committer.store, self._log, pin)
@@ -284,7 +284,7 @@ class Releases:
 class _Publication(NewCommit):
     """The commit of a release."""
 
-    committer: Committer  # the committer of the run
+    writer: StateWriter  # puts the states of the run
     name: str  # the version
     checkpoint: Checkpoint  # the source
     card: dict[str, Any]  # the card; none where empty
@@ -303,16 +303,16 @@ class _Publication(NewCommit):
         written, of = [], self.checkpoint.digest
         self.digest = of
         if self.state is not None:
-            written.append(self.committer.write(self.state, self.committer.choose_bases([of])))
+            written.append(self.writer.write(self.state, self.writer.choose_bases([of])))
         elif self.parts is not None:
-            written.append(self.committer.cut(of, self.parts))
+            written.append(self.writer.cut(of, self.parts))
         else:
-            self.committer.proven(of)
+            self.writer.proven(of)
         if written:
             self.digest = written[0].base.manifest.digest
         if self.card:
             # Sorted, so that cards which differ only in the order of keys have one id.
-            written.append(self.committer.write_plain({_CARD: _sorted(self.card)}))
+            written.append(self.writer.write_plain({_CARD: _sorted(self.card)}))
             self.card_digest = written[-1].base.manifest.digest
         return written
 

@@ -56,15 +56,15 @@ def find_in_run(store: Store, log: RunLog, path: str) -> Stored:
             return Stored(StateHandle(store, log, pin.manifest, pin.ref))
         case ["releases", version]:
             from holdfast.registry.curation import Releases
-            from holdfast.registry.writing import Committer
+            from holdfast.registry.writing import Committer, StateWriter
 
-            releases = Releases(Committer(store, log))
+            releases = Releases(Committer(StateWriter(store, log)))
             return releases.latest() if version == "latest" else releases.get(version)
         case ["pool", version] if _VERSION.fullmatch(version):
             from holdfast.registry.curation.pool import OpponentPool
-            from holdfast.registry.writing import Committer
+            from holdfast.registry.writing import Committer, StateWriter
 
-            return OpponentPool(Committer(store, log)).entry(int(version[1:]))
+            return OpponentPool(Committer(StateWriter(store, log))).entry(int(version[1:]))
     return _checkpoint(store, log, segments)
 
 

@@ -41,7 +41,7 @@ from holdfast.registry.saving import (
 from holdfast.registry.spec import Monitor, Retention, RunSpec, child, phase_number
 from holdfast.registry.store import Store
 from holdfast.registry.values import markup
-from holdfast.registry.writing import Committer, Storing, check_storing
+from holdfast.registry.writing import Committer, StateWriter, Storing, check_storing
 
 if TYPE_CHECKING:
     from numpy.random import SeedSequence
@@ -1213,7 +1213,7 @@ class Run:
 
 
 def _handle(store: Store, log: RunLog, journal: Journal | None, group: Group | None) -> RunHandle:
-    committer = Committer(store, log)
+    committer = Committer(StateWriter(store, log))
     saver: Saver
     if group is not None:
         from holdfast.registry.saving.collective import CollectiveSaver

@@ -9,7 +9,7 @@ docs/spec.md, section 15.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import PackRef
 from holdfast.registry.store import Progress, Store, Workers
 from holdfast.registry.values import Digest, near
-from holdfast.registry.writing import Change, ChosenKeys, Committer, Stale, adopt
+from holdfast.registry.writing import Change, ChosenKeys, Committer, Stale, StateWriter, adopt
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def sync(
         failed: dict[str, IntegrityError | UnsupportedFormat | Diverged] = {}
         for name in chosen:
             try:
-                done.append(_RunCopy(source.store, destination.store, workers, name, sent).copy())
+                done.append(_copied(_RunCopy(source.store, destination.store, workers, name, sent)))
             except (IntegrityError, UnsupportedFormat, Diverged) as error:
                 failed[name] = error  # copy the other runs first
         if failed:
@@ -162,6 +162,10 @@ class _Counter:
             self._progress(self.total)
 
 
+def _copied(run: _RunCopy) -> RunSync:
+    return run.copy(Committer(run.writer).commit)
+
+
 class _RunCopy(Change):
     """The sync of one run."""
 
@@ -181,14 +185,14 @@ class _RunCopy(Change):
         self._run_id = run_id
         self._sent = sent
         self._log = RunLog(destination, run_id)
-        self._committer = Committer(destination, self._log)
+        self.writer = StateWriter(destination, self._log)
         self._history: list[bytes] = []
         self._run = RunManifest(run_id=run_id)
         self._places: list[Place] = []
         self._present: frozenset[Digest] = frozenset()
         self._done = RunSync(run_id)
 
-    def copy(self) -> RunSync:
+    def copy(self, commit: Callable[[Change], RunManifest]) -> RunSync:
         self._read_source()
         if not self._history:
             return self._done  # a folder among the runs that holds no log
@@ -198,7 +202,7 @@ class _RunCopy(Change):
         # W1: the run exists before its writer observes the epoch. Commit 0 references nothing.
         if not self._log.run.commits:
             self._log.append(lambda run: None if run.commits else self._history[:1])
-        self._committer.commit(self)
+        commit(self)
         return replace(self._done, commits=lacking)
 
     def check(self, run: RunManifest) -> None:
@@ -206,7 +210,7 @@ class _RunCopy(Change):
 
     def write(self) -> ChosenKeys:
         """Copy the states that the missing commits name, except packs that are there."""
-        writer, here, there = self._committer.writer, self._log.run, self._run
+        writer, here, there = self.writer.objects, self._log.run, self._run
         _ = writer.epoch  # observed before any key is chosen
         commits = self._missing(here)
         self._present = frozenset(here.by_manifest.keys() & here.held & there.held)

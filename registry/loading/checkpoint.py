@@ -243,7 +243,8 @@ class Checkpoint(Stored):
             tier = tier_after_report(run, n, checked)
             return [ReportMetrics(checkpoint=n, metrics=checked, tier=tier)]
 
-        writing.Committer(self._handle.store, self._handle.log).commit(actions)
+        writer = writing.StateWriter(self._handle.store, self._handle.log)
+        writing.Committer(writer).commit(actions)
 
 
 def find_checkpoint(store: Store, log: RunLog, n: int) -> Checkpoint:

@@ -22,7 +22,7 @@ from holdfast.registry.history.actions import Action, SetStatus
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.saving.failure import failure_text
 from holdfast.registry.store import Store
-from holdfast.registry.writing import Committer
+from holdfast.registry.writing import Committer, StateWriter
 
 #: Seconds for which the end of a process tries.
 _LONGEST_S = 10.0
@@ -52,7 +52,7 @@ class Owned:
         log = RunLog(store, self.run_id)
         log.open()
         if actions(log.run) is not None:
-            Committer(store, log).commit(actions)
+            Committer(StateWriter(store, log)).commit(actions)
 
 
 #: The runs of this process, by the id of their registry and their name.

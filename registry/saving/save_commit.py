@@ -35,7 +35,14 @@ from holdfast.registry.saving.earlier_steps import EarlierSteps
 from holdfast.registry.saving.save_request import PreparedSave, SaveRequest, joined_streams
 from holdfast.registry.spec import inference_parts
 from holdfast.registry.values import Digest, float_to_hex
-from holdfast.registry.writing import Committer, NewCommit, Stale, Written, after_commit, cut_state
+from holdfast.registry.writing import (
+    NewCommit,
+    Stale,
+    StateWriter,
+    Written,
+    after_commit,
+    cut_state,
+)
 
 
 class SaveCommit(NewCommit):
@@ -50,17 +57,17 @@ class SaveCommit(NewCommit):
 
     def __init__(
         self,
-        committer: Committer,
+        writer: StateWriter,
         writer_token: WriterToken,
         save: PreparedSave,
         earlier: EarlierSteps,
     ) -> None:
-        self._committer = committer
+        self._writer = writer
         self._writer_token = writer_token
         self._save = save
         self._request = save.request
         self._earlier = earlier
-        self._watched = committer.log.run.spec.finite
+        self._watched = writer.log.run.spec.finite
         self._main: Written
         self._companions: dict[str, Written] = {}
         self._model: Written | None = None
@@ -81,25 +88,25 @@ class SaveCommit(NewCommit):
 
     def write_states(self) -> Sequence[Written]:
         """Write all states that the commit names."""
-        committer, run = self._committer, self._committer.log.run
-        bases = committer.choose_bases(self._writer_token.base_order(run))
+        writer, run = self._writer, self._writer.log.run
+        bases = writer.choose_bases(self._writer_token.base_order(run))
         self._main = self._write(self._save.state, bases, self._watched)
         self.nonfinite = self._main.nonfinite
         if self._request.takes_over:
             self._check_changes(run, bases)
         if self._same_step(run) is not None:
             # The known checkpoint may have been evicted since this handle read the log.
-            run = committer.log.refresh()
+            run = writer.log.refresh()
             super().check(run)
         self._companions = {
-            name: self._write(flat, committer.choose_bases(_companions(run, name)))
+            name: self._write(flat, writer.choose_bases(_companions(run, name)))
             for name, flat in self._save.companions.items()
         }
         return self._write_others(run)
 
     def _write_others(self, run: RunManifest) -> Sequence[Written]:
         """Write the states that are made from the state and its companions; return all states."""
-        committer, known = self._committer, self._same_step(run)
+        writer, known = self._writer, self._same_step(run)
         self._repeats = known is not None and known.manifest == self._main.base.manifest.digest
         if self._repeats:
             return [self._main]  # companions were committed with the first save
@@ -107,7 +114,7 @@ class SaveCommit(NewCommit):
         claimed = self._claimed(run)
         # The second attempt does not merge segments, so other writers cannot invalidate them.
         self._appends = [
-            plan_append(committer, claimed, name, entries, merge=not self._replanned)
+            plan_append(writer, claimed, name, entries, merge=not self._replanned)
             for name, entries in self._streams(run).items()
             if entries
         ]
@@ -148,7 +155,7 @@ class SaveCommit(NewCommit):
     def _write(
         self, state: FlatState, bases: Sequence[PlacedState], watched: Sequence[str] = ()
     ) -> Written:
-        return self._committer.write(state, bases, self._request.storing, watched)
+        return self._writer.write(state, bases, self._request.storing, watched)
 
     def actions(self, run: RunManifest) -> Sequence[Action]:
         """Return the actions of the commit for a run."""
@@ -191,7 +198,7 @@ class SaveCommit(NewCommit):
             return after_commit(run, self._claim(run))
         except Forgotten:
             # Not `log.recall()`: any refresh, also while appends are planned, makes it compact.
-            run = self._committer.log.history()
+            run = self._writer.log.history()
             return after_commit(run, self._claim(run))
 
     def _same_step(self, run: RunManifest) -> CheckpointRecord | None:
@@ -311,9 +318,9 @@ class SaveCommit(NewCommit):
         rules, spec = pool_rules(run), run.spec
         if not rules.promote_on_save or rules.phase != self._save.phase or self.nonfinite:
             return None
-        committer, base = self._committer, self._main.base
+        writer, base = self._writer, self._main.base
         names = inference_parts(spec, base.manifest.components, where=self._where)
-        return cut_state(committer.store, committer.writer, base, names)
+        return cut_state(writer.store, writer.objects, base, names)
 
     def _promotion(self, run: RunManifest) -> list[Action]:
         if self._model is None:
@@ -325,7 +332,7 @@ class SaveCommit(NewCommit):
 
     @property
     def _where(self) -> str:
-        run_id = self._committer.log.run_id
+        run_id = self._writer.log.run_id
         return f"{run_id}: phase {self._save.phase}, step {self._request.step}"
 
     def _step_taken(self, known: CheckpointRecord, digest: Digest) -> Conflict:

@@ -266,14 +266,14 @@ class Saver:
 
     def has_read(self, checkpoint: Checkpoint) -> None:
         """Note that every byte of a checkpoint was read and verified: a save may rely on it."""
-        self._committer.writer.read.add(checkpoint.handle.reader.place)
+        self._committer.writer.objects.read.add(checkpoint.handle.reader.place)
 
     def suspect(self, checkpoint: Checkpoint) -> None:
         """Do not use the objects of a damaged checkpoint; write them again if a save has them."""
         with suppress(IntegrityError):
             reader = checkpoint.handle.reader
             keys = placed_keys(reader.place, reader.placement)
-            self._committer.writer.suspect |= keys
+            self._committer.writer.objects.suspect |= keys
 
     def _copy(self, staging: Staging, state: FlatState) -> FlatState:
         return staging.copy(state, self._committer.store.pools.hashing)
@@ -324,7 +324,7 @@ class Saver:
 
     def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
         with self._lock:
-            commit = SaveCommit(self._committer, self._writer_token, save, self._earlier)
+            commit = SaveCommit(self._committer.writer, self._writer_token, save, self._earlier)
             return self._carry_through(commit, save)
 
     def _carry_through(self, commit: SaveCommit, save: PreparedSave) -> Checkpoint:

@@ -38,7 +38,7 @@ from holdfast.registry.upkeep.object_checks import Tables, check_object, check_r
 from holdfast.registry.upkeep.verify_notes import note_verify
 from holdfast.registry.upkeep.verifying import Need, Verification
 from holdfast.registry.values import Digest
-from holdfast.registry.writing import Committer, Composed, Written, adopt
+from holdfast.registry.writing import Committer, Composed, StateWriter, Written, adopt
 
 #: Rounds of verify and mend: a placement must be whole again before the faults of its packs show.
 _ROUNDS = 4
@@ -289,8 +289,9 @@ class _Repair:
         _check_source(source, place)
         log = RunLog(self._store, need.run_id)
         log.open()
-        committer = Committer(self._store, log)
-        committer.writer.suspect |= self._verification.faults.keys() - self._sound
+        committer = Committer(StateWriter(self._store, log))
+        writer = committer.writer.objects
+        writer.suspect |= self._verification.faults.keys() - self._sound
         if self._dry_run:
             return _check_packs(source, place, committer)
         sent: list[int] = []
@@ -300,7 +301,7 @@ class _Repair:
             sent.append(pack.size_bytes * was_sent)
 
         def plan() -> list[Written]:
-            (adopted,), chosen = adopt(source, self._store, committer.writer, [place], count)
+            (adopted,), chosen = adopt(source, self._store, writer, [place], count)
             used.update(chosen.keys)
             return [Written(_placed_state(self._store, adopted), chosen, 0)]
 
@@ -330,7 +331,7 @@ def _check_packs(source: Store, place: Place, committer: Committer) -> int:
     """Check the packs that an adoption would send; return their bytes."""
     sent = 0
     for pack in source.placement(place.placement_key).packs:
-        if committer.writer.usable("packs", pack.key.digest, pack.size_bytes) is None:
+        if committer.writer.objects.usable("packs", pack.key.digest, pack.size_bytes) is None:
             check_object(source.read(pack.key), pack.key)
             sent += pack.size_bytes
     return sent

@@ -3,6 +3,7 @@
 - `change`: `Change`, one change of a run: the objects that it writes, the log lines that it adds.
 - `committer`: `Committer`, the one loop that carries a change through. It starts again
   when a collection or another writer came between.
+- `state_writer`: `StateWriter`, which changes hold: it writes, adopts and cuts states.
 - `saving`: `write_state`, from a flat state to packs. `hashing` copies and hashes its chunks,
   `encoding` and `deltas` shorten them, `finite` finds NaN in them.
 - `placing`: the manifest and the placement of a state, once its chunks are on the store.
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from holdfast.registry.writing.saving import write_stream as write_stream
     from holdfast.registry.writing.staging import Staging as Staging
     from holdfast.registry.writing.staging import places as places
+    from holdfast.registry.writing.state_writer import StateWriter as StateWriter
     from holdfast.registry.writing.storing import Storing as Storing
     from holdfast.registry.writing.storing import check_storing as check_storing
     from holdfast.registry.writing.storing import codec_and_distance as codec_and_distance

@@ -76,7 +76,7 @@ def write_state(
     watched: Sequence[str] = (),
 ) -> Written:
     """Store a state; only its new chunks are sent."""
-    made = _StateWriter(store, writer, bases, codec, keyframe_every, trials or Trials())
+    made = _Writing(store, writer, bases, codec, keyframe_every, trials or Trials())
     return made.write(state, watched)
 
 
@@ -91,7 +91,7 @@ def write_stream(
     codec: str = RAW,
 ) -> Written:
     """Store a state whose chunks are made one batch after another; one batch is in memory."""
-    made = _StateWriter(store, writer, bases, codec, 1, Trials())
+    made = _Writing(store, writer, bases, codec, 1, Trials())
     return made.write_stream(groups, finish, locations)
 
 
@@ -99,7 +99,7 @@ def write_packs(
     store: Store, writer: Writer, groups: Iterable[list[Chunk]], codec: str = RAW
 ) -> Mapping[Digest, ChunkLocation]:
     """Store chunks without a manifest; about two batches are in memory."""
-    return _StateWriter(store, writer, (), codec, 1, Trials()).write_packs(groups)
+    return _Writing(store, writer, (), codec, 1, Trials()).write_packs(groups)
 
 
 class Chunk(NamedTuple):
@@ -111,7 +111,7 @@ class Chunk(NamedTuple):
     number: int = 0  # its number in the tensor's grid
 
 
-class _StateWriter:
+class _Writing:
     """The writing of one state."""
 
     def __init__(

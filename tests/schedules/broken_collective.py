@@ -38,7 +38,7 @@ def only_own_names_checked(patch: Patch) -> None:
     def note(self: Leading, *args: Any) -> list[PartReport]:
         reports = stored(self, *args)
         packs = {pack.key for report in reports[1:] for pack in report.stored.packs}
-        self.committer.writer.theirs = packs
+        self.writer.objects.theirs = packs
         return reports
 
     def check_own(self: Writer, run: RunManifest, chosen: ChosenKeys) -> None:
@@ -85,10 +85,10 @@ def old_replay_believed(patch: Patch) -> None:
     """CS3: what the run used when the save began needs no check."""
     begin, recheck = Leading.__init__, Writer._recheck
 
-    def note(self: Leading, committer: Any, *args: Any) -> None:
-        begin(self, committer, *args)
-        run, store = committer.log.run, committer.store
-        committer.writer.used = {
+    def note(self: Leading, writer: Any, *args: Any) -> None:
+        begin(self, writer, *args)
+        run, store = writer.log.run, writer.store
+        writer.objects.used = {
             key
             for place in run.by_manifest.values()
             if place is not None
@@ -173,7 +173,7 @@ def puts_deleted_after_a_failure(patch: Patch) -> None:
         try:
             return save(self, prepared)
         except BaseException:
-            for key in sorted(self._committer.writer._durable):
+            for key in sorted(self._committer.writer.objects._durable):
                 self._committer.store.backend.delete(str(key))
             raise
 

@@ -146,7 +146,7 @@ class Writing(Base):
         known = self.own_run(side, which)
         if known is not None and known.commits and not known.is_dropped:
             run = Process(self.sides[side].shelf).run(known.name)
-            run.handle.committer.write_plain(content(number % contents.CONTENTS))
+            run.handle.committer.writer.write_plain(content(number % contents.CONTENTS))
 
     def _saved(self, checkpoint: Any, side: int, number: int) -> Check:
         """Return a look at the model: it must know of the checkpoint that was acknowledged."""

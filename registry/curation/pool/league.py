@@ -123,7 +123,7 @@ class OpponentPool:
         return self._promote(source, Terms(frozen=True, mu=mu, sigma=sigma))
 
     def _promote(self, source: Callable[[RunManifest], ModelSource], terms: Terms) -> PoolEntry:
-        promotion = PromotionCommit(self._committer, source, terms)
+        promotion = PromotionCommit(self._committer.writer, source, terms)
         self._log.refresh()
         self._committer.commit(promotion)
         return self._entry(self._known(promotion.version))

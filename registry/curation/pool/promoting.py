@@ -16,7 +16,7 @@ from holdfast.registry.loading import StateHandle
 from holdfast.registry.objects import Manifest
 from holdfast.registry.spec import Pool, inference_parts
 from holdfast.registry.values import Digest
-from holdfast.registry.writing import Committer, NewCommit, Stale, Written
+from holdfast.registry.writing import NewCommit, Stale, StateWriter, Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +164,9 @@ class PromotionCommit(NewCommit):
     """
 
     def __init__(
-        self, committer: Committer, source: Callable[[RunManifest], ModelSource], terms: Terms
+        self, writer: StateWriter, source: Callable[[RunManifest], ModelSource], terms: Terms
     ) -> None:
-        self._committer = committer
+        self._writer = writer
         self._source = source
         self._terms = terms
         self._cut_of: Digest | None = None
@@ -176,20 +176,20 @@ class PromotionCommit(NewCommit):
 
     def write_states(self) -> Sequence[Written]:
         """Write the manifest of the model, unless it plays or the run holds it already."""
-        committer, run = self._committer, self._committer.log.run
+        writer, run = self._writer, self._writer.log.run
         source = self._source(run)
         self._cut_of = None
         if self._playing(run, source) is not None:
             return ()
         record = _sound(run, source.checkpoint)
         where = f"{run.run_id}/{record.manifest.short}"
-        whole = StateHandle(committer.store, committer.log, record.manifest, record.manifest.short)
+        whole = StateHandle(writer.store, writer.log, record.manifest, record.manifest.short)
         parts = whole.manifest.components
         names = inference_parts(run.spec, parts, where=where)
         model = Manifest(whole.manifest.kind, {name: parts[name] for name in names})
         self._cut_of, self._model = record.manifest, model.digest
         self._is_cut = self._model not in run.held
-        return [committer.cut(record.manifest, names)] if self._is_cut else []
+        return [writer.cut(record.manifest, names)] if self._is_cut else []
 
     def actions(self, run: RunManifest) -> Sequence[Action] | None:
         """Return the actions that add the model, unless an equal entry plays."""

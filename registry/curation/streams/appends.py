@@ -21,7 +21,7 @@ from holdfast.registry.history.replay import RunManifest, Segment, StreamRecord
 from holdfast.registry.loading import StateHandle
 from holdfast.registry.store import abandon
 from holdfast.registry.values import near
-from holdfast.registry.writing import Committer, Stale, Written
+from holdfast.registry.writing import Stale, StateWriter, Written
 
 _LIFETIME: Lifetime = "forever"
 #: Segments read at once. A reader whose segment has moved refreshes the log in threads of the same
@@ -52,7 +52,7 @@ class PlannedAppend:
 
 
 def plan_append(
-    committer: Committer,
+    writer: StateWriter,
     run: RunManifest,
     name: str,
     entries: Sequence[Mapping[str, Any]],
@@ -68,11 +68,11 @@ def plan_append(
     stream = _stream(run, name, stream_lifetime(run, name, lifetime) or _LIFETIME)
     older = stream.segments
     counts = [segment.count for segment in older] if merge else []
-    merged = _readable(committer, name, older[len(older) - merge_count(counts, len(entries)) :])
+    merged = _readable(writer, name, older[len(older) - merge_count(counts, len(entries)) :])
     kept = older[: len(older) - len(merged)]
     joined = [*(entry for part in merged for entry in part), *entries]
     known = [entry["step"] for entry in joined]
-    written = committer.write_plain(pack_entries(joined))
+    written = writer.write_plain(pack_entries(joined))
     body = AppendStream(
         stream=name,
         lifetime=stream.lifetime,
@@ -86,7 +86,7 @@ def plan_append(
 
 
 def read_segments(
-    committer: Committer,
+    writer: StateWriter,
     name: str,
     segments: Sequence[Segment],
     first_step: int,
@@ -102,7 +102,7 @@ def read_segments(
         if segment.first_step <= last_step and segment.last_step >= first_step
     ]
     found: Entries = []
-    for segment, loaded in _loaded(committer, name, wanted):
+    for segment, loaded in _loaded(writer, name, wanted):
         found += _between(_checked(loaded, name, segment), segment, first_step, last_step)
     return found
 
@@ -133,11 +133,11 @@ def _stream(run: RunManifest, name: str, lifetime: Lifetime) -> StreamRecord:
     return run.stream(name) or StreamRecord(name=name, lifetime=lifetime)
 
 
-def _readable(committer: Committer, name: str, segments: Sequence[Segment]) -> list[Entries]:
+def _readable(writer: StateWriter, name: str, segments: Sequence[Segment]) -> list[Entries]:
     """Return the entries of the last segments, up to one that cannot be read."""
     found: list[Entries] = []
     try:
-        for segment, loaded in _loaded(committer, name, segments[::-1]):
+        for segment, loaded in _loaded(writer, name, segments[::-1]):
             found.append(unpack_entries(_checked(loaded, name, segment), 0, segment.count))
     except IntegrityError:
         pass
@@ -145,10 +145,10 @@ def _readable(committer: Committer, name: str, segments: Sequence[Segment]) -> l
 
 
 def _loaded(
-    committer: Committer, name: str, segments: Sequence[Segment]
+    writer: StateWriter, name: str, segments: Sequence[Segment]
 ) -> Iterator[tuple[Segment, Any]]:
     """Yield each segment with its state, in order; several are loaded at once."""
-    store, log = committer.store, committer.log
+    store, log = writer.store, writer.log
     for start in range(0, len(segments), _AT_ONCE):
         batch = segments[start : start + _AT_ONCE]
         states = [StateHandle(store, log, one.manifest, f"streams/{name}") for one in batch]

@@ -142,7 +142,7 @@ class Stream:
                 expected="the lower bound first",
                 found=f"{low} to {high}",
             )
-        return read_segments(self._committer, self.name, self._segments(archive), low, high)
+        return read_segments(self._committer.writer, self.name, self._segments(archive), low, high)
 
     def to_arrow(
         self,
@@ -292,7 +292,7 @@ class _Attempt:
             # Merge only at the first attempt: with other writers, merging might never end.
             run, merge = self._committer.log.run, not planned
             planned.append(
-                plan_append(self._committer, run, self._name, entries, lifetime, merge=merge)
+                plan_append(self._committer.writer, run, self._name, entries, lifetime, merge=merge)
             )
             return [planned[-1].written]
 

@@ -38,7 +38,7 @@ from holdfast.registry.saving import (
     SaveRequest,
     prepare_save,
 )
-from holdfast.registry.writing import Committer, Stale, Written, codec_and_distance
+from holdfast.registry.writing import Committer, Stale, StateWriter, Written, codec_and_distance
 
 #: A chunk is computed from those of all sources at once, so their number bounds memory.
 MAX_SOURCES = 32
@@ -168,7 +168,7 @@ def merge(
     plan = wanted.plan()
     request.meta = encode_plain({**own, MERGE: wanted.provenance(plan)}, "meta")
     save = prepare_save(plan.state, request, committer.log.run)
-    commit = _MergeCommit(committer, save, wanted, plan)
+    commit = _MergeCommit(committer.writer, save, wanted, plan)
     committer.commit(commit)
     made = committer.log.knowing(commit.outcome).by_n[commit.outcome]
     return Checkpoint(committer.store, committer.log, made)
@@ -261,10 +261,10 @@ class _MergeCommit(SaveCommit):
     """A merge under way: a save whose state is made of stored ones."""
 
     def __init__(
-        self, committer: Committer, save: PreparedSave, wanted: _Wanted, plan: MergePlan
+        self, writer: StateWriter, save: PreparedSave, wanted: _Wanted, plan: MergePlan
     ) -> None:
         # It takes nothing over, so it is compared with no step.
-        super().__init__(committer, WriterToken(committer.log.run_id), save, EarlierSteps())
+        super().__init__(writer, WriterToken(writer.log.run_id), save, EarlierSteps())
         self._wanted = wanted
         self._tensors = plan.tensors
         self._is_written = False
@@ -284,14 +284,14 @@ class _MergeCommit(SaveCommit):
     def _write(
         self, state: FlatState, bases: Sequence[PlacedState], watched: Sequence[str] = ()
     ) -> Written:
-        committer = self._committer
+        writer = self._writer
         # Chunks of states that the run holds need no check while it holds them.
         first = [one.digest for one in self._wanted.stored]
-        near = committer.choose_bases([*first, *(base.manifest.digest for base in bases)])
-        codec, _ = codec_and_distance(self._request.storing, committer.store.config)
+        near = writer.choose_bases([*first, *(base.manifest.digest for base in bases)])
+        codec, _ = codec_and_distance(self._request.storing, writer.store.config)
         mixed = Mixing(
-            committer.store,
-            committer.writer,
+            writer.store,
+            writer.objects,
             self._wanted.stored,
             self._wanted.weights,
             state,
@@ -303,7 +303,7 @@ class _MergeCommit(SaveCommit):
         if mixed.nonfinite and not self._request.allow_nonfinite:
             _LOGGER.warning(
                 "%s: step %d is recorded and held back: NaN or infinity in %s",
-                committer.log.run_id,
+                writer.log.run_id,
                 self._request.step,
                 printable(", ".join(mixed.nonfinite)),
             )

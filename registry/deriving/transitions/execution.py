@@ -41,7 +41,7 @@ from holdfast.registry.spec import (
     phase_sequence,
 )
 from holdfast.registry.values import Digest, abridged, collector_paused, near, require_first_rank
-from holdfast.registry.writing import Committer, NewCommit, Stale, Written, after_commit
+from holdfast.registry.writing import NewCommit, Stale, StateWriter, Written, after_commit
 
 if TYPE_CHECKING:
     from numpy.random import SeedSequence
@@ -87,7 +87,7 @@ def transition(handle: RunHandle, to: object, options: TransitionOptions) -> Tra
     phase = check_phase(to)
     handle.log.refresh()
     check_phase_is_declared(handle.log.run.spec, phase)
-    commit = _TransitionCommit(handle.committer, phase, options)
+    commit = _TransitionCommit(handle.committer.writer, phase, options)
     handle.saver.commit(commit)
     return commit.outcome()
 
@@ -109,9 +109,9 @@ class _TransitionCommit(NewCommit):
     first `write_states` writes nothing, and `actions` raises `Stale` to have it called again.
     """
 
-    def __init__(self, committer: Committer, to: str, options: TransitionOptions) -> None:
+    def __init__(self, writer: StateWriter, to: str, options: TransitionOptions) -> None:
         enable = options.enable
-        self._committer = committer
+        self._writer = writer
         self._to = to
         self._options = options
         self._enabled = frozenset([enable] if isinstance(enable, str) else enable)
@@ -124,20 +124,20 @@ class _TransitionCommit(NewCommit):
 
     def write_states(self) -> Sequence[Written]:
         """Check and make everything, and put the objects of the commit on the store."""
-        origin, committer = self._origin, self._committer
+        origin, writer = self._origin, self._writer
         if origin is None:
             return ()
         if self._made is None:
             self._made = self._make(origin)
-        bases = committer.choose_bases([origin.manifest])
+        bases = writer.choose_bases([origin.manifest])
         with collector_paused():
             companions = {name: pytree.flatten(one) for name, one in self._made.companions.items()}
         self._companions = {}
         for name, flat in companions.items():
             pytree.await_devices(flat)
-            self._companions[name] = committer.write(flat, bases)
+            self._companions[name] = writer.write(flat, bases)
         self._entries = [
-            (pin, committer.cut(pin.manifest, self._inference_parts(pin))) for pin in origin.anchors
+            (pin, writer.cut(pin.manifest, self._inference_parts(pin))) for pin in origin.anchors
         ]
         return [*self._companions.values(), *(written for _, written in self._entries)]
 
@@ -166,7 +166,7 @@ class _TransitionCommit(NewCommit):
         """Return the result, once the phase is entered."""
         assert self._origin is not None  # the commit was made, or found in the log
         assert self._made is not None
-        log, run = self._committer.log, self._committer.log.run
+        log, run = self._writer.log, self._writer.log.run
         assert run.created is not None  # it has a checkpoint
         seed, number = int(run.created.seed, 16), phase_number(run.spec, self._to)
         return Transitioned(
@@ -176,13 +176,13 @@ class _TransitionCommit(NewCommit):
                 name: phase_sequence(seed, number) if index is None else child(seed, number, index)
                 for name, index in self._table.reseeded.items()
             },
-            checkpoint=Checkpoint(self._committer.store, log, self._record(self._origin)),
+            checkpoint=Checkpoint(self._writer.store, log, self._record(self._origin)),
             report=self._table.applied,
         )
 
     def _make(self, origin: _Origin) -> NewPhase:
         """Load the source, check every rule, and carry out the table."""
-        committer, options, rules = self._committer, self._options, origin.rules
+        writer, options, rules = self._writer, self._options, origin.rules
         for name in sorted(self._enabled - rules.conditions):
             raise InvalidInput(
                 "the transition has no such condition",
@@ -191,7 +191,7 @@ class _TransitionCommit(NewCommit):
                 hint=near(name, rules.conditions),
             )
         record = self._record(origin)
-        checkpoint = Checkpoint(committer.store, committer.log, record)
+        checkpoint = Checkpoint(writer.store, writer.log, record)
         # The whole of exactly this checkpoint: damage is an error, and there is no fallback
         # (document of Hydra, Gate checkpoint verification).
         source = load_to_train(checkpoint, options.map_location)
@@ -248,16 +248,16 @@ class _TransitionCommit(NewCommit):
 
     def _inference_parts(self, pin: Pin) -> list[str]:
         parts = self._stored(pin).manifest.components
-        spec = self._committer.log.run.spec
-        return inference_parts(spec, parts, where=f"{self._committer.log.run_id}/{pin.ref}")
+        spec = self._writer.log.run.spec
+        return inference_parts(spec, parts, where=f"{self._writer.log.run_id}/{pin.ref}")
 
     def _record(self, origin: _Origin) -> CheckpointRecord:
         """Return the source, which another writer may have evicted meanwhile."""
-        return self._committer.log.knowing(origin.checkpoint).by_n[origin.checkpoint]
+        return self._writer.log.knowing(origin.checkpoint).by_n[origin.checkpoint]
 
     def _stored(self, pin: Pin) -> Stored:
-        committer = self._committer
-        return Stored(StateHandle(committer.store, committer.log, pin.manifest, pin.ref))
+        writer = self._writer
+        return Stored(StateHandle(writer.store, writer.log, pin.manifest, pin.ref))
 
 
 def _zero(rules: Transition, given: str | Iterable[str] | None) -> Sequence[str]:

@@ -19,7 +19,7 @@ from holdfast.registry.loading import Checkpoint, load_to_train
 from holdfast.registry.saving import RunHandle
 from holdfast.registry.spec import Pivot, pivot_child
 from holdfast.registry.values import require_first_rank
-from holdfast.registry.writing import Committer, NewCommit, Stale, Written
+from holdfast.registry.writing import Committer, NewCommit, Stale, StateWriter, Written
 
 
 def pivot(
@@ -29,7 +29,7 @@ def pivot(
     require_first_rank()
     check_name(name, "a pivot")
     handle.log.refresh()
-    commit = _PivotCommit(handle.committer, name, initialise, map_location)
+    commit = _PivotCommit(handle.committer.writer, name, initialise, map_location)
     handle.saver.commit(commit)
     return commit.outcome
 
@@ -59,9 +59,9 @@ class _PivotCommit(NewCommit):
     """
 
     def __init__(
-        self, committer: Committer, name: str, initialise: Initialise | None, map_location: object
+        self, writer: StateWriter, name: str, initialise: Initialise | None, map_location: object
     ) -> None:
-        self._committer = committer
+        self._writer = writer
         self._name = name
         self._initialise = initialise
         self._map_location = map_location
@@ -72,9 +72,9 @@ class _PivotCommit(NewCommit):
     def write_states(self) -> Sequence[Written]:
         """Load the source and change it; the commit names no new state."""
         if self._source is not None and self.outcome is None:
-            log, run = self._committer.log, self._committer.log.run
+            log, run = self._writer.log, self._writer.log.run
             record = log.knowing(self._source).by_n[self._source]
-            checkpoint = Checkpoint(self._committer.store, log, record)
+            checkpoint = Checkpoint(self._writer.store, log, record)
             table = _table(run, checkpoint, load_to_train(checkpoint, self._map_location))
             self.outcome = _changed(run, checkpoint, table, self._initialise, self._ordinal)
         return ()

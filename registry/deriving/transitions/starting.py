@@ -280,5 +280,5 @@ def _last_entry(handle: RunHandle, checkpoint: Checkpoint, name: str) -> Any:
     if stream is None or mark is None or mark.archives < len(stream.archives):
         return None
     segments = stream.at(mark)
-    entries = read_segments(handle.committer, name, segments[-1:], 0, MAX_STEP)
+    entries = read_segments(handle.committer.writer, name, segments[-1:], 0, MAX_STEP)
     return entries[-1] if entries else None

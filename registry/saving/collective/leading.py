@@ -51,7 +51,7 @@ from holdfast.registry.writing import (
     NAMED_AT_MOST,
     ChosenKeys,
     Chunk,
-    Committer,
+    StateWriter,
     Written,
     build_placement,
     check_readable,
@@ -77,7 +77,7 @@ class StateEnd:
 
     def __init__(
         self,
-        committer: Committer,
+        writer: StateWriter,
         part: RankPart,
         small: Sequence[Any],
         state: FlatState,
@@ -88,7 +88,7 @@ class StateEnd:
         codec: str,
         watched: Sequence[str],
     ) -> None:
-        self._committer, self._said, self._state = committer, small, state
+        self._writer, self._said, self._state = writer, small, state
         self._skeletons, self._digests, self._bases = skeletons, digests, bases
         self._fresh, self._codec, self._watched = fresh, codec, watched
         self._layout = part.layout
@@ -100,7 +100,6 @@ class StateEnd:
 
     def finish(self) -> Written:
         """Put the remaining objects; return the state with its place."""
-        committer = self._committer
         components = {
             part.name: self._component(part, skeleton)
             for part, skeleton in zip(self._state.components, self._skeletons, strict=True)
@@ -110,7 +109,7 @@ class StateEnd:
             if base.manifest.digest == manifest.digest:
                 keys = placed_keys(base.place, base.placement)
                 return Written(base, ChosenKeys(keys, cover(self._bases)), 0)
-        store, writer = committer.store, committer.writer
+        store, writer = self._writer.store, self._writer.objects
         own = ChunkTable.of(write_packs(store, writer, self._groups(), self._codec))
         placement, size = self._placement(manifest, ChunkTable.joined([self._fresh, own]))
         return place_manifest(store, writer, manifest, placement, self._lists, self._bases, size)
@@ -165,7 +164,7 @@ class StateEnd:
         if at is None:
             return bytes(leaf.buffer()) if leaf.nbytes else b""
         parts = [one[at] for one in self._said]
-        where = self._committer.log.run_id
+        where = self._writer.log.run_id
         return agreement.join_small(self._layout.inline[at], parts, where)
 
     def _cut(self, leaf: ArrayLeaf) -> Iterator[Digest]:
@@ -229,10 +228,10 @@ class Leading(Side):
 
     def __post_init__(self) -> None:
         """Choose the signature of the commit."""
-        self._where = f"{self.committer.log.run_id}: step {self.request.step}"
+        self._where = f"{self.writer.log.run_id}: step {self.request.step}"
         self._greetings: Sequence[Message] = ()
         self._fresh: set[str] = set()
-        self.began = self.committer.log.run.next_slot
+        self.began = self.writer.log.run.next_slot
         self.signature = new_signature()
 
     def agree(self) -> tuple[FlatState, dict[str, FlatState]]:
@@ -319,17 +318,17 @@ class Leading(Side):
         self, name: str, state: FlatState, bases: Sequence[PlacedState], watched: Sequence[str]
     ) -> Written:
         """Order every rank to store its chunks of a state; put manifest and placement."""
-        committer = self.committer
+        writer = self.writer
         skeletons = [canonical.encode(part.skeleton) for part in state.components]
         check_readable(state, skeletons)
-        suspect = committer.writer.suspect
+        suspect = writer.objects.suspect
         sound = [
             base for base in bases if suspect.isdisjoint(placed_keys(base.place, base.placement))
         ]
         plan = self._plan(name)
         known = known_digests(self.parts[name].layout, sound)
         codec = COMPRESSIONS[
-            self.request.storing.compression or committer.store.config.compression or "none"
+            self.request.storing.compression or writer.store.config.compression or "none"
         ]
         reports = self._have_stored(name, plan, known, codec, watched)
         digests = np.zeros((len(plan.owner), DIGEST_BYTES), np.uint8)
@@ -338,7 +337,7 @@ class Leading(Side):
         fresh = ChunkTable.joined([report.stored for report in reports])
         said = [header["states"][name]["small"] for header, _ in self._greetings]
         end = StateEnd(
-            committer,
+            writer,
             self.parts[name],
             said,
             state,
@@ -363,7 +362,7 @@ class Leading(Side):
     ) -> list[PartReport]:
         """Order the ranks to store their chunks; return their reports."""
         group, talk = self.calls.group, self.talk
-        epoch = self.committer.writer.epoch  # u0, or the mark that refused the attempt before
+        epoch = self.writer.objects.epoch  # u0, or the mark that refused the attempt before
         talk.order(
             {
                 "kind": "write",
@@ -385,9 +384,9 @@ class Leading(Side):
         mine = memoryview(known[plan.owned_by(0)].tobytes())
         order = PartOrder(self.calls.links, codec, watched, epoch, mine)
         layout, part = self.parts[name].layout, self.plans.part(name)
-        committer = self.committer
+        writer = self.writer
         try:
-            report = write_part(committer.store, committer.writer, group, layout, part, order)
+            report = write_part(writer.store, writer.objects, group, layout, part, order)
         except LinksBroken as error:
             group.break_links(self.calls.links)
             talk.say_why(error, "exchanging parts of tensors")
@@ -400,13 +399,13 @@ class CollectiveSave(SaveCommit):
 
     def __init__(
         self,
-        committer: Committer,
+        writer: StateWriter,
         writer_token: WriterToken,
         save: PreparedSave,
         earlier: EarlierSteps,
         leading: Leading,
     ) -> None:
-        super().__init__(committer, writer_token, save, earlier)
+        super().__init__(writer, writer_token, save, earlier)
         self._leading = leading
         self._searched = leading.began
         self.signed = leading.signature
@@ -420,7 +419,7 @@ class CollectiveSave(SaveCommit):
 
     def lines(self, run: RunManifest) -> Sequence[Line] | None:
         """Return the lines of the slot; none if a slot of an earlier attempt has landed (CS5)."""
-        log = self._committer.log
+        log = self._writer.log
         if run.next_slot > self._searched:
             found = find_write(
                 log.fetch(range(self._searched, run.next_slot)), self._leading.signature.write

@@ -74,15 +74,15 @@ class Following(Side):
             key = agreement.layout_digest(layout), order["plan"]
             self.plans.parts[name] = (*key, Part.decode(tables))
         told = PartOrder(order["links"], order["codec"], order["watched"], order["epoch"], known)
-        committer, group = self.committer, self.calls.group
+        writer, group = self.writer, self.calls.group
         part = self.plans.part(name)
-        return write_part(committer.store, committer.writer, group, layout, part, told).encode()
+        return write_part(writer.store, writer.objects, group, layout, part, told).encode()
 
     def _look_for_it(self, error: RankFailed) -> int:
         """Look into the log for the outcome (CS5)."""
         if self._reported is None:
             raise error
-        log = self.committer.log
+        log = self.writer.log
         write, began = self._reported
         run = log.refresh()
         found = find_write(log.fetch(range(began, run.next_slot)), write)
@@ -240,12 +240,12 @@ class CollectiveSaver(Saver):
     def _lead(self, save: RankSave, talk: Talk) -> Checkpoint:
         request = save.request
         parts = self._parts(save)
-        leading = Leading(self._committer, self._calls, talk, self._plans, parts, request)
+        leading = Leading(self._committer.writer, self._calls, talk, self._plans, parts, request)
         state, companions = leading.agree()
         request.companions = {**companions}
         prepared = prepare_save(state, request, self.run)
         commit = CollectiveSave(
-            self._committer, self._writer_token, prepared, self._earlier, leading
+            self._committer.writer, self._writer_token, prepared, self._earlier, leading
         )
         made = self._carry_through(commit, prepared)
         talk.order({"kind": "outcome", "failure": None, "n": commit.outcome})
@@ -253,7 +253,8 @@ class CollectiveSaver(Saver):
 
     def _follow(self, save: RankSave, talk: Talk) -> Checkpoint:
         parts = self._parts(save)
-        following = Following(self._committer, self._calls, talk, self._plans, parts, save.request)
+        writer = self._committer.writer
+        following = Following(writer, self._calls, talk, self._plans, parts, save.request)
         n = following.follow()
         self._log.refresh()
         record = self._log.knowing(n).by_n[n]

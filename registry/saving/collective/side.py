@@ -10,7 +10,7 @@ from holdfast.registry.saving.collective.agreement import RankPart
 from holdfast.registry.saving.collective.plan import Part, Plan
 from holdfast.registry.saving.collective.talk import Calls, Talk
 from holdfast.registry.saving.save_request import SaveRequest
-from holdfast.registry.writing import Committer
+from holdfast.registry.writing import StateWriter
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Plans:
 class Side:
     """One rank's side of a save."""
 
-    committer: Committer  # of this rank's handle; it chooses keys, and on rank 0 it commits
+    writer: StateWriter  # of this rank's handle
     calls: Calls  # the calls of the ranks
     talk: Talk
     plans: Plans  # the plans that this rank remembers

@@ -27,7 +27,7 @@ from holdfast.registry.saving.journal.log_scan import LogScan
 from holdfast.registry.saving.journal.records import Entry, Note
 from holdfast.registry.saving.journal.states import EntryStates
 from holdfast.registry.store import Store
-from holdfast.registry.writing import Committer
+from holdfast.registry.writing import Committer, StateWriter
 
 _LOGGER = logging.getLogger("holdfast")
 
@@ -117,7 +117,7 @@ class Carrier:
             committer.commit(CarriedStatus(entry, takeover, scan))
             outcome = None
         else:
-            save = CarriedSave(committer, entry, entry.save, takeover, scan, states)
+            save = CarriedSave(committer.writer, entry, entry.save, takeover, scan, states)
             committer.commit(save)
             outcome = save.outcome
         scan.read_to(committer.log.run)  # reads the slot back (J4)
@@ -164,7 +164,7 @@ class Carrier:
         if self._committer is None:
             log = RunLog(self._store, self._folder.run_id)
             log.open()
-            self._committer = Committer(self._store, log)
+            self._committer = Committer(StateWriter(self._store, log))
         return self._committer
 
     def _scan_for(self, entry: Entry) -> LogScan:

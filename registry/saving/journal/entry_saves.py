@@ -16,7 +16,7 @@ from holdfast.registry.saving.journal.records import Entry, Note, SaveFields, Ta
 from holdfast.registry.saving.journal.states import EntryStates
 from holdfast.registry.saving.save_commit import SaveCommit
 from holdfast.registry.saving.save_request import PreparedSave, SaveRequest, joined_streams
-from holdfast.registry.writing import Committer, NewCommit, Written
+from holdfast.registry.writing import NewCommit, StateWriter, Written
 
 
 class Refused(Exception):
@@ -84,14 +84,14 @@ class JournaledSave(SaveCommit):
 
     def __init__(
         self,
-        committer: Committer,
+        writer: StateWriter,
         token: EntryToken,
         save: PreparedSave,
         expected: RunManifest,
         earlier: EarlierSteps | None = None,
         bases: Mapping[str, PlacedState] | None = None,
     ) -> None:
-        super().__init__(committer, token, save, earlier or EarlierSteps())
+        super().__init__(writer, token, save, earlier or EarlierSteps())
         self._expected = expected
         self._watched = expected.spec.finite
         self._bases = bases or {}
@@ -147,7 +147,7 @@ def expected_save(
     states: EntryStates, token: EntryToken, entry: Entry, fields: SaveFields, run: RunManifest
 ) -> JournaledSave:
     """Return the save of an entry, to be composed for the expected run."""
-    save = JournaledSave(states.committer, token, _prepared(fields), run)
+    save = JournaledSave(states.writer, token, _prepared(fields), run)
     companions = {name: states.read(place) for name, place in fields.companions.items()}
     save.set_written(states.read(fields.place), companions)
     save.nonfinite = fields.nonfinite
@@ -160,15 +160,15 @@ class PushedSave(SaveCommit):
 
     def __init__(
         self,
-        committer: Committer,
+        writer: StateWriter,
         fields: SaveFields,
         states: EntryStates,
         *,
         takes_over: bool = False,
     ) -> None:
-        self._token = EntryToken(committer.log.run_id, None)
+        self._token = EntryToken(writer.log.run_id, None)
         super().__init__(
-            committer, self._token, _prepared(fields, takes_over=takes_over), EarlierSteps()
+            writer, self._token, _prepared(fields, takes_over=takes_over), EarlierSteps()
         )
         self._fields = fields
         self._states = states
@@ -177,10 +177,10 @@ class PushedSave(SaveCommit):
     def write_states(self) -> Sequence[Written]:
         """Copy the states from the journal."""
         places: list[Place] = [self._fields.place, *self._fields.companions.values()]
-        main, *others = self._committer.adopt(self._states.store, places)
+        main, *others = self._writer.adopt(self._states.store, places)
         self._main = main
         self._companions = dict(zip(self._fields.companions, others, strict=True))
-        return self._write_others(self._committer.log.run)
+        return self._write_others(self._writer.log.run)
 
 
 class CarriedSave(PushedSave):
@@ -188,14 +188,14 @@ class CarriedSave(PushedSave):
 
     def __init__(
         self,
-        committer: Committer,
+        writer: StateWriter,
         entry: Entry,
         fields: SaveFields,
         takeover: Takeover,
         scan: LogScan,
         states: EntryStates,
     ) -> None:
-        super().__init__(committer, fields, states, takes_over=True)
+        super().__init__(writer, fields, states, takes_over=True)
         self._arrival = Arrival(entry, takeover, scan)
         self.signed = entry.signature
 
@@ -208,7 +208,7 @@ class CarriedSave(PushedSave):
 
     def write_states(self) -> Sequence[Written]:
         """Copy the states from the journal, unless the entry is in the log."""
-        if not self._arrival.is_due(self._committer.log.run):
+        if not self._arrival.is_due(self._writer.log.run):
             return ()
         with refusing():
             return super().write_states()

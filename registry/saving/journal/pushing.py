@@ -100,7 +100,7 @@ def push(
             continue
         if one.entry.save is not None and one.size_bytes:
             states = EntryStates(folder, one.entry.write, committer.store)
-            committer.commit(PushedSave(committer, one.entry.save, states))
+            committer.commit(PushedSave(committer.writer, one.entry.save, states))
             pushed.append(one)
         folder.replace_note(
             one.number,

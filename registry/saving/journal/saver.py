@@ -135,7 +135,7 @@ class JournaledSaver(Saver):
         token = EntryToken(log.run_id, None, begins=begins and self._resumes is None)
         bases = self._link_bases(states)
         expected = self._expect().run
-        commit = JournaledSave(states.committer, token, save, expected, self._earlier, bases)
+        commit = JournaledSave(states.writer, token, save, expected, self._earlier, bases)
         token.continue_from(self._resumed_at(), self._keeps)
         commit.check(expected)
         commit.write_states()

@@ -19,7 +19,7 @@ from holdfast.registry.objects import ObjectKey, stem
 from holdfast.registry.saving.journal.folder import PrivateFolder, RunFolder
 from holdfast.registry.store import Store, index_chunks, read_lists
 from holdfast.registry.upkeep import check_object
-from holdfast.registry.writing import ChosenKeys, Committer, Written, placed_keys
+from holdfast.registry.writing import ChosenKeys, StateWriter, Written, placed_keys
 
 
 class _Folder(PrivateFolder):
@@ -46,9 +46,9 @@ class EntryStates:
         self.store.pools, self.store.blocks = registry.pools, registry.blocks
 
     @cached_property
-    def committer(self) -> Committer:
-        """Writes states here; it never commits."""
-        return Committer(self.store, RunLog(self.store, self._folder.run_id))
+    def writer(self) -> StateWriter:
+        """Puts the states of the entry."""
+        return StateWriter(self.store, RunLog(self.store, self._folder.run_id))
 
     def link(self, other: EntryStates, bases: Iterable[PlacedState]) -> bool:
         """Link the objects of another entry into this one; return whether all still exist.

@@ -31,7 +31,7 @@ from holdfast.registry.upkeep.repacking.repack_plan import (
 )
 from holdfast.registry.upkeep.repacking.runs import PLANS, RunRepack
 from holdfast.registry.upkeep.repacking.survey import Chunk, chunk_of
-from holdfast.registry.writing import check_keyframe_every
+from holdfast.registry.writing import Committer, check_keyframe_every
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class _Repacker:
         for run_id, places in plan.places.items():
             moved = RunRepack(self._packs, self._store, plan, run_id, places, self._left)
             try:
-                moved.carry_out()
+                moved.carry_out(Committer(moved.writer).commit)
             finally:
                 if moved.relocated:
                     before = self._relocated.get(run_id, 0)

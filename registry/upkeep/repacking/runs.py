@@ -33,7 +33,13 @@ from holdfast.registry.upkeep.repacking.repack_plan import RepackPlan
 from holdfast.registry.upkeep.repacking.targets import Target
 from holdfast.registry.upkeep.window import in_batches
 from holdfast.registry.values import Digest, Digests
-from holdfast.registry.writing import Change, ChosenKeys, Committer, Writer, placed_keys
+from holdfast.registry.writing import (
+    Change,
+    ChosenKeys,
+    StateWriter,
+    Writer,
+    placed_keys,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +186,7 @@ class RunRepack(Change):
     """The new places of one run, committed a slot at a time.
 
     Attributes:
+        writer: Puts the objects of the new places.
         relocated: Number of states that this repack has moved.
         lost: States of the plan that somebody else moved first.
         named: New and rewritten packs that the run needs in the end.
@@ -201,7 +208,7 @@ class RunRepack(Change):
         self._store = store
         self._plan = plan
         self._log = RunLog(store, run_id)
-        self._committer = Committer(store, self._log)
+        self.writer = StateWriter(store, self._log)
         self._moves: list[_Move] = []
         self._moved: list[_Move] = []
         self._touched = dict(places)
@@ -211,7 +218,7 @@ class RunRepack(Change):
         self.lost: set[Digest] = set()
         self.named: set[ObjectKey] = set()
 
-    def carry_out(self) -> None:
+    def carry_out(self, commit: Callable[[Change], RunManifest]) -> None:
         """Move states out of rewritten packs, until none is left or others are faster."""
         # W1: the log exists and is read before its writer observes the epoch.
         self._log.open()
@@ -219,7 +226,7 @@ class RunRepack(Change):
         while waiting := self._waiting(self._log.run):
             if slots_left <= 0:
                 break
-            self._note(self._committer.commit(self))
+            self._note(commit(self))
             slots_left -= 1
         run = self._log.run
         self.lost &= run.held
@@ -233,7 +240,7 @@ class RunRepack(Change):
 
     def write(self) -> ChosenKeys:
         """Put the objects of the run's next places on the store."""
-        writer = self._committer.writer
+        writer = self.writer.objects
         _ = writer.epoch  # observed before any key is chosen
         places = self._waiting(self._log.run)[:_PLACES_PER_SLOT]
         placements = list(in_batches(self._store.pools.small, self._read, places))

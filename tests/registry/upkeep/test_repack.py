@@ -216,7 +216,7 @@ def test_every_kind_of_state_is_moved(reg, backend, open_registry):
     fresh = open_registry(backend)
     loads(fresh)
     opened = fresh.run("run")
-    assert [entry["loss"] for entry in opened.stream("losses").read()] == [0.5] * 3
+    assert [entry["loss"] for entry in opened.streams["losses"].read()] == [0.5] * 3
     assert same(fresh.stored("run/artifacts/bank").load(), small_state(50))
     assert same(opened.latest().companions["reference"].load(), small_state(72))
     assert same(fresh.stored("run/pool/v0003").load(), {"model": state(3)["model"]})

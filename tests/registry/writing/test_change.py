@@ -27,6 +27,7 @@ from holdfast.registry.writing.change import Change, Composed, NewCommit, NewCom
 from holdfast.registry.writing.committer import Committer
 from holdfast.registry.writing.object_writer import ChosenKeys
 from holdfast.registry.writing.placing import Written
+from holdfast.registry.writing.state_writer import StateWriter
 from tests.support.faults import Hooked, Once
 from tests.support.states import save_small, small_state
 from tests.support.stores import Open, contents, objects
@@ -55,8 +56,8 @@ class Noting(Wrapper):
 class Pinned(NewCommit):
     """A change that writes a state and pins it, and notes what it is asked."""
 
-    def __init__(self, committer: Committer, state: object) -> None:
-        self.committer = committer
+    def __init__(self, writer: StateWriter, state: object) -> None:
+        self.writer = writer
         self.state = state
         self.asked: list[str] = []
         self.seen: list[int] = []
@@ -68,7 +69,7 @@ class Pinned(NewCommit):
 
     def write_states(self) -> Sequence[Written]:
         self.asked.append("write")
-        self.state_written = self.committer.write_plain(self.state)
+        self.state_written = self.writer.write_plain(self.state)
         return [self.state_written]
 
     def actions(self, run: RunManifest) -> Sequence[SetPin] | None:
@@ -129,7 +130,7 @@ def committer_on(backend: Backend, open_registry: Open) -> Committer:
     registry: Registry = open_registry(backend)
     log = RunLog(registry.store, RUN)
     log.open()
-    return Committer(registry.store, log)
+    return Committer(StateWriter(registry.store, log))
 
 
 @pytest.fixture
@@ -148,7 +149,7 @@ def committer(hooked: Hooked, open_registry: Open) -> Committer:
 def test_objects_are_written_before_the_one_slot_that_names_them(other, backend, open_registry):
     noting = Noting(backend)
     committer = committer_on(noting, open_registry)
-    change = Pinned(committer, small_state())
+    change = Pinned(committer.writer, small_state())
     run = committer.commit(change)
     puts = [key for method, key in noting.noted if method == "put"]
     assert puts[-1] == slot_key(RUN, 1)
@@ -159,7 +160,7 @@ def test_objects_are_written_before_the_one_slot_that_names_them(other, backend,
 
 def test_after_a_lost_race_it_answers_for_the_run_of_the_winner(committer, hooked, other):
     hooked.before = Once(SLOTS, lambda: taken(other), "put_if_absent")
-    change = Pinned(committer, small_state())
+    change = Pinned(committer.writer, small_state())
     run = committer.commit(change)
     assert change.asked == ["check", "write", "check", "lines", "check", "lines"]
     assert change.seen == [1, 2]
@@ -184,10 +185,10 @@ def test_several_commits_are_put_in_one_slot(committer):
 
 
 def test_a_place_that_the_run_gives_already_is_not_put_again(committer, backend):
-    change = Pinned(committer, small_state())
+    change = Pinned(committer.writer, small_state())
     committer.commit(change)
     placed = committer.log.run.places
-    committer.commit(Pinned(committer, small_state()))
+    committer.commit(Pinned(committer.writer, small_state()))
     assert committer.log.run.places == placed
     (slot,) = committer.log.slots(2)
     assert [type(line).__name__ for _, line in slot.lines] == ["Commit"]
@@ -200,7 +201,7 @@ def test_nothing_is_written_for_a_run_that_was_dropped(other, backend, reg, open
     reg.run(RUN).drop("no use")
     committer = committer_on(backend, open_registry)
     before = contents(backend)
-    change = Pinned(committer, small_state())
+    change = Pinned(committer.writer, small_state())
     with pytest.raises(Conflict, match=r"the run was dropped.*no use"):
         committer.commit(change)
     assert change.asked == ["check"]
@@ -209,7 +210,7 @@ def test_nothing_is_written_for_a_run_that_was_dropped(other, backend, reg, open
 
 def test_a_run_that_is_dropped_while_a_change_is_written_takes_no_more(committer, hooked, reg):
     hooked.before = Once("manifests/", lambda: reg.run(RUN).drop("no use"))
-    change = Pinned(committer, small_state())
+    change = Pinned(committer.writer, small_state())
     with pytest.raises(Conflict, match="the run was dropped"):
         committer.commit(change)
     assert change.asked == ["check", "write", "check", "lines", "check"]
@@ -231,7 +232,7 @@ def test_a_change_that_only_says_something_is_refused_as_well(committer, reg):
 
 def test_w3_what_was_condemned_before_the_slot_is_written_again(committer, hooked, other, backend):
     hooked.before = Once(SLOTS, lambda: swept(backend, other, 1, objects(backend)), "put_if_absent")
-    change = Pinned(committer, small_state())
+    change = Pinned(committer.writer, small_state())
     run = committer.commit(change)
     assert change.asked.count("write") == 2
     assert {key.generation for key in change.state_written.chosen.keys} == {1}
@@ -239,8 +240,8 @@ def test_w3_what_was_condemned_before_the_slot_is_written_again(committer, hooke
 
 
 def test_w3_a_mark_moves_the_epoch_though_no_race_is_lost(committer, other, backend):
-    first = Pinned(committer, small_state())
-    orphans = committer.write_plain(small_state()).chosen.keys  # the epoch is observed
+    first = Pinned(committer.writer, small_state())
+    orphans = committer.writer.write_plain(small_state()).chosen.keys  # the epoch is observed
     swept(backend, other, 1, orphans)
     committer.log.refresh()
     run = committer.commit(first)
@@ -249,7 +250,7 @@ def test_w3_a_mark_moves_the_epoch_though_no_race_is_lost(committer, other, back
 
 
 def test_w2a_what_the_run_uses_itself_is_named_without_a_question(committer, other, backend):
-    placed = Pinned(committer, small_state())
+    placed = Pinned(committer.writer, small_state())
     committer.commit(placed)
     keys, place = placed.state_written.chosen.keys, placed.state_written.base.place
     swept(backend, other, 1, keys)
@@ -260,7 +261,7 @@ def test_w2a_what_the_run_uses_itself_is_named_without_a_question(committer, oth
 
 
 def test_w2a_covers_no_key_that_the_run_does_not_use_any_more(committer, other, backend):
-    placed = Pinned(committer, small_state())
+    placed = Pinned(committer.writer, small_state())
     committer.commit(placed)
     keys, place = placed.state_written.chosen.keys, placed.state_written.base.place
     swept(backend, other, 1, keys)
@@ -283,7 +284,7 @@ def test_what_does_not_fit_any_more_is_written_again(committer, hooked, other):
             return super().actions(run)
 
     hooked.before = Once(SLOTS, lambda: taken(other), "put_if_absent")
-    change = Fitting(committer, small_state())
+    change = Fitting(committer.writer, small_state())
     committer.commit(change)
     assert change.asked.count("write") == 2
     assert change.seen == [1, 2]
@@ -369,12 +370,12 @@ def test_records_of_evicted_checkpoints_are_read_when_they_are_needed(committer,
 
     class Knowing(Pinned):
         def write_states(self):
-            self.committer.log.run.record(evicted)
+            self.writer.log.run.record(evicted)
             return super().write_states()
 
     with pytest.raises(Forgotten):
         committer.log.run.record(evicted)
-    change = Knowing(committer, small_state(3))
+    change = Knowing(committer.writer, small_state(3))
     committer.commit(change)
     assert change.asked.count("write") == 1
     with pytest.raises(Forgotten):
@@ -412,7 +413,7 @@ def test_w4_a_look_that_was_overtaken_while_it_was_written_does_not_count(
 
 def test_w5_what_others_put_is_durable_before_the_slot(other, backend, open_registry):
     writing = committer_on(backend, open_registry)
-    theirs = writing.write_plain(small_state()).chosen.keys  # put, and named by nobody yet
+    theirs = writing.writer.write_plain(small_state()).chosen.keys  # put, and named by nobody yet
     swept(backend, other, 1, [ObjectKey("packs", Digest.of(b"gone"), 0)])
     noting = Noting(backend)
     committer = committer_on(noting, open_registry)
@@ -426,7 +427,7 @@ def test_w5_the_epoch_that_objects_are_put_under_is_durable(other, backend, open
     assert backend.put_if_absent(epoch_key(1), encode_sweep(1, []))
     noting = Noting(backend)
     committer = committer_on(noting, open_registry)
-    committer.commit(Pinned(committer, small_state()))
+    committer.commit(Pinned(committer.writer, small_state()))
     synced = noting.noted.index(("sync", epoch_key(1)))
     assert synced < min(noting.noted.index(("put", key)) for key in objects(backend))
 

@@ -125,7 +125,7 @@ def test_blocks_are_lost_where_the_wait_for_their_threads_is_interrupted(
 
     with monkeypatch.context() as patch:
         patch.setattr(saving, "abandon", interrupted)
-        patch.setattr(saving._StateWriter, "_pack_group", interrupted)
+        patch.setattr(saving._Writing, "_pack_group", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run.save(state(), step=1)
     # A save that waited for the missing ones would never end.

@@ -129,7 +129,9 @@ def test_a_model_that_only_an_earlier_attempt_wrote_is_cut_anew(make, other):
     first, second = save(run, 1, 2)
     rival = other()
     commit = PromotionCommit(
-        run.pool._committer, lambda manifest: ModelSource(manifest.by_n[first.record.n]), Terms()
+        run.pool._committer.writer,
+        lambda manifest: ModelSource(manifest.by_n[first.record.n]),
+        Terms(),
     )
     assert len(commit.write_states()) == 1
     rival.pool.promote(rival.find(first.record.n))

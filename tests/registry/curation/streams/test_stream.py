@@ -470,7 +470,7 @@ def test_damage_keeps_nobody_from_appending(run, loss, backend, open_registry):
 
 
 def test_a_segment_with_fewer_entries_than_the_log_says_is_refused(run, loss):
-    short = run.handle.committer.write_plain(pack_entries(entries(0, 3)))
+    short = run.handle.committer.writer.write_plain(pack_entries(entries(0, 3)))
     said = AppendStream(
         stream="loss",
         lifetime="forever",
@@ -486,7 +486,7 @@ def test_a_segment_with_fewer_entries_than_the_log_says_is_refused(run, loss):
 
 
 def test_a_state_that_is_no_segment_is_refused(run, loss):
-    other = run.handle.committer.write_plain({"entries": [1, 2, 3]})
+    other = run.handle.committer.writer.write_plain({"entries": [1, 2, 3]})
     said = AppendStream(
         stream="loss",
         lifetime="forever",

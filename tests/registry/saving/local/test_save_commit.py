@@ -558,7 +558,7 @@ def test_a_step_that_is_taken_is_refused_after_an_eviction_that_decides(run):
 def test_naming_waits_for_no_upload(run, reg):
     first = run.save(small_state(), step=1)
     with run.handle.committer._lock.here():
-        done = ThreadPoolExecutor(1).submit(run.tag, "kept", first)
+        done = ThreadPoolExecutor(1).submit(run.pins.tags.set, "kept", first)
         done.result(timeout=30)
     assert run.manifest.tags == {"kept": first.record.n}
 

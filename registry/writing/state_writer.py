@@ -1,0 +1,205 @@
+"""Put states of one run on its store.
+
+A `StateWriter` writes a new state, imports one from elsewhere, or cuts one out of another one.
+It remembers states that later ones can be stored against. It commits nothing:
+`holdfast.registry.writing.committer` does. A change holds the writer, and the committer holds both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from holdfast.registry import pytree
+from holdfast.registry.errors import Damaged, IntegrityError
+from holdfast.registry.history import PlacedState, RunLog, StateReader
+from holdfast.registry.history.actions import Place
+from holdfast.registry.objects import INLINE_BYTES, TRAILER_BYTES, PackTable, grid, raw_entries
+from holdfast.registry.objects.codecs import RAW
+from holdfast.registry.pytree import ArrayLeaf, FlatState
+from holdfast.registry.store import Store, read_lists
+from holdfast.registry.values import Digest, collector_paused
+from holdfast.registry.writing.adopting import adopt
+from holdfast.registry.writing.deltas import Trials
+from holdfast.registry.writing.object_writer import Writer, check_room
+from holdfast.registry.writing.placing import Written, cut_state, locations_of
+from holdfast.registry.writing.saving import cut_groups, group_name, write_state
+from holdfast.registry.writing.storing import Storing, codec_and_distance
+
+#: Checkpoints whose chunks a save can use again.
+MAX_BASES = 8
+#: States that are remembered, so that they need not be read again: bases of states and of their
+#: companions.
+_KEPT_BASES = 3 * MAX_BASES
+
+
+class StateWriter:
+    """Puts states of one run on a store; later states can be stored against them.
+
+    Attributes:
+        store: The registry's objects.
+        log: The run's log.
+        objects: Chooses the keys of all objects.
+    """
+
+    def __init__(self, store: Store, log: RunLog) -> None:
+        self.store = store
+        self.log = log
+        self.objects = Writer(store, log)
+        self._bases: dict[Digest, PlacedState] = {}
+        self._trials = Trials()
+
+    def write(
+        self,
+        state: FlatState,
+        bases: Sequence[PlacedState],
+        storing: Storing | None = None,
+        watched: Sequence[str] = (),
+    ) -> Written:
+        """Put a state on the store."""
+        codec, every = codec_and_distance(storing or Storing(), self.store.config)
+        check_state_fits(self.store, self.objects, state, bases, codec)
+        return write_state(
+            self.store,
+            self.objects,
+            state,
+            bases,
+            codec,
+            every,
+            self._trials,
+            watched,
+        )
+
+    def write_plain(self, state: object) -> Written:
+        """Put a state on the store that shares no chunks with checkpoints."""
+        with collector_paused():
+            flat = state if isinstance(state, FlatState) else pytree.flatten(state)
+        pytree.await_devices(flat)
+        return self.write(flat, ())
+
+    def adopt(
+        self, source: Store, places: Sequence[Place], *, proves: bool = True
+    ) -> list[Written]:
+        """Import stored states of another registry, a parent run or an eviction.
+
+        Without `proves` packs that are there are not read: a fork's saves look at what they need.
+        """
+        adopted, chosen = adopt(source, self.store, self.objects, places, proves=proves)
+        return [Written(self._placed(place), chosen, 0) for place in adopted]
+
+    def _placed(self, place: Place) -> PlacedState:
+        manifest = self.store.manifest(place.manifest_key)
+        placement = self.store.placement(place.placement_key)
+        return PlacedState(place, manifest, placement, read_lists(self.store, manifest, placement))
+
+    def cut(self, manifest: Digest, names: Sequence[str]) -> Written:
+        """Make a state of some components of a stored one; no chunk is stored again."""
+        return cut_state(self.store, self.objects, self.proven(manifest), names)
+
+    def proven(self, manifest: Digest) -> PlacedState:
+        """Return a state of the run; its packs are read if nothing shows that they are sound."""
+        base = self.base(manifest)
+        if not self.objects.trusts(base):
+            for pack in base.placement.packs:
+                if not self.objects.proves(pack):
+                    raise Damaged(
+                        "a pack has other bytes than its name promises",
+                        where=f"{self.store.backend.url}/{pack.key}",
+                        hint="Nothing was committed. `holdfast repair` can bring it from a mirror.",
+                    )
+        return base
+
+    def base(self, manifest: Digest) -> PlacedState:
+        """Return a state of the run with its place."""
+        reader = StateReader(self.store, self.log, manifest, f"{self.log.run_id}/{manifest.short}")
+        kept = self._bases.get(manifest)
+        if kept is None or kept.place != reader.place:
+            kept = reader.base()
+        self.keep(kept)
+        return kept
+
+    def keep(self, base: PlacedState) -> None:
+        """Remember a state of the run: later states can be stored against it."""
+        self._bases.pop(base.manifest.digest, None)
+        self._bases[base.manifest.digest] = base
+        while len(self._bases) > _KEPT_BASES:
+            del self._bases[next(iter(self._bases))]
+
+    def choose_bases(self, wanted: Iterable[Digest]) -> list[PlacedState]:
+        """Return the first `MAX_BASES` of these states that are usable as bases."""
+        held = self.log.run.held
+        bases: dict[Digest, PlacedState] = {}
+        for manifest in wanted:
+            if len(bases) == MAX_BASES:
+                break
+            if manifest in bases or manifest not in held:
+                continue
+            try:
+                base = self.base(manifest)
+            except IntegrityError:
+                continue  # a damaged state is no base; its chunks are stored again
+            if self.objects.trusts(base):
+                bases[manifest] = base
+        return list(bases.values())
+
+    def forget_bases(self) -> None:
+        """Forget the remembered states: a sweep may have condemned their objects."""
+        self._bases.clear()
+
+
+# Check that a state fits into the free space of its store, before anything is written.
+
+
+def check_state_fits(
+    store: Store, writer: Writer, state: FlatState, bases: Sequence[PlacedState], codec: str
+) -> None:
+    """Refuse a state that cannot fit."""
+    free_bytes = store.backend.free_bytes()
+    if codec != RAW or free_bytes is None or _size_bytes(state) <= free_bytes:
+        return
+    needed_bytes = 0
+    for pack_bytes in _new_packs(store, writer, state, locations_of(bases).keys()):
+        needed_bytes += pack_bytes
+        check_room(store.backend, needed_bytes)
+
+
+def _size_bytes(state: FlatState) -> int:
+    return sum(leaf.nbytes for part in state.components for leaf in part.leaves)
+
+
+def _new_packs(
+    store: Store, writer: Writer, state: FlatState, stored: Collection[Digest]
+) -> Iterator[int]:
+    """Yield the sizes of the packs that a save would send."""
+    seen: set[Digest] = set(stored)
+    for group in cut_groups(_chunks(state)):
+        views = [leaf.buffer()[start:stop] for leaf, start, stop in group]
+        fresh: dict[Digest, int] = {}
+        for digest, view in zip(store.pools.hashing.map(_hash, views), views, strict=True):
+            if digest not in seen:
+                seen.add(digest)
+                fresh[digest] = len(view)
+        for leaf, _, stop in group:
+            if stop == leaf.nbytes:
+                leaf.release()
+        if fresh:
+            table = PackTable(raw_entries([*fresh], [*fresh.values()])).encode()
+            size_bytes = sum(fresh.values()) + len(table) + TRAILER_BYTES
+            if writer.usable("packs", Digest.of(table), size_bytes) is None:
+                yield size_bytes
+
+
+def _chunks(state: FlatState) -> Iterator[tuple[str, int, tuple[ArrayLeaf, int, int]]]:
+    """Yield each chunk: the name of its kind of pack, its length, and its leaf, start and stop."""
+    for part in state.components:
+        for leaf in part.leaves:
+            if leaf.nbytes <= INLINE_BYTES:
+                continue
+            start = 0
+            for size in grid(leaf.dtype, leaf.shape).sizes():
+                yield group_name(part), size, (leaf, start, start + size)
+                start += size
+
+
+def _hash(view: memoryview) -> Digest:
+    return Digest(hashlib.sha256(view).digest())

@@ -1,0 +1,55 @@
+"""Classes of the registry that are derived from others: a change holds no committer."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+REGISTRY = Path(__file__).parents[1] / "registry"
+
+
+class Class(NamedTuple):
+    """A class of the registry, and the names of its bases."""
+
+    path: Path
+    node: ast.ClassDef
+    bases: list[str]
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(REGISTRY)}: {self.node.name}"
+
+
+def classes(text: str, path: Path = REGISTRY) -> Iterator[Class]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef):
+            yield Class(path, node, [ast.unparse(base).partition("[")[0] for base in node.bases])
+
+
+ALL = [one for path in REGISTRY.rglob("*.py") for one in classes(path.read_text(), path)]
+
+
+def above(one: Class) -> Iterator[Class]:
+    """Yield the classes that a class is derived from; a name may stand for several."""
+    for base in one.bases:
+        for found in ALL:
+            if found.node.name == base and found.node is not one.node:
+                yield found
+                yield from above(found)
+
+
+def names(one: Class) -> set[str]:
+    """Return every name in a class: arguments, attributes, annotations."""
+    parts = [
+        part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")
+        for part in ast.walk(one.node)
+    ]
+    return {*parts, *(part.arg for part in ast.walk(one.node) if isinstance(part, ast.arg))}
+
+
+def test_a_change_holds_the_state_writer_and_no_committer() -> None:
+    changes = [one for one in ALL if "Change" in {base.node.name for base in above(one)}]
+    assert len(changes) > 10
+    held = {"committer", "_committer", "Committer"}
+    assert [str(one) for one in changes if held & names(one)] == []
