@@ -236,8 +236,7 @@ def passed_on(
     monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], to: str, *values: object
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Call with another value for each option; return them, and those that are passed on."""
-    module, _, name = to.rpartition(".")
-    signature = inspect.signature(getattr(sys.modules[module], name))
+    signature = inspect.signature(typing.cast("Any", pydoc.locate(to)))
     found: dict[str, Any] = {}
 
     def record(*args: object, **options: object) -> None:
@@ -255,16 +254,16 @@ def passed_on(
 @pytest.mark.parametrize("name", ["save", "save_async", "push"])
 def test_every_option_of_a_save_is_passed_on(monkeypatch, reg, name: str) -> None:
     call = getattr(reg.create_run("run"), name)
-    given, found = passed_on(monkeypatch, call, "holdfast.registry.saving.saver.SaveRequest", {})
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.saving.saver.SaveRequest.of", {})
     given.pop("busy", None)
     assert found == given | {"takes_over": name != "push", "every_rank": False}
 
 
 def test_every_option_of_a_merge_is_passed_on(monkeypatch, reg) -> None:
     call, own = reg.create_run("run").merge, {"average", "weights", "pick", "meta"}
-    given, found = passed_on(monkeypatch, call, "holdfast.registry.face.run.SaveRequest", [])
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.face.run.SaveRequest.of", [])
     assert found == {name: given[name] for name in given.keys() - own} | {"takes_over": False}
-    monkeypatch.setattr("holdfast.registry.face.run.SaveRequest", lambda step, **_: step)
+    monkeypatch.setattr("holdfast.registry.face.run.SaveRequest.of", lambda step, **_: step)
     given, found = passed_on(monkeypatch, call, "holdfast.registry.deriving.merging.merge", [])
     assert {name: found[name] for name in own} == {name: given[name] for name in own}
 
@@ -305,5 +304,5 @@ def test_only_public_calls_and_the_request_list_the_options_of_a_save() -> None:
                     found.add(f"{path.stem}.{one.name}")
     assert found == {
         *("run.save", "run.save_async", "run.push", "run.merge", "checkpointer.step"),
-        *("writer.__init__", "save_request.__init__"),
+        *("writer.__init__", "save_request.of"),
     }

@@ -1,4 +1,4 @@
-"""Classes of the registry that are derived from others: a change holds no committer."""
+"""Classes of the registry: no private override across modules, no row of a save that changes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 REGISTRY = Path(__file__).parents[1] / "registry"
+#: What becomes of a `SaveRequest`, step by step.
+ROWS = ("FlatSave", "PlannedSave", "WrittenSave")
 
 
 class Class(NamedTuple):
@@ -16,6 +18,10 @@ class Class(NamedTuple):
     path: Path
     node: ast.ClassDef
     bases: list[str]
+
+    @property
+    def methods(self) -> set[str]:
+        return {one.name for one in self.node.body if isinstance(one, ast.FunctionDef)}
 
     def __str__(self) -> str:
         return f"{self.path.relative_to(REGISTRY)}: {self.node.name}"
@@ -39,6 +45,12 @@ def above(one: Class) -> Iterator[Class]:
                 yield from above(found)
 
 
+def overridden(one: Class) -> set[str]:
+    """Return the private methods of other modules' classes that a class overrides."""
+    theirs = {name for base in above(one) if base.path != one.path for name in base.methods}
+    return {name for name in one.methods & theirs if name[0] == "_" and name[-1] != "_"}
+
+
 def names(one: Class) -> set[str]:
     """Return every name in a class: arguments, attributes, annotations."""
     parts = [
@@ -48,8 +60,21 @@ def names(one: Class) -> set[str]:
     return {*parts, *(part.arg for part in ast.walk(one.node) if isinstance(part, ast.arg))}
 
 
+def test_no_private_method_of_another_module_is_overridden() -> None:
+    assert {str(one): found for one in ALL if (found := overridden(one))} == {}
+
+
 def test_a_change_holds_the_state_writer_and_no_committer() -> None:
     changes = [one for one in ALL if "Change" in {base.node.name for base in above(one)}]
     assert len(changes) > 10
     held = {"committer", "_committer", "Committer"}
     assert [str(one) for one in changes if held & names(one)] == []
+
+
+def test_the_rows_of_a_save_are_frozen_and_no_subclasses() -> None:
+    rows = [one for one in ALL if one.node.name in {"SaveRequest", *ROWS}]
+    assert len(rows) == 1 + len(ROWS)
+    for one in rows:
+        (made,) = (ast.unparse(decorator) for decorator in one.node.decorator_list)
+        assert made.startswith("dataclass(frozen=True, slots=True"), one
+    assert [str(one) for one in ALL if {base.node.name for base in above(one)} & {*ROWS}] == []

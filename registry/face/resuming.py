@@ -45,7 +45,7 @@ class Resuming:
         check: Callable[[Checkpoint], None] | None = None,
     ) -> Restored | None:
         """Load a checkpoint that `check` accepts, and continue the run from there."""
-        saver, run = self.run.saver, self._read()
+        handle, run = self.run, self._read()
         if run.status == "completed":
             _LOGGER.warning(
                 "%s: the run is completed and refuses saves; to train it further, call "
@@ -53,7 +53,7 @@ class Resuming:
                 run.run_id,
             )
         if at is None:
-            restored = restore_newest(saver, saver.newest_first, map_location, check)
+            restored = restore_newest(handle, map_location, check)
             if restored is None:
                 return None
         else:
@@ -61,7 +61,7 @@ class Resuming:
             if check is not None:
                 check(at)
             loaded = load_to_train(at, map_location)
-            saver.resume_at(at)
+            handle.line.resume_at(at)
             restored = Restored(loaded, at, ())
         if restored.pivot is not None:
             from holdfast.registry.deriving.transitions import pivoted
@@ -79,9 +79,9 @@ class Resuming:
         self, target: object, at: Checkpoint | None, component: str | None, *, strict: bool
     ) -> Checkpoint | None:
         """Fill the tensors of a model, and continue the run from there."""
-        saver, run = self.run.saver, self._read()
+        handle, run = self.run, self._read()
         if at is None:
-            kept = (one for one in saver.newest_first() if not one.record.held_back)
+            kept = (one for one in handle.line.newest_first() if not one.record.held_back)
             newest = next(kept, None)
         else:
             newest = self._checked(at, "run.restore_into")
@@ -95,17 +95,19 @@ class Resuming:
                 where=newest.ref,
                 hint="Call `run.restore()`, which applies it.",
             )
-        saver.fill(newest, target, component, strict=strict)
-        saver.resume_at(newest)
+        if handle.ranks is None:
+            newest.load_into(target, component=component, strict=strict)
+        else:
+            handle.ranks.fill(newest, target, component, strict=strict)
+        handle.line.resume_at(newest)
         return newest
 
     def _read(self) -> RunManifest:
         """Read the run, and check that it can be resumed."""
-        saver = self.run.saver
-        saver.settle()
-        run = saver.refresh()
+        self.run.saver.pipeline.settle()
+        run = self.run.line.refresh()
         check_not_dropped(run)
-        saver.looks_for_a_state()
+        self.run.own.asks()
         missing = [name for name in run.spec.must_match or () if name not in self.compared]
         if missing and run.has_checkpoints:
             raise InvalidInput(
@@ -145,12 +147,12 @@ class Resuming:
             start_warm,
         )
 
-        spec, saver = self.run.log.run.spec, self.run.saver
+        spec = self.run.log.run.spec
         check_mode(mode)
-        saver.looks_for_a_state()
+        self.run.own.asks()
         if (carry or initialise) and mode != "warm_start":
             raise InvalidInput("`carry` and `initialise` belong to mode warm_start", found=mode)
-        saver.settle()
+        self.run.saver.pipeline.settle()
         if mode == "fresh":
             if source is not None:
                 raise InvalidInput("mode fresh starts from nothing", where="source")
@@ -178,12 +180,11 @@ class Resuming:
         """Change the policy of training, or continue after the pivot of this name."""
         from holdfast.registry.deriving.transitions import Transitioned, pivot, pivoted
 
-        saver = self.run.saver
-        saver.looks_for_a_state()
+        self.run.own.asks()
         found = pivot(self.run, name, initialise, map_location)
         if found is not None:
             return found
-        restored = restore_newest(saver, saver.newest_first, map_location)
+        restored = restore_newest(self.run, map_location)
         assert restored is not None  # a run that pivoted has a checkpoint
         if restored.pivot is None:
             return Transitioned(restored.state, {}, {}, restored.checkpoint, ())

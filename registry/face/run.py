@@ -35,8 +35,8 @@ from holdfast.registry.saving import (
     PendingSave,
     Restored,
     RunHandle,
-    Saver,
     SaveRequest,
+    ask,
 )
 from holdfast.registry.spec import Monitor, Retention, RunSpec, child, phase_number
 from holdfast.registry.store import Store
@@ -85,7 +85,6 @@ class Run:
     ) -> None:
         self._handle = _handle(store, log, journal, group)
         self._store, self._log, self._committer = store, log, self._handle.committer
-        self._saver = self._handle.saver
         self._resuming = Resuming(self._handle, compared)
         self._group = group
         self._pool: OpponentPool | None = None
@@ -847,21 +846,21 @@ class Run:
     ) -> None:
         if kind is None:
             try:
-                self._saver.settle()
+                self._handle.saver.pipeline.settle()
             except BaseException as failed:
-                self._saver.leave("failed", failed)
+                self._handle.saver.leave("failed", failed)
                 raise
-            self._saver.leave("completed")
+            self._handle.saver.leave("completed")
             return
         # The caller's own error must be raised; an error of the store is only logged.
         try:
-            self._saver.settle()
+            self._handle.saver.pipeline.settle()
         except RegistryError as said:
             _LOGGER.error("%s: the running save failed: %s", self.id, said)
         is_failure = issubclass(kind, Exception)
         left: RunStatus = "failed" if is_failure else "interrupted"
         try:
-            self._saver.leave(left, error if is_failure else None)
+            self._handle.saver.leave(left, error if is_failure else None)
         except RegistryError as said:
             _LOGGER.warning("%s: the status could not be set to %s: %s", self.id, left, said)
 
@@ -926,7 +925,8 @@ class Run:
             RankFailed: With a group: another rank is dead or late; the message names it. Nothing is
                 visible, unless it says that the outcome is unknown.
         """
-        request = self._saver.asked(
+        request = ask(
+            self._handle,
             step,
             takes_over=True,
             phase=phase,
@@ -938,7 +938,7 @@ class Run:
             storing=storing,
             allow_nonfinite=allow_nonfinite,
         )
-        return self._saver.save(state, request)
+        return self._handle.saver.pipeline.save(state, request)
 
     def push(
         self,
@@ -958,7 +958,8 @@ class Run:
 
         Arguments, result and errors are those of `save`; no trainer is fenced.
         """
-        request = self._saver.asked(
+        request = ask(
+            self._handle,
             step,
             takes_over=False,
             phase=phase,
@@ -970,7 +971,7 @@ class Run:
             storing=storing,
             allow_nonfinite=allow_nonfinite,
         )
-        return self._saver.save(state, request)
+        return self._handle.saver.pipeline.save(state, request)
 
     def merge(
         self,
@@ -1023,9 +1024,9 @@ class Run:
         """
         from holdfast.registry.deriving.merging import merge
 
-        self._saver.settle()
+        self._handle.saver.pipeline.settle()
         self._committer.await_earlier()  # the sources may be among those saves
-        request = SaveRequest(
+        request = SaveRequest.of(
             step,
             takes_over=False,
             phase=phase,
@@ -1084,7 +1085,8 @@ class Run:
             The save: `wait` gives the checkpoint, `waited_s` the seconds for which this call waited
             for an earlier save, and `outcome` says whether it was skipped or superseded.
         """
-        request = self._saver.asked(
+        request = ask(
+            self._handle,
             step,
             takes_over=True,
             phase=phase,
@@ -1097,7 +1099,7 @@ class Run:
             allow_nonfinite=allow_nonfinite,
             may_fail=may_fail,
         )
-        return self._saver.save_async(state, request, busy)
+        return self._handle.saver.pipeline.save_async(state, request, busy)
 
     def wait(self, *, remote: bool = False, timeout_s: float | None = None) -> None:
         """Wait for the saves of this handle.
@@ -1113,11 +1115,11 @@ class Run:
             Stranded: Another machine took the run over while saves were only in the journal.
             Conflict: The run did not allow a save that the journal had acknowledged.
         """
-        self._saver.wait(remote=remote, timeout_s=timeout_s)
+        self._handle.wait(remote=remote, timeout_s=timeout_s)
 
     def backlog(self) -> Backlog | None:
         """Count the saves that only this machine's journal holds; `None` without a journal."""
-        return self._saver.backlog()
+        return self._handle.backlog()
 
     # Ending
 
@@ -1131,7 +1133,7 @@ class Run:
             InvalidInput: The reason is empty or cannot be stored.
             Conflict: The run was dropped before.
         """
-        self._saver.settle()
+        self._handle.saver.pipeline.settle()
         pruning.drop(self._committer, reason)
 
     def set_status(self, status: RunStatus) -> None:
@@ -1144,11 +1146,11 @@ class Run:
             raise InvalidInput(
                 "not a status", expected=", ".join(get_args(RunStatus)), found=quoted(status)
             )
-        self._saver.set_status(status)
+        self._handle.saver.set_status(status)
 
     def close(self) -> None:
         """Finish a save under way. The handle can be used again."""
-        self._saver.close()
+        self._handle.saver.close()
 
     def checkpointer(
         self,
@@ -1209,20 +1211,20 @@ class Run:
             allow_nonfinite=allow_nonfinite,
             group=self.group,
         )
-        return Checkpointer(self._saver, options)
+        return Checkpointer(self._handle, options)
 
 
 def _handle(store: Store, log: RunLog, journal: Journal | None, group: Group | None) -> RunHandle:
     committer = Committer(StateWriter(store, log))
-    saver: Saver
     if group is not None:
         from holdfast.registry.saving.collective import CollectiveSaver
 
-        saver = CollectiveSaver(committer, group)
-    elif journal is not None:
+        ranks = CollectiveSaver(committer, group)
+        line = ranks.line
+        return RunHandle(store, log, committer, line, ranks, line, ranks=ranks)
+    if journal is not None:
         from holdfast.registry.saving.journal import JournaledSaver
 
         saver = JournaledSaver(committer, journal)
-    else:
-        saver = Saver(committer)
-    return RunHandle(store, log, committer, saver)
+        return RunHandle(store, log, committer, saver.own, saver, saver, journal=saver)
+    return RunHandle.local(committer)

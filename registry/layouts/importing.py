@@ -35,7 +35,7 @@ from holdfast.registry.layouts.scanning import SIDECAR, Scan, identity, verified
 from holdfast.registry.layouts.table import Found, Layout, Reading
 from holdfast.registry.layouts.torch_files import metrics_of
 from holdfast.registry.loading import Checkpoint
-from holdfast.registry.saving import Saver, SaveRequest, prepare_save
+from holdfast.registry.saving import LocalSaver, SaveRequest, plan_save, take_apart
 from holdfast.registry.values import check_json, max_record_bytes
 from holdfast.registry.writing import Committer
 
@@ -85,7 +85,7 @@ class Importer:
     ) -> None:
         self._committer, self._root, self._layout, self._name = committer, root, layout, name
         self._options, self._dry_run = options or {}, dry_run
-        self._saver = Saver(committer)
+        self._saver = LocalSaver(committer)
         self._known: dict[tuple[str, str], int] | None = None
         self._step = 0
 
@@ -190,7 +190,7 @@ class Importer:
         self._step = max(self._step, step)
         tiers = {tier.name for tier in run.spec.phase(phase or "").tiers}
         noted = {"layout": self._name, "file": found.path, "sha256": sha256, **found.noted}
-        request = SaveRequest(
+        request = SaveRequest.of(
             step,
             takes_over=False,
             phase=phase,
@@ -200,11 +200,11 @@ class Importer:
             companions=companions,
         )
         if self._dry_run:
-            planned = phase_segment(prepare_save(reading.state, request, run).phase)
+            planned = phase_segment(plan_save(take_apart(reading.state, request), run).phase)
             return f"{self._run_id}/{planned}/step{step:08d}", None
         if phase is not None:
             self._enter(phase)
-        saved = self._saver.save(reading.state, request)
+        saved = self._saver.pipeline.save(reading.state, request)
         self._imported()[found.path, sha256] = saved.n
         return saved.ref, saved
 

@@ -56,16 +56,17 @@ class Checkpoint(Stored):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Checkpoint):
             return NotImplemented
-        return self._identity == other._identity
+        mine, theirs = ((one.run_id, one._n, one.digest) for one in (self, other))
+        return mine == theirs
 
     def __hash__(self) -> int:
         return hash((self.run_id, self.digest))
 
-    @property
-    def _identity(self) -> tuple[str, int, bytes]:
-        return self.run_id, self._n, self.digest
+    def _repr_html_(self) -> str:
+        kind = type(self).__name__
+        return markup.safely(kind, lambda: markup.describe(kind, self.ref, *self._facts()))
 
-    def _html(self) -> tuple[Mapping[str, object], markup.Rows | Exception]:
+    def _facts(self) -> tuple[Mapping[str, object], markup.Rows | Exception]:
         run = self._handle.log.run
         record = run.by_n.get(self._n, self._record)  # `self.record` may read the log
         facts = {

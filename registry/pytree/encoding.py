@@ -47,7 +47,7 @@ class Encoder:
         handler = HANDLERS.get(type(value))
         if handler is not None:
             return handler(self, value, link, depth)
-        return self._other(value, link, depth)
+        return self.other(value, link, depth)
 
     def key(self, key: Any, link: Link, depth: int) -> tuple[Json, Any]:
         """Encode a key of a dict at `link`; return its node and its step in a path."""
@@ -121,7 +121,8 @@ class Encoder:
         """Raise the error that names the path."""
         raise UnsupportedValue(what, where=shown(link), hint=hint)
 
-    def _other(self, value: Any, link: Link, depth: int) -> Json:
+    def other(self, value: Any, link: Link, depth: int) -> Json:
+        """Encode a value of none of the types above."""
         adapter = ADAPTERS.of_type(type(value))
         if adapter is not None:
             with self.inside(value, link, depth):

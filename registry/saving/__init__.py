@@ -1,10 +1,13 @@
 """Saves, from the arguments of a call to the commit; and restoring.
 
-- `save_request`: `SaveRequest` checks the arguments; `prepare_save` takes the state apart.
-- `saver`: `Saver` makes a `SaveCommit` and gives it to the committer of `writing`; `RunHandle`
-  is an open run as other rooms take it.
-- `save_commit`: `SaveCommit` answers the committer: whether the run allows the save, which objects
-  to write, which lines to add to the log.
+A save is a row of values, none of which changes: `SaveRequest`, `FlatSave`, `PlannedSave`,
+`WrittenSave`; then it is committed.
+
+- `save_request`: the first three of them. `save_commit`: the fourth, and `SaveCommit`, which
+  answers the committer: whether the run allows the save, which objects and lines it has.
+- `saver`: `Saver`, what the three savers offer; `LocalSaver`; `RunHandle`, an open run as other
+  rooms take it.
+- `pipeline`: the steps of every save. `ownership`: the hold of a handle on its run.
 - `background`, `pending`: saves in the background, and the end of the program.
 - `restoring`: the newest checkpoint that can be loaded whole.
 - `journal`: a save is durable on the machine's own disk first, and in the registry later.
@@ -33,10 +36,14 @@ if TYPE_CHECKING:
     from holdfast.registry.saving.restoring import restore_newest as restore_newest
     from holdfast.registry.saving.save_commit import SaveCommit as SaveCommit
     from holdfast.registry.saving.save_request import DEFAULT_PHASE as DEFAULT_PHASE
-    from holdfast.registry.saving.save_request import PreparedSave as PreparedSave
+    from holdfast.registry.saving.save_request import FlatSave as FlatSave
+    from holdfast.registry.saving.save_request import PlannedSave as PlannedSave
     from holdfast.registry.saving.save_request import SaveRequest as SaveRequest
-    from holdfast.registry.saving.save_request import prepare_save as prepare_save
+    from holdfast.registry.saving.save_request import plan_save as plan_save
+    from holdfast.registry.saving.save_request import take_apart as take_apart
+    from holdfast.registry.saving.saver import LocalSaver as LocalSaver
     from holdfast.registry.saving.saver import RunHandle as RunHandle
     from holdfast.registry.saving.saver import Saver as Saver
+    from holdfast.registry.saving.saver import ask as ask
 else:
     __getattr__ = at_first_use(__name__)

@@ -1,23 +1,23 @@
 """Saves in the background: one runs; with `supersede` a second one waits, with its own copy.
 
 `Background` decides what a save does if an earlier one is running. The caller,
-`holdfast.registry.saving.saver`, copies and saves the states.
+`holdfast.registry.saving.pipeline`, copies and saves the states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
-from typing import get_args
+from typing import Generic, get_args
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.errors import InvalidInput
+from holdfast.registry.errors import InvalidInput, StorageError
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.saving.pending import Busy, PendingSave
-from holdfast.registry.saving.save_request import PreparedSave
+from holdfast.registry.saving.save_request import Save, copied
 from holdfast.registry.store import Threads
 from holdfast.registry.writing import Staging
 
@@ -33,35 +33,50 @@ def check_busy(busy: object) -> None:
         )
 
 
+class Forgiven(Exception):
+    """A save failed, and the training run continues.
+
+    Attributes:
+        error: The failure.
+    """
+
+    def __init__(self, error: StorageError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 @dataclass(slots=True, eq=False)
-class _Job:
+class _Job(Generic[Save]):
     """A save with its copy."""
 
     #: The save; its states are in the memory `side`. `None` once it has ended.
-    save: PreparedSave | None
+    save: Save | None
     side: int  # which of the two memories
     future: Future[Checkpoint]  # its result
     pending: PendingSave  # what the caller holds
 
 
-class Background:
+class Background(Generic[Save]):
     """The thread of a saver's saves, and the memory of their copies."""
 
     def __init__(
         self,
-        store: Callable[[PreparedSave], Checkpoint],
+        make: Callable[[Save], Checkpoint],
         copy: Callable[[Staging, FlatState], FlatState],
     ) -> None:
-        self._store, self._copy = store, copy
+        self._make: Callable[[Save], Checkpoint] = make
+        self._copy = copy
         self.reset()
 
     def reset(self) -> None:
         """Forget everything, in a forked process: thread and saves belong to the parent."""
         self._threads: Threads | None = None
         self._stagings: tuple[dict[str, Staging], dict[str, Staging]] = ({}, {})
-        self._jobs: list[_Job] = []  # running, or failed with an error that was not raised yet
-        self._running: _Job | None = None
-        self._waiting: _Job | None = None
+        self._jobs: list[
+            _Job[Save]
+        ] = []  # running, or failed with an error that was not raised yet
+        self._running: _Job[Save] | None = None
+        self._waiting: _Job[Save] | None = None
         self._lock = Lock()
 
     @property
@@ -69,9 +84,7 @@ class Background:
         """Whether a save is running."""
         return self._running is not None
 
-    def submit(
-        self, prepared: PreparedSave, name: str, exit_wait_s: float, waited_s: float
-    ) -> PendingSave:
+    def submit(self, prepared: Save, name: str, exit_wait_s: float, waited_s: float) -> PendingSave:
         """Copy a save and start it; if another one is running, keep the copy and wait.
 
         One thread at a time may call this. The new save replaces a waiting one, which ends as
@@ -82,12 +95,13 @@ class Background:
             running = self._running
             side = replaced.side if replaced else 1 - running.side if running else 0
         if replaced is not None and replaced.save is not None:
-            prepared.request.follow(replaced.save.request)
+            request = prepared.request.after([replaced.save.request])
+            prepared = replace(prepared, request=request)
             self._forget(replaced)
             replaced.pending.give_up("superseded")
-        copied = prepared.copied(lambda part, flat: self._stage(side, part, flat))
+        copy = copied(prepared, lambda part, flat: self._stage(side, part, flat))
         future: Future[Checkpoint] = Future()
-        job = _Job(copied, side, future, PendingSave(future, name, exit_wait_s, waited_s))
+        job = _Job(copy, side, future, PendingSave(future, name, exit_wait_s, waited_s))
         if self._threads is None:
             self._threads = Threads(1, "holdfast-save")
         self._jobs.append(job)
@@ -121,7 +135,7 @@ class Background:
             self._forget(job)
             job.pending.settle()
 
-    def _forget(self, job: _Job) -> None:
+    def _forget(self, job: _Job[Save]) -> None:
         # Another thread may have forgotten it too.
         self._jobs = [one for one in self._jobs if one is not job]
 
@@ -134,26 +148,27 @@ class Background:
     def _stage(self, side: int, name: str, state: FlatState) -> FlatState:
         return self._copy(self._stagings[side].setdefault(name, Staging()), state)
 
-    def _run(self, job: _Job) -> None:
+    def _run(self, job: _Job[Save]) -> None:
         with self._lock:
             if job is self._waiting:
                 self._running, self._waiting = job, None
             if job is not self._running:
                 return  # a newer save has replaced it
         assert job.save is not None
-        request = job.save.request
         try:
-            made = self._store(job.save)
+            made = self._make(job.save)
+        except Forgiven as forgiven:
+            self._end(job)
+            job.pending.mark_reported()
+            job.future.set_exception(forgiven.error)
         except BaseException as error:
             self._end(job)
-            if request.is_forgiven:
-                job.pending.mark_reported()
             job.future.set_exception(error)
         else:
             self._end(job)
             job.future.set_result(made)
 
-    def _end(self, job: _Job) -> None:
+    def _end(self, job: _Job[Save]) -> None:
         job.save = None  # thousands of objects, which the next call would free while it blocks
         with self._lock:
             self._running = None

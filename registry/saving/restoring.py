@@ -19,7 +19,7 @@ from holdfast.registry.errors import (
     RestoreFailed,
 )
 from holdfast.registry.loading import Checkpoint, load_to_train
-from holdfast.registry.saving.saver import Saver
+from holdfast.registry.saving.saver import RunHandle
 from holdfast.registry.spec import CannotMigrate
 from holdfast.registry.values import Digest
 
@@ -80,15 +80,14 @@ def check_source(run_id: str, at: Checkpoint) -> None:
 
 
 def restore_newest(
-    saver: Saver,
-    newest_first: Callable[[], Sequence[Checkpoint]],
+    handle: RunHandle,
     map_location: object,
     check: Callable[[Checkpoint], None] | None = None,
 ) -> Restored | None:
     """Load the newest intact checkpoint, and continue from it."""
     while True:
         try:
-            return _first_intact(saver, newest_first(), map_location, check)
+            return _first_intact(handle, handle.line.newest_first(), map_location, check)
         except _Evicted:
             continue  # and collected meanwhile: read the log again
 
@@ -98,7 +97,7 @@ class _Evicted(Exception):
 
 
 def _first_intact(
-    saver: Saver,
+    handle: RunHandle,
     checkpoints: Sequence[Checkpoint],
     map_location: object,
     check: Callable[[Checkpoint], None] | None,
@@ -123,11 +122,11 @@ def _first_intact(
         except IntegrityError as error:
             if checkpoint.is_evicted:
                 raise _Evicted from error
-            saver.suspect(checkpoint)
+            handle.own.suspect(checkpoint)
             skipped.append(Attempt(checkpoint.ref, checkpoint.digest, error.summary))
             continue
-        saver.has_read(checkpoint)
-        pivot = saver.resume_after(checkpoint)
+        handle.own.has_read(checkpoint)
+        pivot = handle.line.resume_after(checkpoint)
         for passed in skipped:
             _LOGGER.warning(
                 "restored %s and passed over the newer %s (%s): %s",

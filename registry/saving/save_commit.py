@@ -7,8 +7,8 @@ in one slot, so they become visible together or not at all.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from holdfast.registry.curation.pool import (
     candidate_of,
@@ -30,9 +30,8 @@ from holdfast.registry.history import (
 from holdfast.registry.history.actions import Action, AddCheckpoint, ReportMetrics
 from holdfast.registry.history.replay import CheckpointRecord, Forgotten, RunManifest
 from holdfast.registry.objects import Component
-from holdfast.registry.pytree import FlatState
 from holdfast.registry.saving.earlier_steps import EarlierSteps
-from holdfast.registry.saving.save_request import PreparedSave, SaveRequest, joined_streams
+from holdfast.registry.saving.save_request import PlannedSave, SaveRequest
 from holdfast.registry.spec import inference_parts
 from holdfast.registry.values import Digest, float_to_hex
 from holdfast.registry.writing import (
@@ -44,39 +43,72 @@ from holdfast.registry.writing import (
     cut_state,
 )
 
+#: Puts a state of a save on the store: called with its name ("" for the state itself, or that of a
+#: companion), the states that it can be stored against, and the patterns of watched tensors.
+Put = Callable[[str, Sequence[PlacedState], Sequence[str]], Written]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenSave:
+    """A save whose states are on the store."""
+
+    main: Written  # the state
+    companions: Mapping[str, Written]  # the companions by name
+    model: Written | None = None  # the model for the pool, cut out of the state
+    appends: Sequence[PlannedAppend] = ()  # the new segments of streams
+    carried: Sequence[SaveRequest] = ()  # failed saves whose entries the segments have
+    repeats: bool = False  # whether the run had the same state at this step: it wrote nothing else
+
+    @property
+    def digest(self) -> Digest:
+        """The id of the state."""
+        return self.main.base.manifest.digest
+
+    @property
+    def components(self) -> Mapping[str, Component]:
+        """The components of the state."""
+        return self.main.base.manifest.components
+
+    @property
+    def states(self) -> list[Written]:
+        """Every state that the commit names."""
+        if self.repeats:
+            return [self.main]  # companions were committed with the first save
+        model = [] if self.model is None else [self.model]
+        segments = [append.written for append in self.appends]
+        return [self.main, *self.companions.values(), *model, *segments]
+
 
 class SaveCommit(NewCommit):
-    """A running save.
+    """The commit of a save.
 
     Attributes:
+        written: The save, once its states are written; replaced if they are written again.
         outcome: Commit number of the checkpoint, once the commit has landed.
-        nonfinite: Paths of watched tensors that hold NaN or infinity, the first few, once the state
-            is stored.
         unrated: The phases whose evictions were decided without a best checkpoint.
     """
+
+    written: WrittenSave
 
     def __init__(
         self,
         writer: StateWriter,
         writer_token: WriterToken,
-        save: PreparedSave,
+        save: PlannedSave,
         earlier: EarlierSteps,
+        *,
+        put: Put | None = None,
+        carries: Sequence[SaveRequest] = (),
     ) -> None:
         self._writer = writer
         self._writer_token = writer_token
         self._save = save
         self._request = save.request
         self._earlier = earlier
-        self._watched = writer.log.run.spec.finite
-        self._main: Written
-        self._companions: dict[str, Written] = {}
-        self._model: Written | None = None
-        self._appends: list[PlannedAppend] = []
-        self._carried: list[SaveRequest] = []
+        self._put = put or self._put_here
+        self._carries = carries
         self._replanned = False
-        self._repeats = False
         self.outcome = -1
-        self.nonfinite: tuple[str, ...] = ()
         self.unrated: Mapping[str, str] = {}
 
     def check(self, run: RunManifest) -> None:
@@ -90,51 +122,48 @@ class SaveCommit(NewCommit):
         """Write all states that the commit names."""
         writer, run = self._writer, self._writer.log.run
         bases = writer.choose_bases(self._writer_token.base_order(run))
-        self._main = self._write(self._save.state, bases, self._watched)
-        self.nonfinite = self._main.nonfinite
+        main = self._put("", bases, run.spec.finite)
         if self._request.takes_over:
-            self._check_changes(run, bases)
+            self.check_changes(main, run, bases)
         if self._same_step(run) is not None:
             # The known checkpoint may have been evicted since this handle read the log.
             run = writer.log.refresh()
             super().check(run)
-        self._companions = {
-            name: self._write(flat, writer.choose_bases(_companions(run, name)))
-            for name, flat in self._save.companions.items()
+        companions = {
+            name: self._put(name, writer.choose_bases(_companions(run, name)), ())
+            for name in self._save.companions
         }
-        return self._write_others(run)
+        return self.write_others(main, companions, run)
 
-    def _write_others(self, run: RunManifest) -> Sequence[Written]:
-        """Write the states that are made from the state and its companions; return all states."""
+    def write_others(
+        self, main: Written, companions: Mapping[str, Written], run: RunManifest
+    ) -> Sequence[Written]:
+        """Write the states that are made of a state and its companions; return all states."""
         writer, known = self._writer, self._same_step(run)
-        self._repeats = known is not None and known.manifest == self._main.base.manifest.digest
-        if self._repeats:
-            return [self._main]  # companions were committed with the first save
-        self._model = self._cut_model(run)
+        if known is not None and known.manifest == main.base.manifest.digest:
+            self.written = WrittenSave(main, companions, repeats=True)
+            return self.written.states
+        model = self._cut_model(main, run)
         claimed = self._claimed(run)
+        carried = [one for one in self._carries if not self._has_landed(one, run)]
         # The second attempt does not merge segments, so other writers cannot invalidate them.
-        self._appends = [
+        appends = [
             plan_append(writer, claimed, name, entries, merge=not self._replanned)
-            for name, entries in self._streams(run).items()
+            for name, entries in self._request.after(carried).streams.items()
             if entries
         ]
         self._replanned = True
-        return [
-            self._main,
-            *self._companions.values(),
-            *([self._model] if self._model else []),
-            *(append.written for append in self._appends),
-        ]
+        self.written = WrittenSave(main, companions, model, appends, carried)
+        return self.written.states
 
-    def _streams(self, run: RunManifest) -> Mapping[str, list[dict[str, Any]]]:
-        """Return the entries for streams, with those of failed saves that have not landed."""
-        self._carried = [one for one in self._request.carries if not self._has_landed(one, run)]
-        return joined_streams([*self._carried, self._request])
+    def _put_here(self, name: str, bases: Sequence[PlacedState], watched: Sequence[str]) -> Written:
+        state = self._save.companions[name] if name else self._save.narrowed()
+        return self._writer.write(state, bases, self._request.storing, watched)
 
     def _has_landed(self, request: SaveRequest, run: RunManifest) -> bool:
         return bool(run.at_step(self._save.phase, request.step))
 
-    def _check_changes(self, run: RunManifest, bases: Sequence[PlacedState]) -> None:
+    def check_changes(self, main: Written, run: RunManifest, bases: Sequence[PlacedState]) -> None:
         """Compare the state with earlier steps: those of this handle, and the newest checkpoint."""
         phase, step = self._save.phase, self._request.step
         newest = next((one for one in run.newest_first(phase) if not self._is_behind(one)), None)
@@ -142,26 +171,17 @@ class SaveCommit(NewCommit):
             for base in bases:
                 if base.manifest.digest == newest.manifest:
                     self._earlier.remember(phase, newest.step, base.manifest.components)
-        self._earlier.check(phase, step, self.components, run.spec.must_change, self._where)
+        components = main.base.manifest.components
+        self._earlier.check(phase, step, components, run.spec.must_change, self._where)
 
     def _is_behind(self, record: CheckpointRecord) -> bool:
         return self._writer_token.is_behind(record)
-
-    @property
-    def components(self) -> Mapping[str, Component]:
-        """The components of the state, once it is stored."""
-        return self._main.base.manifest.components
-
-    def _write(
-        self, state: FlatState, bases: Sequence[PlacedState], watched: Sequence[str] = ()
-    ) -> Written:
-        return self._writer.write(state, bases, self._request.storing, watched)
 
     def actions(self, run: RunManifest) -> Sequence[Action]:
         """Return the actions of the commit for a run."""
         claims = self._claim(run)
         known = self._same_step(run)
-        digest = self._main.base.manifest.digest
+        digest = self.written.digest
         if known is not None:
             if known.manifest != digest:
                 if self._request.takes_over:
@@ -170,7 +190,7 @@ class SaveCommit(NewCommit):
             self._check_companions(known)
             self.outcome = known.n
             return [*claims, *_new_metrics(known, self._save.metrics)]
-        if self._repeats or any(self._has_landed(one, run) for one in self._carried):
+        if self.written.repeats or any(self._has_landed(one, run) for one in self.written.carried):
             # The checkpoint that it repeats was evicted meanwhile, or one came that seemed lost.
             raise Stale
         self._check_continues(run)
@@ -179,7 +199,7 @@ class SaveCommit(NewCommit):
         self.outcome = run.commits
         if self._request.takes_over:
             self._writer_token.attempt(run.commits, digest)
-        actions = [*claims, *(append.action(claimed) for append in self._appends)]
+        actions = [*claims, *(append.action(claimed) for append in self.written.appends)]
         actions.append(self._addition(claimed))
         saved = after_commit(run, actions)
         actions += self._promotion(saved)
@@ -270,8 +290,8 @@ class SaveCommit(NewCommit):
         save, request = self._save, self._request
         phase = run.spec.phase(save.phase)
         tier = request.tier or choose_tier(run, phase, save.metrics, save.counters)
-        manifest = self._main.base.manifest
-        held_back = bool(self.nonfinite) and not request.allow_nonfinite
+        manifest, nonfinite = self.written.main.base.manifest, self.written.main.nonfinite
+        held_back = bool(nonfinite) and not request.allow_nonfinite
         return AddCheckpoint(
             manifest=manifest.digest,
             phase=save.phase,
@@ -282,13 +302,13 @@ class SaveCommit(NewCommit):
             tier=tier,
             companions=self._all_companions(run) or None,
             commit_keys=save.commit_keys,
-            nonfinite=self.nonfinite or None,
+            nonfinite=nonfinite or None,
             held_back=held_back or None,
         )
 
     @property
     def _given(self) -> dict[str, Digest]:
-        return {name: one.base.manifest.digest for name, one in self._companions.items()}
+        return {name: one.base.manifest.digest for name, one in self.written.companions.items()}
 
     def _all_companions(self, run: RunManifest) -> dict[str, Digest]:
         """Return the given companions, and for the other declared ones the newest known ones."""
@@ -313,19 +333,20 @@ class SaveCommit(NewCommit):
             found[name] = known
         return found
 
-    def _cut_model(self, run: RunManifest) -> Written | None:
+    def _cut_model(self, main: Written, run: RunManifest) -> Written | None:
         """Make the model for the pool, if the phase promotes on save."""
         rules, spec = pool_rules(run), run.spec
-        if not rules.promote_on_save or rules.phase != self._save.phase or self.nonfinite:
+        if not rules.promote_on_save or rules.phase != self._save.phase or main.nonfinite:
             return None
-        writer, base = self._writer, self._main.base
+        writer, base = self._writer, main.base
         names = inference_parts(spec, base.manifest.components, where=self._where)
         return cut_state(writer.store, writer.objects, base, names)
 
     def _promotion(self, run: RunManifest) -> list[Action]:
-        if self._model is None:
+        model = self.written.model
+        if model is None:
             return []
-        candidate = candidate_of(run.record(self.outcome), self._model.base.manifest.digest)
+        candidate = candidate_of(run.record(self.outcome), model.base.manifest.digest)
         if find_entry(run, candidate) is not None:
             return []
         return promotion(run, candidate, rating_of(run, self._save.metrics))

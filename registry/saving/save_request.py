@@ -1,13 +1,17 @@
-"""The arguments of a save: check them, and flatten its states, before anything is written."""
+"""The first values of a save: what was asked, the states taken apart, and the planned save.
+
+`SaveRequest` has the checked arguments, `FlatSave` the flattened states. `PlannedSave` is checked
+against the rules of the run. Nothing is written until then. `holdfast.registry.saving.save_commit`
+makes the next value, `WrittenSave`, and the commit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
@@ -49,21 +53,27 @@ DEFAULT_PHASE = "main"
 _DICTS = frozenset({"d", "od"})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRequest:
-    """The checked arguments of a save, without its state; see `Run.save`.
+    """The checked arguments of a save, without its state; see `Run.save`."""
 
-    Attributes:
-        takes_over: Whether the program becomes the run's only trainer; false for a push.
-        phase: The given phase; `None` for the present phase of the run.
-        meta: The encoded plain value.
-        first_rank_decides: Whether the arguments of rank 0 count for all ranks that save together.
-        may_fail: How many saves in a row may fail before the training hears of it.
-        carries: Failed saves before this one: it has their entries for streams, too.
-        is_forgiven: Whether it has failed, and the training goes on.
-    """
+    step: int
+    takes_over: bool  # whether the program becomes the run's only trainer; false for a push
+    phase: str | None = None  # the given phase; `None` for the present phase of the run
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    meta: Any = None  # the encoded plain value
+    tier: str | None = None
+    companions: Mapping[str, object] = field(default_factory=dict)
+    streams: Mapping[str, Sequence[dict[str, Any]]] = field(default_factory=dict)
+    allow_nonfinite: bool = False
+    storing: Storing = field(default_factory=Storing)
+    #: Whether the arguments of rank 0 count for all ranks that save together.
+    first_rank_decides: bool = False
+    may_fail: int = 0  # how many saves in a row may fail before the training hears of it
 
-    def __init__(
-        self,
+    @classmethod
+    def of(
+        cls,
         step: object,
         *,
         takes_over: bool,
@@ -78,47 +88,41 @@ class SaveRequest:
         every_rank: bool = False,
         first_rank_decides: bool = False,
         may_fail: int = 0,
-    ) -> None:
+    ) -> Self:
+        """Check the arguments of a save."""
         if not every_rank:
             require_first_rank()
-        self.may_fail = check_may_fail(may_fail, every_rank=every_rank)
-        self.carries: Sequence[SaveRequest] = ()
-        self.is_forgiven = False
-        self.first_rank_decides = first_rank_decides
-        self.takes_over = takes_over
-        self.phase = None if phase is None else check_phase(phase)
-        self.step = check_step(step)
-        self.metrics = check_metrics(metrics)
-        self.meta: Any = None if meta is None else encode_plain(meta, "meta")
-        self.tier = tier
-        self.companions = {
-            check_name(name, "a companion"): state for name, state in (companions or {}).items()
-        }
-        self.streams = {
-            check_name(name, "a stream"): check_entries(entries)
-            for name, entries in (streams or {}).items()
-        }
-        self.allow_nonfinite = bool(allow_nonfinite)
-        self.storing = check_storing(storing)
+        return cls(
+            may_fail=check_may_fail(may_fail, every_rank=every_rank),
+            first_rank_decides=first_rank_decides,
+            takes_over=takes_over,
+            phase=None if phase is None else check_phase(phase),
+            step=check_step(step),
+            metrics=check_metrics(metrics),
+            meta=None if meta is None else encode_plain(meta, "meta"),
+            tier=tier,
+            companions={
+                check_name(name, "a companion"): state for name, state in (companions or {}).items()
+            },
+            streams={
+                check_name(name, "a stream"): check_entries(entries)
+                for name, entries in (streams or {}).items()
+            },
+            allow_nonfinite=bool(allow_nonfinite),
+            storing=check_storing(storing),
+        )
 
-    def forgives(self, earlier: int) -> bool:
-        """Return whether the training goes on if this save fails after some others in a row."""
-        self.is_forgiven = earlier < self.may_fail
-        self.companions = {}  # the next save only needs its entries for streams
-        return self.is_forgiven
+    def after(self, earlier: Iterable[SaveRequest]) -> SaveRequest:
+        """Return the request with the stream entries of earlier saves that were not made."""
+        joined: dict[str, list[dict[str, Any]]] = {}
+        for request in (*earlier, self):
+            for name, entries in request.streams.items():
+                joined.setdefault(name, []).extend(entries)
+        return replace(self, streams=joined)
 
-    def follow(self, superseded: SaveRequest) -> None:
-        """Take over the stream entries of a save that was not made."""
-        self.streams = joined_streams([superseded, self])
-
-
-def joined_streams(requests: Iterable[SaveRequest]) -> dict[str, list[dict[str, Any]]]:
-    """Return the stream entries of several saves, in their order."""
-    joined: dict[str, list[dict[str, Any]]] = {}
-    for request in requests:
-        for name, entries in request.streams.items():
-            joined.setdefault(name, []).extend(entries)
-    return joined
+    def without_states(self) -> SaveRequest:
+        """Return the request without companions, which take memory."""
+        return replace(self, companions={})
 
 
 def check_may_fail(may_fail: object, *, every_rank: bool) -> int:
@@ -134,46 +138,66 @@ def check_may_fail(may_fail: object, *, every_rank: bool) -> int:
     return may_fail
 
 
-@dataclass(frozen=True)
-class PreparedSave:
-    """A save whose states are flattened and meet the rules of the run."""
+@dataclass(frozen=True, slots=True)
+class FlatSave:
+    """A save whose states are taken apart. A rank that saves with others has its share here."""
+
+    request: SaveRequest
+    state: FlatState
+    companions: Mapping[str, FlatState]  # the companions by name
+    #: The rank's `PerRank` values, by the name of the state; none if it saves alone.
+    per_rank: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
+
+    @property
+    def states(self) -> dict[str, FlatState]:
+        """All states by name; "" for the state itself."""
+        return {"": self.state, **self.companions}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSave:
+    """A save whose states meet the rules of the run."""
 
     request: SaveRequest
     phase: str
-    given: FlatState  # the given state, without the keys that its commit stores
-    narrowing: Narrowing | None  # the leaves that are stored with less precision
-    commit_keys: CommitKeys | None  # the keys that its commit stores
+    state: FlatState  # the given state, without the keys that its commit stores
     companions: Mapping[str, FlatState]  # the companions by name
+    narrowing: Narrowing | None = None  # the leaves that are stored with less precision
+    commit_keys: CommitKeys | None = None  # the keys that its commit stores
     #: Metrics of the request, and of the state if the preset names their key.
-    metrics: Mapping[str, float]
-    counters: Mapping[str, int]  # values of the counters that the tiers of the phase name
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    #: Values of the counters that the tiers of the phase name.
+    counters: Mapping[str, int] = field(default_factory=dict)
 
-    @cached_property
-    def state(self) -> FlatState:
-        """The state to store, with narrowed tensors.
-
-        A save in the background narrows its copy, in its own thread.
-        """
-        return narrow_state(self.given, self.narrowing) if self.narrowing else self.given
-
-    def copied(self, copy: Callable[[str, FlatState], FlatState]) -> PreparedSave:
-        """Return the same save with every state copied, each under its own name."""
-        return replace(
-            self,
-            given=copy("", self.given),
-            companions={name: copy(name, flat) for name, flat in self.companions.items()},
-        )
+    def narrowed(self) -> FlatState:
+        """Return the state to store. A save in the background narrows its copy, in its thread."""
+        return narrow_state(self.state, self.narrowing) if self.narrowing else self.state
 
 
-def prepare_save(state: object, request: SaveRequest, run: RunManifest) -> PreparedSave:
-    """Flatten a state and check it against the rules of the run."""
-    spec = run.spec
+#: A save before its states are written; it can be copied.
+Save = TypeVar("Save", FlatSave, PlannedSave)
+
+
+def copied(save: Save, copy: Callable[[str, FlatState], FlatState]) -> Save:
+    """Return a save with every state copied, each under its own name."""
+    companions = {name: copy(name, flat) for name, flat in save.companions.items()}
+    return replace(save, state=copy("", save.state), companions=companions)
+
+
+def take_apart(state: object, request: SaveRequest) -> FlatSave:
+    """Flatten the states of a save, and wait until their devices have made them."""
     with collector_paused():
         flat = _flat(state)
         companions = {name: _flat(value) for name, value in request.companions.items()}
-    pytree.await_devices(flat)
-    for companion in companions.values():
-        pytree.await_devices(companion)
+    save = FlatSave(request, flat, companions)
+    for one in save.states.values():
+        pytree.await_devices(one)
+    return save
+
+
+def plan_save(save: FlatSave, run: RunManifest) -> PlannedSave:
+    """Check a save against the rules of the run."""
+    request, flat, spec = save.request, save.state, run.spec
     phase = request.phase or run.phase or (spec.phases[0].name if spec.phases else DEFAULT_PHASE)
     where = f"{run.run_id}: phase {phase}, step {request.step}"
     check_phase_is_declared(spec, phase)
@@ -182,10 +206,16 @@ def prepare_save(state: object, request: SaveRequest, run: RunManifest) -> Prepa
     _check_version(spec, flat, where)
     _check_tier(spec.phase(phase), request.tier, where)
     kept, commit_keys = _split(flat, spec)
-    narrowing = _narrowing(kept, request, spec, where)
-    metrics = _metrics(spec, request, flat, where)
-    counters = _counters(spec.phase(phase), request, flat)
-    return PreparedSave(request, phase, kept, narrowing, commit_keys, companions, metrics, counters)
+    return PlannedSave(
+        request,
+        phase,
+        kept,
+        save.companions,
+        _narrowing(kept, request, spec, where),
+        commit_keys,
+        _metrics(spec, request, flat, where),
+        _counters(spec.phase(phase), request, flat),
+    )
 
 
 def _flat(state: object) -> FlatState:

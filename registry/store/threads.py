@@ -134,17 +134,17 @@ class Pools:
     @property
     def hashing(self) -> Executor:
         """Threads for SHA-256, one for each core."""
-        return self._pool("hash")
+        return self.pool("hash")
 
     @property
     def bulk(self) -> Executor:
         """Threads that move packs."""
-        return self._pool("bulk")
+        return self.pool("bulk")
 
     @property
     def small(self) -> Executor:
         """Threads that move small objects."""
-        return self._pool("small")
+        return self.pool("small")
 
     def close(self) -> None:
         """Wait for running work, cancel waiting work, and stop the threads."""
@@ -152,7 +152,8 @@ class Pools:
             pool.shutdown(wait=self._pid == os.getpid(), cancel_futures=True)
         self._started.clear()
 
-    def _pool(self, name: str) -> Executor:
+    def pool(self, name: str) -> Executor:
+        """Return the threads of a name; a thread that would wait for itself does the work."""
         if _RANKS[name] >= getattr(_thread, "rank", len(_RANKS)):
             return _CALLER
         if self._pid != os.getpid():

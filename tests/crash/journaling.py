@@ -24,9 +24,9 @@ def train_until_killed(url: str, journal: str, last: int, acks: Connection) -> N
     while step < last:
         step += 1
         checkpoint = _save(run, step)
-        acks.send(("saved", step, checkpoint.digest.hex(), run.handle.saver.waited_s))
+        acks.send(("saved", step, checkpoint.digest.hex(), run.handle.journal.waited_s))
     run.wait(remote=True)
-    acks.send(("done", step, "", run.handle.saver.waited_s))
+    acks.send(("done", step, "", run.handle.journal.waited_s))
 
 
 def _begin(url: str, journal: str) -> tuple[holdfast.Run, int]:
@@ -48,7 +48,7 @@ def _save(run: holdfast.Run, step: int) -> holdfast.Checkpoint:
         try:
             return run.save(state_at(step), step=step)
         except StorageError as error:
-            assert not run.handle.saver._takeover
+            assert not run.handle.journal._takeover
             _pause(begun, error)
 
 

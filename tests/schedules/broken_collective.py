@@ -167,17 +167,18 @@ def failed_because_absent(patch: Patch) -> None:
 
 def puts_deleted_after_a_failure(patch: Patch) -> None:
     """CS6: a rank whose save has failed deletes what it has put."""
-    save = CollectiveSaver._store_and_commit
+    save = CollectiveSaver.make
 
-    def clean_up(self: CollectiveSaver, prepared: Any) -> Any:
+    def clean_up(self: CollectiveSaver, prepared: Any, carries: Any) -> Any:
         try:
-            return save(self, prepared)
+            return save(self, prepared, carries)
         except BaseException:
-            for key in sorted(self._committer.writer.objects._durable):
-                self._committer.store.backend.delete(str(key))
+            writer = self.line.committer.writer
+            for key in sorted(writer.objects._durable):
+                writer.store.backend.delete(str(key))
             raise
 
-    patch.setattr(CollectiveSaver, "_store_and_commit", clean_up)
+    patch.setattr(CollectiveSaver, "make", clean_up)
 
 
 BROKEN: dict[str, Callable[[Patch], None]] = {

@@ -75,7 +75,7 @@ def writes_first(old: Any) -> Any:
     """Write something to the store before the state is looked at."""
 
     def save(self: Any, state: Any, request: Any) -> Any:
-        self._committer.store.backend.put(f"packs/early-{request.step}", b"early")
+        self._own.store.backend.put(f"packs/early-{request.step}", b"early")
         return old(self, state, request)
 
     return save
@@ -122,8 +122,8 @@ MUTANTS = {
     ),
     "test_a_value_that_cannot_be_stored_is_named_and_nothing_is_written": Mutant(
         "the store is written to before the state is checked",
-        "registry.saving.saver",
-        "Saver.save",
+        "registry.saving.pipeline",
+        "Pipeline.save",
         writes_first,
     ),
     "test_a_changed_byte_of_any_file_of_a_save_is_noticed": Mutant(

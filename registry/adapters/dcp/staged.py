@@ -17,8 +17,8 @@ from holdfast.registry.face import Run
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.pytree import ArrayLeaf, FlatState
 from holdfast.registry.pytree.torch_memory import memory_of
-from holdfast.registry.saving import PreparedSave, Saver, SaveRequest
-from holdfast.registry.saving.collective import DEADLINE_S, CollectiveSaver, ShardLeaf
+from holdfast.registry.saving import FlatSave, PlannedSave, RunHandle, SaveRequest
+from holdfast.registry.saving.collective import DEADLINE_S, ShardLeaf
 from holdfast.registry.values import collector_paused
 from holdfast.registry.writing import Staging, places
 
@@ -94,7 +94,7 @@ _kept = WeakKeyDictionary()
 class Staged:
     """A staged save, or the error that prevented it."""
 
-    save: PreparedSave | None  # the save, whose state is in kept memory
+    save: FlatSave | PlannedSave | None  # the save, whose state is in kept memory
     failure: BaseException | None  # the error; the other ranks hear of it when the save would begin
     memory: KeptMemory | None  # the kept memory; `None` in another process
 
@@ -104,21 +104,21 @@ class Staged:
         try:
             refuse_twins(state)
             with collector_paused():
-                save = run.handle.saver.stage(
+                save = run.handle.saver.pipeline.stage(
                     state, request, lambda name, flat: memory.copy(name, flat, run)
                 )
         except Exception as error:
             return cls(None, error, memory)
         return cls(save, None, memory)
 
-    def finish(self, saver: Saver) -> Checkpoint:
+    def finish(self, handle: RunHandle) -> Checkpoint:
         """Make the save, and free the memory."""
         try:
             if self.save is None:
                 assert self.failure is not None
-                with saver.abstaining():
+                with handle.abstaining():
                     raise self.failure
-            return saver.save_staged(self.save)
+            return handle.saver.pipeline.save_staged(self.save)
         finally:
             if self.memory is not None:
                 self.memory.free()
@@ -127,10 +127,10 @@ class Staged:
         if self.save is None:
             return {"failure": self.failure}
         assert self.memory is not None
-        given = self.save.given
+        given = self.save.state
         rows = [[_row(leaf) for leaf in part.leaves] for part in given.components]
         bare = tuple(replace(part, leaves=()) for part in given.components)
-        save = replace(self.save, given=FlatState(given.kind, bare))
+        save = replace(self.save, state=FlatState(given.kind, bare))
         return {"save": save, "rows": rows, "bytes": self.memory.shared()}
 
     def __setstate__(self, sent: dict[str, Any]) -> None:
@@ -144,15 +144,15 @@ class Staged:
         view = memory_of(tensor, tensor.nbytes)
         parts = tuple(
             replace(part, leaves=tuple(_moved(leaf, view, next(starts)) for leaf in some))
-            for part, some in zip(self.save.given.components, leaves, strict=True)
+            for part, some in zip(self.save.state.components, leaves, strict=True)
         )
-        self.save = replace(self.save, given=FlatState(self.save.given.kind, parts))
+        self.save = replace(self.save, state=FlatState(self.save.state.kind, parts))
 
 
 def deadline_of(run: Run) -> float:
     """Return the seconds after which waiting for the saves of a run is an error."""
-    saver = run.handle.saver
-    return saver.group.deadline_s if isinstance(saver, CollectiveSaver) else DEADLINE_S
+    ranks = run.handle.ranks
+    return DEADLINE_S if ranks is None else ranks.group.deadline_s
 
 
 def _row(leaf: ArrayLeaf) -> list[Any]:

@@ -25,7 +25,7 @@ from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.face import Registry, Run
 from holdfast.registry.history import WriterToken
 from holdfast.registry.loading import Checkpoint
-from holdfast.registry.saving.collective import CollectiveSaver
+from holdfast.registry.saving import ask
 from holdfast.registry.saving.collective.torch_group import TorchGroup
 from holdfast.registry.store import WorkerAddress
 from holdfast.registry.writing import Storing
@@ -53,16 +53,15 @@ class Away:
     @classmethod
     def of(cls, run: Run) -> Away:
         """Describe a run."""
-        saver = run.handle.saver
-        if saver.backlog() is not None:
+        handle = run.handle
+        if handle.journal is not None:
             raise _refusal(run, "its saves go to the journal of this process")
         try:
             address = WorkerAddress.of(run.handle.store, read_only=False)
         except InvalidInput as error:
             raise _refusal(run, error.summary) from error
-        group = saver.group if isinstance(saver, CollectiveSaver) else None
-        deadline_s = None if group is None else group.deadline_s
-        return cls(address, run.id, deadline_s, saver.lend())
+        deadline_s = None if handle.ranks is None else handle.ranks.group.deadline_s
+        return cls(address, run.id, deadline_s, handle.own.lend())
 
     def open(self) -> Run:
         """Open the run, or return the handle that this process has already."""
@@ -71,7 +70,7 @@ class Away:
             group = None if self.deadline_s is None else TorchGroup(deadline_s=self.deadline_s)
             run = Registry(self.address.opened()).run(self.run_id, group=group)
         if resumes != self.token.resumes:
-            run.handle.saver.borrow(self.token)
+            run.handle.own.borrow(self.token)
             _opened[self.token.token] = run, self.token.resumes
         return run
 
@@ -135,7 +134,8 @@ class HoldfastWriter(StorageWriter, AsyncStager):
         self._run: Run | Away = run
         self._staged: Staged | None = None
         self.checkpoint = None
-        self._request = run.handle.saver.asked(
+        self._request = ask(
+            run.handle,
             step,
             takes_over=True,
             phase=phase,
@@ -149,7 +149,7 @@ class HoldfastWriter(StorageWriter, AsyncStager):
     @staticmethod
     def _check_group(run: Run) -> None:
         is_job = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        if is_job and not run.handle.saver.is_collective:
+        if is_job and run.handle.ranks is None:
             raise InvalidInput(
                 "all ranks save with torch.distributed.checkpoint, and the run has no group",
                 where=run.id,
@@ -212,8 +212,8 @@ class HoldfastWriter(StorageWriter, AsyncStager):
         Raises:
             InvalidInput: DCP saves with another number of ranks.
         """
-        saver = self._here().handle.saver
-        size = saver.group.size if isinstance(saver, CollectiveSaver) else 1
+        ranks = self._here().handle.ranks
+        size = 1 if ranks is None else ranks.group.size
         if len(plans) not in (1, size):  # one plan if DCP uses no collectives
             raise InvalidInput(
                 "not all ranks of the run's group save",
@@ -229,14 +229,14 @@ class HoldfastWriter(StorageWriter, AsyncStager):
         Raises:
             RegistryError: The errors of `Run.save`.
         """
-        saver = self._here().handle.saver
+        handle = self._here().handle
         if self._staged is not None:
-            self.checkpoint = self._staged.finish(saver)
+            self.checkpoint = self._staged.finish(handle)
         else:
-            with saver.abstaining(self._request.step):
+            with handle.abstaining(self._request.step):
                 state = state_of(planner)
                 refuse_twins(state)
-            self.checkpoint = saver.save(state, self._request)
+            self.checkpoint = handle.saver.pipeline.save(state, self._request)
         done: Future[list[WriteResult]] = Future()
         done.set_result([])
         return done

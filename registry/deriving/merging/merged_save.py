@@ -30,13 +30,13 @@ from holdfast.registry.history.actions import Action
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint, Stored
 from holdfast.registry.objects import Component
-from holdfast.registry.pytree import FlatState
 from holdfast.registry.saving import (
     EarlierSteps,
-    PreparedSave,
+    PlannedSave,
     SaveCommit,
     SaveRequest,
-    prepare_save,
+    plan_save,
+    take_apart,
 )
 from holdfast.registry.writing import Committer, Stale, StateWriter, Written, codec_and_distance
 
@@ -166,8 +166,9 @@ def merge(
     own = _own_meta(meta)
     wanted.check_held()
     plan = wanted.plan()
-    request.meta = encode_plain({**own, MERGE: wanted.provenance(plan)}, "meta")
-    save = prepare_save(plan.state, request, committer.log.run)
+    said = encode_plain({**own, MERGE: wanted.provenance(plan)}, "meta")
+    flat = take_apart(plan.state, replace(request, meta=said))
+    save = plan_save(flat, committer.log.run)
     commit = _MergeCommit(committer.writer, save, wanted, plan)
     committer.commit(commit)
     made = committer.log.knowing(commit.outcome).by_n[commit.outcome]
@@ -261,10 +262,11 @@ class _MergeCommit(SaveCommit):
     """A merge under way: a save whose state is made of stored ones."""
 
     def __init__(
-        self, writer: StateWriter, save: PreparedSave, wanted: _Wanted, plan: MergePlan
+        self, writer: StateWriter, save: PlannedSave, wanted: _Wanted, plan: MergePlan
     ) -> None:
         # It takes nothing over, so it is compared with no step.
-        super().__init__(writer, WriterToken(writer.log.run_id), save, EarlierSteps())
+        token = WriterToken(writer.log.run_id)
+        super().__init__(writer, token, save, EarlierSteps(), put=self._mixed)
         self._wanted = wanted
         self._tensors = plan.tensors
         self._is_written = False
@@ -281,9 +283,8 @@ class _MergeCommit(SaveCommit):
             raise Stale  # a source was gone before all of it was read; `write_states` raises
         return super().actions(run)
 
-    def _write(
-        self, state: FlatState, bases: Sequence[PlacedState], watched: Sequence[str] = ()
-    ) -> Written:
+    def _mixed(self, name: str, bases: Sequence[PlacedState], watched: Sequence[str]) -> Written:
+        assert not name  # a merge has no companions
         writer = self._writer
         # Chunks of states that the run holds need no check while it holds them.
         first = [one.digest for one in self._wanted.stored]
@@ -294,7 +295,7 @@ class _MergeCommit(SaveCommit):
             writer.objects,
             self._wanted.stored,
             self._wanted.weights,
-            state,
+            self._save.state,
             self._tensors,
             watched,
             allow_nonfinite=self._request.allow_nonfinite,

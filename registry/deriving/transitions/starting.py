@@ -57,7 +57,7 @@ class Started:
 
 def start_fresh(handle: RunHandle) -> Started:
     """Start from nothing: the seeds alone; see `Run.start`."""
-    run = handle.saver.refresh()
+    run = handle.line.refresh()
     check_unbegun(run, "fresh")
     return Started("fresh", {}, None, _seeds(run, _reseeded(_rows(run.spec, None, ()))))
 
@@ -78,7 +78,7 @@ def start_warm(
             expected="a checkpoint or a release, of any run: reg.checkpoint('RUN/best')",
             found=quoted(source),
         )
-    run = handle.saver.refresh()
+    run = handle.line.refresh()
     check_unbegun(run, "warm_start")
     rows = _rows(run.spec, source, (carry,) if isinstance(carry, str) else tuple(carry))
     state = load_to_train(source, map_location)
@@ -255,7 +255,8 @@ def _at(handle: RunHandle, checkpoint: Checkpoint, state: Any, place: str) -> li
     first, *path = place.split("/")
     if first == _STREAMS and path:
         name = path.pop(0)
-        waiting = handle.saver.waiting_entry(checkpoint, name)
+        journal = handle.journal
+        waiting = None if journal is None else journal.waiting_entry(checkpoint, name)
         value: Any = _last_entry(handle, checkpoint, name) if waiting is None else waiting
     else:
         value = state.get(first) if isinstance(state, Mapping) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -45,7 +45,7 @@ from holdfast.registry.saving.collective.side import Side
 from holdfast.registry.saving.collective.talk import Message
 from holdfast.registry.saving.earlier_steps import EarlierSteps
 from holdfast.registry.saving.save_commit import SaveCommit
-from holdfast.registry.saving.save_request import PreparedSave
+from holdfast.registry.saving.save_request import FlatSave, PlannedSave
 from holdfast.registry.values import DIGEST_BYTES, Digest, canonical
 from holdfast.registry.writing import (
     NAMED_AT_MOST,
@@ -234,8 +234,8 @@ class Leading(Side):
         self.began = self.writer.log.run.next_slot
         self.signature = new_signature()
 
-    def agree(self) -> tuple[FlatState, dict[str, FlatState]]:
-        """Receive the first messages of all ranks, and compare them."""
+    def agree(self) -> FlatSave:
+        """Receive the first messages of all ranks, and compare them; return the whole save."""
         own = agreement.greeting(self.request, self.parts, self.plans.keys(self.parts))
         self._greetings = self.talk.gather(own, "beginning a save")
         agreement.check_requests(self._greetings, self._where)
@@ -244,7 +244,7 @@ class Leading(Side):
             raise self._explain(*found)
         values = self._check_copies()
         merged = {name: self._whole(name, values[name]) for name in self.parts}
-        return merged.pop(""), merged
+        return FlatSave(self.request, merged.pop(""), merged)
 
     def _explain(self, name: str, component: str) -> Exception:
         """Ask every rank for its values, and return the error for the first difference."""
@@ -315,10 +315,10 @@ class Leading(Side):
     # Storing
 
     def write(
-        self, name: str, state: FlatState, bases: Sequence[PlacedState], watched: Sequence[str]
+        self, save: PlannedSave, name: str, bases: Sequence[PlacedState], watched: Sequence[str]
     ) -> Written:
         """Order every rank to store its chunks of a state; put manifest and placement."""
-        writer = self.writer
+        writer, state = self.writer, save.companions[name] if name else save.state
         skeletons = [canonical.encode(part.skeleton) for part in state.components]
         check_readable(state, skeletons)
         suspect = writer.objects.suspect
@@ -401,21 +401,15 @@ class CollectiveSave(SaveCommit):
         self,
         writer: StateWriter,
         writer_token: WriterToken,
-        save: PreparedSave,
+        save: PlannedSave,
         earlier: EarlierSteps,
         leading: Leading,
     ) -> None:
-        super().__init__(writer, writer_token, save, earlier)
+        put = partial(leading.write, save)
+        super().__init__(writer, writer_token, save, earlier, put=put)
         self._leading = leading
         self._searched = leading.began
         self.signed = leading.signature
-
-    def _write(
-        self, state: FlatState, bases: Sequence[PlacedState], watched: Sequence[str] = ()
-    ) -> Written:
-        companions = self._save.companions.items()
-        name = next((name for name, flat in companions if flat is state), "")
-        return self._leading.write(name, state, bases, watched)
 
     def lines(self, run: RunManifest) -> Sequence[Line] | None:
         """Return the lines of the slot; none if a slot of an earlier attempt has landed (CS5)."""

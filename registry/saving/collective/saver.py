@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -22,9 +21,9 @@ from holdfast.registry.saving.collective.part import PartOrder, find_write, writ
 from holdfast.registry.saving.collective.plan import Part
 from holdfast.registry.saving.collective.side import Plans, Side
 from holdfast.registry.saving.collective.talk import Calls, Talk, broken
-from holdfast.registry.saving.pending import Busy, PendingSave
-from holdfast.registry.saving.save_request import PreparedSave, SaveRequest, prepare_save
-from holdfast.registry.saving.saver import Saver
+from holdfast.registry.saving.ownership import Ownership
+from holdfast.registry.saving.pipeline import Pipeline
+from holdfast.registry.saving.save_request import FlatSave, SaveRequest, plan_save
 from holdfast.registry.values import collector_paused
 from holdfast.registry.writing import Committer, NewCommit
 
@@ -98,28 +97,24 @@ class Following(Side):
         raise unknown from error
 
 
-@dataclass(frozen=True)
-class RankSave(PreparedSave):
-    """One rank's share of a save. Rank 0 assembles the shares."""
-
-    #: The rank's `PerRank` values, by the name of the state.
-    own: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
-
-
-class CollectiveSaver(Saver):
+class CollectiveSaver:
     """A saver of which every rank has one, and whose saves all ranks make together.
 
     A collective save, from the call to the last byte; CS1 to CS5 are rules of docs/spec.md:
 
-    1. Each rank flattens its part of the state: a sharded tensor becomes a leaf with its box.
-    2. Each rank reports to rank 0: arguments, a digest of each component, checksums of replicas.
+    1. `prepare` on each rank flattens its part of the state (`FlatSave`): a sharded tensor becomes
+       a leaf with its box.
+    2. `make` on each rank reports to rank 0: arguments, a digest of each component, checksums of
+       replicas.
     3. Rank 0 compares the reports. At a difference all ranks raise, and nothing is written.
-    4. Rank 0 makes `CollectiveSave` and gives it to its committer, which checks the save.
+    4. Rank 0 plans the save of the whole state (`PlannedSave`), makes `CollectiveSave` and gives it
+       to its committer, which checks it.
     5. If the layout is new, rank 0 gathers the boxes, makes the plan and sends each rank its part.
     6. Rank 0 orders the ranks to store. They send pieces of chunks to the owners of the chunks.
     7. Each rank hashes the chunks that it owns, puts those that the base lacks as packs, and
        reports digests and locations once its puts are acknowledged (CS2).
-    8. Rank 0 puts its own chunks, then the manifest and the placement of the whole state.
+    8. Rank 0 puts its own chunks, then the manifest and the placement of the whole state: a
+       `WrittenSave`.
     9. Rank 0 alone puts the slot. After a sweep it repeats steps 6 to 8 with a new epoch.
     10. Rank 0 sends the outcome, and all ranks return the checkpoint. A rank that hears nothing
         looks for the slot in the log itself (CS5).
@@ -128,11 +123,13 @@ class CollectiveSaver(Saver):
     the training.
     """
 
-    is_collective = True
-
     def __init__(self, committer: Committer, group: Group) -> None:
-        super().__init__(committer)
         store = committer.store
+        self.line = Ownership(committer)
+        self.pipeline = Pipeline(
+            self.line, self.prepare, self.make, guard=self.abstaining, only_waits=True
+        )
+        self._writer, self._pools = committer.writer, store.pools
         self._calls = Calls(group, f"{store.config.id}/{committer.log.run_id}")
         self._plans = Plans()
         self._shards: dict[str, list[Any]] = {}
@@ -146,17 +143,6 @@ class CollectiveSaver(Saver):
     def _leads(self) -> bool:
         return self._calls.group.rank == 0
 
-    def save_async(self, state: object, request: SaveRequest, busy: Busy = "wait") -> PendingSave:
-        """Copy this rank's part of a state, then save it in the background."""
-        if busy != "wait":
-            raise InvalidInput(
-                'a collective save cannot be skipped by single ranks; use busy="wait"',
-                where="busy",
-                expected="wait",
-                found=repr(busy),
-            )
-        return super().save_async(state, request, busy)
-
     def commit(self, change: NewCommit) -> RunManifest:
         """Commit a change of the run's owner, on rank 0; it takes the run over."""
         if not self._leads:
@@ -165,7 +151,8 @@ class CollectiveSaver(Saver):
                 where=f"rank {self._calls.group.rank}",
                 hint="Guard the call: `if rank == 0:`. All ranks call `save`.",
             )
-        return super().commit(change)
+        self.pipeline.settle()
+        return self.line.commit(change)
 
     def fill(
         self, stored: Stored, target: object, component: str | None, *, strict: bool
@@ -175,29 +162,36 @@ class CollectiveSaver(Saver):
             stored, target, group=self._calls.group, component=component, strict=strict
         )
 
-    def abstain(self, error: BaseException, step: int | None) -> None:
-        """Tell the other ranks, which start a save, that this rank failed before it."""
-        with suppress(Exception):  # `settle` raises it
-            self._background.wait(None)
-        self._calls.end(self._calls.begin(step), error)
+    @contextmanager
+    def abstaining(self, step: int | None = None) -> Iterator[None]:
+        """Tell the other ranks, which start a save, if this rank fails before it."""
+        try:
+            yield
+        except BaseException as error:
+            with suppress(Exception):  # `settle` raises it
+                self.pipeline.wait(None)
+            self._calls.end(self._calls.begin(step), error)
+            raise
+
+    def set_status(self, status: RunStatus) -> None:
+        """Set the run's status; any rank may."""
+        self.pipeline.settle()
+        self.line.set_status(status)
 
     def leave(self, status: RunStatus, error: BaseException | None = None) -> None:
         """Set the status, on rank 0 only."""
         if self._leads:
-            super().leave(status, error)
+            self.line.leave(status, error)
 
     def close(self) -> None:
         """Finish the running saves, and end the connections."""
         try:
-            super().close()
+            self.pipeline.close()
         finally:
             self._calls.break_links()
 
-    def _prepare(self, state: object, request: SaveRequest) -> PreparedSave:
-        with self.abstaining(request.step):
-            return self._flattened(state, request)
-
-    def _flattened(self, state: object, request: SaveRequest) -> PreparedSave:
+    def prepare(self, state: object, request: SaveRequest) -> FlatSave:
+        """Take this rank's part of a state apart."""
         if request.storing.precision is not None:
             raise InvalidInput(
                 "ranks that save together store tensors unchanged",
@@ -213,49 +207,37 @@ class CollectiveSaver(Saver):
             }
         for one in flats.values():
             pytree.await_devices(one.flat)
-        return RankSave(
-            request=request,
-            phase="",
-            given=flats[""].flat,
-            narrowing=None,
-            commit_keys=None,
-            companions={name: flats[name].flat for name in request.companions},
-            metrics={},
-            counters={},
-            own={name: one.own for name, one in flats.items()},
+        return FlatSave(
+            request,
+            flats[""].flat,
+            {name: flats[name].flat for name in request.companions},
+            {name: one.own for name, one in flats.items()},
         )
 
-    def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
-        assert isinstance(save, RankSave)
+    def make(self, save: FlatSave, carries: Sequence[SaveRequest]) -> Checkpoint:  # noqa: ARG002
+        """Make a save together with the other ranks; none of theirs may fail unheard."""
         take_part = self._lead if self._leads else self._follow
-        with self._lock:
+        with self.line.lock:
             return self._calls.make(partial(take_part, save), save.request.step)
 
-    def _parts(self, save: RankSave) -> dict[str, RankPart]:
-        is_alone = self._calls.group.size == 1
-        pool = None if is_alone else self._committer.store.pools.hashing
-        flats = {"": save.given, **save.companions}
-        return {name: RankPart.of(flat, save.own[name], pool) for name, flat in flats.items()}
+    def _parts(self, save: FlatSave) -> dict[str, RankPart]:
+        pool = None if self._calls.group.size == 1 else self._pools.hashing
+        return {
+            name: RankPart.of(flat, save.per_rank[name], pool) for name, flat in save.states.items()
+        }
 
-    def _lead(self, save: RankSave, talk: Talk) -> Checkpoint:
-        request = save.request
-        parts = self._parts(save)
-        leading = Leading(self._committer.writer, self._calls, talk, self._plans, parts, request)
-        state, companions = leading.agree()
-        request.companions = {**companions}
-        prepared = prepare_save(state, request, self.run)
-        commit = CollectiveSave(
-            self._committer.writer, self._writer_token, prepared, self._earlier, leading
-        )
-        made = self._carry_through(commit, prepared)
+    def _lead(self, save: FlatSave, talk: Talk) -> Checkpoint:
+        parts, writer = self._parts(save), self._writer
+        leading = Leading(writer, self._calls, talk, self._plans, parts, save.request)
+        planned = plan_save(leading.agree(), self.line.run)
+        commit = CollectiveSave(writer, self.line.token, planned, self.line.earlier, leading)
+        made = self.line.carry_through(commit, planned)
         talk.order({"kind": "outcome", "failure": None, "n": commit.outcome})
         return made
 
-    def _follow(self, save: RankSave, talk: Talk) -> Checkpoint:
+    def _follow(self, save: FlatSave, talk: Talk) -> Checkpoint:
         parts = self._parts(save)
-        writer = self._committer.writer
-        following = Following(writer, self._calls, talk, self._plans, parts, save.request)
+        following = Following(self._writer, self._calls, talk, self._plans, parts, save.request)
         n = following.follow()
-        self._log.refresh()
-        record = self._log.knowing(n).by_n[n]
-        return Checkpoint(self._committer.store, self._log, record)
+        self.line.refresh()
+        return self.line.checkpoint(n)

@@ -80,7 +80,8 @@ class ShardEncoder(Encoder):
         super().__init__()
         self._own, self.before, self.shards = own, before, shards
 
-    def _other(self, value: Any, link: Link, depth: int) -> Json:
+    def other(self, value: Any, link: Link, depth: int) -> Json:
+        """Encode a value of none of the known types."""
         encode = _ENCODERS.get(type(value))
         if encode is not None:
             return encode(self, value, link, depth)
@@ -95,7 +96,7 @@ class ShardEncoder(Encoder):
                 found: Handler = getattr(importlib.import_module(_TORCH_SHARDS), encoder)
                 _ENCODERS[type(value)] = found
                 return found(self, value, link, depth)
-        return super()._other(value, link, depth)
+        return super().other(value, link, depth)
 
 
 def whole_shape(leaf: ArrayLeaf) -> tuple[int, ...]:

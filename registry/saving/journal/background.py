@@ -195,7 +195,8 @@ class DaemonPools(Pools):
         """Stop the threads when their present work is done."""
         self._daemons.shutdown()
 
-    def _pool(self, name: str) -> Executor:  # noqa: ARG002
+    def pool(self, name: str) -> Executor:  # noqa: ARG002
+        """Return the threads, which are the same for all work."""
         return self._daemons
 
 

@@ -27,7 +27,7 @@ from holdfast.registry.saving.journal.folder import RunFolder
 from holdfast.registry.saving.journal.records import Entry
 from holdfast.registry.saving.journal.settings import BYTES_VARIABLE
 from holdfast.registry.saving.journal.states import EntryStates
-from holdfast.registry.saving.save_request import PreparedSave
+from holdfast.registry.saving.save_request import PlannedSave
 from holdfast.registry.values import Digest
 
 _T = TypeVar("_T")
@@ -93,10 +93,15 @@ class JournaledCheckpoint(Checkpoint):
             )
         return self._n
 
-    @property
-    def _identity(self) -> tuple[str, int, bytes]:
-        self._look()
-        return self.run_id, self._n if self._find is None else -1, self.digest
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Checkpoint):
+            return NotImplemented
+        mine, theirs = self.durable_in, other.durable_in
+        if mine == theirs == "journal":  # their numbers are provisional
+            return (self.run_id, self.digest) == (other.run_id, other.digest)
+        return mine == theirs and super().__eq__(other)
+
+    __hash__ = Checkpoint.__hash__
 
     @property
     def handle(self) -> CheckpointHandle:
@@ -197,7 +202,7 @@ _LOGGER = logging.getLogger("holdfast")
 
 
 def await_room(
-    folder: RunFolder, carrier: BackgroundCarrier, save: PreparedSave, check: Callable[[], None]
+    folder: RunFolder, carrier: BackgroundCarrier, save: PlannedSave, check: Callable[[], None]
 ) -> float:
     """Wait until a save fits into the journal, and log the wait; return the seconds."""
     needed, most = _size_bytes(save), folder.journal.max_bytes
@@ -227,7 +232,7 @@ def await_room(
     return 0.0 if said == began else time.monotonic() - began
 
 
-def _size_bytes(save: PreparedSave) -> int:
-    states = [save.given, *save.companions.values()]
+def _size_bytes(save: PlannedSave) -> int:
+    states = [save.state, *save.companions.values()]
     parts = [part for state in states for part in state.components]
     return sum(leaf.nbytes for part in parts for leaf in part.leaves)

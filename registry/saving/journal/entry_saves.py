@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from holdfast.registry.errors import Conflict, Hint, InvalidInput, RegistryError
 from holdfast.registry.history import TRAIN_ON, PlacedState, WriterToken, decode_plain, encode_plain
@@ -14,8 +15,8 @@ from holdfast.registry.saving.earlier_steps import EarlierSteps
 from holdfast.registry.saving.journal.log_scan import LogScan
 from holdfast.registry.saving.journal.records import Entry, Note, SaveFields, Takeover
 from holdfast.registry.saving.journal.states import EntryStates
-from holdfast.registry.saving.save_commit import SaveCommit
-from holdfast.registry.saving.save_request import PreparedSave, SaveRequest, joined_streams
+from holdfast.registry.saving.save_commit import SaveCommit, WrittenSave
+from holdfast.registry.saving.save_request import PlannedSave, SaveRequest
 from holdfast.registry.writing import NewCommit, StateWriter, Written
 
 
@@ -86,43 +87,29 @@ class JournaledSave(SaveCommit):
         self,
         writer: StateWriter,
         token: EntryToken,
-        save: PreparedSave,
+        save: PlannedSave,
         expected: RunManifest,
         earlier: EarlierSteps | None = None,
         bases: Mapping[str, PlacedState] | None = None,
     ) -> None:
         super().__init__(writer, token, save, earlier or EarlierSteps())
         self._expected = expected
-        self._watched = expected.spec.finite
         self._bases = bases or {}
 
     def write_states(self) -> Sequence[Written]:
         """Write the state and its companions."""
-        self._main = self._write(self._save.state, self._base(""), self._watched)
-        self.nonfinite = self._main.nonfinite
-        self._check_changes(self._expected, self._base(""))
-        self._companions = {
-            name: self._write(flat, self._base(name))
-            for name, flat in self._save.companions.items()
-        }
-        return list(self.written.values())
+        main = self._put("", self._base(""), self._expected.spec.finite)
+        self.check_changes(main, self._expected, self._base(""))
+        companions = {name: self._put(name, self._base(name), ()) for name in self._save.companions}
+        self.written = WrittenSave(main, companions)
+        return self.written.states
 
     def _base(self, name: str) -> Sequence[PlacedState]:
         return [self._bases[name]] if name in self._bases else []
 
-    def set_written(self, main: Written, companions: dict[str, Written]) -> None:
-        """Use states that were written earlier."""
-        self._main, self._companions = main, companions
-
-    @property
-    def written(self) -> dict[str, Written]:
-        """The states by name; "" for the state itself."""
-        return {"": self._main, **self._companions}
-
     def fields(self, resumes: int | str | None, keeps: int | None) -> SaveFields:
         """Return the save as the fields of an entry."""
-        save, request, base = self._save, self._request, self._main.base
-        streams = joined_streams([*self._carried, request])
+        save, request, main = self._save, self._request, self.written.main
         return SaveFields(
             phase=save.phase,
             step=request.step,
@@ -131,12 +118,12 @@ class JournaledSave(SaveCommit):
             tier=request.tier,
             counters=dict(save.counters),
             commit_keys=save.commit_keys,
-            nonfinite=tuple(self.nonfinite),
+            nonfinite=tuple(main.nonfinite),
             allow_nonfinite=request.allow_nonfinite,
-            size_bytes=base.manifest.nbytes,
-            place=base.place,
-            companions={name: one.base.place for name, one in self._companions.items()},
-            streams={name: encode_plain(found, name) for name, found in streams.items()},
+            size_bytes=main.base.manifest.nbytes,
+            place=main.base.place,
+            companions={name: one.base.place for name, one in self.written.companions.items()},
+            streams={name: encode_plain(found, name) for name, found in request.streams.items()},
             resumes_commit=resumes if isinstance(resumes, int) else None,
             resumes_write=resumes if isinstance(resumes, str) else None,
             keeps=keeps,
@@ -147,10 +134,10 @@ def expected_save(
     states: EntryStates, token: EntryToken, entry: Entry, fields: SaveFields, run: RunManifest
 ) -> JournaledSave:
     """Return the save of an entry, to be composed for the expected run."""
-    save = JournaledSave(states.writer, token, _prepared(fields), run)
+    save = JournaledSave(states.writer, token, _planned(fields), run)
     companions = {name: states.read(place) for name, place in fields.companions.items()}
-    save.set_written(states.read(fields.place), companions)
-    save.nonfinite = fields.nonfinite
+    main = replace(states.read(fields.place), nonfinite=fields.nonfinite)
+    save.written = WrittenSave(main, companions)
     save.signed = entry.signature
     return save
 
@@ -167,20 +154,18 @@ class PushedSave(SaveCommit):
         takes_over: bool = False,
     ) -> None:
         self._token = EntryToken(writer.log.run_id, None)
-        super().__init__(
-            writer, self._token, _prepared(fields, takes_over=takes_over), EarlierSteps()
-        )
+        save = _planned(fields, takes_over=takes_over)
+        super().__init__(writer, self._token, save, EarlierSteps())
         self._fields = fields
         self._states = states
-        self.nonfinite = fields.nonfinite
 
     def write_states(self) -> Sequence[Written]:
         """Copy the states from the journal."""
         places: list[Place] = [self._fields.place, *self._fields.companions.values()]
         main, *others = self._writer.adopt(self._states.store, places)
-        self._main = main
-        self._companions = dict(zip(self._fields.companions, others, strict=True))
-        return self._write_others(self._writer.log.run)
+        companions = dict(zip(self._fields.companions, others, strict=True))
+        main = replace(main, nonfinite=self._fields.nonfinite)
+        return self.write_others(main, companions, self._writer.log.run)
 
 
 class CarriedSave(PushedSave):
@@ -267,25 +252,24 @@ class Arrival:
         return fields.resumes_commit
 
 
-def _prepared(fields: SaveFields, *, takes_over: bool = True) -> PreparedSave:
+def _planned(fields: SaveFields, *, takes_over: bool = True) -> PlannedSave:
+    # Everything was checked, and encoded, when the save was made.
     request = SaveRequest(
-        fields.step,
+        step=fields.step,
         takes_over=takes_over,
         phase=fields.phase,
         metrics=fields.metrics,
+        meta=fields.meta,
         tier=fields.tier,
+        streams={name: decode_plain(found) for name, found in fields.streams.items()},
         allow_nonfinite=fields.allow_nonfinite,
     )
-    # These two were checked and encoded when the save was made.
-    request.meta = fields.meta
-    request.streams = {name: decode_plain(found) for name, found in fields.streams.items()}
-    return PreparedSave(
+    return PlannedSave(
         request=request,
         phase=fields.phase,
-        given=FlatState("dict", ()),
-        narrowing=None,
-        commit_keys=fields.commit_keys,
+        state=FlatState("dict", ()),
         companions={},
+        commit_keys=fields.commit_keys,
         metrics=fields.metrics,
         counters=fields.counters,
     )

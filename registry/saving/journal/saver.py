@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from threading import RLock
 from typing import Any
@@ -24,7 +24,6 @@ from holdfast.registry.history import PlacedState
 from holdfast.registry.history.actions import Action, RunStatus, SetStatus
 from holdfast.registry.history.replay import Forgotten, RunManifest
 from holdfast.registry.loading import Checkpoint
-from holdfast.registry.saving import ending
 from holdfast.registry.saving.journal.background import BackgroundCarrier
 from holdfast.registry.saving.journal.checkpoint import (
     JournaledCheckpoint,
@@ -39,25 +38,27 @@ from holdfast.registry.saving.journal.log_scan import LogScan
 from holdfast.registry.saving.journal.records import Entry, SaveFields, Takeover
 from holdfast.registry.saving.journal.settings import Journal
 from holdfast.registry.saving.journal.states import EntryStates
+from holdfast.registry.saving.ownership import Claimed, Ownership
 from holdfast.registry.saving.pending import Backlog, exit_wait_s
-from holdfast.registry.saving.save_request import PreparedSave
-from holdfast.registry.saving.saver import Claimed, Saver
+from holdfast.registry.saving.pipeline import Pipeline
+from holdfast.registry.saving.save_request import PlannedSave, SaveRequest, plan_save, take_apart
 from holdfast.registry.writing import Committer, Composed, NewCommit
 
 _LOGGER = logging.getLogger("holdfast")
 
 
-class JournaledSaver(Saver):
-    """A saver whose saves are durable in a journal first.
+class JournaledSaver:
+    """A saver whose saves are durable in a journal first. It is also its handle's line of training.
 
     A journaled save, from the call to the last byte; J1 to J9 are rules of docs/spec.md:
 
-    1. `save` flattens and checks the state as in `Saver`, then calls `_store_and_commit` here.
+    1. `Pipeline.save` waits, and has `prepare` here check the state as in `LocalSaver`, against the
+       expected run: the log, then the entries. Then it calls `make` here.
     2. It raises outcomes of earlier saves that the caller must know: lost, stranded, refused.
     3. `await_room` waits until the states fit into the bound of the journal.
     4. `EntryStates` opens a store for the entry; objects of the entry before are linked into it.
-    5. `JournaledSave.check` checks the save against the expected run: the log, then the entries.
-    6. `write_states` puts packs, manifests and placements into the entry's store.
+    5. `JournaledSave.check` checks the save against the expected run.
+    6. `write_states` puts packs, manifests and placements into the entry's store (`WrittenSave`).
     7. The first save of a handle commits a takeover to the registry, and reads it back (J1).
     8. `RunFolder.acknowledge` puts the entry: the save is durable on this machine, and returns.
     9. A thread carries the entries in order (J5): `CarriedSave` copies an entry's states into the
@@ -70,7 +71,9 @@ class JournaledSaver(Saver):
     """
 
     def __init__(self, committer: Committer, journal: Journal) -> None:
-        super().__init__(committer)
+        self._committer, self._log = committer, committer.log
+        self.own = Ownership(committer, self._behind)
+        self.pipeline = Pipeline(self.own, self.prepare, self.make, begin_anew=self._begin)
         self.folder = RunFolder(journal, committer.store.config.id, committer.log.run_id)
         self.waited_s = 0.0
         self._begin()
@@ -96,19 +99,19 @@ class JournaledSaver(Saver):
         self._last: tuple[EntryStates, Mapping[str, PlacedState]] | None = None
         self._told: set[int] = set()
 
-    def _reset_after_fork(self) -> None:
-        if self._pid != os.getpid():
-            super()._reset_after_fork()
-            self._begin()
-
     # Acknowledging
 
-    def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
+    def prepare(self, state: object, request: SaveRequest) -> PlannedSave:
+        """Take a state apart, and check it against the rules of the expected run."""
+        return plan_save(take_apart(state, request), self.run)
+
+    def make(self, save: PlannedSave, carries: Sequence[SaveRequest]) -> Checkpoint:
+        """Acknowledge a save; one that takes nothing over goes straight into the registry."""
         if not save.request.takes_over:
-            self._await_entries()  # before the lock, which saves of other threads need
+            self.await_entries()  # before the lock, which saves of other threads need
             self._expected = None
-            return super()._store_and_commit(save)
-        with self._lock:
+            return self.own.save(save, carries)
+        with self.own.lock:
             with suppress(StorageError):  # their fate is unknown then
                 self._raise_lost()
             self._raise_outcomes()
@@ -117,14 +120,14 @@ class JournaledSaver(Saver):
             with self.folder.lock("writing").held(shared=True):
                 states = EntryStates(self.folder, secrets.token_hex(8), self._committer.store)
                 try:
-                    commit, actions = self._write(save, states)
+                    commit, actions = self._write(save, states, carries)
                 except BaseException:
                     states.remove()
                     raise
                 return self._acknowledge(save, states, commit, actions)
 
     def _write(
-        self, save: PreparedSave, states: EntryStates
+        self, save: PlannedSave, states: EntryStates, carries: Sequence[SaveRequest]
     ) -> tuple[JournaledSave, Sequence[Action]]:
         """Write the states of a save, and check it; return it with its actions."""
         log, begins = self._log, not self._takeover
@@ -135,11 +138,13 @@ class JournaledSaver(Saver):
         token = EntryToken(log.run_id, None, begins=begins and self._resumes is None)
         bases = self._link_bases(states)
         expected = self._expect().run
-        commit = JournaledSave(states.writer, token, save, expected, self._earlier, bases)
+        lost = [one for one in carries if not expected.at_step(save.phase, one.step)]
+        save = replace(save, request=save.request.after(lost))
+        commit = JournaledSave(states.writer, token, save, expected, self.own.earlier, bases)
         token.continue_from(self._resumed_at(), self._keeps)
         commit.check(expected)
         commit.write_states()
-        states.keep_only(list(commit.written.values()))
+        states.keep_only(commit.written.states)
         actions = self._compose(commit, token)
         if begins:
             self._take_over()
@@ -148,7 +153,7 @@ class JournaledSaver(Saver):
 
     def _acknowledge(
         self,
-        save: PreparedSave,
+        save: PlannedSave,
         states: EntryStates,
         commit: JournaledSave,
         actions: Sequence[Action],
@@ -159,9 +164,11 @@ class JournaledSaver(Saver):
         n = commit.outcome
         entry = self._entry(states.write, save=commit.fields(self._resumes, self._keeps))
         number = self._append(entry, n, actions)
-        self._warn(commit, save.request)
-        self._earlier.remember(save.phase, save.request.step, commit.components)
-        self._last = states, {name: one.base for name, one in commit.written.items()}
+        self.own.warn(commit, save.request)
+        written = commit.written
+        self.own.earlier.remember(save.phase, save.request.step, written.components)
+        by_name = {"": written.main, **written.companions}
+        self._last = states, {name: one.base for name, one in by_name.items()}
         return JournaledCheckpoint(states, number, entry, self._expect().run, n, self._find)
 
     def _compose(self, commit: JournaledSave, token: EntryToken) -> list[Action]:
@@ -226,7 +233,7 @@ class JournaledSaver(Saver):
 
         Without the registry go on under the newest takeover of this machine: it was read back.
         """
-        token, log = self._writer_token, self._log
+        token, log = self.own.token, self._log
         if log.is_copy and (held := self.folder.own_takeover()) is not None:
             token.token = held.token
             self._note_takeover(held)
@@ -242,17 +249,16 @@ class JournaledSaver(Saver):
     def _note_takeover(self, held: Takeover | None = None) -> None:
         """Note the takeover that this handle has just committed, or continues."""
         self._slot = self._log.run.next_slot - 1 if held is None else held.slot
-        self._takeover = self.folder.take_over(self._writer_token.token, self._slot)
+        self._takeover = self.folder.take_over(self.own.token.token, self._slot)
         if held is None:
             self.folder.keep_copy(self._log, self._committer.store)
-        self._committed()
+        self.own.taken()
         self._told = set(self.folder.noted())
         self._expected = None
 
-    def _committed(self) -> None:
-        super()._committed()
-        behind = partial(set_status_behind, self.folder, self._takeover, self._slot)
-        ending.owns(self._committer.store, self._log.run_id, self._writer_token.token, behind)
+    def _behind(self) -> Callable[[SetStatus], bool]:
+        """Return how the end of the process sets the status behind the entries that wait."""
+        return partial(set_status_behind, self.folder, self._takeover, self._slot)
 
     # The expected run
 
@@ -352,7 +358,7 @@ class JournaledSaver(Saver):
 
     def resume_at(self, checkpoint: Checkpoint) -> None:
         """Continue from exactly a checkpoint; the next save takes the run over."""
-        self._earlier.forget()
+        self.own.earlier.forget()
         self._continue_from(checkpoint)
 
     def resume_after(self, checkpoint: Checkpoint) -> str | None:
@@ -360,12 +366,13 @@ class JournaledSaver(Saver):
         if checkpoint.durable_in == "journal":  # a pivot waits until the registry has everything
             self._continue_from(checkpoint)
             return None
-        name, token = super().resume_after(checkpoint), self._writer_token
+        name, token = self.own.resume_after(checkpoint), self.own.token
         self._continue_from(checkpoint)
         self._keeps, token.resumed_at = token.keeps, None
         return name
 
     def _continue_from(self, checkpoint: Checkpoint) -> None:
+        self.own.failed.clear()
         self._keeps = self._follows = None
         if isinstance(checkpoint, JournaledCheckpoint) and checkpoint.durable_in == "journal":
             self._resumes, self._search_from = checkpoint.write, checkpoint.search_from
@@ -373,22 +380,17 @@ class JournaledSaver(Saver):
         else:
             self._resumes = checkpoint.n
         components = checkpoint.manifest.components
-        self._earlier.remember(checkpoint.record.phase, checkpoint.step, components)
+        self.own.earlier.remember(checkpoint.record.phase, checkpoint.step, components)
         self._takeover, self._expected, self._last = 0, None, None
-
-    def suspect(self, checkpoint: Checkpoint) -> None:
-        """Do not use the objects of a damaged checkpoint of the registry."""
-        if checkpoint.durable_in == "registry":
-            super().suspect(checkpoint)
 
     # Everything else is committed to the registry directly, after the entries.
 
     def commit(self, change: NewCommit) -> RunManifest:
         """Commit a change that only the owner may make, once the registry has every save."""
-        self.settle()
-        self._await_entries()
-        with self._lock:
-            token = self._writer_token
+        self.pipeline.settle()
+        self.await_entries()
+        with self.own.lock:
+            token = self.own.token
             self._log.refresh()
             if not self._takeover:
                 token.prefix = self.folder.id()
@@ -396,7 +398,7 @@ class JournaledSaver(Saver):
             resumed_at = self._resumed_at()
             if resumed_at is not None:
                 token.resume_at(resumed_at, self._log.run, keeps=self._keeps)
-            run = super().commit(change)
+            run = self.own.commit(change)
             if not self._takeover and not token.is_fenced(run):
                 self._note_takeover()
             self._expected = None
@@ -406,54 +408,47 @@ class JournaledSaver(Saver):
 
     def set_status(self, status: RunStatus) -> None:
         """Set the status: in the journal, if this handle owns the run."""
-        self.settle()
+        self.pipeline.settle()
         if self._takeover:
             self._append_status(SetStatus(status=status))
         else:
-            super().set_status(status)
+            self.own.set_status(status)
 
     def leave(self, status: RunStatus, error: BaseException | None = None) -> None:
         """Set the status, unless another trainer owns the run; after a signal `interrupted`."""
         if self._takeover:
-            said = self._said(status, error)
+            said = self.own.said(status, error)
             with suppress(Fenced):
                 if self.run.status != said.status:
                     self._append_status(said)
-            self._ended()
+            self.own.ended()
             return
-        if not self._writer_token.is_fenced(self._log.run):
+        if not self.own.token.is_fenced(self._log.run):
             # Saves that wait must come first: a completed run would refuse them.
             try:
                 self._carrier.await_all(exit_wait_s())
             except (TimeoutError, RegistryError) as late:
                 _LOGGER.warning("%s; the status was not set to %s", late, status)
                 return
-        super().leave(status, error)
+        self.own.leave(status, error)
 
     def _append_status(self, said: SetStatus) -> None:
-        with self._lock:
+        with self.own.lock:
             entry = self._entry(secrets.token_hex(8), said=said)
             self._append(entry, None, [said])
 
     # Waiting
 
-    def wait(self, *, remote: bool, timeout_s: float | None) -> None:
-        """Wait for the running save; with `remote` until the registry has everything."""
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        super().wait(remote=remote, timeout_s=timeout_s)
-        if remote:
-            self._await_entries(None if until is None else until - time.monotonic())
-
     def _await_earlier(self) -> None:
         """Wait for the saves before a commit, and read them."""
         if self.folder.exists:
-            self._await_entries()
-            with self._lock:
+            self.await_entries()
+            with self.own.lock:
                 self._read()  # the carrier has a log of its own
 
-    def _await_entries(self, timeout_s: float | None = None) -> None:
+    def await_entries(self, timeout_s: float | None = None) -> None:
         """Wait until the registry has the saves of this machine; raise their failures."""
-        self._reset_after_fork()
+        self.pipeline.reset_after_fork()
         self._carrier.await_all(timeout_s)
         self._raise_lost()
         self._raise_outcomes()
@@ -509,15 +504,15 @@ class JournaledSaver(Saver):
     def close(self) -> None:
         """Finish the running save, wait for the registry, and stop the carrier."""
         try:
-            super().close()
+            self.pipeline.close()
         finally:
             self.finish(exit_wait_s())
 
     def finish(self, limit_s: float) -> None:
         """Wait for the registry for a limited time; log saves that only the journal holds."""
-        if self._pid != os.getpid():
+        if self.own.is_forked:
             return
         until = time.monotonic() + limit_s
         with suppress(TimeoutError):  # reported by the module of the end of the program
-            self._background.wait(limit_s)
+            self.pipeline.wait(limit_s)
         self._carrier.finish(until - time.monotonic())

@@ -23,6 +23,7 @@ from holdfast.registry.history import (
 )
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint
+from holdfast.registry.saving.background import Forgiven
 from holdfast.registry.saving.loop.notice import Notice
 from holdfast.registry.saving.loop.options import LoopOptions, reaction, stop_step
 from holdfast.registry.saving.loop.overhead import META_KEY, Overhead
@@ -30,7 +31,7 @@ from holdfast.registry.saving.loop.ranks import ranks_here
 from holdfast.registry.saving.loop.stopping import Deadline, SignalHandlers
 from holdfast.registry.saving.pending import PendingSave, end_at_once
 from holdfast.registry.saving.save_request import SaveRequest
-from holdfast.registry.saving.saver import Saver
+from holdfast.registry.saving.saver import RunHandle
 from holdfast.registry.spec import Monitor
 
 
@@ -109,8 +110,8 @@ class Checkpointer:
         stopped: Whether a signal or a notice has ended the training run at a step boundary.
     """
 
-    def __init__(self, saver: Saver, options: LoopOptions) -> None:
-        self._saver, self._options = saver, options
+    def __init__(self, handle: RunHandle, options: LoopOptions) -> None:
+        self._handle, self._options = handle, options
         self.stopped = False
         self._is_open = self._is_noticed = False
         self._overhead = Overhead()
@@ -121,13 +122,13 @@ class Checkpointer:
         self._streams: dict[str, list[Mapping[str, Any]]] = {}
 
     def __enter__(self) -> Self:
-        run, options = self._saver.run, self._options
+        run, options = self._handle.line.run, self._options
         self._reaction = reaction(options.stopping, run.spec.signals)
         self._ranks = ranks_here(options.stopping.ranks, options.stopping.barrier_s, options.group)
         self._saves = self._ranks.rank == 0 or options.group is not None
         has_own = options.every_steps is not None or options.every_s is not None
         every_steps = options.every_steps if has_own else _preset_cadence(run, options)
-        self._cadence = Cadence(every_steps, options.every_s, self._saver.resumed_step)
+        self._cadence = Cadence(every_steps, options.every_s, self._handle.line.resumed_step)
         self._best = _best_so_far(run, options.on_best)
         self._notice = Notice(options.stopping.notice)
         self._overhead = Overhead()
@@ -158,7 +159,7 @@ class Checkpointer:
             getattr(self._ranks, "close", _nothing)()
             _LOGGER.info(
                 "%s: training waited for saves for %.1f %% of %.0f s; %d saves failed",
-                self._saver.run.run_id,
+                self._handle.log.run_id,
                 100 * self.waited_share,
                 self._overhead.ran_s,
                 self.failed_saves,
@@ -172,7 +173,7 @@ class Checkpointer:
     @property
     def failed_saves(self) -> int:
         """How many saves have failed that the training went on past (`may_fail`)."""
-        return self._saver.failed_saves
+        return self._handle.saver.pipeline.failed_saves
 
     @property
     def stop_requested(self) -> bool:
@@ -238,12 +239,12 @@ class Checkpointer:
         if not self._is_open:
             raise InvalidInput(
                 "the checkpointer is not open",
-                where=self._saver.run.run_id,
+                where=self._handle.log.run_id,
                 expected="with run.checkpointer(...) as checkpointer: ...",
             )
         checked = check_step(step)
         if self._last is None and self._saves:
-            check_not_completed(self._saver.run)  # the first save may be hours away
+            check_not_completed(self._handle.line.run)  # the first save may be hours away
         if self._last is not None and checked <= self._last.step:
             raise InvalidInput(
                 "the steps of a loop do not grow",
@@ -296,7 +297,7 @@ class Checkpointer:
     def _save_here(self, why: Why, *, now: bool, forced: bool) -> PendingSave | None:
         assert self._last is not None
         last, options = self._last, self._options
-        with self._saver.abstaining(last.step):
+        with self._handle.abstaining(last.step):
             state = last.state() if callable(last.state) else last.state
             if not self._saves:
                 return None
@@ -305,21 +306,22 @@ class Checkpointer:
             saved = self._save_now(state, request)
         else:
             busy = "wait" if forced else options.busy
-            saved = self._saver.save_async(state, request, busy)
+            saved = self._handle.saver.pipeline.save_async(state, request, busy)
         if saved.outcome != "skipped":
             self._saved_step, self._saved, self._streams = last.step, saved, {}
         return saved
 
     def _save_now(self, state: object, request: SaveRequest) -> PendingSave:
         future: Future[Checkpoint] = Future()
-        saved = PendingSave(future, f"{self._saver.run.run_id}: step {request.step}")
+        saved = PendingSave(future, f"{self._handle.log.run_id}: step {request.step}")
         try:
-            future.set_result(self._saver.save(state, request))
-        except BaseException as error:
+            future.set_result(self._handle.saver.pipeline.save(state, request))
+        except Forgiven as forgiven:
             saved.mark_reported()
-            if not request.is_forgiven:
-                raise
-            future.set_exception(error)
+            future.set_exception(forgiven.error)
+        except BaseException:
+            saved.mark_reported()
+            raise
         return saved
 
     def _save_request(self, last: _Boundary, why: Why) -> SaveRequest:
@@ -331,7 +333,7 @@ class Checkpointer:
         meta = {**last.arguments["meta"], META_KEY: told}
         options, together = self._options, self._options.group is not None
         arguments = {**last.arguments, "metrics": last.metrics, "meta": meta}
-        return SaveRequest(
+        return SaveRequest.of(
             last.step,
             takes_over=True,
             phase=options.phase,
@@ -354,7 +356,7 @@ class Checkpointer:
         if self._ranks.highest(0):
             raise Conflict(
                 "another rank could not save, so this rank stops too",
-                where=self._saver.run.run_id,
+                where=self._handle.log.run_id,
                 hint="The error is in the output of that rank.",
             )
         return result
@@ -368,7 +370,7 @@ class Checkpointer:
             self._stop(agreed)
             return
         with self._overhead.waiting():
-            self._together(self._saver.settle)
+            self._together(self._handle.saver.pipeline.settle)
         if self._options.save_at_end and self._ranks.highest(self._is_unsaved):
             self._save("end", now=True)
             if (agreed := self._ranks.highest(self._request(None))) >= _STOP:
@@ -379,17 +381,17 @@ class Checkpointer:
         if self._signals.stop is None and self._stop_step is None:  # another rank was asked
             self._deadline.begin(signal.SIGINT if agreed == _INTERRUPT else signal.SIGTERM)
         try:
-            self._saver.settle()
+            self._handle.saver.pipeline.settle()
         except Exception as error:
-            _LOGGER.error("%s: an earlier save failed: %s", self._saver.run.run_id, error)
+            _LOGGER.error("%s: an earlier save failed: %s", self._handle.log.run_id, error)
             self._saved_step = None  # the failed save may have been this step's
         if self._ranks.highest(self._is_unsaved):
             self._save("signal", now=True)
-        self.stopped = self._saver.is_stopped = True
+        self.stopped = self._handle.own.is_stopped = True
         if self._ranks.rank == 0:
             self._say_interrupted()
             step = None if self._last is None else self._last.step
-            _LOGGER.warning("%s: step %s is durable; exiting", self._saver.run.run_id, step)
+            _LOGGER.warning("%s: step %s is durable; exiting", self._handle.log.run_id, step)
             self._await_registry()
         self._together(_nothing)
         self._deadline.cancel()
@@ -399,9 +401,9 @@ class Checkpointer:
     def _await_registry(self) -> None:
         """With a journal, wait until the registry has its saves; the deadline ends the wait."""
         try:
-            self._saver.wait(remote=True, timeout_s=None)
+            self._handle.wait(remote=True, timeout_s=None)
         except RegistryError as error:  # the saves stay in the journal
-            _LOGGER.error("%s: saves are only in the journal: %s", self._saver.run.run_id, error)
+            _LOGGER.error("%s: saves are only in the journal: %s", self._handle.log.run_id, error)
 
     @property
     def _is_unsaved(self) -> bool:
@@ -413,11 +415,11 @@ class Checkpointer:
     def _break_off(self) -> None:
         """Finish the running saves after an exception; after a signal it counts as its doing."""
         try:
-            self._saver.settle()
+            self._handle.saver.pipeline.settle()
         except RegistryError as error:
-            _LOGGER.error("%s: the running save failed: %s", self._saver.run.run_id, error)
+            _LOGGER.error("%s: the running save failed: %s", self._handle.log.run_id, error)
         if self.stop_requested:
-            self._saver.is_stopped = True
+            self._handle.own.is_stopped = True
 
     def _exit_code(self, is_interrupt: bool) -> int:
         return self._reaction.sigint_exit_code if is_interrupt else self._reaction.exit_code
@@ -427,7 +429,7 @@ class Checkpointer:
     def _announce(self, signum: int) -> None:
         _LOGGER.warning(
             "%s: asked to stop (%s); saving after this step, at most %g s from now%s",
-            self._saver.run.run_id,
+            self._handle.log.run_id,
             "a notice of preemption" if self._is_noticed else signal.Signals(signum).name,
             self._reaction.deadline_s,
             "; a second Ctrl-C ends at once" if signum == signal.SIGINT else "",
@@ -446,19 +448,19 @@ class Checkpointer:
             end_at_once(self._exit_code(signum == signal.SIGINT))
 
     def _report_late(self) -> None:
-        latest = self._saver.run.latest()
+        latest = self._handle.line.run.latest()
         _LOGGER.error(
             "%s: the deadline of %g s passed during a step or a save; exiting with %s",
-            self._saver.run.run_id,
+            self._handle.log.run_id,
             self._reaction.deadline_s,
             f"step {latest.step}, the newest durable one" if latest else "no checkpoint",
         )
-        backlog = self._saver.backlog()
+        backlog = self._handle.backlog()
         if backlog is not None and backlog.entries:
             _LOGGER.warning(
                 "%s: %d saves are only in the journal of this machine; the next program with it "
                 "carries them",
-                self._saver.run.run_id,
+                self._handle.log.run_id,
                 backlog.entries,
             )
         if self._ranks.rank == 0:
@@ -466,9 +468,9 @@ class Checkpointer:
 
     def _say_interrupted(self) -> None:
         try:
-            self._saver.leave("interrupted")
+            self._handle.saver.leave("interrupted")
         except RegistryError as error:
-            _LOGGER.warning("%s: the status was not set: %s", self._saver.run.run_id, error)
+            _LOGGER.warning("%s: the status was not set: %s", self._handle.log.run_id, error)
 
 
 def _best_so_far(run: RunManifest, on_best: bool | Monitor) -> BestSoFar | None:

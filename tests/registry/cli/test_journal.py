@@ -92,7 +92,7 @@ def test_saves_of_a_lost_registry_go_into_another_one(
     old = holdfast.init(other).id
     call("journal", "push", "day", "rescued", "--to", other, status=4)
     call("journal", "push", "night", "rescued", "--to", other, "--from", "0" * 32, status=4)
-    with run.handle.saver.folder.lock("carrying").held():
+    with run.handle.journal.folder.lock("carrying").held():
         call("journal", "push", "night", "rescued", "--to", other, status=5)
     said = call_json("journal", "push", "night", "rescued", "--to", other)
     assert said["pushed"] == [f"phase main, step {step}" for step in (1, 2, 3)]

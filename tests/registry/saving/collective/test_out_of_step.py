@@ -124,7 +124,7 @@ def test_a_failed_save_in_the_background_that_one_rank_has_waited_for(
                 with pytest.raises(StoreUnavailable):
                     pending.wait()
             else:
-                run.handle.saver._background.wait(None)
+                run.handle.saver.pipeline._background.wait(None)
             all_failed.wait(WELL_S)
             failing.clear()
             try:
@@ -185,7 +185,7 @@ def test_a_load_that_one_rank_has_missed(reg: Registry, victim: int) -> None:
                     group.speak()
                     continue
                 try:
-                    run.handle.saver.fill(mine.checkpoint(ref), target, None, strict=True)
+                    run.handle.ranks.fill(mine.checkpoint(ref), target, None, strict=True)
                 except RegistryError:
                     assert n == 1
                     others.wait(WELL_S)

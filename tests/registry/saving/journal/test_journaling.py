@@ -212,14 +212,14 @@ def test_a_restore_reads_an_entry_that_is_carried_while_it_reads(
         run.save(make_state(step), step=step)
     run.set_status("interrupted")  # the newest entry alone keeps its bytes
     again = machine.run()
-    newest_first = again.handle.saver.newest_first
+    newest_first = again.handle.line.newest_first
 
     def listed_and_carried() -> list[Checkpoint]:
         found = newest_first()
         machine.carry()
         return found
 
-    monkeypatch.setattr(again.handle.saver, "newest_first", listed_and_carried)
+    monkeypatch.setattr(again.handle.line, "newest_first", listed_and_carried)
     restored = again.restore()
     assert restored.checkpoint.step == 2
     assert restored.report == ()
@@ -268,7 +268,7 @@ def test_a_run_is_the_same_with_and_without_a_journal(
         ours, theirs = journaled.run(RUN).full_manifest(), plain.run(RUN).full_manifest()
         assert len(ours.evicted) == len(theirs.evicted) > 0
         assert [one.version for one in ours.pool] == [one.version for one in theirs.pool]
-        assert ours.streams["losses"].count == 4
+        assert ours.stream("losses").count == 4
         entries = journaled.run(RUN).streams["losses"].read()
         assert entries == plain.run(RUN).streams["losses"].read()
         for one, other in zip(ours.checkpoints, theirs.checkpoints, strict=True):
@@ -342,7 +342,7 @@ def test_other_commits_of_the_trainer_wait_for_the_registry(
     asked = []
     monkeypatch.setattr(BackgroundCarrier, "wake", lambda self: asked.append(machine.carry()))
     run = machine.run()
-    run.handle.saver.folder.waiting()
+    run.handle.journal.folder.waiting()
     monkeypatch.setattr(BackgroundCarrier, "wake", lambda self: None)
     run.save(make_state(1), step=1)
     monkeypatch.setattr(BackgroundCarrier, "wake", lambda self: asked.append(machine.carry()))
@@ -512,7 +512,7 @@ def test_a_save_waits_at_the_bound_and_says_so(
     bucket.before = hold
     for step in (1, 2):
         run.save({"w": state["w"] + step}, step=step)
-    assert run.handle.saver.waited_s == 0
+    assert run.handle.journal.waited_s == 0
     with caplog.at_level(logging.WARNING, "holdfast"):
         saving = threading.Thread(target=lambda: run.save({"w": state["w"] + 3}, step=3))
         saving.start()
@@ -523,7 +523,7 @@ def test_a_save_waits_at_the_bound_and_says_so(
         goes.set()
         saving.join()
     run.wait(remote=True)
-    assert run.handle.saver.waited_s > 0
+    assert run.handle.journal.waited_s > 0
     assert [step for step, _ in added(bucket)] == [1, 2, 3]
     run.close()
 
@@ -595,3 +595,24 @@ def test_the_journal_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert found is not None
     assert (found.path, found.max_bytes) == (str(tmp_path), 64 * 2**30)
     assert choose_journal("") is None
+
+
+def test_a_save_that_failed_leaves_its_entries_to_the_next(
+    machine: Machine, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: RunFolder, entry: object) -> int:
+        raise StoreFull("no room", where=self.path)
+
+    def save(step: int, **options: Any) -> Any:
+        return run.save_async({"n": step}, step=step, streams={"loss": [{"step": step}]}, **options)
+
+    run = machine.run()
+    save(1).wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "acknowledge", full)
+        failed = save(2, may_fail=1)
+        with pytest.raises(StoreFull):
+            failed.wait()
+    save(3).wait()
+    machine.carry()
+    assert [one["step"] for one in machine.run().streams["loss"].read()] == [1, 2, 3]

@@ -88,7 +88,7 @@ def test_a_start_without_the_registry_goes_on_from_the_newest_save(
     run = machine.run()
     save(run, 1, 2, 3)
     if ended:
-        run._saver.leave("interrupted")
+        run.handle.saver.leave("interrupted")
     goes = iter([True, True])
     machine.carrier().carry(lambda: next(goes, False) if waits else True)
     assert machine.folder.waiting() == ([3, 4][: 1 + ended] if waits else [])
@@ -146,8 +146,8 @@ def test_a_registry_that_was_replaced_meanwhile_is_told_at_once(
         bucket.delete(key)
     create_config(bucket, "skipped")
     with pytest.raises(RolledBack) as told:
-        Carrier(run._saver._committer.store, machine.folder).carry()
-    run._saver._carrier.error = told.value  # as the thread does
+        Carrier(run.handle.store, machine.folder).carry()
+    run.handle.journal._carrier.error = told.value  # as the thread does
     for ask in (lambda: run.wait(remote=True), run.latest):
         with pytest.raises(RolledBack):
             ask()

@@ -87,7 +87,7 @@ def takeover_first(world: World) -> None:
 
 def acknowledge_without_takeover(world: World) -> None:
     def take_over(self: Any) -> None:
-        token, log = self._writer_token, self._log
+        token, log = self.own.token, self._log
         token.prefix = self.folder.id()
         token.reset()
         self._takeover = self.folder.take_over(token.token, log.run.next_slot - 1)

@@ -403,7 +403,7 @@ def test_a_registry_that_was_replaced_is_told_at_once(training: Training) -> Non
             Carrier(training.registry.store, training.machine.folder).carry()
     with pytest.raises(RolledBack, match="push RUN FORK --to URL"):
         training.machine.carry()
-    training.run.handle.saver._carrier.error = told.value
+    training.run.handle.journal._carrier.error = told.value
     with pytest.raises(RolledBack):
         training.run.wait(remote=True)
     assert training.machine.folder.waiting() == [2, 3]

@@ -13,7 +13,7 @@ import pytest
 from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import Conflict, InvalidInput
-from holdfast.registry.saving import saver
+from holdfast.registry.saving import pipeline
 from tests.support.faults import Hooked
 from tests.support.loads import steps
 
@@ -75,7 +75,7 @@ def test_a_save_that_waits_says_for_how_long(held, gate, monkeypatch):
     times_s = iter((100.0, 107.0))  # before and after the wait
     clock = SimpleNamespace(monotonic=times_s.__next__)
     with monkeypatch.context() as patch:
-        patch.setattr(saver, "time", clock)
+        patch.setattr(pipeline, "time", clock)
         second = run.save_async(state(2), step=2)
     assert (second.waited_s, second.wait().step) == (7.0, 2)
 
@@ -141,8 +141,8 @@ def test_a_fork_while_a_save_runs_leaves_it_to_the_parent(held, gate, backend, o
     if not child:
         try:
             # The child is another trainer: it has no save to wait for, and none to repeat.
-            run.handle.saver.settle()
-            os._exit(run.handle.saver._background.is_busy)
+            run.handle.saver.pipeline.settle()
+            os._exit(run.handle.saver.pipeline._background.is_busy)
         finally:
             os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -85,7 +85,7 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
             "run = begin(Late)\n"
             "def train(): run.save_async(STATE, step=1); time.sleep(1e6)\n"
             "threading.Thread(target=train, daemon=True).start()\n"
-            "while not run.handle.saver._background.is_busy: time.sleep(0.01)",
+            "while not run.handle.saver.pipeline._background.is_busy: time.sleep(0.01)",
             0,
         ),
     ],

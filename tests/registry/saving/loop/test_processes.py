@@ -165,8 +165,8 @@ def test_a_step_longer_than_killwait_leaves_with_what_is_durable(begin, step):
 
 def test_the_deadline_ends_a_process_whose_report_fails(begin):
     call = (
-        "from holdfast.registry.saving.saver import Saver\n"
-        "    Saver.backlog = lambda self: os.stat('/nowhere')\n"
+        "from holdfast.registry.saving.saver import RunHandle\n"
+        "    RunHandle.backlog = lambda self: os.stat('/nowhere')\n"
         "    train(place, deadline_s=0.5, after=lambda step: step == 3 and foreign())"
     )
     training = begin(call).after(3)
