@@ -50,7 +50,7 @@ def build_holdfast(folder: Path, objects: int) -> None:
             for step in range(_CHECKPOINTS_A_RUN):
                 weights = np.full(64, number * _CHECKPOINTS_A_RUN + step, np.int64)
                 run.save({"model": {"w": weights}}, step=step)
-            run.prune(holdfast.Retention(last=_CHECKPOINTS_A_RUN // 2))
+            run.retention.prune(holdfast.Retention(last=_CHECKPOINTS_A_RUN // 2))
 
 
 def collect_holdfast(folder: Path) -> dict[str, Any]:

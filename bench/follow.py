@@ -7,7 +7,7 @@ what its backend read (log, manifest and tables included), for the peers the siz
 are new. Seconds are the worker's, on the clock and of the processor, without a network and with
 all files in the page cache. After `--keyframe-every` saves Holdfast stores chunks whole once.
 
-    live     Holdfast, `run.follow_into(model)`: the model itself is the base of deltas
+    live     Holdfast, `run.follow.into(model)`: the model itself is the base of deltas
     trusting the same with `rehash=False`: what stays as it is is not hashed
     cached   Holdfast, `load_into` with a chunk cache that holds the checkpoint before
     whole    Holdfast, `load_into` with nothing at hand, as for a worker that starts
@@ -121,7 +121,7 @@ class Shelf:
             for name, meter in self._meters.items()
         }
         self._following = {
-            name: self._runs[name].follow_into(self.models[name], component="model", rehash=rehash)
+            name: self._runs[name].follow.into(self.models[name], component="model", rehash=rehash)
             for name, rehash in (("live", None), ("trusting", False))
         }
         self._saves = 0

@@ -92,7 +92,7 @@ def _measure(at: Path, tool: str, threads: int) -> dict[str, float]:
             "stats": lambda: stats(two.handle),
             "diff": lambda: diff(one.handle, two.handle, values=True),
             # Other weights each time, or the result would be there already.
-            "merge": lambda: run.merge(
+            "merge": lambda: run.exchange.merge(
                 [one, two], step=threads + 10, weights=[1 / threads, 1 - 1 / threads]
             ),
         }

@@ -47,7 +47,7 @@ def plot_run(
     x: Axis,
     history: bool,
 ) -> Any:
-    """Return a figure of a run; see `Run.plot`."""
+    """Return a figure of a run; see `RunHistory.plot`."""
     graph = _graph_objects()
     if streams is not None and x != "step":
         raise InvalidInput(

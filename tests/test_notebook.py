@@ -52,9 +52,9 @@ def outputs(cells: list[Any], begins: str) -> dict[str, str]:
         ("run\n", ["<b>Run</b>", "best loss", "trained"]),
         ("best = ", ["<b>Checkpoint</b>", "float32"]),
         ("reg.diff", ["<b>Diff</b>", "model/w"]),
-        ("run.metrics", ["loss", "<th>9</th>"]),
+        ("run.history.table", ["loss", "<th>9</th>"]),
         ("reg.runs_table", ["best_step", "latest_step"]),
-        ("run.prune", ["<b>Retention plan</b>", "evicted step"]),
+        ("run.retention.prune", ["<b>Retention plan</b>", "evicted step"]),
         ('with reg.progress("ver', ["<b>Collection</b>", "dry run"]),
     ],
 )
@@ -64,7 +64,7 @@ def test_a_cell_shows_its_object(cells, begins: str, expected: list[str]) -> Non
 
 
 def test_a_figure_is_shown_with_every_curve(cells) -> None:
-    figure: Any = outputs(cells, "run.plot")[FIGURE]
+    figure: Any = outputs(cells, "run.history.plot")[FIGURE]
     assert [one["name"] for one in figure["data"]] == [
         *("loss", "losses/train", "losses/test", "best loss")
     ]

@@ -10,6 +10,8 @@ import sys
 import typing
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from itertools import combinations
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +24,20 @@ from holdfast.formats import andrea, thalia
 from holdfast.registry.curation.pool.entries import PoolEntry
 from holdfast.registry.curation.pool.selection import Matchup
 from holdfast.registry.curation.releases import Release
+from holdfast.registry.face.exchange import RunExchange
 
 OURS = "holdfast"
+#: What every record has; users make none.
+RECORDS = "holdfast.registry.values.records"
 #: Calls that take any number of like things.
-VARIADIC = {"Run.undo": "checkpoints"}
+VARIADIC = {"RunRetention.undo": "checkpoints"}
 FACE = Path(__file__).parents[1] / "registry/face"
 #: Names that annotations use and modules import for type checkers alone.
 FOR_CHECKERS = {
     "Matchup": Matchup,
     **{
         alias.name: getattr(importlib.import_module(one.module or ""), alias.name)
-        for module in ("run", "registry")
+        for module in ("run", "registry", "phases", "exchange", "follow", "history")
         for block in ast.parse((FACE / f"{module}.py").read_text()).body
         if isinstance(block, ast.If)
         for one in block.body
@@ -117,7 +122,8 @@ def face() -> dict[str, Any]:
             todo += returned(one)
             continue
         for at, member in members(one):
-            if function_of(member).__module__.startswith(OURS):
+            home = function_of(member).__module__
+            if home.startswith(OURS) and home != RECORDS:
                 found[f"{name}.{at}"] = member
                 todo += returned(function_of(member))
     return found
@@ -184,7 +190,7 @@ def shown(function: Callable[..., Any]) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("call", [holdfast.Run.save, holdfast.Run.save_async, holdfast.Run.push])
+@pytest.mark.parametrize("call", [holdfast.Run.save, holdfast.Run.save_async, RunExchange.push])
 def test_an_editor_completes_the_options_of_a_save(call: Callable[..., Any]) -> None:
     background = {"busy": "Busy = 'wait'", "may_fail": "int = 0"}
     is_async = call is holdfast.Run.save_async
@@ -251,29 +257,44 @@ def passed_on(
     return given, found
 
 
-@pytest.mark.parametrize("name", ["save", "save_async", "push"])
+@pytest.mark.parametrize("name", ["save", "save_async", "exchange.push"])
 def test_every_option_of_a_save_is_passed_on(monkeypatch, reg, name: str) -> None:
-    call = getattr(reg.create_run("run"), name)
+    call = attrgetter(name)(reg.create_run("run"))
     given, found = passed_on(monkeypatch, call, "holdfast.registry.saving.saver.SaveRequest.of", {})
     given.pop("busy", None)
-    assert found == given | {"takes_over": name != "push", "every_rank": False}
+    assert found == given | {"takes_over": name != "exchange.push", "every_rank": False}
 
 
 def test_every_option_of_a_merge_is_passed_on(monkeypatch, reg) -> None:
-    call, own = reg.create_run("run").merge, {"average", "weights", "pick", "meta"}
-    given, found = passed_on(monkeypatch, call, "holdfast.registry.face.run.SaveRequest.of", [])
+    call, own = reg.create_run("run").exchange.merge, {"average", "weights", "pick", "meta"}
+    request = "holdfast.registry.face.exchange.SaveRequest.of"
+    given, found = passed_on(monkeypatch, call, request, [])
     assert found == {name: given[name] for name in given.keys() - own} | {"takes_over": False}
-    monkeypatch.setattr("holdfast.registry.face.run.SaveRequest.of", lambda step, **_: step)
+    monkeypatch.setattr(request, lambda step, **_: step)
     given, found = passed_on(monkeypatch, call, "holdfast.registry.deriving.merging.merge", [])
     assert {name: found[name] for name in own} == {name: given[name] for name in own}
 
 
 def test_every_option_of_a_transition_is_passed_on(monkeypatch, reg) -> None:
-    call = reg.create_run("run").transition
+    call = reg.create_run("run").phases.transition
     given, found = passed_on(
         monkeypatch, call, "holdfast.registry.deriving.transitions.TransitionOptions", 2
     )
     assert found == given
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "into"])
+def test_every_option_of_a_follower_is_passed_on(monkeypatch, reg, name: str) -> None:
+    call = getattr(reg.create_run("run").follow, name)
+    values = () if name == "checkpoints" else ({},)
+    module, times = "holdfast.registry.loading.following", {"poll_s", "longest_poll_s", "timeout_s"}
+    given, found = passed_on(monkeypatch, call, f"{module}.Patience", *values)
+    assert found == {one: given[one] for one in times}
+    monkeypatch.setattr(f"{module}.Patience", lambda *_: "patience")
+    to = f"{module}.Watch" if name == "checkpoints" else f"{module}.Following"
+    given, found = passed_on(monkeypatch, call, to, *values)
+    assert {one: given[one] for one in given.keys() - times}.items() <= found.items()
+    assert found["patience"] == "patience"
 
 
 def test_every_option_of_a_checkpointer_is_passed_on(monkeypatch, reg) -> None:
@@ -294,15 +315,22 @@ def test_every_option_of_a_new_run_is_passed_on(monkeypatch, reg, name: str) -> 
     assert found == {name: given[name] for name in given.keys() - {"create", "group"}}
 
 
-def test_only_public_calls_and_the_request_list_the_options_of_a_save() -> None:
-    found = set()
-    for path in (Path(__file__).parents[1] / "registry").rglob("*.py"):
-        for one in ast.walk(ast.parse(path.read_text())):
-            if isinstance(one, ast.FunctionDef):
-                names = {arg.arg for arg in (*one.args.args, *one.args.kwonlyargs)}
-                if len(names & SAVE.keys()) >= 5:
-                    found.add(f"{path.stem}.{one.name}")
-    assert found == {
-        *("run.save", "run.save_async", "run.push", "run.merge", "checkpointer.step"),
-        *("writer.__init__", "save_request.of"),
+def listed(function: Callable[..., Any]) -> frozenset[str]:
+    """Return the parameters that a function lists itself."""
+    code = inspect.unwrap(function).__code__
+    return frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) - {"self"}
+
+
+def test_no_two_public_calls_list_the_same_five_options() -> None:
+    """A list that two calls share is a `TypedDict` of `face.options`, or a value."""
+    functions = {name: function_of(one) for name, one in CALLS.items()}
+    ours = {
+        name: listed(one)
+        for name, one in functions.items()
+        if not one.__module__.startswith("holdfast.registry.formats")  # as Thalia has them
     }
+    assert [two for two in combinations(ours, 2) if len(ours[two[0]] & ours[two[1]]) >= 5] == []
+
+
+def test_the_face_of_a_run_is_small() -> None:
+    assert len(public(holdfast.Run)) <= 26

@@ -203,7 +203,7 @@ def compare(story: Story, reg: Registry, folder: Path, killed: str, straight: st
     )
     # The log has every checkpoint, evicted ones included.
     histories = [
-        [(one.step, one.manifest) for one in reg.run(name).full_manifest().checkpoints]
+        [(one.step, one.manifest) for one in reg.run(name).history.manifest().checkpoints]
         for name in (killed, straight)
     ]
     expected = STEPS // EVERY
@@ -211,7 +211,7 @@ def compare(story: Story, reg: Registry, folder: Path, killed: str, straight: st
         f"so have all {expected} steps",
         histories[0] == histories[1] and len(histories[0]) == expected,
     )
-    every = [one for run in reg.runs() for one in reg.run(run).full_manifest().checkpoints]
+    every = [one for run in reg.runs() for one in reg.run(run).history.manifest().checkpoints]
     total = sum(one.size_bytes for one in every)
     kept = bytes_in(folder)
     story.claim(
@@ -238,7 +238,7 @@ def evaluate(story: Story, url: str, ref: str) -> dict[str, Any]:
     with holdfast.open(url, read_only=True) as reg:
         ck = reg.checkpoint(ref)
         run = reg.run(ck.run_id)
-        phase = [one for one in run.full_manifest().checkpoints if one.phase == ck.phase]
+        phase = [one for one in run.history.manifest().checkpoints if one.phase == ck.phase]
         lowest = min(one.metrics["validation_loss"] for one in phase)
         story.claim(
             f"best has the lowest validation loss of phase {ck.phase}",
@@ -253,7 +253,7 @@ def look_back(story: Story, reg: Registry, folder: Path, run_id: str) -> None:
     """Show what is left of a run by its preset: phases, gate, retention, stream."""
     story.chapter(f"What the preset made of {run_id}")
     run = reg.run(run_id)
-    for phase in run.spec.phases:
+    for phase in run.manifest.spec.phases:
         kept = run.checkpoints(phase=phase.name)
         best, latest = run.best(phase=phase.name), run.latest(phase=phase.name)
         shown = ", ".join(str(ck.step) for ck in kept)

@@ -115,10 +115,10 @@ def train(reg: holdfast.Registry, run_id: str | None, seed: int, steps: int) -> 
         print(f"{run.id}: completed already")
         return
     training = Training(steps)
-    training.begin("plain", run.seed_sequence(0, "plain"))
+    training.begin("plain", run.phases.seed_sequence(0, "plain"))
     restored = run.restore()
     if restored is not None:
-        training.begin(str(restored.checkpoint.phase), run.seed_sequence(0, "plain"))
+        training.begin(str(restored.checkpoint.phase), run.phases.seed_sequence(0, "plain"))
         training.load(restored.state)
         print(f"{run.id}: resumed at step {training.step} from {restored.checkpoint.digest.short}")
         for attempt in restored.report:
@@ -127,7 +127,7 @@ def train(reg: holdfast.Registry, run_id: str | None, seed: int, steps: int) -> 
         if training.phase == "plain":
             finish_phase(run, training)
             gate = run.pins.gates.set(GATE)
-            began = run.transition("shifted", targets={"model": training.model})
+            began = run.phases.transition("shifted", targets={"model": training.model})
             training.begin("shifted", began.seeds["rng"])
             training.model.load_state_dict(began.state["model"])
             print(f"{run.id}: phase shifted begins with {gate.ref}")
@@ -138,8 +138,8 @@ def finish_phase(run: holdfast.Run, training: Training) -> None:
     """Train to the end of a phase, and save whenever its cadence asks for it."""
     while training.step < training.end:
         loss = training.advance()
-        if run.is_due(training.step, training.phase):
-            metrics = {"loss": loss, **training.metrics()}
+        if run.phases.is_due(training.step, training.phase):
+            metrics = {"loss": loss, **training.history.table()}
             losses, training.losses = training.losses, []
             ck = run.save(
                 training.state(),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _CALL = re.compile(r"(?<![\w.)\]])(\w+)\.([\w.]+)[(\[]([^()]*)(['\"])([^'\"()]*)$")
 _MATCHER = "holdfast"
 #: Methods of a run whose first argument is a phase; others have `phase=`.
-_OF_PHASES = ("best", "checkpoints", "latest", "metrics", "monitor")
+_OF_PHASES = ("best", "checkpoints", "latest", "history.table", "phases.monitor")
 #: The most completions that are offered.
 _MOST = 500
 
@@ -98,7 +98,7 @@ def _of_run(run: Run, method: str, before: str) -> list[str]:
             return [pin.name for pin in manifest.pins_of("release")]
         case ["streams"]:
             return [stream.name for stream in manifest.streams]
-        case ["plot"]:
+        case ["history", "plot"]:
             return list(dict.fromkeys(name for one in manifest.live() for name in one.metrics))
     return []
 

@@ -233,7 +233,7 @@ class HoldfastCheckpoint(Checkpoint):
     ) -> None:
         """Save the last completed step after SIGTERM; the process does not end with status 0."""
         if isinstance(exception, SIGTERMException):
-            exception.code = (self._run.spec.signals or Signals()).exit_code
+            exception.code = (self._run.manifest.spec.signals or Signals()).exit_code
         if isinstance(exception, SIGTERMException) and trainer.world_size == 1:
             self._is_due = True
             self._end_step(trainer)

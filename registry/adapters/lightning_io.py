@@ -55,7 +55,7 @@ class HoldfastIO(CheckpointIO):
     ) -> None:
         self.saver = StepSaver(run, background=background, on_save=on_save)
         self.trains = True
-        if files is None and run.group is not None:
+        if files is None and run.handle.ranks is not None:
             raise InvalidInput(
                 "Lightning saves through a plugin on rank 0 alone",
                 where="HoldfastIO",
@@ -138,7 +138,7 @@ class HoldfastIO(CheckpointIO):
 
         Where all ranks save, it is loaded when the trainer has sharded the model.
         """
-        if self._run.group is not None:
+        if self._run.handle.ranks is not None:
             newest = self._run.restore_into({}, strict=False)
             return None if newest is None else f"{SCHEME}{newest.ref}"
         self._restored = self._run.restore()
@@ -176,7 +176,7 @@ class HoldfastIO(CheckpointIO):
         named = [one for one in self._run.checkpoints() if _path_of(one) == str(path)][-1:]
         tagged = self._run.manifest.tags.get(_tag(path))
         if tagged is not None:
-            named.append(self._run.find(tagged))
+            named.append(self._run.history.checkpoint(tagged))
         return max(named, key=lambda one: one.n, default=None)
 
     def _name_again(self, path: Any) -> None:
@@ -188,9 +188,9 @@ class HoldfastIO(CheckpointIO):
     def _evict_unwanted(self) -> None:
         for n, checkpoint in list(self._unwanted.items()):
             try:
-                self._run.evict(checkpoint, "removed by Lightning's ModelCheckpoint")
+                self._run.retention.evict(checkpoint, "removed by Lightning's ModelCheckpoint")
             except Conflict:  # protected: tried again after the next save
-                if not self._run.find(n).is_evicted:
+                if not self._run.history.checkpoint(n).is_evicted:
                     continue
             del self._unwanted[n]
 

@@ -42,7 +42,7 @@ class StepSaver:
         self._background = background
         self._on_save = on_save
         self._checkpointer = checkpointer
-        group = run.group
+        group = None if run.handle.ranks is None else run.handle.ranks.group
         self._together = group is not None and group.size > 1
         self._tells = group is None or group.rank == 0
         self._seen = 0

@@ -27,7 +27,7 @@ SHARDED = (*WEIGHTS, "optimizer")
 
 def check_group(run: Run, where: str, found: str) -> None:
     """Refuse a trainer that shards a model with a run whose ranks do not save together."""
-    if run.group is None:
+    if run.handle.ranks is None:
         raise InvalidInput(
             "this trainer shards the model, and the ranks of the run do not save together",
             where=where,
@@ -81,8 +81,9 @@ def load_around(
     if trains:
         run.restore_into(target, found, strict=False)
     else:
-        assert run.group is not None
-        load_into(found, target, group=run.group, strict=False)
+        ranks = run.handle.ranks
+        assert ranks is not None  # `check_group` refuses a run without
+        load_into(found, target, group=ranks.group, strict=False)
     kept = found.handle.commit_keys()
     names = found.components if kept is None else kept.order
     rest = [name for name in names if name not in target and name not in SHARDED]

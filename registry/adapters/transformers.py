@@ -103,7 +103,7 @@ class HoldfastCallback(TrainerCallback):
         self._check(trainer)
         self._trainer = trainer
         at = None if ref is None else checkpoint_of(self._run, ref)
-        found = self._restore(at) if self._run.group is None else self._agree(at)
+        found = self._restore(at) if self._run.handle.ranks is None else self._agree(at)
         if found is None:
             return None
         self._saver.resume_at(found.step)

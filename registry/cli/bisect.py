@@ -79,7 +79,7 @@ def bisect(
     test = _test(command, metric, address, nonfinite=nonfinite, json=json)
     searched = opened.run(run)
     line = _line(searched, opened.checkpoint(good), opened.checkpoint(bad))
-    if nonfinite and not searched.spec.finite:
+    if nonfinite and not searched.manifest.spec.finite:
         raise _unwatched(searched)
     if metric is not None:
         _check_metric(line, _condition(metric)["metric"])

@@ -85,7 +85,7 @@ def ls(
 
 
 def _records(run: Run, *, evicted: bool) -> list[dict[str, Any]]:
-    manifest = run.full_manifest() if evicted else run.manifest
+    manifest = run.history.manifest() if evicted else run.manifest
     marks, is_dropped = checkpoint_marks(manifest), manifest.dropped is not None
     damage = Damage.of(run.handle.store)
     return [
@@ -292,7 +292,7 @@ def merge(
     found = {ref: opened.stored(ref) for ref in [*refs, *picks.values()]}
     run = opened.run(into, create=create)
     known = run.manifest.count
-    made = run.merge(
+    made = run.exchange.merge(
         [found[ref] for ref in refs],
         step=step,
         weights=weights,

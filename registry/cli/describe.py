@@ -139,7 +139,7 @@ def tensor_json(info: TensorInfo) -> dict[str, Any]:
 
 def source(run: Run, n: int | None) -> str | None:
     """Return the name of the checkpoint that something was made from, if the run knows it."""
-    return run.find(n).ref if n in run.manifest.by_n else None
+    return run.history.checkpoint(n).ref if n in run.manifest.by_n else None
 
 
 def pin_json(run: Run, pin: Pin) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def push(
     found = formats.read(file, format=format_name, portable=True, max_bytes=max_bytes)
     into = opened.run(run, create=create)
     known = into.manifest.count
-    saved = into.push(
+    saved = into.exchange.push(
         found.state,
         step=step,
         phase=phase,

@@ -25,6 +25,7 @@ from holdfast.registry.layouts import (
     import_spec,
     keep_checked_out,
 )
+from holdfast.registry.loading.following import Patience
 
 _LAYOUT = option("--layout", "NAME", f"The layout: {NAMES}. Default: the preset's layout.")
 
@@ -45,13 +46,13 @@ def checkout(
     """
     found = opened.run(run)
     if watch:
-        reports = keep_checked_out(found.handle.committer, folder, layout)
+        reports = keep_checked_out(found.handle.committer, folder, layout, Patience())
         return Answer(
             lambda: _until_over(reports, lambda report: [_report_json(report)]),
             lambda: _until_over(reports, lambda report: [*_left(report), *_lines(report)]),
             is_live=True,
         )
-    report = found.checkout(folder, layout=layout)
+    report = found.exchange.checkout(folder, layout=layout)
     return Answer(
         lambda: _report_json(report),
         lambda: _lines(report),
@@ -123,13 +124,13 @@ def import_folder(
     check_folder(folder)
     into = _run(opened, run or folder.resolve().name, layout, dry_run=dry_run)
     if watch:
-        files = into.watch_folder(folder, layout=layout, table=table, quiet_s=quiet)
+        files = into.exchange.watch_folder(folder, layout=layout, table=table, quiet_s=quiet)
         return Answer(
             lambda: _as_they_come(files, lambda one: [_json(one)]),
             lambda: _as_they_come(files, lambda one: [*_warnings(one), _line(one)]),
             is_live=True,
         )
-    taken = into.import_tree(folder, layout=layout, table=table, dry_run=dry_run)
+    taken = into.exchange.import_tree(folder, layout=layout, table=table, dry_run=dry_run)
     refused = any(one.outcome == "refused" for one in taken)
     return Answer(
         lambda: [_json(one) for one in taken],

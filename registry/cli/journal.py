@@ -147,7 +147,7 @@ def _forked(opened: Registry, folder: RunFolder, first: Listed, name: str) -> Ru
     run = log.open()
     n = pushing.fork_point(log, folder, first.entry)
     if n is not None:
-        return opened.fork(opened.run(folder.run_id).find(n), name)
+        return opened.fork(opened.run(folder.run_id).history.checkpoint(n), name)
     created = run.created
     if created is None:
         raise Conflict("the run of these saves is not in this registry", where=folder.run_id)

@@ -73,7 +73,7 @@ def list_gates(opened: Registry, *, run: options.Run) -> Answer:
     Gates that the run's preset declares and nobody has set yet come last.
     """
     of = opened.run(run)
-    phases = {gate.name: gate.phase for gate in of.spec.gates}
+    phases = {gate.name: gate.phase for gate in of.manifest.spec.gates}
     gates = [describe.pin_json(of, pin) for pin in of.manifest.pins_of("gate")]
     due = phases.keys() - {gate["name"] for gate in gates}
     unset: dict[str, Any] = {"set": None, "source": None, "metrics": {}}

@@ -66,8 +66,8 @@ def prune(
     if best is not None:
         for one in runs:
             for phase in dict.fromkeys(record.phase for record in one.manifest.live()):
-                one.monitor(phase)  # raises if no monitor decides which are best
-    plans = {one.id: one.prune(own, dry_run=dry_run) for one in runs}
+                one.phases.monitor(phase)  # raises if no monitor decides which are best
+    plans = {one.id: one.retention.prune(own, dry_run=dry_run) for one in runs}
     documents = [
         {
             "run": name,
@@ -123,7 +123,7 @@ def evict(
     `undo` brings it back.
     """
     found = opened.checkpoint(ref)
-    opened.run(found.run_id).evict(found, reason)
+    opened.run(found.run_id).retention.evict(found, reason)
     return answer_of(
         describe.record_json(found.run_id, found.record, []),
         f"evicted: {found.ref}  {found.digest.short}",
@@ -148,7 +148,7 @@ def undo(
     """
     into = opened.run(run)
     handle = into.handle
-    back = into.undo(*(find_evicted(handle.store, handle.log, ref) if ref else ()))
+    back = into.retention.undo(*(find_evicted(handle.store, handle.log, ref) if ref else ()))
     marks = checkpoint_marks(into.manifest)
     return answer_of(
         [describe.record_json(run, one.record, marks.get(one.n, [])) for one in back],

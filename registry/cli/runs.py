@@ -200,9 +200,9 @@ def pivot(
     """
     found = opened.run(run)
     before, status = len(found.manifest.pivots), found.status
-    pivoted = found.pivot(name)
+    pivoted = found.phases.pivot(name)
     if found.status != status:
-        found.set_status(status)  # nobody trains yet
+        found.status = status  # nobody trains yet
     is_new = len(found.manifest.pivots) > before
     changes = [{"part": one.part, "change": one.change, "to": one.to} for one in pivoted.report]
     return Answer(
@@ -258,7 +258,7 @@ def drop(
         held = output.counted(len(dropped.manifest.live()), "checkpoint")
         what = f"{run} holds {held}. Released checkpoints cannot be brought back."
         output.confirm_name(run, "drop", what)
-    dropped.drop(reason)
+    dropped.retention.drop(reason)
     return Answer(
         lambda: run_json(dropped, forks_of(opened.store, run)), lambda: [f"dropped: {run}"]
     )
@@ -284,8 +284,8 @@ def lineage_json(run: Run, forks: list[str]) -> dict[str, Any]:
     """Return the parent, forks and phases of a run, and why it was dropped."""
     manifest, parent = run.manifest, parent_of(run)
     return {
-        "preset": run.spec.name or None,
-        "phase": run.phase,
+        "preset": run.manifest.spec.name or None,
+        "phase": run.phases.current,
         "phases": [
             {
                 "phase": phase_value(record.to_phase),

@@ -249,7 +249,7 @@ def log(
 
 def _descent(opened: Registry, run: Run) -> Iterator[_Chapter]:
     """Yield the history of a run, then that of each ancestor up to where it was forked."""
-    commits = list(run.history())
+    commits = list(run.history.commits())
     yield _Chapter(run.id, commits[::-1], refs_of(commits))
     seen = {run.id}
     while (parent := parent_of(run)) is not None:

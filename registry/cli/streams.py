@@ -101,7 +101,7 @@ def ls(opened: Registry, *, run: options.Run) -> Answer:
     of = opened.run(run)
     streams = list(of.manifest.streams)
     names = {stream.name for stream in streams}
-    declared = [stream for stream in of.spec.streams if stream.name not in names]
+    declared = [stream for stream in of.manifest.spec.streams if stream.name not in names]
     streams += [StreamRecord(name=stream.name, lifetime=stream.lifetime) for stream in declared]
     return listed(_LS, streams, _json, none="no streams yet")
 

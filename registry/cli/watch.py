@@ -54,7 +54,9 @@ def watch(
     """
     prepared = _split(command)
     followed = opened.run(run)
-    coming = followed.watch(phase, group=group, follower=follower, hold_s=hold, follow=not once)
+    coming = followed.follow.checkpoints(
+        phase, group=group, follower=follower, hold_s=hold, follow=not once
+    )
     if phase is not None:
         _check_phase(followed, check_phase(phase), follow=not once)
     done = 0
@@ -71,7 +73,7 @@ def _check_phase(run: Run, phase: str, *, follow: bool) -> None:
     A follower may wait for a phase that comes later, so for it this is a note.
     """
     known = run.manifest.phases_saved
-    if phase in known or run.spec.phases:
+    if phase in known or run.manifest.spec.phases:
         return
     error = NotFound(
         "no checkpoint of this phase yet",

@@ -2,7 +2,7 @@
 
 - `pins`: gates, artifacts and tags; `releases`: states under semantic versions; `cards`: model
   cards as YAML. `forking`: a new run that continues from a checkpoint of another one.
-- `pruning`: evict, undo an eviction, drop a run.
+- `pruning`: prune, evict, undo an eviction, drop a run.
 - `pool`: past models with ratings, for self-play. `streams`: append-only histories.
 
 All of them commit through `writing`, and none needs the writer token. Specified in docs/spec.md,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.registry.curation.pins import checkpoint_marks as checkpoint_marks
     from holdfast.registry.curation.pins import find_pin as find_pin
     from holdfast.registry.curation.pins import run_remarks as run_remarks
+    from holdfast.registry.curation.pruning import RunRetention as RunRetention
     from holdfast.registry.curation.releases import Release as Release
     from holdfast.registry.curation.releases import Releases as Releases
 else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from holdfast.registry.curation.pins import kept, own
 from holdfast.registry.errors import (
@@ -37,60 +37,148 @@ from holdfast.registry.values import Digest
 from holdfast.registry.writing import Committer, Composed, Stale, Written
 
 
-def prune(
-    committer: Committer, retention: Retention | None = None, *, dry_run: bool = False
-) -> RetentionPlan:
-    """Evict the checkpoints that retention does not keep; see `Run.prune`.
+class RunRetention:
+    """What of a run is kept, and what is evicted; each save also prunes by the preset's policy.
 
-    A full store's reserve may be used.
+    An eviction only adds a line to the log: `undo` takes it back until `reg.gc` has collected the
+    objects.
     """
-    run = committer.log.refresh()
-    if retention is None and not has_policies(run.spec):
-        raise InvalidInput(
-            "the run has no retention policy: it keeps everything",
-            where=run.run_id,
-            hint=Hint(
-                "Give a policy, such as Retention(last=3, best=1).",
-                "Give a policy, such as `--last 3`.",
-            ),
-        )
-    if retention is not None and retention.best:
-        _check_monitors(run)
-    plan = plan_retention(run, _now_ms(), retention)
-    if dry_run:
+
+    def __init__(self, committer: Committer, settle: Callable[[], None]) -> None:
+        self._committer = committer
+        self._log = committer.log
+        self._settle = settle
+
+    def prune(self, retention: Retention | None = None, *, dry_run: bool = False) -> RetentionPlan:
+        """Evict the checkpoints that retention does not keep; each save does it, too.
+
+        Args:
+            retention: A policy. Default: the preset's.
+            dry_run: Only plan.
+
+        Returns:
+            The checkpoints that stay and those that go, each with its reasons.
+
+        Raises:
+            InvalidInput: The run has no policy, and none is given; or the policy keeps the best,
+                and there is no monitor.
+            Conflict: The run was dropped.
+        """
+        run = self._committer.log.refresh()
+        if retention is None and not has_policies(run.spec):
+            raise InvalidInput(
+                "the run has no retention policy: it keeps everything",
+                where=run.run_id,
+                hint=Hint(
+                    "Give a policy, such as Retention(last=3, best=1).",
+                    "Give a policy, such as `--last 3`.",
+                ),
+            )
+        if retention is not None and retention.best:
+            _check_monitors(run)
+        plan = plan_retention(run, _now_ms(), retention)
+        if dry_run:
+            return plan
+
+        def compose(run: RunManifest) -> Sequence[Action]:
+            nonlocal plan
+            plan = plan_retention(run, _now_ms(), retention)
+            return plan.actions()
+
+        self._committer.store.with_reserve(lambda: self._committer.commit(compose))
+        warn_of_unrated(run.run_id, plan.unrated, set())
         return plan
 
-    def compose(run: RunManifest) -> Sequence[Action]:
-        nonlocal plan
-        plan = plan_retention(run, _now_ms(), retention)
-        return plan.actions()
+    def evict(self, checkpoint: Checkpoint, reason: str) -> None:
+        """Evict one checkpoint; `undo` brings it back until it is collected.
 
-    committer.store.with_reserve(lambda: committer.commit(compose))
-    warn_of_unrated(run.run_id, plan.unrated, set())
-    return plan
+        Args:
+            checkpoint: Of this run. It may be superseded, or one that was brought back before.
+            reason: Why, for readers of the log.
+
+        Raises:
+            Conflict: It is protected (the newest of its phase, the best by a monitor, named by a
+                gate or a tag, held by a follower), or it is evicted already.
+            InvalidInput: It is another run's, or the reason is empty or cannot be stored.
+        """
+        n = own(self._committer, checkpoint, "run.retention.evict")
+        _check_reason(self._committer, reason, "evicting a checkpoint")
+
+        def compose(run: RunManifest) -> Sequence[Action]:
+            record = kept(run, n, checkpoint.ref)
+            protected = protections(run, record, _now_ms())
+            if protected:
+                raise Conflict(
+                    "this checkpoint is protected: no eviction may take it",
+                    where=checkpoint.ref,
+                    found=", ".join(protected),
+                )
+            return [Evict(evictions=(Eviction(checkpoint=n, reason=reason),))]
+
+        self._committer.store.with_reserve(lambda: self._committer.commit(compose))
+
+    def evicted(self) -> list[Checkpoint]:
+        """Return the checkpoints that are evicted now, oldest first.
+
+        This reads the log from its beginning.
+        """
+        self._log.refresh()
+        return [self._checkpoint(one) for one in self._log.history().evicted]
+
+    def undo(self, *checkpoints: Checkpoint) -> list[Checkpoint]:
+        """Bring evicted checkpoints back: the given ones, or those of the last eviction.
+
+        Args:
+            *checkpoints: Of this run, from `evicted`.
+
+        Returns:
+            The checkpoints. Retention does not evict them again.
+
+        Raises:
+            NotFound: One of them is not evicted, or nothing is.
+            Conflict: Another checkpoint holds its step now.
+            MissingObject: Its objects were collected, or this mirror never had them.
+        """
+        chosen = [own(self._committer, one, "undo") for one in checkpoints]
+        self._committer.await_earlier()  # those saves may evict
+        back = _bring_back(self._committer, chosen or self._last_evicted())
+        return [self._checkpoint(record) for record in back]
+
+    def drop(self, reason: str) -> None:
+        """Release everything that the run holds, gates and releases included; there is no undo.
+
+        Args:
+            reason: Why, for readers of the log.
+
+        Raises:
+            InvalidInput: The reason is empty or cannot be stored.
+            Conflict: The run was dropped before.
+        """
+        self._settle()
+        _check_reason(self._committer, reason, "dropping a run")
+        self._committer.store.with_reserve(
+            lambda: self._committer.commit(lambda _: [DropRun(reason=reason)])
+        )
+
+    def _checkpoint(self, record: CheckpointRecord) -> Checkpoint:
+        return Checkpoint(self._committer.store, self._log, record)
+
+    def _last_evicted(self) -> list[int]:
+        """Return the checkpoints of the newest eviction that are still evicted."""
+        commits = [commit for slot in self._log.slots() for _, commit in slot.commits]
+        self._log.refresh()  # those commits may be newer than what this handle has read
+        run = self._log.history()
+        for action in reversed([one for commit in commits for one in commit.actions]):
+            if isinstance(action, Evict):
+                evicted = [one.checkpoint for one in action.evictions]
+                found = [n for n in evicted if run.by_n[n].evicted is not None]
+                if found:
+                    return found
+        return []
 
 
-def evict(committer: Committer, checkpoint: Checkpoint, reason: str) -> None:
-    """Evict one checkpoint; see `Run.evict`. A full store's reserve may be used."""
-    n = own(committer, checkpoint, "run.evict")
-    _check_reason(committer, reason, "evicting a checkpoint")
-
-    def compose(run: RunManifest) -> Sequence[Action]:
-        record = kept(run, n, checkpoint.ref)
-        protected = protections(run, record, _now_ms())
-        if protected:
-            raise Conflict(
-                "this checkpoint is protected: no eviction may take it",
-                where=checkpoint.ref,
-                found=", ".join(protected),
-            )
-        return [Evict(evictions=(Eviction(checkpoint=n, reason=reason),))]
-
-    committer.store.with_reserve(lambda: committer.commit(compose))
-
-
-def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRecord]:
-    """Bring evicted checkpoints back; see `Run.undo`."""
+def _bring_back(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRecord]:
+    """Bring evicted checkpoints back."""
     log = committer.log
     log.refresh()
     checkpoints = tuple(dict.fromkeys(checkpoints))
@@ -175,30 +263,11 @@ def _check_steps_are_free(run: RunManifest, checkpoints: Sequence[int]) -> None:
                 expected=f"{record.manifest.short} of commit {record.n} alone",
                 found=f"{other.manifest.short} of commit {other.n}",
                 hint=Hint(
-                    "`run.evicted()` returns the evicted one: until it is collected it can be "
-                    "loaded, and saved at another step.",
+                    "`run.retention.evicted()` returns the evicted one: until it is collected it "
+                    "can be loaded, and saved at another step.",
                     "Name those that shall come back, without this one.",
                 ),
             )
-
-
-def last_evicted(run: RunManifest, commits: Sequence[Evict]) -> list[int]:
-    """Return the checkpoints of the newest eviction that are still evicted."""
-    for action in reversed(commits):
-        found = [
-            one.checkpoint
-            for one in action.evictions
-            if run.by_n[one.checkpoint].evicted is not None
-        ]
-        if found:
-            return found
-    return []
-
-
-def drop(committer: Committer, reason: str) -> None:
-    """Give up everything that a run holds, pins included; see `Run.drop`."""
-    _check_reason(committer, reason, "dropping a run")
-    committer.store.with_reserve(lambda: committer.commit(lambda _: [DropRun(reason=reason)]))
 
 
 def _check_reason(committer: Committer, reason: str, act: str) -> None:

@@ -3,7 +3,10 @@
 - `factory`: `init` and `open`. `registry`: `Registry`. `refs`: from `RUN/latest` or a part of
   an id to a stored state. `syncing`: copies the missing history of runs from one registry to
   another, fast-forward only.
-- `run`: `Run`, the handle that trains; `resuming`: how its training begins and comes back.
+- `run`: `Run`, the handle that trains; `resuming`: how its training comes back, and how a `with`
+  block ends. Its facets: `phases`, `exchange`, `follow`, `history`; `pins`, `releases`, `pool`,
+  `streams` and `retention` are those of `curation`.
+- `options`: options that several calls share, each list written once.
 - `rng`: random number generators as a part of a state; `resume_check`: compares a training that
   goes straight with one that resumes.
 
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
     from holdfast.registry.face.factory import init as init
     from holdfast.registry.face.factory import open as open  # noqa: A004
     from holdfast.registry.face.factory import open_on as open_on
+    from holdfast.registry.face.options import NewRun as NewRun
+    from holdfast.registry.face.options import SaveOptions as SaveOptions
+    from holdfast.registry.face.options import StateOptions as StateOptions
+    from holdfast.registry.face.options import shows_options as shows_options
     from holdfast.registry.face.refs import find_evicted as find_evicted
     from holdfast.registry.face.refs import find_in_run as find_in_run
     from holdfast.registry.face.refs import is_digest as is_digest

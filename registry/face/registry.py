@@ -13,10 +13,11 @@ from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import Conflict, Hint, InvalidInput, NotFound
+from holdfast.registry.face.options import NewRun, shows_options
 from holdfast.registry.history import DAY_S
 from holdfast.registry.objects import check_run_id
 from holdfast.registry.objects.codecs import Compression
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from holdfast.registry.history import RunLog
     from holdfast.registry.history.actions import CreateRun
     from holdfast.registry.loading import Checkpoint, Stored
+    from holdfast.registry.saving import RunHandle
     from holdfast.registry.saving.collective import Group
     from holdfast.registry.saving.journal import Journal
-    from holdfast.registry.spec import Monitor, Retention, RunSpec
     from holdfast.registry.store import Transfers
     from holdfast.registry.upkeep import GcReport, Progress, RepairReport, Usage, VerifyReport
     from holdfast.registry.upkeep.repacking import RepackReport
@@ -88,17 +89,8 @@ class Registry:
         """The registry's own id; the same wherever it is mounted."""
         return self._store.config.id
 
-    def create_run(
-        self,
-        run_id: str | None = None,
-        *,
-        preset: str | os.PathLike[str] | RunSpec | None = None,
-        config: object = None,
-        seed: int | None = None,
-        monitor: Monitor | Iterable[Monitor] = (),
-        retention: Retention | None = None,
-        input_hash: str | None = None,
-    ) -> Run:
+    @shows_options(NewRun)
+    def create_run(self, run_id: str | None = None, **options: Unpack[NewRun]) -> Run:
         """Begin a run. Without a preset or a retention policy every checkpoint is kept.
 
         Args:
@@ -120,36 +112,23 @@ class Registry:
         """
         from holdfast.registry.history import RunOptions, creation
 
-        options = RunOptions(preset, config, seed, monitor, retention, input_hash)
-        return self._create(run_id, creation(options))
+        return self._create(run_id, creation(RunOptions(**options)))
 
+    @shows_options(NewRun)
     def fork(
-        self,
-        source: Checkpoint | str,
-        run_id: str | None = None,
-        *,
-        preset: str | os.PathLike[str] | RunSpec | None = None,
-        config: object = None,
-        seed: int | None = None,
-        monitor: Monitor | Iterable[Monitor] = (),
-        retention: Retention | None = None,
-        input_hash: str | None = None,
+        self, source: Checkpoint | str, run_id: str | None = None, **options: Unpack[NewRun]
     ) -> Run:
         """Begin a run that continues from a checkpoint of another one. No data is copied.
 
         It inherits the checkpoint with its companions, the gates and artifacts, the streams up to
         it, and the pool with its ratings; releases and tags stay with the parent.
 
+        All options are those of `create_run`. If none of `preset`, `monitor` and `retention` is
+        given, the parent's rules apply; the default of the others is the parent's value.
+
         Args:
             source: The checkpoint, or its ref.
             run_id: As for `create_run`.
-            preset: As for `create_run`. If none of `preset`, `monitor` and `retention` is given,
-                the parent's rules apply.
-            config: As for `create_run`. Default: the parent's.
-            seed: As for `create_run`. Default: the parent's.
-            monitor: As for `create_run`.
-            retention: As for `create_run`.
-            input_hash: As for `create_run`. Default: the parent's.
 
         Raises:
             Conflict: A run of that name exists, or the checkpoint was evicted.
@@ -165,37 +144,29 @@ class Registry:
         checkpoint = self.checkpoint(source) if isinstance(source, str) else source
         inherited = inheritance(self._store, checkpoint)
         parent = self._open_log(checkpoint.run_id).run
-        options = RunOptions(preset, config, seed, monitor, retention, input_hash)
-        run = self._create(run_id, forked(parent, inherited.parent, options))
+        wanted = forked(parent, inherited.parent, RunOptions(**options))
+        run = self._create(run_id, wanted)
         inherit(run.handle.committer, inherited)
         return run
 
+    @shows_options(NewRun)
     def run(
         self,
         run_id: str | None = None,
         *,
         create: bool = False,
-        preset: str | os.PathLike[str] | RunSpec | None = None,
-        config: object = None,
-        seed: int | None = None,
-        monitor: Monitor | Iterable[Monitor] = (),
-        retention: Retention | None = None,
-        input_hash: str | None = None,
         group: Group | None = None,
+        **options: Unpack[NewRun],
     ) -> Run:
         """Open a run, to continue it or to read it.
+
+        The options of `create_run` create the run, and are compared with those of a run that
+        exists.
 
         Args:
             run_id: Its name. Default: the environment variable `HOLDFAST_RUN`.
             create: Create the run if it does not exist: the same line of a job script then starts
-                it and, after a requeue, continues it. The arguments below create it, and are
-                compared with those of a run that exists.
-            preset: As for `create_run`, like all below.
-            config: The training configuration.
-            seed: The master seed.
-            monitor: Decides which checkpoint is `best`.
-            retention: Which checkpoints are kept.
-            input_hash: Any text that identifies the input data.
+                it and, after a requeue, continues it.
             group: The ranks of a job that save together, such as `holdfast.distributed.TorchGroup`:
                 every rank opens the run and calls `save`. Default: this process saves alone.
 
@@ -227,15 +198,14 @@ class Registry:
                 "from an older checkpoint; then open the registry with journal=''.",
             )
         log = self._opened_here(name) or self._open_log(name, must_exist=not create)
-        options = RunOptions(preset, config, seed, monitor, retention, input_hash)
-        if log.run.commits == 0 and not begin(log, creation(options)):
+        wanted = RunOptions(**options)
+        if log.run.commits == 0 and not begin(log, creation(wanted)):
             log.refresh()
         if create:
             check_not_dropped(log.run)
             log.make_durable()  # the caller may rely on the run
-        check_same(log.run, options)
-        run = Run(self._store, log, options.compared, self._journal, group)
-        return self._hold(run)
+        check_same(log.run, wanted)
+        return self._hold(Run(self._handle(log, group), wanted.compared))
 
     def _create(self, run_id: str | None, action: CreateRun) -> Run:
         from holdfast.registry.face.run import Run
@@ -249,7 +219,7 @@ class Registry:
             if begin(log, action):
                 if log.run.spec == RunSpec(monitors=action.monitors):
                     _LOGGER.info("%s: no preset: every checkpoint is kept", name)
-                return self._hold(Run(self._store, log, journal=self._journal))
+                return self._hold(Run(self._handle(log)))
         raise Conflict(
             "a run of this name exists",
             where=run_id,
@@ -430,6 +400,24 @@ class Registry:
 
         log = RunLog(self._store, check_run_id(name))
         return log if RunFolder(self._journal, self.id, name).open_copy(log) else None
+
+    def _handle(self, log: RunLog, group: Group | None = None) -> RunHandle:
+        from holdfast.registry.saving import RunHandle
+        from holdfast.registry.writing import Committer, StateWriter
+
+        committer = Committer(StateWriter(self._store, log))
+        if group is not None:
+            from holdfast.registry.saving.collective import CollectiveSaver
+
+            ranks = CollectiveSaver(committer, group)
+            line = ranks.line
+            return RunHandle(self._store, log, committer, line, ranks, line, ranks=ranks)
+        if self._journal is not None:
+            from holdfast.registry.saving.journal import JournaledSaver
+
+            saver = JournaledSaver(committer, self._journal)
+            return RunHandle(self._store, log, committer, saver.own, saver, saver, journal=saver)
+        return RunHandle.local(committer)
 
     def _hold(self, run: Run) -> Run:
         self._opened.append(run)

@@ -1,4 +1,4 @@
-"""How the training of a run begins, comes back and pivots: the checks and their order.
+"""How the training of a run comes back, and how a `with run:` block ends: checks and their order.
 
 `holdfast.registry.saving.restoring` finds the checkpoint, `holdfast.registry.deriving.transitions`
 carries out the tables of a preset; it is imported if they have something to do.
@@ -7,32 +7,27 @@ carries out the tables of a preset; it is imported if they have something to do.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from holdfast.registry.curation import pins
-from holdfast.registry.errors import Conflict, InvalidInput, NotFound
+from holdfast.registry.errors import Conflict, InvalidInput, RegistryError
 from holdfast.registry.history import check_not_dropped
+from holdfast.registry.history.actions import RunStatus
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.loading import Checkpoint, Stored, load_to_train
+from holdfast.registry.loading import Checkpoint, load_to_train
 from holdfast.registry.saving import Restored, RunHandle, check_source, restore_newest
 
 if TYPE_CHECKING:
-    from holdfast.registry.deriving.transitions import (
-        Initialise,
-        Mode,
-        Sources,
-        Started,
-        Transitioned,
-    )
+    from holdfast.registry.deriving.transitions import Sources
 
 _LOGGER = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True, slots=True)
 class Resuming:
-    """The part of `Run` that training begins and continues with; its methods are those of `Run`."""
+    """How a run is restored; `Run` and `RunPhases` use it."""
 
     run: RunHandle
     compared: frozenset[str]  # what the caller gave to be compared with the run, and is equal
@@ -49,7 +44,7 @@ class Resuming:
         if run.status == "completed":
             _LOGGER.warning(
                 "%s: the run is completed and refuses saves; to train it further, call "
-                "`run.set_status('running')`",
+                "`run.status = 'running'`",
                 run.run_id,
             )
         if at is None:
@@ -127,65 +122,27 @@ class Resuming:
         check_source(log.run_id, at)
         return at
 
-    def start(
-        self,
-        mode: Mode,
-        source: Stored | None,
-        expected: Mapping[str, object] | None,
-        carry: str | Iterable[str],
-        sources: Sources | None,
-        initialise: Initialise | None,
-        map_location: object,
-    ) -> Started:
-        """Start training in a mode, after every check."""
-        from holdfast.registry.deriving.transitions import (
-            Started,
-            check_expected,
-            check_given,
-            check_mode,
-            start_fresh,
-            start_warm,
-        )
 
-        spec = self.run.log.run.spec
-        check_mode(mode)
-        self.run.own.asks()
-        if (carry or initialise) and mode != "warm_start":
-            raise InvalidInput("`carry` and `initialise` belong to mode warm_start", found=mode)
-        self.run.saver.pipeline.settle()
-        if mode == "fresh":
-            if source is not None:
-                raise InvalidInput("mode fresh starts from nothing", where="source")
-            return start_fresh(self.run)
-        if mode == "warm_start":
-            if isinstance(source, Stored):
-                check_expected(spec, source, expected)
-            return start_warm(self.run, source, carry, initialise, map_location)
-        check_given(spec.sources or (), sources)
-        at = None if source is None else cast("Checkpoint", source)  # `check_source` refuses others
-        restored = self.restore(
-            at, sources, map_location, lambda one: check_expected(spec, one, expected)
-        )
-        if restored is None:
-            raise NotFound(
-                "the run has no checkpoint to resume from",
-                where=self.run.log.run_id,
-                hint="Start it in mode fresh or warm_start.",
-            )
-        return Started(
-            "resume", restored.state, restored.checkpoint, {}, (), restored.report, restored.stale
-        )
-
-    def pivot(self, name: str, initialise: Initialise | None, map_location: object) -> Transitioned:
-        """Change the policy of training, or continue after the pivot of this name."""
-        from holdfast.registry.deriving.transitions import Transitioned, pivot, pivoted
-
-        self.run.own.asks()
-        found = pivot(self.run, name, initialise, map_location)
-        if found is not None:
-            return found
-        restored = restore_newest(self.run, map_location)
-        assert restored is not None  # a run that pivoted has a checkpoint
-        if restored.pivot is None:
-            return Transitioned(restored.state, {}, {}, restored.checkpoint, ())
-        return pivoted(self.run.committer, restored.checkpoint, restored.state, initialise)
+def leave_block(
+    handle: RunHandle, kind: type[BaseException] | None, error: BaseException | None
+) -> None:
+    """Finish the running save at the end of a `with run:` block, and set the run's status."""
+    if kind is None:
+        try:
+            handle.saver.pipeline.settle()
+        except BaseException as failed:
+            handle.saver.leave("failed", failed)
+            raise
+        handle.saver.leave("completed")
+        return
+    # The caller's own error must be raised; an error of the store is only logged.
+    try:
+        handle.saver.pipeline.settle()
+    except RegistryError as said:
+        _LOGGER.error("%s: the running save failed: %s", handle.log.run_id, said)
+    is_failure = issubclass(kind, Exception)
+    left: RunStatus = "failed" if is_failure else "interrupted"
+    try:
+        handle.saver.leave(left, error if is_failure else None)
+    except RegistryError as said:
+        _LOGGER.warning("%s: the status could not be set to %s: %s", handle.log.run_id, left, said)

@@ -60,7 +60,7 @@ class RunOptions:
     preset: Preset | None = None
     config: object = None
     seed: int | None = None
-    monitor: Monitor | Iterable[Monitor] = ()
+    monitor: Monitor | Iterable[Monitor] | None = None
     retention: Retention | None = None
     input_hash: str | None = None
 
@@ -286,8 +286,8 @@ def _changed(
         ) from error
 
 
-def _monitors(monitor: Monitor | Iterable[Monitor]) -> tuple[Monitor, ...]:
-    monitors = (monitor,) if isinstance(monitor, Monitor) else tuple(monitor)
+def _monitors(monitor: Monitor | Iterable[Monitor] | None) -> tuple[Monitor, ...]:
+    monitors = (monitor,) if isinstance(monitor, Monitor) else tuple(monitor or ())
     if not all(isinstance(one, Monitor) for one in monitors):
         raise InvalidInput(
             "not a monitor",

@@ -208,7 +208,7 @@ def check_not_completed(run: RunManifest) -> None:
             "the run is completed",
             where=run.run_id,
             hint=Hint(
-                "Reopen it with `run.set_status('running')`, or create another run.",
+                "Reopen it with `run.status = 'running'`, or create another run.",
                 "Create another run.",
             ),
         )

@@ -57,7 +57,7 @@ PathLike = str | os.PathLike[str]
 
 
 def check_out_as(committer: Committer, root: PathLike, layout: str | None) -> CheckoutReport:
-    """Write a run as a folder; see `Run.checkout`."""
+    """Write a run as a folder; see `RunExchange.checkout`."""
     name = _name_of(committer, layout)
     return check_out(committer, Path(root), layout_named(name), name)
 
@@ -66,17 +66,13 @@ def keep_checked_out(
     committer: Committer,
     root: PathLike,
     layout: str | None,
-    *,
-    poll_s: float = 1.0,
-    longest_poll_s: float = 30.0,
-    timeout_s: float | None = None,
+    patience: Patience,
 ) -> Iterator[CheckoutReport]:
     """Check a run out whenever its log has grown; yield the report of each checkout.
 
     It ends when the run is completed, failed or dropped.
     """
     name = _name_of(committer, layout)
-    patience = Patience(poll_s, longest_poll_s, timeout_s)
     check = partial(check_out, committer, Path(root), layout_named(name), name)
     return follow_run(committer, check, patience)
 
@@ -89,7 +85,7 @@ def import_from(
     *,
     dry_run: bool,
 ) -> list[ImportedFile]:
-    """Take a folder in; see `Run.import_tree`."""
+    """Take a folder in; see `RunExchange.import_tree`."""
     return _importer(committer, root, layout, table, dry_run=dry_run).once()
 
 
@@ -100,22 +96,12 @@ def watch_folder(
     table: PathLike | None,
     *,
     quiet_s: float,
-    poll_s: float,
-    longest_poll_s: float,
-    timeout_s: float | None,
+    patience: Patience,
 ) -> Iterator[ImportedFile]:
-    """Follow a folder; see `Run.watch_folder`."""
+    """Follow a folder; see `RunExchange.watch_folder`."""
     name = _name_of(committer, layout)
     importer = _importer(committer, root, name, table, dry_run=False)
-    return follow_folder(
-        importer,
-        layout_named(name),
-        Path(root),
-        quiet_s=quiet_s,
-        poll_s=poll_s,
-        longest_poll_s=longest_poll_s,
-        timeout_s=timeout_s,
-    )
+    return follow_folder(importer, layout_named(name), Path(root), quiet_s, patience)
 
 
 def _importer(

@@ -36,17 +36,9 @@ def follow_run(committer: Committer, look: Callable[[], _T], patience: Patience)
 
 
 def follow_folder(
-    importer: Importer,
-    layout: Layout,
-    root: Path,
-    *,
-    quiet_s: float,
-    poll_s: float,
-    longest_poll_s: float,
-    timeout_s: float | None,
+    importer: Importer, layout: Layout, root: Path, quiet_s: float, patience: Patience
 ) -> Iterator[ImportedFile]:
-    """Iterate over the files of a folder as they are imported; see `Run.watch_folder`."""
-    patience = Patience(poll_s, longest_poll_s, timeout_s)
+    """Iterate over the files of a folder as they are imported; see `RunExchange.watch_folder`."""
     if not quiet_s > 0:
         raise InvalidInput("not a time", where="quiet_s", expected="seconds, above 0")
     check_folder(root)

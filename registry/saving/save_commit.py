@@ -282,7 +282,8 @@ class SaveCommit(NewCommit):
                 where=self._where,
                 expected="a transition first, which checks and records the change",
                 hint=Hint(
-                    f"Call run.transition({phase!r}) first.", "The training program makes it."
+                    f"Call run.phases.transition({phase!r}) first.",
+                    "The training program makes it.",
                 ),
             )
 

@@ -76,7 +76,7 @@ def _check_promotions(url: str, each: int) -> None:
         playing = [entry.version for entry in run.pool.roster()]
         assert playing == list(range(total - _SIZE + 1, total + 1))
         # In the log: each version promoted once, each of the others evicted once, oldest first.
-        actions = [action for commit in run.history() for action in commit.actions]
+        actions = [action for commit in run.history.commits() for action in commit.actions]
         promoted = [action.version for action in actions if isinstance(action, Promote)]
         evicted = [
             v for action in actions if isinstance(action, EvictEntries) for v in action.versions

@@ -28,7 +28,7 @@ def emulated(moto_url: Callable[[], str]) -> str:
 def _names(reg: Registry) -> Counter[str]:
     """Return how often each report and tag is in the history."""
     names: Counter[str] = Counter()
-    for commit in reg.run("shared").history():
+    for commit in reg.run("shared").history.commits():
         for action in commit.actions:
             if isinstance(action, ReportMetrics):
                 names.update(list(action.metrics))
@@ -46,7 +46,7 @@ def _check_annotations(url: str, processes: int, commits: int = _COMMITS) -> Non
     assert len(acknowledged) == processes * commits
     with holdfast.open(url) as reg:
         assert _names(reg) == Counter(acknowledged)
-        numbers = [commit.n for commit in reg.run("shared").history()]
+        numbers = [commit.n for commit in reg.run("shared").history.commits()]
         assert numbers == list(range(2 + len(acknowledged)))
         slots = [info.key for info in reg.store.backend.list("runs/shared/log/")]
         assert [int(key[-20:]) for key in slots] == numbers
@@ -97,7 +97,7 @@ def _check_beginners(url: str, processes: int) -> None:
     assert len(set(told)) == 1
     with holdfast.open(url) as reg:
         assert reg.runs() == ["requeued"]
-        assert [commit.n for commit in reg.run("requeued").history()] == [0]
+        assert [commit.n for commit in reg.run("requeued").history.commits()] == [0]
         assert reg.run("requeued").config == {"begun by": told[0][1]}
 
 

@@ -26,11 +26,11 @@ def follow_or_train(reg: Registry, number: int, barrier: Barrier) -> list[int]:
     if number == _FOLLOWERS:
         for step in range(1, _CHECKPOINTS + 1):
             run.save(make_state(step), step=step)
-        run.set_status("completed")
+        run.status = "completed"
         return []
     came = []
     hold_s = 0.2 if number == 0 else 3600
-    for checkpoint in run.watch(hold_s=hold_s, poll_s=0.01, longest_poll_s=0.05):
+    for checkpoint in run.follow.checkpoints(hold_s=hold_s, poll_s=0.01, longest_poll_s=0.05):
         assert checkpoint.load(only="model")
         came.append(checkpoint.step)
         if number == 0:
@@ -49,10 +49,10 @@ def test_4_followers_share_a_run_while_it_is_trained(tmp_path: Path) -> None:
     assert len(told[0]) <= 1
     with holdfast.open(url) as reg:
         run = reg.run("shared")
-        by_n = run.full_manifest().by_n
+        by_n = run.history.manifest().by_n
         done = [
             by_n[action.checkpoint].step
-            for commit in run.history()
+            for commit in run.history.commits()
             for action in commit.actions
             if isinstance(action, Acknowledge)
         ]

@@ -91,10 +91,10 @@ def check_sound(scenario: Scenario, store: Backend, course: Course) -> None:
         for step in scenario.acknowledged:
             found = [
                 checkpoint
-                for checkpoint in registry.run("night").full_manifest().checkpoints
+                for checkpoint in registry.run("night").history.manifest().checkpoints
                 if checkpoint.step == step
             ]
-            loaded = registry.run("night").find(found[0].n).load()
+            loaded = registry.run("night").history.checkpoint(found[0].n).load()
             assert_same(loaded, make_state(step))
     assert picture_of_runs(store) in course.on_the_way
 

@@ -59,7 +59,7 @@ def _two_steps(registry: Registry) -> None:
     run = _begin_run(registry)
     for step in (1, 2):
         run.save(make_state(step), step=step, metrics={"loss": 1 / step})
-    run.set_status("interrupted")
+    run.status = "interrupted"
 
 
 def _saved_once(registry: Registry) -> Any:
@@ -162,7 +162,7 @@ def _whole_life(registry: Registry) -> Any:
     _live_on(run, 1, phase=1)
     _live_on(run, 2, phase=2, companions={"reference": {"policy": make_state(1)["model"]}})
     _live_on(run, 3)
-    assert [ck.step for ck in run.evicted()] == [2]
+    assert [ck.step for ck in run.retention.evicted()] == [2]
     return run
 
 
@@ -180,13 +180,13 @@ def _add_artifact(registry: Registry, _: object) -> None:
 
 def _undo(registry: Registry, _: object) -> None:
     run = registry.run(RUN)
-    if run.evicted():
-        run.undo()
+    if run.retention.evicted():
+        run.retention.undo()
 
 
 def _prune(registry: Registry, _: object) -> None:
     run = registry.run(RUN)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
 
 
 def _gated_life(registry: Registry) -> None:
@@ -201,15 +201,15 @@ def _fork(registry: Registry, _: object) -> None:
 def _drop(registry: Registry, _: object) -> None:
     run = registry.run(RUN)
     if run.manifest.dropped is None:
-        run.drop("done with")
+        run.retention.drop("done with")
 
 
 def _two_steps_and_a_dropped_run(registry: Registry) -> None:
     _two_steps(registry)
-    registry.run(RUN).prune(Retention(last=1))
+    registry.run(RUN).retention.prune(Retention(last=1))
     other = registry.create_run("other", seed=8)
     other.save(make_state(3), step=3)
-    other.drop(reason="a mistake")
+    other.retention.drop(reason="a mistake")
 
 
 def collect(registry: Registry, _: object) -> None:

@@ -133,7 +133,7 @@ def test_a_takeover_at_each_moment_of_carrying(every: int, tmp_path: Path, by_ha
         assert here.folder.waiting() == []
         behind = 0
         with opened(bucket) as registry:
-            for commit in registry.run(RUN).history():
+            for commit in registry.run(RUN).history.commits():
                 kinds = [one.action for one in commit.actions]
                 if "run.take_over" in kinds:
                     behind = 0

@@ -107,7 +107,7 @@ def storm(url: str, journal: Path, down: Switch, up: Switch, *, saves: int, outa
         run = registry.run(RUN)
         added = [
             (action.step, action.manifest.hex())
-            for commit in run.history()
+            for commit in run.history.commits()
             for action in commit.actions
             if action.action == "checkpoint.add"
         ]

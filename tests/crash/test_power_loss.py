@@ -87,15 +87,15 @@ def _archive(registry: Registry, _: object) -> None:
 def _merge(registry: Registry, _: object) -> None:
     run = reopened(registry)
     two = [ck for ck in run.checkpoints() if ck.step <= 2]
-    run.merge(two, step=3, average=["model"], pick={"optimizer": two[0], "step": two[0]})
+    run.exchange.merge(two, step=3, average=["model"], pick={"optimizer": two[0], "step": two[0]})
 
 
 def _set_status(registry: Registry, _: object) -> None:
-    reopened(registry).set_status("completed")
+    reopened(registry).status = "completed"
 
 
 def _watch(registry: Registry, _: object) -> None:
-    for _ck in reopened(registry).watch(group="eval", follow=False):
+    for _ck in reopened(registry).follow.checkpoints(group="eval", follow=False):
         pass
 
 
@@ -112,7 +112,7 @@ def _half_dead(registry: Registry) -> None:
     run = registry.run(RUN, create=True, seed=7)
     for step in (1, 2):
         run.save(make_state(step), step=step)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
 
 
 def _repack(registry: Registry, _: object) -> None:
@@ -152,11 +152,11 @@ def _save_next(registry: Registry, _: object) -> None:
 
 
 def _evict(registry: Registry, _: object) -> None:
-    reopened(registry).prune(Retention(last=1))
+    reopened(registry).retention.prune(Retention(last=1))
 
 
 def _drop(registry: Registry, _: object) -> None:
-    reopened(registry).drop("a mistake")
+    reopened(registry).retention.drop("a mistake")
 
 
 def _evicted(registry: Registry) -> None:
@@ -300,7 +300,7 @@ def test_who_repeats_what_another_left_unsynced_has_it_for_good(
 
         def act(registry: Registry, begun: object) -> None:
             scenario.act(registry, begun)
-            registry.run(scenario.run).set_status("running")
+            registry.run(scenario.run).status = "running"
 
         again = replace(scenario, act=act)
     assert check_pair(site, scenario, again, every=every)

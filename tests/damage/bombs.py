@@ -91,7 +91,7 @@ def plant(
 
 def _append(opened: Registry, digest: Digest, data: bytes, name: Digest, placed: bytes) -> None:
     place = Place(manifest=digest, manifest_generation=0, placement=name, placement_generation=0)
-    store = opened._store
+    store = opened.store
     store.backend.put(str(ObjectKey("manifests", digest, 0)), data)
     store.backend.put(str(ObjectKey("placements", name, 0)), placed)
     log = RunLog(store, "bomb")

@@ -113,20 +113,20 @@ def _live(registry: Any) -> None:
             streams={"rows": rows},
             storing=Storing(precision={"model/half": "bf16", "*": "keep"} if step > 1 else None),
         )
-    run.pins.gates.set("good", run.find(1))
+    run.pins.gates.set("good", run.history.checkpoint(1))
     run.pins.tags.set("keeper", run.latest())
     run.pins.artifacts.set("bank", {"rows": np.arange(50, dtype=np.int64)})
     run.releases.publish("1.0.0", run.latest(), only=["model"], card={"description": "a card"})
     run.pool.promote(run.latest())
-    run.pool.promote(run.find(1), frozen=True)
+    run.pool.promote(run.history.checkpoint(1), frozen=True)
     run.pool.record_match([None, 1], [1, 0], match="game-1")
     run.latest().report({"accuracy": 0.5})
-    for _ in run.watch(group="eval", follow=False):
+    for _ in run.follow.checkpoints(group="eval", follow=False):
         break
     registry.fork(f"{FORGED}/gates/good", FORK)
     run.refresh()
     run.streams["rows"].archive("first")
-    run.set_status("interrupted")
+    run.status = "interrupted"
 
 
 def _state(step: int) -> dict[str, Any]:

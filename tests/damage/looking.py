@@ -145,7 +145,7 @@ def _each(opened: Registry, look: Callable[[Any], object]) -> None:
     """Look at each stored state; what one refuses must not hide the next."""
     run = opened.run(FORGED)
     finds: list[Callable[[], Any]] = [
-        lambda n=record.n: run.find(n)  # type: ignore[misc]
+        lambda n=record.n: run.history.checkpoint(n)  # type: ignore[misc]
         for record in run.manifest.checkpoints
     ]
     finds += [
@@ -193,12 +193,12 @@ def _calm(opened: Registry) -> None:
 
 def _run(opened: Registry) -> None:
     run = opened.run(FORGED)
-    for name in ("status", "config", "spec", "phase", "id", "pool", "releases"):
+    for name in ("status", "config", "phases", "id", "pool", "releases"):
         repr(getattr(run, name))
-    list(run.history())
+    list(run.history.commits())
     run.manifest.holders()
     assert run.checkpoints() is not None
-    assert run.evicted() is not None
+    assert run.retention.evicted() is not None
     run.latest()
     run.best()
 

@@ -125,7 +125,7 @@ class Damage:
         said = ""
         try:
             with without_threads(open_on(self._store)) as registry:
-                loaded = registry.run(run).find(step).load()
+                loaded = registry.run(run).history.checkpoint(step).load()
         except (IntegrityError, UnsupportedFormat) as error:
             said = str(error)
         else:

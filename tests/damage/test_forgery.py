@@ -240,7 +240,7 @@ def test_keys_of_the_commit_that_do_not_fit_the_manifest() -> None:
     for order in (place.value[:-1], [*place.value, "more"], [*place.value, place.value[0]]):
         store(without_snapshots(forged(place, order)))
         with quietly(), holdfast.open(URL) as opened:
-            first = opened.run(FORGED).find(1)
+            first = opened.run(FORGED).history.checkpoint(1)
             with pytest.raises(Malformed, match="do not fit the manifest"):
                 first.load()
 

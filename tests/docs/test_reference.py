@@ -30,7 +30,8 @@ OF_OTHERS = {"model_config", "protocol", "root_marker"}
 
 @cache
 def package() -> Any:
-    return griffe.load("holdfast", search_paths=[ROOT / "src"])
+    extensions = griffe.load_extensions("unpack_typeddict")
+    return griffe.load("holdfast", search_paths=[ROOT / "src"], extensions=extensions)
 
 
 def test_each_name_is_there_once() -> None:

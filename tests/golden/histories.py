@@ -10,7 +10,7 @@ import holdfast
 def history(folder: Path, run_id: str) -> list[dict]:
     """Return the commits of a run, without the random ids that writers give themselves."""
     with holdfast.open(folder) as reg:
-        commits = [commit.to_json() for commit in reg.run(run_id).history()]
+        commits = [commit.to_json() for commit in reg.run(run_id).history.commits()]
     tokens: dict[str, int] = {}
     for commit in commits:
         commit["write"] = commit["prev"] = ""

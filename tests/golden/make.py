@@ -255,7 +255,7 @@ def _live(folder: Path) -> None:
         run.restore(at=run.checkpoints()[0])
         again = run.save(third, step=20, phase=1, metrics={"loss": 3.0})
         again.report({"mu": 27.1, "bad": float("nan")})
-        run.set_status("completed")
+        run.status = "completed"
 
 
 def files() -> dict[str, bytes]:

@@ -380,8 +380,8 @@ def _live(folder: Path) -> None:
         )
         run.save(third, step=30, metrics={"mu": 25.0, "sigma": 2.0, "loss": 1.0})
         run.save(fourth, step=40, streams={"losses": [{"step": 40, "loss": 0.025}]})
-        run.undo()
+        run.retention.undo()
         run.pins.tags.set("keeper", run.latest())
         reg.fork("golden/latest", "fork")
-        reg.fork("golden/latest", "dropped").drop("a mistake")
-        run.set_status("completed")
+        reg.fork("golden/latest", "dropped").retention.drop("a mistake")
+        run.status = "completed"

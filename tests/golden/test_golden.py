@@ -103,7 +103,7 @@ def test_the_snapshot_of_another_replay_is_ignored():
         backend.put(slot_key("golden", slot.number), slot.data)
     backend.put(snapshot_key("golden", 4), sample("snapshot"))
     with open_on(backend) as reg:
-        assert reg.run("golden").full_manifest() == make.state()
+        assert reg.run("golden").history.manifest() == make.state()
         assert [f for f in reg.verify(deep=True).findings if f.kind == "snapshot"] == []
 
 
@@ -162,13 +162,13 @@ def test_what_the_registry_tells_of_its_run(golden):
     assert golden.checkpoint(f"golden/{IDS[1]}").superseded
     metrics = run.latest().metrics
     assert (metrics["loss"], metrics["mu"], math.isnan(metrics["bad"])) == (3.0, 27.1, True)
-    commits = list(run.history())
+    commits = list(run.history.commits())
     assert {commit.author for commit in commits} == {"trainer@host"}
 
 
 def test_the_registry_can_be_continued(golden):
     run = golden.run("golden")
-    run.set_status("running")
+    run.status = "running"
     run.save(make.states()[1], step=30, phase=1)
     assert run.latest().digest.hex() == IDS[1]
     assert golden.verify(deep=True).ok

@@ -37,6 +37,6 @@ def test_a_journal_of_each_version_is_carried(version: str, tmp_path: Path) -> N
         assert run.status == "interrupted"
         assert run.checkpoints()[0].metrics == {"loss": 1.0}
         assert run.streams["losses"].read() == [{"step": 2}]
-        assert [commit.write for commit in run.history()][-4:] == writes
+        assert [commit.write for commit in run.history.commits()][-4:] == writes
         assert opened.verify(deep=True).findings == ()
     assert folder.waiting() == []

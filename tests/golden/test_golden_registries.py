@@ -50,7 +50,7 @@ def test_a_stored_registry_lives_on(version: str, name: str, tmp_path: Path) -> 
         assert resumed is not None
         assert_same(resumed.state, state(STEPS[-1]))
         later = run.save(state(STEPS[-1] + 1), step=STEPS[-1] + 1)
-        run.evict(run.checkpoints()[0], reason="to collect something")
+        run.retention.evict(run.checkpoints()[0], reason="to collect something")
         assert reg.gc(grace_s=0).deleted
         assert reg.verify(deep=True).findings == ()
         with holdfast.init(tmp_path / "mirror", skip_race_probe=True) as mirror:

@@ -87,7 +87,7 @@ def test_the_snapshot_of_another_replay_is_ignored():
         backend.put(slot_key("golden", slot.number), slot.data)
     backend.put(snapshot_key("golden", slots[-2].number), sample("snapshot"))
     with open_on(backend) as reg:
-        assert reg.run("golden").full_manifest() == advance(make_v2.state(), slots[-1:])
+        assert reg.run("golden").history.manifest() == advance(make_v2.state(), slots[-1:])
         assert [f for f in reg.verify(deep=True).findings if f.kind == "snapshot"] == []
 
 
@@ -111,7 +111,7 @@ def test_every_checkpoint_of_the_registry_comes_back(golden):
     records = run.manifest.checkpoints
     assert [record.manifest.hex() for record in records] == IDS
     for record, state in zip(records, make_v2.states(), strict=True):
-        assert_same(run.find(record.n).load(), state)
+        assert_same(run.history.checkpoint(record.n).load(), state)
     companion = golden.stored("golden/phase2/step40/companions/reference")
     assert_same(companion.load(), make_v2.reference())
     assert_same(golden.run("fork").latest().load(), make_v2.states()[3])
@@ -119,7 +119,11 @@ def test_every_checkpoint_of_the_registry_comes_back(golden):
 
 def test_what_the_registry_tells_of_its_runs(golden):
     run = golden.run("golden")
-    assert (run.status, run.phase, run.spec) == ("completed", 2, make_v2.lived_spec())
+    assert (run.status, run.phases.current, run.manifest.spec) == (
+        "completed",
+        2,
+        make_v2.lived_spec(),
+    )
     assert [(c.step, c.tier, c.record.recovered) for c in run.checkpoints()] == [
         (10, None, False),
         (20, "rolling", True),
@@ -129,7 +133,7 @@ def test_what_the_registry_tells_of_its_runs(golden):
     assert golden.checkpoint("golden/gates/bc_best").step == 10
     assert run.pins.artifacts.get("seeds").load()["bank"].tolist() == list(range(50))
     assert golden.checkpoint("golden/tags/keeper").step == 40
-    assert run.best(monitor=run.spec.phase("2").monitors[0]).step == 30
+    assert run.best(monitor=run.manifest.spec.phase("2").monitors[0]).step == 30
     assert [entry.version for entry in run.manifest.roster()] == [3]
     assert run.manifest.stream("losses").count == 6
     fork = golden.run("fork")

@@ -46,7 +46,7 @@ def of(operation: str, part: str = "") -> Callable[[Request], bool]:
 
 
 def keys(held: Registry) -> list[str]:
-    return [info.key for info in held._store.backend.list()]
+    return [info.key for info in held.store.backend.list()]
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)

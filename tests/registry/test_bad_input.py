@@ -389,9 +389,9 @@ def test_bad_input_34_history_that_does_not_chain(backend, saved, open_registry)
 
 
 def test_bad_input_35_save_after_the_run_was_completed(run, backend, saved, open_registry):
-    run.set_status("completed")
+    run.status = "completed"
     other = open_registry(backend).run("run")
-    said = ("run", "completed", "set_status('running')")
+    said = ("run", "completed", "run.status = 'running'")
     with refused(backend, Conflict, *said, exit_code=5, only="runs/"):
         other.save(small_state(2), step=2)
 
@@ -551,7 +551,7 @@ def test_bad_input_58_a_minute_of_lost_races(backend, saved, monkeypatch, open_r
     class Loses(Wrapper):
         def put_if_absent(self, key, body):
             if key.startswith("runs/run/log/"):
-                rival.set_status("running")
+                rival.status = "running"
             return super().put_if_absent(key, body)
 
     loser = open_registry(Loses(backend)).run("run")
@@ -567,7 +567,7 @@ def test_bad_input_59_commit_state_unknown(backend, saved, monkeypatch, open_reg
     run = open_registry(Liar(backend)).run("run")
     said = (slot_key("run", 2), "unknown whether the commit landed", "holdfast log run")
     with refused(backend, StoreUnavailable, *said, exit_code=7):
-        run.set_status("failed")
+        run.status = "failed"
 
 
 def test_bad_input_63_best_by_an_unknown_metric(reg, backend):
@@ -630,11 +630,11 @@ def test_an_option_that_there_is_not_is_refused(reg, run):
     calls = [
         lambda: run.save(small_state(), step=1, metric={"loss": 1.0}),
         lambda: run.save_async(small_state(), step=1, streams_={}),
-        lambda: run.push(small_state(), step=1, companion={}),
+        lambda: run.exchange.push(small_state(), step=1, companion={}),
         lambda: reg.create_run("other", retension=None),
         lambda: reg.run("run", create=True, monitors=()),
-        lambda: run.transition("2", target={}),
-        lambda: run.merge([], step=1, weight=[1.0]),
+        lambda: run.phases.transition("2", target={}),
+        lambda: run.exchange.merge([], step=1, weight=[1.0]),
         lambda: reg.fork("run", "fork", retension=None),
     ]
     for call in calls:
@@ -647,7 +647,7 @@ def test_an_option_that_there_is_not_is_refused(reg, run):
 def test_bad_input_23_24_67_evicted(run, backend, reg):
     first = run.save(small_state(), step=1)
     run.save(small_state(1), step=2)
-    run.prune(holdfast.Retention(last=1))
+    run.retention.prune(holdfast.Retention(last=1))
     said = ("run/main/step00000001", "found commit 3 of 2", "not among last 1", "holdfast undo")
     with refused(backend, Conflict, *said, exit_code=5):
         run.restore(at=first)
@@ -666,10 +666,10 @@ def test_integers_of_any_length_are_refused_by_typed_errors(reg, run, saved, val
         lambda: run.save(small_state(), step=value),
         lambda: run.save(small_state(), step=2, phase=value),
         lambda: run.save(small_state(), step=2, storing=Storing(keyframe_every=value)),
-        lambda: run.find(value),
+        lambda: run.history.checkpoint(value),
         lambda: run.pool.entry(value),
         lambda: run.streams["rows"].append([{"step": value}]),
-        lambda: run.watch(hold_s=value),
+        lambda: run.follow.checkpoints(hold_s=value),
         lambda: reg.create_run("other", seed=value),
         lambda: reg.gc(grace_s=value),
         lambda: reg.verify(sample=value),

@@ -67,7 +67,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("bulk") / "sound"
     with small_grid(256, list_threshold=8), holdfast.init(place, keyframe_every=6) as registry:
         fill(registry, 3, 8)
-        registry.run("run0").prune(Retention(last=3))
+        registry.run("run0").retention.prune(Retention(last=3))
     return place
 
 

@@ -37,7 +37,7 @@ def test_life(
 
     run = registry.run("life")
     run.pins.gates.set("good", here[1])
-    run.prune(holdfast.Retention(last=1))
+    run.retention.prune(holdfast.Retention(last=1))
     left = [one.step for one in run.checkpoints()]
     assert 0 not in left
     assert {1, 2} <= set(left)

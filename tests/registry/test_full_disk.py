@@ -98,7 +98,7 @@ def test_a_full_disk_is_helped(
     fill(disk)
     with pytest.raises(StoreFull):
         runs[1].save(state_of(64, 99), step=2)
-    runs[0].prune(Retention(last=1))
+    runs[0].retention.prune(Retention(last=1))
     fill(disk)
     report = reg.gc(grace_s=grace_s)
     assert report.epoch == 1
@@ -119,7 +119,7 @@ def test_what_the_reserve_has_no_space_for_is_condemned_next(
     for step in range(1, 6):
         run.save(state_of(200, step), step=step)
     fill_bytes(disk)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     fill_bytes(disk)
     told: list[int] = []
     report = reg.gc(grace_s=0, progress=told.append)
@@ -152,7 +152,7 @@ def test_what_takes_no_space_to_delete_goes_first(
     """So a registry that has no reserve yet can be helped as well."""
     run = reg.create_run("run", seed=1)
     save_small(run, 1, 2, 3)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     shutil.rmtree(disk / "r" / reserve.RESERVE)
     left = leave(disk / "r")
     fill_bytes(disk)
@@ -167,7 +167,7 @@ def test_a_drop_uses_the_reserve_too(disk: Path, reg: Registry) -> None:
     run = reg.create_run("run", seed=1)
     run.save(state_of(256, 1), step=1)
     fill_bytes(disk)
-    run.drop("the disk is full")
+    run.retention.drop("the disk is full")
     assert reg.gc(grace_s=0).deleted.size_bytes > 256 * 1024
 
 

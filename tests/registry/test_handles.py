@@ -46,7 +46,7 @@ def test_memory_stays_flat_over_handles(tmp_path: Path, cycles: int) -> None:
             else:
                 run.restore()
                 run.save(_STATE, step=1 + n)
-                run.evict(run.checkpoints()[0], reason="so that the log stays as it is")
+                run.retention.evict(run.checkpoints()[0], reason="so that the log stays as it is")
 
     tracemalloc.start()
     try:
@@ -67,7 +67,7 @@ _HANDLES: dict[str, Callable[[holdfast.Registry], Any]] = {
     "pool": lambda reg: reg.run("run").pool,
     "stream": lambda reg: reg.run("run").streams["loss"],
     "pending save": lambda reg: reg.run("run").save_async({"x": 1}, step=2),
-    "watch": lambda reg: reg.run("run").watch(),
+    "watch": lambda reg: reg.run("run").follow.checkpoints(),
     "journaled run": lambda reg: reg.run("run"),
 }
 

@@ -33,10 +33,10 @@ def root(tmp_path: Path) -> Path:
             run = reg.create_run(name, seed=1)
             for step in (1, 2, 3):
                 run.save(small_state(step if name == "run" else -step), step=step)
-        reg.run("other").prune(Retention(last=2))
+        reg.run("other").retention.prune(Retention(last=2))
         reg.gc(grace_s=0)
         for name in ("run", "other"):
-            reg.run(name).prune(Retention(last=1))
+            reg.run(name).retention.prune(Retention(last=1))
     return root
 
 
@@ -118,7 +118,7 @@ WRITES: dict[str, Callable[[Registry, Path], object]] = {
     "save": lambda reg, _: reg.run("run").save(small_state(9), step=9),
     "report": lambda reg, _: reg.run("run").latest().report({"loss": 0.5}),
     "tag": lambda reg, _: reg.run("run").pins.tags.set("best", reg.run("run").latest()),
-    "prune": lambda reg, _: reg.run("run").prune(Retention(every=100)),
+    "prune": lambda reg, _: reg.run("run").retention.prune(Retention(every=100)),
     "create_run": lambda reg, _: reg.create_run("new", seed=2),
     "fork": lambda reg, _: reg.fork("run", "new"),
     "repack": lambda reg, _: reg.repack(compression="zstd"),
@@ -244,7 +244,7 @@ def test_the_root_may_lie_behind_a_link(tmp_path: Path) -> None:
     with holdfast.init(tmp_path / "data" / "root") as reg:
         run = reg.create_run("run", seed=1)
         save_small(run, 1, 2)
-        run.prune(Retention(last=1))
+        run.retention.prune(Retention(last=1))
         assert reg.gc(grace_s=0).deleted.objects
         assert reg.verify(deep=True).findings == ()
     (tmp_path / "direct").symlink_to("data/root")

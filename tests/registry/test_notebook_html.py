@@ -61,10 +61,10 @@ def test_each_object_shows_its_facts(reg: Registry) -> None:
     )
     diff = reg.diff(first, "run/latest", values=True)
     assert {"changed", "model/w", "optimizer", "different states"} <= set(page(diff).texts)
-    plan = run.prune(Retention(last=1), dry_run=True)
+    plan = run.retention.prune(Retention(last=1), dry_run=True)
     assert {"kept step", "latest; last 1"} <= set(page(plan).texts)
     run.save(small_state(3), step=3)
-    gone = run.prune(Retention(last=1))
+    gone = run.retention.prune(Retention(last=1))
     assert "evicted step" in page(gone).texts
     assert {"dry run", "recent", "condemned"} <= set(page(reg.gc(dry_run=True)).texts)
     assert "evicted" in page(second).texts
@@ -75,7 +75,12 @@ def test_hostile_names_are_text(reg: Registry) -> None:
     metrics = {EVIL: 1.0, "m": 2.0}
     checkpoint = run.save({EVIL: {EVIL: np.ones(40)}, "b": EVIL}, step=1, metrics=metrics)
     other = run.save({EVIL: {EVIL: np.zeros(40)}, "b": "c"}, step=2)
-    for thing in (run, checkpoint, reg.diff(checkpoint, other), run.prune(Retention(best=1))):
+    for thing in (
+        run,
+        checkpoint,
+        reg.diff(checkpoint, other),
+        run.retention.prune(Retention(best=1)),
+    ):
         assert SHOWN in page(thing).all, thing
 
 
@@ -86,7 +91,7 @@ def test_what_is_shown_is_small(reg: Registry) -> None:
         metrics = {f"{long}{step}{n}": 1.0 for n in range(20)}
         state = {f"{long}{n}": np.full(20, step) for n in range(40)}
         checkpoint = run.save(state, step=step, metrics=metrics)
-    for thing in (run, checkpoint, reg.diff(run.find(1), checkpoint)):
+    for thing in (run, checkpoint, reg.diff(run.history.checkpoint(1), checkpoint)):
         shown = page(thing)
         assert "more" in shown.all
         assert max(map(len, shown.texts)) < 200
@@ -118,7 +123,7 @@ def test_requests_are_those_that_the_documents_state(reg: Registry, backend: Bac
     with open_on(metered) as other:
         seen = other.run("run")
         gone = seen.checkpoints()[0]
-        run.prune(Retention(last=1))
+        run.retention.prune(Retention(last=1))
         kept, gate = seen.latest(), other.stored("run/gates/g")
         assert requests(other._repr_html_) == 1
         assert requests(seen._repr_html_) == 0

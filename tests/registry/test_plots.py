@@ -35,7 +35,7 @@ def test_the_monitored_metric_with_best_and_gate(reg: Registry) -> None:
     ]
     run.save(small_state(5), step=5)
     run.pins.gates.set("trained", saved[3])
-    figure = run.plot()
+    figure = run.history.plot()
     assert isinstance(figure, go.Figure)
     assert lines(figure) == {
         "loss": [(1, 0.5), (2, 0.25), (4, 0.75)],
@@ -46,7 +46,7 @@ def test_the_monitored_metric_with_best_and_gate(reg: Registry) -> None:
     (line,) = figure.layout.shapes
     assert (line.x0, line.x1, line.yref) == (4, 4, "paper")
     assert figure.layout.yaxis.title.text == "loss"
-    assert set(lines(run.plot(["loss", "other"]))) == {"loss", "other", "best loss"}
+    assert set(lines(run.history.plot(["loss", "other"]))) == {"loss", "other", "best loss"}
     json.loads(figure.to_json())
 
 
@@ -54,7 +54,7 @@ def test_values_that_are_not_finite_are_gaps(reg: Registry) -> None:
     run = reg.create_run("run")
     for step, value in enumerate((1.0, math.nan, -math.inf, 2.0)):
         run.save(small_state(step), step=step, metrics={"m": value})
-    assert lines(run.plot("m")) == {"m": [(0, 1.0), (1, None), (2, None), (3, 2.0)]}
+    assert lines(run.history.plot("m")) == {"m": [(0, 1.0), (1, None), (2, None), (3, 2.0)]}
 
 
 def test_a_sum_of_metrics_is_drawn_by_its_label(reg: Registry) -> None:
@@ -62,7 +62,10 @@ def test_a_sum_of_metrics_is_drawn_by_its_label(reg: Registry) -> None:
     run = reg.create_run("run", monitor=rating)
     for step, mu in ((1, 20.0), (2, 30.0)):
         run.save(small_state(step), step=step, metrics={"mu": mu, "sigma": 2.0})
-    assert lines(run.plot()) == {"rating": [(1, 14.0), (2, 24.0)], "best rating": [(2, 24.0)]}
+    assert lines(run.history.plot()) == {
+        "rating": [(1, 14.0), (2, 24.0)],
+        "best rating": [(2, 24.0)],
+    }
 
 
 def phased(reg: Registry) -> None:
@@ -76,7 +79,7 @@ def phased(reg: Registry) -> None:
 def test_each_phase_has_a_line_and_a_band_where_they_do_not_overlap(reg: Registry) -> None:
     phased(reg)
     run = reg.run("phased")
-    by_step, by_commit = run.plot(), run.plot(x="commit")
+    by_step, by_commit = run.history.plot(), run.history.plot(x="commit")
     assert lines(by_step)["loss (phase1)"] == [(1, 1.0), (2, 0.5)]
     assert lines(by_step)["best loss (tune)"] == [(2, 0.5)]
     assert by_step.layout.shapes == ()
@@ -86,14 +89,14 @@ def test_each_phase_has_a_line_and_a_band_where_they_do_not_overlap(reg: Registr
     assert words(by_commit) == {"phase1": first[0].n, "tune": second[0].n}
     (band,) = by_commit.layout.shapes
     assert (band.x0, band.x1) == (first[0].n, first[1].n)
-    assert set(lines(run.plot(phase="tune"))) == {"loss", "best loss"}
+    assert set(lines(run.history.plot(phase="tune"))) == {"loss", "best loss"}
 
 
 def test_time_is_an_axis(reg: Registry) -> None:
     run = reg.create_run("run")
     saved = run.save(small_state(1), step=1, metrics={"m": 1})
     run.pins.gates.set("g", saved)
-    figure = run.plot(x="time")
+    figure = run.history.plot(x="time")
     assert figure.data[0].x == (saved.created,)
     assert isinstance(words(figure)["gate g"], datetime)
 
@@ -102,14 +105,14 @@ def test_history_has_evicted_checkpoints_of_the_line(reg: Registry) -> None:
     run = reg.create_run("run", retention=Retention(last=1))
     for step in (1, 2, 3):
         run.save(small_state(step), step=step, metrics={"m": step})
-    assert lines(run.plot("m"))["m"] == [(3, 3.0)]
-    assert lines(run.plot("m", history=True))["m"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert lines(run.history.plot("m"))["m"] == [(3, 3.0)]
+    assert lines(run.history.plot("m", evicted=True))["m"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
     back = reg.create_run("back")
     first = back.save(small_state(1), step=1, metrics={"m": 1})
     back.save(small_state(2), step=2, metrics={"m": 2})
     back.restore(at=first)
     back.save(small_state(3), step=2, metrics={"m": 3})
-    assert lines(back.plot("m", history=True))["m"] == [(1, 1.0), (2, 3.0)]
+    assert lines(back.history.plot("m", evicted=True))["m"] == [(1, 1.0), (2, 3.0)]
 
 
 def test_streams_are_drawn_over_their_steps(reg: Registry) -> None:
@@ -117,15 +120,15 @@ def test_streams_are_drawn_over_their_steps(reg: Registry) -> None:
     run.save(small_state(), step=2, metrics={"m": 1})
     entries = [{"step": 1, "train": 0.5, "test": 1, "note": "x", "flag": True}, {"step": 2}]
     run.streams["losses"].append([*entries, {"step": 3, "train": math.inf}])
-    assert lines(run.plot((), streams="losses")) == {
+    assert lines(run.history.plot((), streams="losses")) == {
         "losses/train": [(1, 0.5), (3, None)],
         "losses/test": [(1, 1.0)],
     }
-    assert set(lines(run.plot(streams={"losses": "train"}))) == {"m", "losses/train"}
+    assert set(lines(run.history.plot(streams={"losses": "train"}))) == {"m", "losses/train"}
     with pytest.raises(NotFound, match="note"):
-        run.plot(streams={"losses": ["note"]})
+        run.history.plot(streams={"losses": ["note"]})
     with pytest.raises(InvalidInput, match="entries of streams have a step"):
-        run.plot(streams="losses", x="time")
+        run.history.plot(streams="losses", x="time")
 
 
 def test_names_from_a_store_are_text(reg: Registry) -> None:
@@ -134,7 +137,7 @@ def test_names_from_a_store_are_text(reg: Registry) -> None:
     run.save(small_state(), step=1, metrics={"m": 1, evil: 2})
     run.streams["s"].append({"step": 1, evil: 1.0})
     shown = "&lt;a href=&#x27;https://example.org&#x27;&gt;%{x}&lt;/a&gt;\\x1b"
-    figure = run.plot(["m", evil], streams="s")
+    figure = run.history.plot(["m", evil], streams="s")
     assert {one.name for one in figure.data} == {
         "m",
         shown,
@@ -150,12 +153,12 @@ def test_names_from_a_store_are_text(reg: Registry) -> None:
 
 def test_what_is_not_there_is_named(reg: Registry, monkeypatch) -> None:
     run = reg.create_run("run", monitor=LOSS)
-    assert run.plot().data == ()
+    assert run.history.plot().data == ()
     run.save(small_state(), step=1, metrics={"loss": 1})
     with pytest.raises(NotFound, match="loss"):
-        run.plot("los")
+        run.history.plot("los")
     with pytest.raises(InvalidInput, match="step, time, commit"):
-        run.plot(x="epoch")
+        run.history.plot(x="epoch")
     monkeypatch.setitem(sys.modules, "plotly", None)
     with pytest.raises(InvalidInput, match=r"pip install 'holdfast\[ui\]'"):
-        run.plot()
+        run.history.plot()

@@ -188,7 +188,7 @@ def test_what_an_evicted_step_needs_is_told(reg):
         reg.checkpoint("gone/main/step00000001")
     assert caught.value.what.startswith("evicted (not among last 1")
     assert "`holdfast undo gone main/step1` brings it back" in str(caught.value)
-    run.undo()
+    run.retention.undo()
     assert reg.checkpoint("gone/main/step1").load()["optimizer"]["step"] == 1
 
 
@@ -201,7 +201,7 @@ def test_a_superseded_step_is_found_by_its_id(reg):
     with pytest.raises(NotFound, match="superseded") as caught:
         reg.checkpoint("back/main/step2")
     assert f"back/{second.digest.short} finds it" in str(caught.value)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     with pytest.raises(NotFound, match="evicted") as caught:
         reg.checkpoint("back/main/step2")
     assert f"`holdfast undo back {second.digest.short}`" in str(caught.value)
@@ -215,10 +215,10 @@ def test_of_two_evicted_at_a_step_the_one_that_counts_is_named_by_its_id(reg):
     counts = run.save(small_state(3), step=2)
     run.restore(counts)
     run.save(small_state(4), step=3)
-    run.prune(Retention(last=1))
-    assert len(run.evicted()) == 3
+    run.retention.prune(Retention(last=1))
+    assert len(run.retention.evicted()) == 3
     with pytest.raises(NotFound, match="evicted") as caught:
         reg.checkpoint("twice/main/step2")
     assert f"`holdfast undo twice {counts.digest.short}`" in str(caught.value)
-    run.undo(*(one for one in run.evicted() if one.digest == counts.digest))
+    run.retention.undo(*(one for one in run.retention.evicted() if one.digest == counts.digest))
     assert reg.checkpoint("twice/main/step2").digest == counts.digest

@@ -178,7 +178,7 @@ def test_run_with_create_begins_and_then_continues(reg, backend, open_registry):
     again = open_registry(backend).run("r", create=True, config={"a": 2})
     assert again.latest().step == 1
     assert again.config == {"a": 1}
-    assert len(list(again.history())) == 2
+    assert len(list(again.history.commits())) == 2
 
 
 def test_run_with_create_and_a_rival_continues_the_rivals(backend, open_registry):

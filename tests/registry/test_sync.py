@@ -76,7 +76,7 @@ def test_the_report_counts_every_commit_that_was_lacking(source, target, filled)
 
 
 def test_the_report_counts_checkpoints_that_were_evicted_since(source, target, filled):
-    filled.prune(Retention(last=1))
+    filled.retention.prune(Retention(last=1))
     assert sync(source, target).runs[0].checkpoints == 3
 
 
@@ -339,12 +339,12 @@ def test_what_was_let_go_at_the_destination_meanwhile_is_copied_anew(
     filled, source, src, dst, target, open_registry
 ):
     sync(source, target)
-    filled.prune(Retention(last=1))
-    evicted = filled.evicted()
+    filled.retention.prune(Retention(last=1))
+    evicted = filled.retention.evicted()
     before_the_undo = new_backend(uuid.uuid4().hex)
     for key, data in contents(src).items():
         before_the_undo.put(key, data)
-    filled.undo(*evicted)
+    filled.retention.undo(*evicted)
 
     def another_sync_and_a_collection():
         sync(open_registry(before_the_undo), open_registry(dst))
@@ -378,7 +378,7 @@ def test_what_was_let_go_at_the_source_meanwhile_is_read_again(
     doomed = packs_of(source.run("run").checkpoints()[0])
 
     def eviction_and_collection():
-        filled.prune(Retention(last=1))
+        filled.retention.prune(Retention(last=1))
         open_registry(src).gc(grace_s=0)
         assert not objects(src) & set(doomed)
 
@@ -395,7 +395,7 @@ def test_a_run_that_was_dropped_is_copied_and_then_complete(
     filled, source, target, dst, open_registry
 ):
     sync(source, target)
-    filled.drop("no use")
+    filled.retention.drop("no use")
     assert sync(source, target).runs[0].commits == 1
     assert open_registry(dst).run("run").manifest.dropped == "no use"
     assert sync(source, open_registry(dst)).runs[0].commits == 0

@@ -45,7 +45,7 @@ def test_a_run_has_a_row_for_each_checkpoint(reg: Registry) -> None:
     run = reg.create_run("run")
     first = run.save(small_state(1), step=1, metrics={"loss": 0.5})
     second = run.save(small_state(2), step=2, phase="tune", metrics={"loss": math.nan, "é": 2})
-    table = run.metrics()
+    table = run.history.table()
     assert schema(table) == {
         **documented("Checkpoints of a run"),
         "loss": pa.float64(),
@@ -61,7 +61,7 @@ def test_a_run_has_a_row_for_each_checkpoint(reg: Registry) -> None:
     assert math.isnan(rows[1]["loss"])
     assert [row["é"] for row in rows] == [None, 2.0]
     assert [row["size_bytes"] for row in rows] == [first.size_bytes, second.size_bytes]
-    assert run.metrics("tune")["step"].to_pylist() == [2]
+    assert run.history.table("tune")["step"].to_pylist() == [2]
     assert b"counted within the phase" in table.schema.field("step").metadata[b"description"]
 
 
@@ -70,8 +70,8 @@ def test_history_has_evicted_and_superseded_checkpoints(reg: Registry) -> None:
     for step in (1, 2, 3):
         run.save(small_state(step), step=step, metrics={"loss": step})
     run.save(small_state(9), step=9)
-    assert run.metrics()["step"].to_pylist() == [9]
-    rows = run.metrics(history=True).to_pylist()
+    assert run.history.table()["step"].to_pylist() == [9]
+    rows = run.history.table(evicted=True).to_pylist()
     assert [(row["step"], row["loss"], row["evicted"] is None) for row in rows] == [
         (1, 1.0, False),
         (2, 2.0, False),
@@ -87,15 +87,15 @@ def test_superseded_checkpoints_are_found_by_their_ref(reg: Registry) -> None:
     late = run.save(small_state(2), step=2)
     run.restore(at=first)
     run.save(small_state(3), step=2)
-    assert run.metrics()["superseded"].to_pylist() == [False, False]
-    (row,) = (one for one in run.metrics(history=True).to_pylist() if one["superseded"])
+    assert run.history.table()["superseded"].to_pylist() == [False, False]
+    (row,) = (one for one in run.history.table(evicted=True).to_pylist() if one["superseded"])
     assert reg.checkpoint(row["ref"]) == late
 
 
 def test_a_metric_never_takes_the_column_of_another(reg: Registry) -> None:
     run = reg.create_run("run")
     run.save(small_state(), step=7, metrics={"step": 0.5, "metrics.step": 1.5, "metrics.x": 2.5})
-    (row,) = run.metrics().to_pylist()
+    (row,) = run.history.table().to_pylist()
     assert row["step"] == 7
     assert row["metrics.step"] == 0.5
     assert row["metrics.metrics.step"] == 1.5
@@ -105,7 +105,7 @@ def test_a_metric_never_takes_the_column_of_another(reg: Registry) -> None:
 def test_an_empty_run_and_an_empty_registry_have_all_columns(reg: Registry) -> None:
     assert schema(reg.runs_table()) == documented("Runs of a registry")
     assert reg.runs_table().num_rows == 0
-    assert schema(reg.create_run("run").metrics()) == documented("Checkpoints of a run")
+    assert schema(reg.create_run("run").history.table()) == documented("Checkpoints of a run")
 
 
 def test_a_registry_has_a_row_for_each_run_also_for_a_damaged_one(
@@ -115,7 +115,7 @@ def test_a_registry_has_a_row_for_each_run_also_for_a_damaged_one(
     for step, loss in ((1, 0.5), (2, 0.25), (3, 0.75)):
         run.save(small_state(step), step=step, metrics={"loss": loss})
     reg.fork("a/best", "b")
-    reg.create_run("c").drop("a mistake")
+    reg.create_run("c").retention.drop("a mistake")
     reg.create_run("d")
     for key in slots(backend, "d"):
         backend.put(key, b"not a slot")
@@ -171,7 +171,7 @@ def test_pandas_reads_them(reg: Registry) -> None:
     run = reg.create_run("run")
     run.save(small_state(1), step=1, metrics={"loss": 0.5})
     run.save(small_state(2), step=2)
-    frame = run.metrics().to_pandas()
+    frame = run.history.table().to_pandas()
     assert isinstance(frame["time"].dtype, pd.DatetimeTZDtype)
     assert str(frame["time"].dt.tz) == "UTC"
     assert frame["loss"].dtype == np.float64
@@ -184,7 +184,7 @@ def test_polars_reads_them(reg: Registry) -> None:
     run = reg.create_run("run")
     run.save(small_state(1), step=1, metrics={"loss": 0.5})
     run.save(small_state(2), step=2)
-    frame = pl.from_arrow(run.metrics())
+    frame = pl.from_arrow(run.history.table())
     assert frame.schema["time"] == pl.Datetime("us", "UTC")
     assert frame["loss"].to_list() == [0.5, None]
 
@@ -201,7 +201,7 @@ def test_times_outside_the_calendar_are_its_ends(reg: Registry) -> None:
 def test_without_pyarrow_the_error_says_how_to_get_it(reg: Registry, monkeypatch) -> None:
     run = reg.create_run("run")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    for call in (run.metrics, reg.runs_table):
+    for call in (run.history.table, reg.runs_table):
         with pytest.raises(InvalidInput, match=r"pip install 'holdfast\[pyarrow\]'"):
             call()
 

@@ -72,7 +72,7 @@ def prepare(registry: Registry) -> None:
 def prepare_evicted(registry: Registry) -> None:
     """Do the same, and evict the checkpoint."""
     prepare(registry)
-    registry.run(OLD).prune(Retention(last=1))
+    registry.run(OLD).retention.prune(Retention(last=1))
 
 
 def job(
@@ -103,7 +103,7 @@ def play(job: Job, *others: str, mortal: bool = False, before: Prepare = prepare
 def adopt(session: Session) -> Saved:
     """Save in another run what rank 0 stores of a fresh state: it is the same pack."""
     session.ready()
-    session.open().run(OTHER).push(content(OTHER, ADOPTED), step=ADOPTED)
+    session.open().run(OTHER).exchange.push(content(OTHER, ADOPTED), step=ADOPTED)
     return Saved(OTHER, ADOPTED)
 
 

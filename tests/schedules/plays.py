@@ -68,15 +68,15 @@ def prepare(registry: Registry) -> None:
 def prepare_evicted(registry: Registry) -> None:
     """Do the same, and evict the checkpoint."""
     prepare(registry)
-    registry.run(OLD).prune(Retention(last=1))
+    registry.run(OLD).retention.prune(Retention(last=1))
 
 
 def prepare_swept(registry: Registry) -> None:
     """Collect it, and then save and evict the same state again."""
     prepare_evicted(registry)
     collect(registry.store, grace_s=0.0)
-    registry.run(OLD).push(content(OLD, AGAIN), step=AGAIN)
-    registry.run(OLD).push(content(OLD, LATER), step=LATER)
+    registry.run(OLD).exchange.push(content(OLD, AGAIN), step=AGAIN)
+    registry.run(OLD).exchange.push(content(OLD, LATER), step=LATER)
 
 
 # Programs
@@ -93,7 +93,7 @@ def push_again(run_id: str = OLD, step: int = AGAIN, stand: Stand = "fresh") -> 
             run.restore(at=run.checkpoints()[0])
         if stand != "fresh":
             session.ready()
-        keep = run.save if stand == "resumed" else run.push
+        keep = run.save if stand == "resumed" else run.exchange.push
         storing = Storing(keyframe_every=8 if step == NEAR else 1)
         keep(content(run_id, step), step=step, storing=storing)
         return Saved(run_id, step)
@@ -112,7 +112,7 @@ def push_born(session: Session) -> Saved:
 def evict(session: Session) -> None:
     """Evict all but the newest checkpoint of the old run."""
     session.ready()
-    session.open().run(OLD).prune(Retention(last=1))
+    session.open().run(OLD).retention.prune(Retention(last=1))
 
 
 def gather(session: Session) -> None:
@@ -124,7 +124,7 @@ def gather(session: Session) -> None:
 def undo(session: Session) -> Saved:
     """Recover the evicted checkpoint."""
     session.ready()
-    session.open().run(OLD).undo()
+    session.open().run(OLD).retention.undo()
     return Saved(OLD, EVICTED)
 
 
@@ -147,7 +147,7 @@ def outlive(session: Session) -> Saved:
     run = session.open().run(OLD)
     session.ready()
     session.backend.delete(slot_key(OLD, run.manifest.next_slot - 1))
-    run.push(content(OLD, LATER), step=LATER)
+    run.exchange.push(content(OLD, LATER), step=LATER)
     return Saved(OLD, LATER)
 
 

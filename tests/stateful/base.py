@@ -180,10 +180,10 @@ class Base(RuleBasedStateMachine):
         Raises:
             NotFound: There is none.
         """
-        known = run.full_manifest().checkpoints
+        known = run.history.manifest().checkpoints
         if not known:
             raise NotFound("none yet")
-        return run.find(known[max(0, len(known) - 1 - number % 5)].n)
+        return run.history.checkpoint(known[max(0, len(known) - 1 - number % 5)].n)
 
     # Doing
 
@@ -328,9 +328,9 @@ def find(run: Run, ref: str) -> Any:
     """Return what a ref of the model names, by the public surface."""
     match ref.split("/"):
         case ["commits", n]:
-            return run.find(int(n))
+            return run.history.checkpoint(int(n))
         case ["commits", n, "companions", name]:
-            return run.find(int(n)).companion(name)
+            return run.history.checkpoint(int(n)).companion(name)
         case ["gates", name]:
             return run.pins.gates.get(name)
         case ["artifacts", name]:
@@ -340,7 +340,7 @@ def find(run: Run, ref: str) -> Any:
         case ["releases", version, "card"]:
             return Card(run.releases.get(version))
         case ["tags", name]:
-            return run.find(
+            return run.history.checkpoint(
                 next(p.checkpoint for p in run.manifest.pins_of("tag") if p.name == name)
             )
         case ["pool", version]:

@@ -135,7 +135,7 @@ class Writing(Base):
                 if name in known.streams or (known.spec and known.spec.streams):
                     begin = len(known.streams[name].entries) if name in known.streams else 0
                     options["streams"][name] = entries(begin, 12, 0)
-            saved = (run.push if push else run.save)(content(chosen), step=at, **options)
+            saved = (run.exchange.push if push else run.save)(content(chosen), step=at, **options)
             return self._saved(saved, side, chosen)
 
         self.on_run("save", side, who, which, stop, work)
@@ -300,15 +300,15 @@ class Writing(Base):
     @rule(side=sides, who=numbers, which=numbers, last=st.integers(1, 2), stop=stops)
     def prune(self, side: int, who: int, which: int, last: int, stop: Stop) -> None:
         def work(run: Run, known: RunBook) -> None:
-            run.prune(Retention(last=last))
+            run.retention.prune(Retention(last=last))
 
         self.on_run("prune", side, who, which, stop, work)
 
     @rule(side=sides, who=numbers, which=numbers, of=numbers, stop=stops)
     def undo(self, side: int, who: int, which: int, of: int, stop: Stop) -> None:
         def work(run: Run, known: RunBook) -> Check:
-            gone = run.evicted()
-            back = run.undo(*([self.pick(gone, of)] if of % 2 and gone else ()))
+            gone = run.retention.evicted()
+            back = run.retention.undo(*([self.pick(gone, of)] if of % 2 and gone else ()))
             known_again = [known.checkpoints[one.record.n].manifest for one in back]
             assert known_again == [one.digest for one in back]
             return lambda: None
@@ -322,7 +322,7 @@ class Writing(Base):
             return  # seldom: nothing more happens to a run afterwards
 
         def work(run: Run, known: RunBook) -> Check:
-            run.drop("as a rule says")
+            run.retention.drop("as a rule says")
 
             def check() -> None:
                 assert known.is_dropped

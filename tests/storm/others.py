@@ -59,12 +59,12 @@ class Pruner(Worker):
         if run.manifest.dropped is not None:
             return
         seeds = [one.manifest for one in run.manifest.checkpoints if one.evicted is None]
-        run.drop("the storm has moved on")
+        run.retention.drop("the storm has moved on")
         self.journal.say("dropped", run=run.id)
         self.journal.hint([self.part.seeds[manifest.hex()] for manifest in seeds])
 
     def _prune(self, run: Run) -> None:
-        plan = run.prune(Retention(last=1))
+        plan = run.retention.prune(Retention(last=1))
         gone = [verdict.checkpoint for verdict in plan.evicted]
         self.journal.say("evicted", run=run.id, checkpoints=[one.n for one in gone])
         self.journal.hint([self.part.seeds[one.manifest.hex()] for one in gone])

@@ -55,13 +55,13 @@ class Pusher(Worker):
 
     def _push(self) -> None:
         run = self.shared()
-        self._keep(run, run.push, self._seed(run), self.chance.getrandbits(40))
+        self._keep(run, run.exchange.push, self._seed(run), self.chance.getrandbits(40))
 
     def _save_again(self) -> None:
         """Save what this worker saved last, whatever became of it."""
         if self._last is not None:
             run, seed, step = self._last
-            self._keep(run, run.push if "shared" in run.id else run.save, seed, step)
+            self._keep(run, run.exchange.push if "shared" in run.id else run.save, seed, step)
 
     def _keep(self, run: Run, save: Callable[..., Checkpoint], seed: int, step: int) -> None:
         self.journal.say("saving", run=run.id, seed=seed, step=step)
@@ -80,7 +80,7 @@ class Pusher(Worker):
 
     def _hint(self, run: Run) -> None:
         """Tell the others which states this save has evicted."""
-        gone = [one for one in run.full_manifest().checkpoints[-4:] if one.evicted is not None]
+        gone = [one for one in run.history.manifest().checkpoints[-4:] if one.evicted is not None]
         new = [one for one in gone if (run.id, one.n) not in self._hinted]
         self._hinted.update((run.id, one.n) for one in new)
         self.journal.hint([self.part.seeds[one.manifest.hex()] for one in new])
@@ -156,12 +156,12 @@ class Pusher(Worker):
 
     def _undo(self) -> None:
         run = self._any_run()
-        evicted = self._any_of(run.evicted()[-3:])
+        evicted = self._any_of(run.retention.evicted()[-3:])
         if evicted is None:
             return
         n = evicted.record.n
         with self.confirming(run.id, Ref("checkpoint", n)):
-            run.undo(evicted)
+            run.retention.undo(evicted)
             self.journal.say("undone", run=run.id, n=n)
 
     def _promote(self) -> None:

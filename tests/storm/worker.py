@@ -123,7 +123,7 @@ class Ref:
             return run.pins.gates.get(str(self.name))
         if self.kind == "pool":
             return run.pool.entry(int(self.name))
-        return run.find(int(self.name))
+        return run.history.checkpoint(int(self.name))
 
 
 def refs(state: RunManifest) -> list[Ref]:

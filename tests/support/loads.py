@@ -46,7 +46,7 @@ def steps_of(following: Iterator[Checkpoint]) -> list[int]:
 
 def actions_of(run: Run) -> list[list[str]]:
     """Return the kinds of what each commit says."""
-    return [[action.action for action in commit.actions] for commit in run.history()]
+    return [[action.action for action in commit.actions] for commit in run.history.commits()]
 
 
 def components(reg: Registry, name: str) -> dict[int, dict[str, Digest]]:

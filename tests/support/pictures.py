@@ -48,7 +48,7 @@ def picture_of_runs(backend: Backend) -> Any:
     """Return what a user sees of each run of a registry."""
     with opened(backend) as registry:
         return {
-            name: picture_of_run(registry.run(name).full_manifest()) for name in registry.runs()
+            name: picture_of_run(registry.run(name).history.manifest()) for name in registry.runs()
         }
 
 
@@ -62,7 +62,7 @@ def pictures_on_the_way(backend: Backend, run: str = RUN) -> list[Any]:
     """Return what a user saw of the runs after each slot of one of them, from none at all on."""
     with opened(backend) as registry:
         others = {
-            name: picture_of_run(registry.run(name).full_manifest())
+            name: picture_of_run(registry.run(name).history.manifest())
             for name in registry.runs()
             if name != run
         }

@@ -125,7 +125,7 @@ def train(reg: Registry, until: int) -> None:
     losses = []
     while training.step < until:
         losses.append({"step": training.step + 1, "loss": training.train()})
-        if run.is_due(training.step):
+        if run.phases.is_due(training.step):
             training.save(run, losses)
             losses = []
 
@@ -153,7 +153,7 @@ def first_days(story: Story) -> None:
 def polish(story: Story) -> None:
     """Pivot in a program that dies at once, and train on."""
     with story.place.open() as reg:
-        reg.run(RUN).pivot(PIVOTS[4_000])
+        reg.run(RUN).phases.pivot(PIVOTS[4_000])
     for until in (5_250, 8_000):  # 5,250 is between two saves: 50 steps are trained again
         with story.place.open() as reg:
             train(reg, until)

@@ -140,8 +140,8 @@ def open_policy(reg: Registry, name: str = RUN, **given: Any) -> Run:
 def started(run: Run) -> Training:
     """Start fresh, or resume where the run was."""
     if run.latest() is None:
-        return Training(run.start("fresh").seeds["scenarios"])
-    return resumed(run.start("resume", expected=EXPECTED))
+        return Training(run.phases.start("fresh").seeds["scenarios"])
+    return resumed(run.phases.start("resume", expected=EXPECTED))
 
 
 def resumed(found: Started) -> Training:
@@ -182,7 +182,7 @@ def training(story: Story) -> None:
         with story.place.open() as reg:
             train(reg, until)
     with story.place.open() as reg:
-        open_policy(reg).set_status("completed")
+        open_policy(reg).status = "completed"
 
 
 CHAPTERS = [training]

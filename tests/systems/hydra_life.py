@@ -217,7 +217,7 @@ def first_transition(hydra: Hydra) -> None:
 
 def enter(run: Run, to: int, **options: Any) -> Transitioned:
     """Carry a transition out as Hydra's trainer does."""
-    return run.transition(
+    return run.phases.transition(
         to,
         targets={"model_record": Student()},
         metrics=READY,
@@ -278,7 +278,7 @@ def rating(number: int, best: int) -> dict[str, float]:
 
 def first_step(run: Run, phase: int) -> int:
     """Return the step of a phase's first checkpoint, kept or not."""
-    return min(one.step for one in run.full_manifest().checkpoints if one.phase == str(phase))
+    return min(one.step for one in run.history.manifest().checkpoints if one.phase == str(phase))
 
 
 def second_gate(hydra: Hydra) -> None:
@@ -351,7 +351,7 @@ def ending(hydra: Hydra) -> None:
     """Look at every byte; then release everything."""
     with hydra.place.open() as reg:
         hydra.findings = reg.verify(deep=True).findings
-        reg.run(hydra.run_id).drop("the league is over")
+        reg.run(hydra.run_id).retention.drop("the league is over")
 
 
 CHAPTERS = [

@@ -50,11 +50,13 @@ def test_last_3_and_every_milestone_are_kept(trained: Registry) -> None:
 def test_cleanup_is_part_of_the_save_and_by_log_not_by_clock(trained: Registry) -> None:
     run = trained.run(RUN)
     gone = []
-    for commit in run.history():
+    for commit in run.history.commits():
         evicted = [a for a in commit.actions if isinstance(a, Evict)]
         if evicted:
             assert any(isinstance(a, AddCheckpoint) for a in commit.actions)
-            gone += [run.find(one.checkpoint).step for a in evicted for one in a.evictions]
+            gone += [
+                run.history.checkpoint(one.checkpoint).step for a in evicted for one in a.evictions
+            ]
     assert gone == [3, 6, 8]  # the epochs that are no milestones, oldest first
 
 

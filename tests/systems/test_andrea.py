@@ -180,7 +180,7 @@ def test_weights_and_moments_continue_over_a_pivot(place: Place) -> None:
     with place.open() as reg:
         acts.train(reg, 200)
         before = reg.run(RUN).latest().load()
-        pivoted = reg.run(RUN).pivot("polish")
+        pivoted = reg.run(RUN).phases.pivot("polish")
         assert_same(pivoted.state, before)
         assert (pivoted.report[0].part, pivoted.report[0].change) == ("bandit", "reset")
         acts.train(reg, 300)
@@ -209,19 +209,19 @@ def test_best_begins_again_at_a_pivot(trained: Registry) -> None:
 
 
 def test_the_same_pivot_again_does_nothing(young: Run, place: Place) -> None:
-    young.pivot("polish")
-    before = len(list(young.history()))
+    young.phases.pivot("polish")
+    before = len(list(young.history.commits()))
     with place.open() as reg:
-        again = reg.run(RUN).pivot("polish")
+        again = reg.run(RUN).phases.pivot("polish")
         assert again.checkpoint.step == 300
-        assert len(list(reg.run(RUN).history())) == before
+        assert len(list(reg.run(RUN).history.commits())) == before
 
 
 def test_a_process_that_dies_in_a_pivot_leaves_all_or_nothing(place: Place) -> None:
     with place.open() as reg:
         acts.train(reg, 200)
     for after in (False, True):  # it is a single write
-        assert place.dies(lambda reg: reg.run(RUN).pivot("polish"), 1, after)
+        assert place.dies(lambda reg: reg.run(RUN).phases.pivot("polish"), 1, after)
         with place.open() as reg:
             run = reg.run(RUN)
             assert bool(run.manifest.pivots) == after
@@ -247,8 +247,8 @@ def test_a_zombie_arm_is_reported(
         assert restored.stale == ("streams/state/arms/repo-docstrings",)
         assert "whose source is gone: streams/state/arms/repo-docstrings" in caplog.text
         with pytest.raises(InvalidInput, match="sources"):
-            reg.run(RUN).start("resume")
-        reg.run(RUN).pivot("without-it")
+            reg.run(RUN).phases.start("resume")
+        reg.run(RUN).phases.pivot("without-it")
         assert reg.run(RUN).restore(sources=sources).stale == ()
 
 
@@ -268,7 +268,7 @@ def test_two_branches_from_one_checkpoint_are_compared(story: Story) -> None:
             losses = []
             while training.step < 4_300:
                 losses.append({"step": training.step + 1, "loss": training.train()})
-                if run.is_due(training.step):
+                if run.phases.is_due(training.step):
                     training.save(run, losses)
                     losses = []
             size = story.place.size_bytes()

@@ -58,12 +58,14 @@ def test_the_last_3_are_kept_and_the_rest_goes_in_the_same_commit(trained: Regis
     run = trained.run(RUN)
     assert [one.step for one in run.checkpoints()] == [8, 10, 12]
     gone = []
-    for commit in run.history():
+    for commit in run.history.commits():
         evicted = [action for action in commit.actions if isinstance(action, Evict)]
         if evicted:
             assert any(isinstance(action, AddCheckpoint) for action in commit.actions)
             gone += [
-                run.find(one.checkpoint).step for action in evicted for one in action.evictions
+                run.history.checkpoint(one.checkpoint).step
+                for action in evicted
+                for one in action.evictions
             ]
     assert gone == [2, 4, 6]
     assert trained.checkpoint(f"{RUN}/latest").step == ITERATIONS
@@ -73,7 +75,7 @@ def test_no_checkpoint_is_periodic_unless_the_configuration_asks(place: Place) -
     assert load_preset("cobre").phase("training").save_every is None
     with place.open() as reg:
         run = acts.open_policy(reg)
-        assert not any(run.is_due(step) for step in range(1, 1_000))
+        assert not any(run.phases.is_due(step) for step in range(1, 1_000))
 
 
 def test_what_must_be_serialized_comes_back_type_by_type(young: Registry) -> None:
@@ -102,7 +104,7 @@ def test_a_state_without_a_part_is_refused(young: Registry, missing: str) -> Non
     state = acts.straight(7).state()
     del state[missing]
     run = acts.open_policy(young)
-    run.start("resume", expected=EXPECTED)
+    run.phases.start("resume", expected=EXPECTED)
     with pytest.raises(IncompatibleState, match=f"missing: {missing}"):
         run.save(state, step=7)
 
@@ -114,7 +116,7 @@ def test_only_the_first_rank_saves(young: Registry, monkeypatch: pytest.MonkeyPa
     with pytest.raises(Conflict, match="rank"):
         run.save(acts.straight(7).state(), step=7)
     monkeypatch.setenv("RANK", "0")
-    run.start("resume", expected=EXPECTED)
+    run.phases.start("resume", expected=EXPECTED)
     run.save(acts.straight(7).state(), step=7)
 
 
@@ -164,7 +166,7 @@ def test_fresh_is_determined_by_the_seed(place: Place) -> None:
         ids = []
         for name in ("one", "two"):
             run = acts.open_policy(reg, name)
-            found = run.start("fresh")
+            found = run.phases.start("fresh")
             assert found.state == {}
             training = Training(found.seeds["scenarios"])
             acts.iterate(run, training, 4)
@@ -175,7 +177,7 @@ def test_fresh_is_determined_by_the_seed(place: Place) -> None:
 
 def warm(reg: Registry, name: str = "warm", seed: int = 43) -> tuple[Run, Training]:
     run = reg.create_run(name, preset="cobre", seed=seed, config=CONFIG, input_hash=SYSTEM)
-    found = run.start("warm_start", reg.checkpoint(f"{RUN}/latest"), expected=EXPECTED)
+    found = run.phases.start("warm_start", reg.checkpoint(f"{RUN}/latest"), expected=EXPECTED)
     assert list(found.state) == ["cuts"]
     return run, Training(found.seeds["scenarios"], found.state["cuts"])
 
@@ -213,7 +215,7 @@ def test_a_warm_start_draws_other_scenarios(young: Registry) -> None:
 
 def test_resume_is_bit_for_bit(young: Registry) -> None:
     run = acts.open_policy(young)
-    training = acts.resumed(run.start("resume", expected=EXPECTED))
+    training = acts.resumed(run.phases.start("resume", expected=EXPECTED))
     assert training.completed == 6
     assert training.stages[0].capacity == ITERATIONS * FORWARD_PASSES  # as in the checkpoint
     acts.iterate(run, training, 8)  # from completed_iterations + 1
@@ -254,12 +256,12 @@ def test_another_dimension_or_stage_count_is_a_hard_error(
         run, source = acts.open_policy(young), None
     else:
         run, source = acts.open_policy(young, "other"), young.checkpoint(f"{RUN}/latest")
-    commits = len(list(run.history()))
+    commits = len(list(run.history.commits()))
     with pytest.raises(IncompatibleState, match=message):
-        run.start(mode, source, expected=expected)  # type: ignore[arg-type]
+        run.phases.start(mode, source, expected=expected)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="missing: state_dimension, num_stages"):
-        run.start(mode, source)  # type: ignore[arg-type]
-    assert len(list(run.refresh().history())) == commits
+        run.phases.start(mode, source)  # type: ignore[arg-type]
+    assert len(list(run.refresh().history.commits())) == commits
 
 
 def test_another_configuration_is_a_hard_error_with_both(young: Registry) -> None:
@@ -277,7 +279,7 @@ def test_another_system_is_a_hard_error(young: Registry) -> None:
 
 def test_a_resume_cannot_leave_the_hashes_out(young: Registry) -> None:
     run = young.run(RUN)
-    for resume in (lambda: run.start("resume", expected=EXPECTED), run.restore):
+    for resume in (lambda: run.phases.start("resume", expected=EXPECTED), run.restore):
         with pytest.raises(InvalidInput, match=r"config=\.\.\., input_hash=\.\.\."):
             resume()
 
@@ -285,7 +287,7 @@ def test_a_resume_cannot_leave_the_hashes_out(young: Registry) -> None:
 def test_a_warm_start_may_have_another_configuration(young: Registry) -> None:
     run = young.create_run("more", preset="cobre", config={"max_iterations": 99}, input_hash="new")
     source = young.checkpoint(f"{RUN}/latest")
-    assert "cuts" in run.start("warm_start", source, expected=EXPECTED).state
+    assert "cuts" in run.phases.start("warm_start", source, expected=EXPECTED).state
 
 
 def test_nothing_is_damaged(trained: Registry) -> None:

@@ -75,7 +75,7 @@ def distilling(reg: Registry, enable: tuple[str, ...] = ()) -> tuple[Run, Any]:
     run = cloning(reg)
     clone(run, 1, 2.0)
     run.pins.gates.set("bc_best")
-    return run, run.transition(2, targets={"model_record": Student()}, enable=enable)
+    return run, run.phases.transition(2, targets={"model_record": Student()}, enable=enable)
 
 
 def test_latest_is_the_newest_save_whose_weights_are_finite(reg: Registry) -> None:
@@ -97,7 +97,7 @@ def test_links_move_with_each_save(reg: Registry, tmp_path: Path) -> None:
     for number, loss in ((1, 3.0), (2, 2.0), (3, 2.5)):
         clone(run, number, loss)
         best = 3 - 1 if number == 3 else number
-        run.checkout(tmp_path / "tree", layout="hydra")
+        run.exchange.checkout(tmp_path / "tree", layout="hydra")
         name = "ckpt_phase1_step{:08d}.pt"
         assert links(tmp_path / "tree") == {
             f"{folder}/latest.pt": name.format(10_000 * number),
@@ -113,14 +113,15 @@ def test_evaluations_have_a_folder_of_their_own(reg: Registry, tmp_path: Path) -
     run.streams["eval"].append([{"step": 2, "points": -3.25}])
     with pytest.raises(InvalidInput, match="kept for ever"):
         run.streams["eval"].archive("over")
-    run.checkout(tmp_path / "tree", layout="hydra")
+    run.exchange.checkout(tmp_path / "tree", layout="hydra")
     tree = tmp_path / "tree" / "eval"
     names = {str(one.relative_to(tree)) for one in tree.rglob("*") if one.suffix != ".sha256"}
     assert names == {"eval_seeds.pt", "eval.jsonl"}
     assert (tmp_path / "tree" / "grp" / "grp.pt").exists()
     other = cloning(reg)
     reports = {
-        one.path: one.outcome for one in other.import_tree(tmp_path / "tree", layout="hydra")
+        one.path: one.outcome
+        for one in other.exchange.import_tree(tmp_path / "tree", layout="hydra")
     }
     assert set(reports.values()) == {"imported"}
     assert_same(other.pins.artifacts.get("eval_seeds").load(), {"bank": torch.arange(1000)})
@@ -179,7 +180,7 @@ def test_the_tracker_of_the_best_begins_again_in_each_phase(reg: Registry) -> No
         run.save({**state, "metrics": {"mu": mu, "sigma": 1.0}}, step=step, phase=2)
     assert run.best().step == 10_500
     run.pins.gates.set("distill_best")
-    run.transition(3, targets={"model_record": Student()})
+    run.phases.transition(3, targets={"model_record": Student()})
     assert run.best() is None  # the same monitor, and none of its values of phase 2
     state = hydra_state(3, 11_500, Student(), opponent_pool_metadata={"next": 1})
     run.save({**state, "metrics": {"mu": 20.0, "sigma": 1.0}}, step=11_500, phase=3)
@@ -206,7 +207,7 @@ def test_the_teacher_shares_nothing_with_the_student_and_is_cast(reg: Registry) 
     run, wide = reg.create_run(preset=spec, seed=7), Student().float()
     run.save({**hydra_state(1, 10_000, wide), "metrics": {"heldout_ce": 1.0}}, step=10_000)
     run.pins.gates.set("bc_best")
-    state = run.transition(2, targets={"model_record": wide}).state
+    state = run.phases.transition(2, targets={"model_record": wide}).state
     student, teacher = state["model_record"], state["teacher_state_dict"]
     assert {one.dtype for one in student.values()} == {torch.float32}
     assert {one.dtype for one in teacher.values()} == {torch.bfloat16}
@@ -234,7 +235,7 @@ def test_strict_loading_compares_both_ways_and_dtypes(reg: Registry) -> None:
         (Student(planes=5), r"stem.weight is bfloat16\[4, 3\], target bfloat16\[4, 5\]"),
     ):
         with pytest.raises(IncompatibleState, match=message):
-            run.transition(2, targets={"model_record": target})
+            run.phases.transition(2, targets={"model_record": target})
         assert run.refresh().manifest == before
 
 
@@ -254,7 +255,7 @@ def test_folders_that_are_not_there_are_made(tmp_path: Path) -> None:
     with holdfast.init(tmp_path / "some" / "where" / "registry") as reg:
         run = adr004_run(reg)
         run.releases.publish("1.0.0", run.best(), card=CARD)
-        run.checkout(tmp_path / "any" / "where" / "checkpoints", layout="adr004")
+        run.exchange.checkout(tmp_path / "any" / "where" / "checkpoints", layout="adr004")
     tree = tmp_path / "any" / "where" / "checkpoints"
     made = {str(one.relative_to(tree)) for one in tree.rglob("*") if one.is_dir()}
     wanted = {"training", "milestones", "production", "metadata", "metadata/model_cards"}
@@ -284,12 +285,12 @@ def test_days_decide_of_checkpoints_and_never_of_releases(
     release = run.releases.publish("1.0.0", run.checkpoints()[0], card=CARD)
     weights = release.load()["model_state_dict"]
     policy = Retention(for_days=30)
-    assert not run.prune(policy, dry_run=True).evicted
+    assert not run.retention.prune(policy, dry_run=True).evicted
     day_s, now = 86_400, time.time()
     for days, gone in ((29, 0), (31, 1)):
         monkeypatch.setattr("time.time", lambda days=days: now + days * day_s)
-        assert len(run.prune(policy, dry_run=True).evicted) == gone
-    run.prune(policy)
+        assert len(run.retention.prune(policy, dry_run=True).evicted) == gone
+    run.retention.prune(policy)
     reg.gc(grace_s=0)
     assert [one.step for one in run.checkpoints()] == [2]  # the newest stays in any case
     assert_same(run.releases.get("1.0.0").load()["model_state_dict"], weights)
@@ -333,7 +334,7 @@ def test_every_claim_is_traced_to_an_entry_and_the_commit_that_wrote_it(
     claimed = list(reg.run("andrea").streams["loss"].read())[149]
     assert claimed == {"step": 150, "loss": 7.5}
     assert run.streams["loss"].count == 200
-    writers = {one.n: one.author for one in run.history()}
+    writers = {one.n: one.author for one in run.history.commits()}
     assert writers[run.latest().n] == writers[run.checkpoints()[0].n]
     assert verified(tmp_path / "registry")
 
@@ -342,7 +343,7 @@ def test_a_step_file_has_8_bytes_and_12_for_each_parameter(reg: Registry, tmp_pa
     run = reg.create_run("andrea", preset="andrea")
     for step, count in ((100, 7), (200, 7)):
         run.save(andrea_state(step, count), step=step)
-    run.checkout(tmp_path / "tree", layout="andrea")
+    run.exchange.checkout(tmp_path / "tree", layout="andrea")
     for step in (100, 200):
         data = (tmp_path / "tree" / f"step_{step:06d}.bin").read_bytes()
         assert len(data) == 8 + 12 * 7
@@ -374,7 +375,7 @@ def test_each_policy_of_a_run_has_a_folder_that_comes_back(reg: Registry, tmp_pa
         }
         run.save({**states[step], **needed}, step=step)
     out = tmp_path / "out"
-    run.checkout(out, layout="cobre")
+    run.exchange.checkout(out, layout="cobre")
     assert links(out) == {"latest": "policy_000006"}
     for step, state in states.items():
         formats.write(tmp_path / f"direct{step}", state, format="cobre")
@@ -383,7 +384,7 @@ def test_each_policy_of_a_run_has_a_folder_that_comes_back(reg: Registry, tmp_pa
         here = {Path(name).relative_to(ours): data for name, data in files(ours).items()}
         assert here == {Path(name).relative_to(theirs): d for name, d in files(theirs).items()}
     other = reg.create_run("other", preset="cobre", seed=2)
-    assert {one.outcome for one in other.import_tree(out, layout="cobre")} == {"imported"}
+    assert {one.outcome for one in other.exchange.import_tree(out, layout="cobre")} == {"imported"}
     for found in other.checkpoints():
         parts = {name: found.load()[name] for name in states[5]}
         assert_same(parts, formats.read(out / f"policy_{found.step:06d}", format="cobre").state)

@@ -116,12 +116,12 @@ def test_the_class_of_adr004_and_its_files_come_and_go(manager: Any, tmp_path: P
     train(manager(tmp_path / "in"), model, optimizer, scheduler)
     with holdfast.init(str(tmp_path / "registry")) as reg:
         run = reg.create_run("imdb", preset=import_spec("adr004"))
-        taken = run.import_tree(tmp_path / "in", layout="adr004")
+        taken = run.exchange.import_tree(tmp_path / "in", layout="adr004")
         assert {one.outcome for one in taken} <= {"imported", "there already"}
         assert (run.best().step, run.latest().step) == (6, 8)
         assert run.best().metrics == {"accuracy": 0.72, "loss": 1 - 0.72}
         assert run.releases.latest().version == "1.0.1"
-        run.checkout(tmp_path / "out", layout="adr004")
+        run.exchange.checkout(tmp_path / "out", layout="adr004")
     assert names(tmp_path / "out") == names(tmp_path / "in")
     theirs = manager(tmp_path / "out")
     for name in names(tmp_path / "out"):
@@ -166,7 +166,7 @@ def test_what_the_class_of_adr004_saves_can_be_saved_as_it_is(manager: Any, tmp_
         back = run.latest().load()
         assert_same(back, checkpoint)
         assert type(back["metadata"]["pytorch_version"]) is type(torch.__version__)
-        run.checkout(tmp_path / "out", layout="adr004")
+        run.exchange.checkout(tmp_path / "out", layout="adr004")
         assert sorted(names(tmp_path / "out")) == [
             *(
                 f"milestones/best_{name}_epoch_{epoch:04d}.pt"

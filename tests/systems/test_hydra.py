@@ -53,7 +53,7 @@ def members_over_time(run: Run, phase: str) -> list[int]:
     """Return how many checkpoints a phase held after each commit."""
     added: dict[int, str] = {}
     held, counts = 0, []
-    for commit in run.history():
+    for commit in run.history.commits():
         for action in commit.actions:
             if isinstance(action, AddCheckpoint):
                 added[commit.n] = action.phase
@@ -176,14 +176,14 @@ def test_phases_2_and_3_keep_20_and_the_best_by_mu_less_3_sigma(
 
 def test_cadence_of_each_phase(read_hydra: Reader) -> None:
     run = read_hydra(acts.birth)
-    assert [run.is_due(step, phase=1) for step in (500, 10_000, 10_500, 20_000)] == [
+    assert [run.phases.is_due(step, phase=1) for step in (500, 10_000, 10_500, 20_000)] == [
         False,
         True,
         False,
         True,
     ]
     for phase in (2, 3):
-        assert [run.is_due(step, phase=phase) for step in (499, 500, 750, 10_000)] == [
+        assert [run.phases.is_due(step, phase=phase) for step in (499, 500, 750, 10_000)] == [
             False,
             True,
             False,
@@ -195,7 +195,7 @@ def test_evictions_are_part_of_saves(read_hydra: Reader) -> None:
     run = read_hydra(acts.league)
     for phase in ("1", "2", "3"):
         assert max(members_over_time(run, phase)) == FIFO
-    for commit in run.history():
+    for commit in run.history.commits():
         evicted = [
             one
             for action in commit.actions
@@ -205,14 +205,16 @@ def test_evictions_are_part_of_saves(read_hydra: Reader) -> None:
         if evicted:
             assert any(isinstance(action, AddCheckpoint) for action in commit.actions)
             assert all("not among last 20" in one.reason for one in evicted)
-    saved = sum(len([a for a in c.actions if isinstance(a, AddCheckpoint)]) for c in run.history())
+    saved = sum(
+        len([a for a in c.actions if isinstance(a, AddCheckpoint)]) for c in run.history.commits()
+    )
     assert saved == run.manifest.count > 60
-    assert len(run.evicted()) == saved - 3 * FIFO
+    assert len(run.retention.evicted()) == saved - 3 * FIFO
 
 
 def test_ratings_come_from_elsewhere_and_late(read_hydra: Reader) -> None:
     run = read_hydra(acts.distillation)
-    commits = list(run.history())
+    commits = list(run.history.commits())
     adds = {c.n: a for c in commits for a in c.actions if isinstance(a, AddCheckpoint)}
     late = Counter(
         sum(1 for n in adds if action.checkpoint < n < commit.n)
@@ -231,7 +233,7 @@ def test_gate_keeps_its_checkpoint_for_good(hydra: Life[Hydra], read_hydra: Read
         assert best is not None
         assert run.pins.gates.get(name).digest == best.digest
         assert_same(run.pins.gates.get(name).load(), best.load())
-        plan = run.prune(dry_run=True)
+        plan = run.retention.prune(dry_run=True)
         (reasons,) = (
             v.reasons for v in plan.kept if v.checkpoint.n == run.pins.gates.get(name).record.n
         )
@@ -274,7 +276,7 @@ def test_death_at_any_write_of_a_save_loses_nothing(hydra: Life[Hydra], read_hyd
 
 def test_nan_is_never_latest_best_or_restored(hydra: Life[Hydra], read_hydra: Reader) -> None:
     run = read_hydra(acts.divergence)
-    held_back = [one for one in run.full_manifest().checkpoints if one.held_back]
+    held_back = [one for one in run.history.manifest().checkpoints if one.held_back]
     assert [one.nonfinite for one in held_back] == [("model_record/policy_head.bias",)]
     assert held_back[0].metrics["heldout_ce"] == 0.0  # better than any other, and not best
     best = run.best(phase=1)
@@ -372,7 +374,7 @@ def test_a_process_that_dies_in_a_transition_repeats_it(
     run = read_hydra(acts.first_transition)
     assert {after for _, after in hydra.story.transition_deaths} == {False, True}
     assert len(hydra.story.transition_deaths) >= 4
-    entries = [a for c in run.history() for a in c.actions if isinstance(a, EnterPhase)]
+    entries = [a for c in run.history.commits() for a in c.actions if isinstance(a, EnterPhase)]
     assert len([one for one in entries if one.to_phase == "2"]) == 1
 
 
@@ -385,7 +387,7 @@ def refused(hydra: Life[Hydra], copy: str, to: int, match: str, **options: Any) 
         if to == 2:
             given["enable"] = acts.SWITCHED
         with pytest.raises(IncompatibleState, match=match):
-            run.transition(to, **given)
+            run.phases.transition(to, **given)
         assert run.refresh().manifest == before
 
 

@@ -143,7 +143,7 @@ def test_damaged_anchor_stops_the_transition(hydra: Life[Hydra], read_hydra: Rea
         assert run.pins.gates.get("distill_best").load()
         with pytest.raises(IntegrityError):
             acts.enter(run, 3)
-        assert run.refresh().phase == 2
+        assert run.refresh().phases.current == 2
 
 
 @in_a_folder
@@ -159,10 +159,10 @@ def test_oracle_features_must_be_gone(hydra: Life[Hydra], read_hydra: Reader) ->
         damage(place, run, run.pins.gates.get("distill_best"))
     with place.open() as reg:
         run = reg.run(run_id)
-        run.pins.gates.set("distill_best", run.find(seeing.record.n))
+        run.pins.gates.set("distill_best", run.history.checkpoint(seeing.record.n))
         with pytest.raises(IncompatibleState, match=r"mask_opp is not zero.*mask_wall is not zero"):
             acts.enter(run, 3)
-        assert run.refresh().phase == 2
+        assert run.refresh().phases.current == 2
 
 
 @in_a_folder

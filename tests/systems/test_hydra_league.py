@@ -34,7 +34,7 @@ def test_versions_are_dense_and_every_save_promotes(read_hydra: Reader) -> None:
     assert [one.version for one in entries] == [*range(1, ANCHORS + PROMOTED + 1)]
     assert [one.gate for one in entries[:ANCHORS]] == ["distill_best", "bc_best"]
     with_saves = 0
-    for commit in run.history():
+    for commit in run.history.commits():
         added = [a for a in commit.actions if isinstance(a, AddCheckpoint) and a.phase == "3"]
         promoted = [a for a in commit.actions if isinstance(a, Promote) and not a.frozen]
         with_saves += len(added)
@@ -49,7 +49,7 @@ def test_pool_keeps_20_beside_the_anchors(read_hydra: Reader) -> None:
     last = ANCHORS + PROMOTED
     assert versions == [1, 2, *range(last - SIZE + 1, last + 1)]
     playing = 0
-    for commit in run.history():
+    for commit in run.history.commits():
         for action in commit.actions:
             playing += isinstance(action, Promote) and not action.frozen
             if isinstance(action, EvictEntries):
@@ -76,7 +76,7 @@ def test_versions_are_not_used_again_after_reopening(
 def histories(run: Run) -> dict[int, list[PoolEvent]]:
     """Return what `run.pool.history` does, for all versions by one reading of the log."""
     found: dict[int, list[PoolEvent]] = {}
-    for event in pool_events(run.history()):
+    for event in pool_events(run.history.commits()):
         found.setdefault(event.version, []).append(event)
     return found
 
@@ -116,7 +116,7 @@ def test_promotion_inherits_mu_and_widens_sigma(read_hydra: Reader) -> None:
 def test_entries_tell_what_their_sidecar_would(read_hydra: Reader) -> None:
     run = read_hydra(acts.aftermath)
     entry = run.pool.roster()[5]
-    source = run.find(entry.checkpoint)
+    source = run.history.checkpoint(entry.checkpoint)
     number = (source.step - acts.first_step(run, 3)) // acts.PPO_EVERY + 1
     assert (entry.version, entry.step, entry.phase) == (ANCHORS + number, source.step, 3)
     assert entry.win_rate == entry.wins / entry.games
@@ -127,7 +127,7 @@ def test_entries_tell_what_their_sidecar_would(read_hydra: Reader) -> None:
 def test_entries_are_weights_alone_and_store_none(hydra: Life[Hydra], read_hydra: Reader) -> None:
     run = read_hydra(acts.aftermath)
     entry = run.pool.roster()[-2]
-    source = run.find(entry.checkpoint)
+    source = run.history.checkpoint(entry.checkpoint)
     assert list(entry.components) == ["model_record"]
     assert entry.components["model_record"] == source.components["model_record"]
     assert_same(entry.load()["model_record"], source.load(only="model_record")["model_record"])
@@ -137,7 +137,7 @@ def test_entries_are_weights_alone_and_store_none(hydra: Life[Hydra], read_hydra
 
 def test_entries_outlive_their_checkpoints(read_hydra: Reader) -> None:
     run = read_hydra(acts.aftermath)
-    evicted = {one.record.n for one in run.evicted()}
+    evicted = {one.record.n for one in run.retention.evicted()}
     anchors_and_gone = [one for one in run.pool.entries() if one.checkpoint in evicted]
     for entry in run.pool.roster():
         assert list(entry.load()) == ["model_record"]
@@ -148,7 +148,7 @@ def test_matches_are_rated_by_plackett_luce_and_once(read_hydra: Reader) -> None
     run = read_hydra(acts.aftermath)
     before: dict[int, Rating] = {}
     matches = set()
-    for commit in run.history():
+    for commit in run.history.commits():
         for action in commit.actions:
             if isinstance(action, Promote):
                 before[action.version] = Rating(action.mu, action.sigma)

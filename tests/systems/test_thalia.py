@@ -73,7 +73,7 @@ def test_growth_history_comes_back_from_the_metadata(trained: Run) -> None:
 def test_growth_over_time_is_plotted(trained: Run) -> None:
     before = sum(rows for rows, _ in acts.REGIONS.values())
     steps, neurons = [], []
-    for line in trained.plot("neurons").data:
+    for line in trained.history.plot("neurons").data:
         steps += line.x
         neurons += line.y
     assert len(steps) == STEPS * len(STAGES)
@@ -348,7 +348,7 @@ def test_two_trainings_are_merged(story: Story) -> None:
             state = forked.restore().state
             state["regions"]["striatum"]["weights"]["feedforward"] += len(made) * 2.0
             made.append(forked.save(state, step=1000, phase="grammar"))
-        merged = reg.run("left").merge(made, step=1001, phase="grammar")
+        merged = reg.run("left").exchange.merge(made, step=1001, phase="grammar")
         weights = [
             one.load()["regions"]["striatum"]["weights"]["feedforward"] for one in (*made, merged)
         ]

@@ -158,7 +158,7 @@ def cloned(reg: Registry) -> tuple[Run, Student]:
 def distilled(reg: Registry, mask: str, value: float) -> tuple[Run, Student]:
     """Return a run at the end of phase 2, whose teacher has dropout masks under a name."""
     run, student = cloned(reg)
-    run.transition(2, targets={"model_record": Student()})
+    run.phases.transition(2, targets={"model_record": Student()})
     teacher = {**student.state_dict(), mask: torch.full((3,), value, dtype=torch.bfloat16)}
     run.save(hydra_state(2, 10_500, student, teacher_state_dict=teacher), step=10_500)
     run.pins.gates.set("distill_best")
@@ -176,7 +176,7 @@ def test_metrics_snapshot_of_hydra_chooses_the_gate(reg: Registry) -> None:
 
 def test_transition_needs_only_what_the_document_names(reg: Registry) -> None:
     run, student = cloned(reg)
-    begun = run.transition(2, targets={"model_record": Student()})
+    begun = run.phases.transition(2, targets={"model_record": Student()})
     fresh = Student()
     fresh.load_state_dict(begun.state["model_record"], strict=True)
     for name, weight in student.state_dict().items():
@@ -187,9 +187,9 @@ def test_thresholds_and_a_new_value_head_are_switched_on(reg: Registry) -> None:
     run, _ = cloned(reg)
     given = {"targets": {"model_record": Student()}, "enable": ["readiness", "new_value_head"]}
     with pytest.raises(IncompatibleState, match="deal_in_rate is not known"):
-        run.transition(2, **given)
+        run.phases.transition(2, **given)
     ready = {"discard_accuracy": 0.7, "average_placement": 2.5, "deal_in_rate": 0.1}
-    begun = run.transition(2, metrics=ready, **given)
+    begun = run.phases.transition(2, metrics=ready, **given)
     assert not [name for name in begun.state["model_record"] if "value" in name]
     assert [name for name in begun.state["model_record"] if "policy" in name]
 
@@ -200,18 +200,18 @@ def test_masks_have_the_names_of_the_program(reg: Registry, mask: str) -> None:
     given: dict[str, Any] = {"targets": {"model_record": Student()}}
     if mask == "mask_opp":  # without mask_wall, which the preset also expects
         with pytest.raises(IncompatibleState, match="mask_wall"):
-            run.transition(3, **given)
+            run.phases.transition(3, **given)
         given["zero"] = "teacher_state_dict/mask_*"
-    assert run.transition(3, **given).state["model_record"]
+    assert run.phases.transition(3, **given).state["model_record"]
 
 
 def test_masks_that_are_left_stop_the_transition(reg: Registry) -> None:
     run, _ = distilled(reg, "fading", 0.5)
     given: dict[str, Any] = {"targets": {"model_record": Student()}}
     with pytest.raises(IncompatibleState, match="fading is not zero"):
-        run.transition(3, zero=["teacher_state_dict/fading"], **given)
+        run.phases.transition(3, zero=["teacher_state_dict/fading"], **given)
     with pytest.raises(InvalidInput, match="must return the tensor names"):
-        run.transition(3, zero=[], **given)
+        run.phases.transition(3, zero=[], **given)
 
 
 # Versions

@@ -31,7 +31,7 @@ def _make_thinned(url: str, become: Become) -> str:
     with holdfast.open(become("trainer")) as reg:
         reg.create_run("a").save(_STATE, step=1)
         reg.create_run("b").save(_OTHER, step=1)
-        reg.run("b").drop(reason="a mistake")
+        reg.run("b").retention.drop(reason="a mistake")
     return url
 
 

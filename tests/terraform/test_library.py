@@ -55,10 +55,10 @@ def test_who_may_put_slots_can_drop_a_run(trained: str, become: Become, role: st
     (row,) = [one for one in OPERATIONS if one.name.startswith("drop, prune")]
     with holdfast.open(become(role)) as reg:
         if row.may(role):
-            reg.run("a").drop(reason="because I can")
+            reg.run("a").retention.drop(reason="because I can")
         else:
             with pytest.raises(AccessDenied):
-                reg.run("a").drop(reason="because I cannot")
+                reg.run("a").retention.drop(reason="because I cannot")
 
 
 @pytest.mark.parametrize("role", ["trainer", "evaluator", "annotator", "collector"])

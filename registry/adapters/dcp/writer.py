@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 import torch.distributed as dist
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
@@ -22,13 +22,12 @@ from torch.futures import Future
 from holdfast.registry.adapters.dcp.reader import complete, refuse_id, refuse_twins
 from holdfast.registry.adapters.dcp.staged import KeptMemory, Staged, deadline_of
 from holdfast.registry.errors import InvalidInput, RegistryError
-from holdfast.registry.face import Registry, Run
+from holdfast.registry.face import Registry, Run, StateOptions, shows_options
 from holdfast.registry.history import WriterToken
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.saving import ask
 from holdfast.registry.saving.collective.torch_group import TorchGroup
 from holdfast.registry.store import WorkerAddress
-from holdfast.registry.writing import Storing
 
 # A run as another process opens it: the process in which `async_save` may save.
 
@@ -118,33 +117,13 @@ class HoldfastWriter(StorageWriter, AsyncStager):
     checkpoint: Checkpoint | None
     _synchronize_after_execute = False
 
-    def __init__(
-        self,
-        run: Run,
-        *,
-        step: int,
-        phase: int | str | None = None,
-        metrics: Mapping[str, object] | None = None,
-        meta: object = None,
-        tier: str | None = None,
-        storing: Storing | None = None,
-        allow_nonfinite: bool = False,
-    ) -> None:
+    @shows_options(StateOptions)
+    def __init__(self, run: Run, *, step: int, **options: Unpack[StateOptions]) -> None:
         self._check_group(run)
         self._run: Run | Away = run
         self._staged: Staged | None = None
         self.checkpoint = None
-        self._request = ask(
-            run.handle,
-            step,
-            takes_over=True,
-            phase=phase,
-            metrics=metrics,
-            meta=meta,
-            tier=tier,
-            storing=storing,
-            allow_nonfinite=allow_nonfinite,
-        )
+        self._request = ask(run.handle, step, takes_over=True, **options)
 
     @staticmethod
     def _check_group(run: Run) -> None:

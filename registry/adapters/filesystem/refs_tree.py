@@ -96,7 +96,7 @@ class RefsTree:
 
         def get(step: str) -> Folder | None:
             if step == "best":
-                return self._best(f"{ref}/best", run.spec.phase(phase).monitors)
+                return self._best(f"{ref}/best", run.manifest.spec.phase(phase).monitors)
             is_named = step == "latest" or _STEP.fullmatch(step)
             return self._state(f"{ref}/{step}") if is_named else None
 
@@ -154,6 +154,6 @@ class RefsTree:
 
 
 def _phase_named(run: Run, step: str) -> str | None:
-    declared = [phase.name for phase in run.spec.phases]
+    declared = [phase.name for phase in run.manifest.spec.phases]
     known = [*run.manifest.phases_saved, *declared]
     return next((phase for phase in known if step in (phase, phase_segment(phase))), None)

@@ -128,7 +128,7 @@ class Session:
         run = self.run(run_id)
         found = None
         if run is not None:
-            found = run.find(at) if isinstance(at, int) else self._find_in(run_id, at)
+            found = run.history.checkpoint(at) if isinstance(at, int) else self._find_in(run_id, at)
         if found is None or found.digest.hex() != digest:
             raise Conflict(
                 "a ref that was resolved before names another state, or none",

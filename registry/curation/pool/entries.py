@@ -81,7 +81,7 @@ class PoolEntry(Stored):
 
     @property
     def checkpoint(self) -> int | None:
-        """Commit number of its checkpoint, for `Run.find`; `None` where a fork inherited it."""
+        """Commit number of its checkpoint, or `None` where a fork inherited it."""
         return self._record.checkpoint
 
     @property

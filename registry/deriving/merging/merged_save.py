@@ -155,7 +155,7 @@ def merge(
     pick: Mapping[str, Stored] | None,
     meta: Mapping[str, object] | None,
 ) -> Checkpoint:
-    """Make a checkpoint of a run from stored states of its registry; see `Run.merge`."""
+    """Make a checkpoint of a run from stored states of its registry; see `RunExchange.merge`."""
     if request.storing.precision is not None:
         raise InvalidInput(
             "a merge stores its tensors in the types of its sources",

@@ -71,7 +71,7 @@ class Transitioned:
 
 @dataclass(frozen=True, slots=True)
 class TransitionOptions:
-    """The options of a transition; see `Run.transition`."""
+    """The options of a transition; see `RunPhases.transition`."""
 
     targets: Mapping[str, Any] | None
     metrics: Mapping[str, object] | None
@@ -82,7 +82,7 @@ class TransitionOptions:
 
 
 def transition(handle: RunHandle, to: object, options: TransitionOptions) -> Transitioned:
-    """Begin a phase by a declared transition; see `Run.transition`."""
+    """Begin a phase by a declared transition; see `RunPhases.transition`."""
     require_first_rank()
     phase = check_phase(to)
     handle.log.refresh()

@@ -25,7 +25,7 @@ from holdfast.registry.writing import Committer, NewCommit, Stale, StateWriter, 
 def pivot(
     handle: RunHandle, name: str, initialise: Initialise | None, map_location: object
 ) -> Transitioned | None:
-    """Pivot, unless the run did so under this name; then return `None`. See `Run.pivot`."""
+    """Pivot, unless the run did so under this name; then return `None`. See `RunPhases.pivot`."""
     require_first_rank()
     check_name(name, "a pivot")
     handle.log.refresh()

@@ -56,7 +56,7 @@ class Started:
 
 
 def start_fresh(handle: RunHandle) -> Started:
-    """Start from nothing: the seeds alone; see `Run.start`."""
+    """Start from nothing: the seeds alone; see `RunPhases.start`."""
     run = handle.line.refresh()
     check_unbegun(run, "fresh")
     return Started("fresh", {}, None, _seeds(run, _reseeded(_rows(run.spec, None, ()))))
@@ -69,7 +69,7 @@ def start_warm(
     initialise: Initialise | None,
     map_location: object,
 ) -> Started:
-    """Start from parts of another run's checkpoint; see `Run.start`."""
+    """Start from parts of another run's checkpoint; see `RunPhases.start`."""
     require_first_rank()
     if not isinstance(source, Stored):
         raise InvalidInput(

@@ -31,7 +31,7 @@ class _Ready:
 
 
 class Following(Iterator[Checkpoint]):
-    """The checkpoints of a run, each with its weights in a model; `Run.follow_into` explains it.
+    """The checkpoints of a run, each with its weights in a model; `RunFollow.into` explains it.
 
     Attributes:
         current: The checkpoint whose weights the model has; `None` before the first.
@@ -48,9 +48,7 @@ class Following(Iterator[Checkpoint]):
         strict: bool,
         latest_only: bool,
         rehash: bool | None,
-        poll_s: float,
-        longest_poll_s: float,
-        timeout_s: float | None,
+        patience: Patience,
         follow: bool,
     ) -> None:
         self._store = committer.store
@@ -62,7 +60,7 @@ class Following(Iterator[Checkpoint]):
         if self._phase is not None:
             check_phase_is_declared(self._log.run.spec, self._phase)
         self._latest_only = latest_only
-        self._patience = Patience(poll_s, longest_poll_s, timeout_s)
+        self._patience = patience
         self._follow = follow
         self._end: int | None = None
         self._n = -1

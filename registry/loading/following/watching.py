@@ -42,7 +42,9 @@ _LONGEST_S = 1e12
 class Patience:
     """The waits of a follower between polls of a log, and its timeout."""
 
-    def __init__(self, poll_s: float, longest_poll_s: float, timeout_s: float | None) -> None:
+    def __init__(
+        self, poll_s: float = 1.0, longest_poll_s: float = 30.0, timeout_s: float | None = None
+    ) -> None:
         self._poll_s = _seconds("poll_s", poll_s)
         self._longest_poll_s = max(self._poll_s, _seconds("longest_poll_s", longest_poll_s))
         self._timeout_s = math.inf if timeout_s is None else _seconds("timeout_s", timeout_s)
@@ -71,7 +73,7 @@ class Patience:
 
 
 class Watch(Iterator[Checkpoint]):
-    """The checkpoints of a run as they come; `Run.watch` explains the arguments.
+    """The checkpoints of a run as they come; `RunFollow.checkpoints` explains the arguments.
 
     Attributes:
         group: The group of followers.
@@ -85,9 +87,7 @@ class Watch(Iterator[Checkpoint]):
         *,
         group: str,
         hold_s: float,
-        poll_s: float,
-        longest_poll_s: float,
-        timeout_s: float | None,
+        patience: Patience,
         follow: bool,
         follower: str | None,
     ) -> None:
@@ -99,7 +99,7 @@ class Watch(Iterator[Checkpoint]):
         self.group = check_name(group, "a group of followers")
         self.follower = check_name(follower or secrets.token_hex(8), "a follower")
         self._hold_ms = math.ceil(_seconds("hold_s", hold_s) * 1000)
-        self._patience = Patience(poll_s, longest_poll_s, timeout_s)
+        self._patience = patience
         self._follow = follow
         self._end: int | None = None
         self._held: int | None = None

@@ -370,7 +370,7 @@ def _parts(source: Source, runs: Sequence[str]) -> Iterable[Asked]:
         latest = run.manifest.latest()
         best = run.manifest.best(run.manifest.monitors[0]) if run.manifest.monitors else None
         for record in {one.n: one for one in (best, latest) if one is not None}.values():
-            yield Asked(path={"ref": run.find(record.n).ref})
+            yield Asked(path={"ref": run.history.checkpoint(record.n).ref})
 
 
 def find(source: Source, ref: str) -> Stored:

@@ -80,7 +80,10 @@ def _parts(source: Source, runs: Sequence[str]) -> Iterable[Asked]:
     for run in source.runs(runs).runs.values():
         first, latest = next(iter(run.manifest.live()), None), run.manifest.latest()
         if first is not None and latest is not None and first.n != latest.n:
-            refs = {"before": [run.find(first.n).ref], "after": [run.find(latest.n).ref]}
+            refs = {
+                "before": [run.history.checkpoint(first.n).ref],
+                "after": [run.history.checkpoint(latest.n).ref],
+            }
             yield Asked(query={**refs, "values": ["1"], "budget": [str(_WRITTEN_MIB)]})
 
 

@@ -137,13 +137,13 @@ def plan_gc(source: Source, *, grace_s: float = DAY_S) -> GcReport:
 def plan_prune(source: Source, run_id: str, policy: Retention | None = None) -> PrunePlan:
     """Plan a prune of a run by its log alone."""
     run = source.run(run_id)
-    if policy is None and not has_policies(run.spec):
+    if policy is None and not has_policies(run.manifest.spec):
         raise InvalidInput(
             "the run has no retention policy: it keeps everything",
             where=run_id,
             hint="Say how many of the last or best checkpoints to keep.",
         )
-    plan = run.prune(policy, dry_run=True)
+    plan = run.retention.prune(policy, dry_run=True)
     return PrunePlan(
         run_id,
         policy,

@@ -124,7 +124,7 @@ def test_what_is_evicted_meanwhile_is_skipped(call: Call, long: str, tmp_path: P
         "from holdfast.registry.spec import Retention\n"
         f"with holdfast.open({long!r}) as opened:\n"
         "    run = opened.run('long')\n"
-        "    run.prune(Retention(last=3))\n"
+        "    run.retention.prune(Retention(last=3))\n"
         f"{STATUS}\n"
     )
     words = (sys.executable, script, "{ref}")

@@ -236,7 +236,7 @@ def test_push_without_a_phase_goes_where_the_run_is(
     call("run", "create", "two", "--preset", tmp_path / "two.toml")
     assert "two/warm/step00000001" in call("push", torch_file, "two", "--step", 1).stdout
     with holdfast.open(url) as opened:
-        opened.run("two").push({"w": 1}, step=2, phase="fine")
+        opened.run("two").exchange.push({"w": 1}, step=2, phase="fine")
     assert "two/fine/step00000003" in call("push", torch_file, "two", "--step", 3).stdout
     assert (
         "new/main/step00000001" in call("push", torch_file, "new", "--step", 1, "--create").stdout

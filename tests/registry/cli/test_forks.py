@@ -33,7 +33,7 @@ def test_run_create_with_a_preset(call: Call, call_json: CallJson, tmp_path, url
     )
     call("run", "create", "own", "--preset", tmp_path / "mine.toml")
     with holdfast.open(url) as opened:
-        assert opened.run("own").spec == RunSpec(name="mine", retention=Retention(last=7))
+        assert opened.run("own").manifest.spec == RunSpec(name="mine", retention=Retention(last=7))
     assert "'default'" in call("run", "create", "x", "--preset", "defualt", status=4).stderr
     assert "x" not in call("run", "ls").stdout.split()
 
@@ -45,7 +45,7 @@ def test_run_create_with_a_policy(call: Call, url: str) -> None:
     call("run", "create", "new", "--monitor", "loss:min", *options)
     call("run", "create", "former", "--monitor", "loss:min", *former)
     with holdfast.open(url) as opened:
-        policies = [opened.run(name).spec.retention for name in ("new", "former")]
+        policies = [opened.run(name).manifest.spec.retention for name in ("new", "former")]
     assert policies == [Retention(last=3, best=1, every=1000, for_days=7)] * 2
 
 
@@ -280,7 +280,7 @@ def test_run_pivot(call: Call, call_json: CallJson, url: str) -> None:
     assert "phases       pivot polish, pivot again" in call("run", "show", "demo").stdout
     assert "pivot again in phase 2; carry model, epoch" in words(call("log", "demo").stdout)
     with holdfast.open(url) as opened:
-        opened.run("demo").set_status("interrupted")
+        opened.run("demo").status = "interrupted"
     call("run", "pivot", "demo", "third")
     assert call_json("run", "show", "demo")["status"] == "interrupted"
     call("run", "pivot", "none", "x", status=4)
@@ -289,7 +289,7 @@ def test_run_pivot(call: Call, call_json: CallJson, url: str) -> None:
 def test_a_warm_start_is_shown_with_its_source(call: Call, call_json: CallJson, url: str) -> None:
     with holdfast.open(url) as opened:
         run = opened.create_run("warm")
-        run.start("warm_start", opened.checkpoint("demo/main/step10"), carry="model")
+        run.phases.start("warm_start", opened.checkpoint("demo/main/step10"), carry="model")
     source = "demo/main/step00000010"
     (phase,) = call_json("run", "show", "warm")["phases"]
     assert (phase["pivot"], phase["source"]) == (None, source)

@@ -86,7 +86,7 @@ def test_saves_of_a_run_without_a_checkpoint_go_into_a_new_run(
 def test_saves_of_a_lost_registry_go_into_another_one(
     call: Call, call_json: CallJson, run: Any, url: str, tmp_path: Path
 ) -> None:
-    run.set_status("interrupted")
+    run.status = "interrupted"
     lost = Path(url).rename(tmp_path / "gone")
     other = str(tmp_path / "other")
     old = holdfast.init(other).id

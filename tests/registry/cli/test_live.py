@@ -30,7 +30,12 @@ def train(url: str, monkeypatch: pytest.MonkeyPatch) -> Train:
         run.save({"w": number}, step=number, metrics={"loss": 1 / number})
 
     acts = iter(
-        [lambda: step(1), lambda: None, lambda: step(2), lambda: run.set_status("completed")]
+        [
+            lambda: step(1),
+            lambda: None,
+            lambda: step(2),
+            lambda: setattr(run, "status", "completed"),
+        ]
     )
     monkeypatch.setattr(watching, "_sleep", lambda _: next(acts)())
     return step
@@ -69,7 +74,7 @@ def test_a_run_is_followed_on_a_terminal(
 
 def test_a_finished_run_is_shown_once(call: Call, url: str) -> None:
     with holdfast.open(url) as opened:
-        opened.run("demo").set_status("completed")
+        opened.run("demo").status = "completed"
     once = call("run", "show", "demo").stdout
     assert call("run", "show", "demo", "--follow").stdout == once
 

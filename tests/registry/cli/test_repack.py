@@ -27,7 +27,7 @@ def thinned(url: str) -> str:
             parts = {"fixed": fixed, "w": changing}
             state = {name: np.frombuffer(data, np.uint8) for name, data in parts.items()}
             run.save({"model": state}, step=step)
-        run.prune(Retention(last=1))
+        run.retention.prune(Retention(last=1))
     return url
 
 
@@ -147,7 +147,7 @@ def test_bases_that_nothing_needs_go(call: Call, url: str) -> None:
                 step=step,
                 storing=Storing(compression="zstd", keyframe_every=8),
             )
-        run.prune(Retention(last=1))
+        run.retention.prune(Retention(last=1))
     told = call("repack", "plain").stdout
     assert "re-encoded    1 chunk, " in told
     assert "bases left    3 bases of deltas, " in told

@@ -95,7 +95,7 @@ def test_the_policy_of_the_run_counts_without_another(call: Call, url: str) -> N
         run = opened.create_run("kept", retention=Retention(last=2))
         for step in (1, 2, 3):
             run.save({"w": step}, step=step)
-        run.undo()
+        run.retention.undo()
     assert "3 checkpoints kept, 0 evicted" in call("prune", "kept").stdout
     assert "brought back by hand" in call("prune", "kept").stdout
 

@@ -37,8 +37,8 @@ def said(url: str, kind: type) -> list[int]:
     with holdfast.open(url) as opened:
         run: Run = opened.run("demo")
         return [
-            run.find(action.checkpoint).step
-            for commit in run.history()
+            run.history.checkpoint(action.checkpoint).step
+            for commit in run.history.commits()
             for action in commit.actions
             if isinstance(action, kind)
         ]
@@ -100,7 +100,7 @@ def test_a_phase_that_is_not_there(call: Call, script, url: str, tmp_path: Path)
     assert "phase mian: no checkpoint of this phase yet; found phases main, 2" in refused
     assert "'main'" in refused
     with holdfast.open(url) as opened:
-        opened.run("demo").set_status("completed")
+        opened.run("demo").status = "completed"
         opened.create_run("two", preset=RunSpec(phases=(Phase(name="main"),)))
     # It may come yet: who waits for it is told, and waits.
     assert "'main'" in call("watch", "demo", *arguments[1:]).stderr
@@ -110,7 +110,7 @@ def test_a_phase_that_is_not_there(call: Call, script, url: str, tmp_path: Path)
 
 def test_what_others_hold_is_told_in_the_end(call: Call, script, url: str) -> None:
     with holdfast.open(url) as opened:
-        coming = opened.run("demo").watch(group="default", follow=False)
+        coming = opened.run("demo").follow.checkpoints(group="default", follow=False)
         assert next(coming).step == 10
         arguments = ["watch", "demo", "--once", "--exec", script("")]
         told = call(*arguments).stderr
@@ -122,7 +122,7 @@ def test_what_others_hold_is_told_in_the_end(call: Call, script, url: str) -> No
 
 def test_a_run_that_ends_ends_it(call: Call, script, url: str) -> None:
     with holdfast.open(url) as opened:
-        opened.run("demo").set_status("completed")
+        opened.run("demo").status = "completed"
     assert call("watch", "demo", "--exec", script("")).stdout.count("done: ") == 2
 
 
@@ -186,7 +186,7 @@ def test_the_hold_is_as_long_as_asked(call: Call, script, url: str) -> None:
     call("watch", "demo", "--once", "--exec", script(""), "--hold", 10**7)
     with holdfast.open(url) as opened:
         run = opened.run("demo")
-        for commit in run.history():
+        for commit in run.history.commits():
             for action in commit.actions:
                 if isinstance(action, Claim):
                     assert action.until_ms - commit.time_ms == pytest.approx(10**10, abs=60_000)

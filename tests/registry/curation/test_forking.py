@@ -124,7 +124,7 @@ def test_it_says_where_it_is_from_and_inherits_what_it_was_begun_with(parent, re
 
 def test_what_is_given_goes_before_what_is_inherited(parent, reg):
     fork = reg.fork("parent/latest", "fork", seed=9, config={"lr": 5}, preset=RunSpec(name="x"))
-    assert (fork.config, fork.spec.name) == ({"lr": 5}, "x")
+    assert (fork.config, fork.manifest.spec.name) == ({"lr": 5}, "x")
     assert fork.manifest.created.seed == f"{9:016x}"
 
 
@@ -159,7 +159,7 @@ def test_versions_of_the_pool_go_on_where_the_parents_stood(parent, reg):
 def test_it_is_one_slot_after_commit_0(parent, reg):
     fork = reg.fork("parent/latest", "fork")
     assert fork.manifest.next_slot == 2
-    kinds = [[type(action) for action in commit.actions] for commit in fork.history()][1:]
+    kinds = [[type(action) for action in commit.actions] for commit in fork.history.commits()][1:]
     assert kinds[0] == [AddCheckpoint, SetPin]
     assert {AppendStream, AddCheckpoint, SetPin, Promote} == set(kinds[1])
 
@@ -234,7 +234,7 @@ def test_gates_that_are_one_checkpoint_are_one_in_the_fork(reg):
 def test_the_parents_evictions_and_end_do_it_no_harm(parent, reg, open_registry, backend):
     reg.fork("parent/phase2/step3", "fork")
     save_small(parent, *range(4, 8))
-    parent.drop("done with")
+    parent.retention.drop("done with")
     # A sweep that condemns whatever no run holds.
     fresh = open_registry(backend)
     live = needed(fresh)
@@ -269,7 +269,7 @@ def test_a_fork_while_a_sweep_condemned_what_it_takes_puts_it_anew(
 
 def test_a_fork_of_a_superseded_checkpoint(parent, reg):
     abandoned = parent.latest()
-    parent.restore(at=parent.find(reg.checkpoint("parent/phase2/step2").record.n))
+    parent.restore(at=parent.history.checkpoint(reg.checkpoint("parent/phase2/step2").record.n))
     parent.save(small_state(9), step=3)
     assert abandoned.superseded
     fork = reg.fork(abandoned, "fork")
@@ -279,12 +279,12 @@ def test_a_fork_of_a_superseded_checkpoint(parent, reg):
 
 def test_a_fork_of_an_evicted_checkpoint_is_refused_until_it_is_back(parent, reg):
     save_small(parent, 4, 5, 6, 7)
-    gone = parent.evicted()[0]
+    gone = parent.retention.evicted()[0]
     before = reg.runs()
     with pytest.raises(Conflict, match=r"a fork cannot continue from an evicted checkpoint.*undo"):
         reg.fork(gone, "fork")
     assert reg.runs() == before
-    parent.undo(gone)
+    parent.retention.undo(gone)
     assert same(reg.fork(gone, "fork").latest().load(), small_state(gone.step))
 
 
@@ -364,7 +364,7 @@ def test_whatever_is_said_of_a_fork_that_broke_off_it_is_finished(parent, backen
 
 def test_a_fork_that_broke_off_and_was_dropped_stays_dropped(parent, backend, open_registry):
     _break_off(backend, open_registry)
-    open_registry(backend).run("fork").drop("no use")
+    open_registry(backend).run("fork").retention.drop("no use")
     with pytest.raises(Conflict, match=r"the run was dropped.*no use"):
         open_registry(backend).fork("parent/phase2/step3", "fork")
 

@@ -118,7 +118,7 @@ def test_a_checkpoint_of_another_run_is_no_gate(reg, run, gated):
 
 
 def test_what_was_evicted_is_no_gate_and_no_tag(gated):
-    (first,) = gated.evicted()
+    (first,) = gated.retention.evicted()
     for name in (
         lambda: gated.pins.gates.set("bc_best", first),
         lambda: gated.pins.tags.set("t", first),

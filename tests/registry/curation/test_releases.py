@@ -136,7 +136,7 @@ def test_a_release_outlives_its_checkpoint(reg, backend, open_registry):
     first = run.save(small_state(1), step=1)
     run.releases.publish("1.0.0", first, only="model")
     run.save(small_state(2), step=2)
-    assert run.evicted()[0].digest == first.digest
+    assert run.retention.evicted()[0].digest == first.digest
     release = open_registry(backend).run("short").releases.get("1.0.0")
     assert same(release.load(), {"model": small_state(1)["model"]})
     assert release.digest in run.manifest.held
@@ -256,7 +256,7 @@ def test_what_cannot_be_published_is_refused_before_anything_is_written(
 def test_a_dropped_run_publishes_nothing(run, ck):
     run.releases.publish("1.0.0", ck)
     run.releases.publish("1.1.0", ck)
-    run.drop("gone")
+    run.retention.drop("gone")
     with pytest.raises(Conflict, match="gone"):
         run.releases.publish("1.2.0", ck)
     with pytest.raises(Conflict, match="gone"):
@@ -365,7 +365,7 @@ def test_history_tells_who_did_what(run, ck):
         ("published", "1.1.0", ""),
         ("pointed", "1.0.0", "slow"),
     ]
-    commits = {commit.n: commit for commit in run.history()}
+    commits = {commit.n: commit for commit in run.history.commits()}
     for event in history:
         commit = commits[event.n]
         assert isinstance(commit.actions[0], SetPin | PointRelease)

@@ -142,7 +142,7 @@ def test_a_repeated_save_adds_the_metrics_that_are_new(run, backend):
 def test_a_push_takes_nothing_over(run, backend, open_registry):
     run.save(small_state(1), step=1)
     other = open_registry(backend).run("run")
-    assert other.push(small_state(2), step=2).step == 2
+    assert other.exchange.push(small_state(2), step=2).step == 2
     assert actions_of(other)[2:] == [["checkpoint.add"]]
     run.save(small_state(3), step=3)
     assert steps(run) == [1, 2, 3]
@@ -151,9 +151,9 @@ def test_a_push_takes_nothing_over(run, backend, open_registry):
 def test_a_push_of_other_content_at_a_taken_step_is_a_conflict(run, backend, open_registry):
     run.save(small_state(1), step=1)
     other = open_registry(backend).run("run")
-    assert other.push(small_state(1), step=1).record.n == 1
+    assert other.exchange.push(small_state(1), step=1).record.n == 1
     with pytest.raises(Conflict, match="phase main, step 1"):
-        other.push(small_state(2), step=1)
+        other.exchange.push(small_state(2), step=1)
     assert steps(run) == [1]
 
 
@@ -161,8 +161,8 @@ def test_a_push_rewinds_nothing(run):
     first, *_ = save_small(run, 1, 2, 3)
     run.restore(at=first)
     with pytest.raises(Conflict):
-        run.push(small_state(22), step=2)
-    run.push(small_state(9), step=9)
+        run.exchange.push(small_state(22), step=2)
+    run.exchange.push(small_state(9), step=9)
     assert steps(run) == [1, 2, 3, 9]
 
 
@@ -170,7 +170,7 @@ def test_a_completed_run_takes_no_push(run):
     with run:
         run.save(small_state(1), step=1)
     with pytest.raises(Conflict, match="the run is completed"):
-        run.push(small_state(2), step=2)
+        run.exchange.push(small_state(2), step=2)
 
 
 def test_the_same_step_with_other_content_is_a_conflict(run, backend):
@@ -475,10 +475,10 @@ def test_a_completed_run_takes_no_save_from_a_new_trainer(run, backend, open_reg
         run.save(small_state(1), step=1)
     other = open_registry(backend).run("run")
     before = contents(backend, "runs/")
-    with pytest.raises(Conflict, match=r"run: the run is completed.*set_status"):
+    with pytest.raises(Conflict, match=r"run: the run is completed.*run.status"):
         other.save(small_state(2), step=2)
     assert contents(backend, "runs/") == before
-    other.set_status("running")
+    other.status = "running"
     other.save(small_state(2), step=2)
 
 
@@ -492,7 +492,7 @@ def test_a_completed_run_takes_no_save_from_the_trainer_that_completed_it(run):
 @pytest.mark.parametrize("status", ["failed", "interrupted"])
 def test_a_run_that_stopped_runs_again_at_the_next_save(run, backend, open_registry, status):
     run.save(small_state(1), step=1)
-    run.set_status(status)
+    run.status = status
     other = open_registry(backend).run("run")
     other.save(small_state(2), step=2)
     assert other.status == "running"
@@ -697,7 +697,7 @@ def test_the_config_comes_back_with_its_types(reg):
 
 def test_history_is_every_commit_in_order(run):
     save_small(run, 1, 2, 3)
-    commits = list(run.history())
+    commits = list(run.history.commits())
     assert [commit.n for commit in commits] == [0, 1, 2, 3]
     assert all("@" in commit.author for commit in commits)
 

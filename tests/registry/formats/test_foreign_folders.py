@@ -244,7 +244,7 @@ def test_a_deep_folder_does_not_hide_the_others(
     else:
         deep(tree)
     run = reg.create_run("r", preset=import_spec(layout))
-    taken = run.import_tree(tree, layout=layout)
+    taken = run.exchange.import_tree(tree, layout=layout)
     assert any(one.outcome == "refused" for one in taken)
     if layout == "hf":
         assert [one.path for one in taken if one.outcome == "imported"]
@@ -258,7 +258,9 @@ def test_a_policy_with_a_link_is_not_imported(reg: Registry, tmp_path: Path) -> 
     assert folder is not None
     moved_out(folder / "cuts/stage_000.bin", tmp_path)
     run = reg.create_run("r", preset=import_spec("cobre"))
-    taken = {one.path: one.outcome for one in run.import_tree(tmp_path / "tree", layout="cobre")}
+    taken = {
+        one.path: one.outcome for one in run.exchange.import_tree(tmp_path / "tree", layout="cobre")
+    }
     assert taken == {"policy": "refused", "policy/cuts/stage_000.bin": "refused"}
     assert not run.checkpoints()
 
@@ -274,7 +276,7 @@ def test_a_card_in_a_state_is_no_path(reg: Registry, tmp_path: Path) -> None:
         torch.save({**state, "model_card": str(private)}, release)
     for spec in (import_spec("adr004"), None):
         run = reg.create_run(f"r{spec is None}", preset=spec)
-        taken = run.import_tree(tree, layout="adr004")
+        taken = run.exchange.import_tree(tree, layout="adr004")
         cards = [one.card for one in run.releases.list()]
         assert not any(cards), cards
         assert "refused" in {one.outcome for one in taken if one.kind == "release"}
@@ -284,7 +286,7 @@ def test_a_card_that_is_a_link_is_not_read(reg: Registry, tmp_path: Path) -> Non
     tree = adr_tree(tmp_path / "tree")
     moved_out(tree / "metadata/model_cards/v1.0.0.yaml", tmp_path)
     run = reg.create_run("r")
-    run.import_tree(tree, layout="adr004")
+    run.exchange.import_tree(tree, layout="adr004")
     state: Any = torch.load(tree / "production/bayesian_transformer_v1.0.0.pt", weights_only=True)
     assert run.releases.get("1.0.0").card == state["model_card"]
 
@@ -297,7 +299,7 @@ def test_a_metric_beyond_floats_is_refused_and_the_others_taken(
     state: Any = torch.load(file, weights_only=True)
     torch.save({**state, "metrics": {"loss": 2**2000}}, file)
     run = reg.create_run("r", preset=import_spec("adr004"))
-    taken = {one.path: one.outcome for one in run.import_tree(tree, layout="adr004")}
+    taken = {one.path: one.outcome for one in run.exchange.import_tree(tree, layout="adr004")}
     assert taken.pop("training/epoch_0009_step_00009000.pt") == "refused"
     assert taken["training/epoch_0010_step_00010000.pt"] == "imported"
 
@@ -328,5 +330,5 @@ def test_a_repository_is_imported_without_its_git(reg: Registry, tmp_path: Path)
     hf(tmp_path / "tree/checkpoint-1") if (tmp_path / "tree").mkdir() is None else None
     (tmp_path / "tree/.git").mkdir()
     (tmp_path / "tree/.git/config").write_text("[core]")
-    taken = reg.create_run("r").import_tree(tmp_path / "tree", layout="hf")
+    taken = reg.create_run("r").exchange.import_tree(tmp_path / "tree", layout="hf")
     assert {one.outcome for one in taken} == {"imported"}

@@ -174,7 +174,7 @@ def test_a_folder_of_transformers(run: Run, tmp_path: Path) -> None:
     for name, data in found.state["files"].items():
         assert (tmp_path / "back" / name).read_bytes() == data == (folder / name).read_bytes()
     again: Any = formats.read(tmp_path / "back", format="hf", portable=True)
-    assert run.push(again.state, step=2).digest == run.latest().digest
+    assert run.exchange.push(again.state, step=2).digest == run.latest().digest
 
 
 def small(folder: Path) -> Path:

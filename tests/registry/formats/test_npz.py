@@ -36,7 +36,7 @@ def test_round_trip(save: Any, run: Run, tmp_path: Path) -> None:
     assert (found.format, found.metadata) == ("npz", None)
     assert same(found.state, {"arrays": ARRAYS})
     for name in ("a.npz", "b.npz"):
-        formats.write(tmp_path / name, run.push(found.state, step=1))
+        formats.write(tmp_path / name, run.exchange.push(found.state, step=1))
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
     with np.load(tmp_path / "a.npz", allow_pickle=False) as back:
         assert same(dict(back), ARRAYS)
@@ -76,14 +76,14 @@ def test_what_does_not_fit_is_refused(
     tensors: dict[str, Any], message: str, run: Run, tmp_path: Path
 ) -> None:
     with pytest.raises(IncompatibleState, match=message):
-        formats.write(tmp_path / "x.npz", run.push({"model": tensors}, step=1))
+        formats.write(tmp_path / "x.npz", run.exchange.push({"model": tensors}, step=1))
     assert not (tmp_path / "x.npz").exists()
 
 
 def test_neither_push_nor_pull_imports_torch(tmp_path: Path) -> None:
     state = {"model": {"w": torch.arange(40_000.0)}}
     with holdfast.init(tmp_path / "registry", skip_race_probe=True) as opened:
-        opened.create_run("run").push(state, step=1)
+        opened.create_run("run").exchange.push(state, step=1)
     np.savez(tmp_path / "in.npz", w=np.arange(40_000.0))
     program = """
 import sys

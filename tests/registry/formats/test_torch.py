@@ -76,7 +76,7 @@ def test_bare_state_dict_comes_back_bare_and_fits_into_safetensors(
     state = nn.Linear(4, 4).state_dict()
     assert same(state, round_trip(run, tmp_path, state))
     formats.write(tmp_path / "out.safetensors", run.checkpoints()[0])
-    back = run.push(formats.read(tmp_path / "out.safetensors").state, step=2).load()
+    back = run.exchange.push(formats.read(tmp_path / "out.safetensors").state, step=2).load()
     assert same(dict(sorted(state.items())), back["model"])
 
 

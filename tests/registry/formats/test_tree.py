@@ -53,7 +53,7 @@ def kept(folder: Path) -> Any:
 
 
 def pushed(run: Run, folder: Path, step: int = 1) -> Any:
-    return run.push(kept(folder), step=step)
+    return run.exchange.push(kept(folder), step=step)
 
 
 def test_folder_comes_back_byte_for_byte(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_hostile_description_writes_nothing(run: Run, tmp_path: Path, name: str)
         "tree": {"files": {name: info}, "folders": []},
         "files": {name: np.zeros(1, np.uint8)},
     }
-    checkpoint = run.push(state, step=1)
+    checkpoint = run.exchange.push(state, step=1)
     with pytest.raises(Malformed, match="description of a folder"):
         formats.write(tmp_path / "out", checkpoint)
     assert [one.name for one in tmp_path.iterdir()] == ["registry"]
@@ -140,5 +140,5 @@ def test_wrong_digest_writes_nothing(run: Run, folder: Path, tmp_path: Path) -> 
     state = kept(folder)
     state["tree"]["files"]["config.json"]["sha256"] = "00" * 32
     with pytest.raises(IncompatibleState, match=r"config\.json"):
-        formats.write(tmp_path / "out", run.push(state, step=1))
+        formats.write(tmp_path / "out", run.exchange.push(state, step=1))
     assert not (tmp_path / "out").exists()

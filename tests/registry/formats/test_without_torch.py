@@ -24,7 +24,7 @@ from holdfast.registry import formats
 registry, source, target = sys.argv[1:]
 with holdfast.open(registry) as opened:
     run = opened.run("run")
-    formats.write(target, run.push(formats.read(source, portable=True).state, step=2))
+    formats.write(target, run.exchange.push(formats.read(source, portable=True).state, step=2))
     print(run.latest().digest.hex())
 """
 
@@ -59,7 +59,7 @@ def test_safetensors(registry: Path, tmp_path: Path) -> None:
             "metadata": {"format": "pt"},
         }
         state["model"] = dict(sorted(state["model"].items()))
-        expected = opened.create_run("run").push(state, step=1).digest
+        expected = opened.create_run("run").exchange.push(state, step=1).digest
     assert pushed_without_torch(registry, source, target) == expected.hex()
     assert target.read_bytes() == source.read_bytes()
 
@@ -71,7 +71,7 @@ def test_zarr(registry: Path, tmp_path: Path) -> None:
         "ids": np.arange(9),
     }
     with holdfast.init(registry, skip_race_probe=True) as opened:
-        checkpoint = opened.create_run("run").push(state, step=1)
+        checkpoint = opened.create_run("run").exchange.push(state, step=1)
         formats.write(tmp_path / "in.zarr", checkpoint)
     found = pushed_without_torch(registry, tmp_path / "in.zarr", tmp_path / "out.zarr")
     assert found == checkpoint.digest.hex()
@@ -81,7 +81,7 @@ def test_zarr_with_sparse_tensors_still_comes_back(registry: Path, tmp_path: Pat
     state = {"model": {"s": torch.eye(4).to_sparse(), "w": torch.ones(3)}}
     with holdfast.init(registry, skip_race_probe=True) as opened:
         run = opened.create_run("run")
-        checkpoint = run.push(state, step=1)
+        checkpoint = run.exchange.push(state, step=1)
         formats.write(tmp_path / "x.zarr", checkpoint)
-        found = run.push(formats.read(tmp_path / "x.zarr").state, step=2)
+        found = run.exchange.push(formats.read(tmp_path / "x.zarr").state, step=2)
     assert found.digest == checkpoint.digest

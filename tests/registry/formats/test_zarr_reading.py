@@ -98,7 +98,7 @@ def test_what_was_written_comes_back_as_the_same_checkpoint(run: Run, tmp_path: 
     assert found.size_bytes == sum(path.stat().st_size for path in files)
     assert list(found.state) == list(STATE)
     with small_grid(256, list_threshold=8):
-        assert run.push(found.state, step=2).digest == checkpoint.digest
+        assert run.exchange.push(found.state, step=2).digest == checkpoint.digest
 
 
 def test_arrays_without_elements_come_back_whatever_shape_they_have(
@@ -112,14 +112,14 @@ def test_arrays_without_elements_come_back_whatever_shape_they_have(
     checkpoint = written(run, state, tmp_path / "x.zarr")
     found = formats.read(tmp_path / "x.zarr").state
     assert found["n"].shape == (0, 32, 131072, 4096)
-    assert run.push(found, step=2).digest == checkpoint.digest
+    assert run.exchange.push(found, step=2).digest == checkpoint.digest
 
 
 def test_the_type_of_the_state_comes_back(run: Run, tmp_path: Path) -> None:
     checkpoint = written(run, OrderedDict(b=torch.ones(3), a=1), tmp_path / "x.zarr")
     found = formats.read(tmp_path / "x.zarr").state
     assert type(found) is OrderedDict
-    assert run.push(found, step=2).digest == checkpoint.digest
+    assert run.exchange.push(found, step=2).digest == checkpoint.digest
 
 
 def test_keys_that_the_commit_keeps_come_back(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_keys_that_the_commit_keeps_come_back(tmp_path: Path) -> None:
     with holdfast.init(tmp_path / "registry", skip_race_probe=True) as opened:
         run = opened.create_run("run", seed=0, preset=str(preset))
         state = {"metadata": {"a": 7}, "model": {"w": np.arange(9)}, "metrics": {"loss": 0.5}}
-        checkpoint = run.push(state, step=1)
+        checkpoint = run.exchange.push(state, step=1)
         assert set(checkpoint.manifest.components) == {"model"}
         formats.write(tmp_path / "x.zarr", checkpoint)
         formats.write(tmp_path / "y.zarr", checkpoint, only=["model"])
@@ -145,7 +145,7 @@ def test_a_true_element_type_counts_without_the_rest(run: Run, tmp_path: Path) -
     written(run, STATE, tmp_path / "x.zarr")
     edit(tmp_path / "x.zarr" / "zarr.json", attributes={})
     with small_grid(256, list_threshold=8):
-        found = run.push(formats.read(tmp_path / "x.zarr").state, step=2).load()
+        found = run.exchange.push(formats.read(tmp_path / "x.zarr").state, step=2).load()
     assert torch.equal(found["model"]["half"], STATE["model"]["half"])
     assert found["model"]["tiny"].dtype == torch.float8_e4m3fn
     assert found["optimizer"]["0"]['"a']['b"'].tolist() == list(range(7))
@@ -189,14 +189,14 @@ def test_what_was_saved_with_less_precision_says_so_again(
     )
     (was,) = {entry.original for entry in checkpoint.manifest.tensors()} - {None}
     with small_grid(256, list_threshold=8):
-        pushed = run.push(formats.read(tmp_path / "x.zarr", portable=True).state, step=2)
+        pushed = run.exchange.push(formats.read(tmp_path / "x.zarr", portable=True).state, step=2)
         artifact = run.pins.artifacts.set(
             "x", formats.read(tmp_path / "x.zarr", portable=True).state
         )
     assert pushed.digest == artifact.digest == checkpoint.digest
     edit(tmp_path / "x.zarr" / "zarr.json", attributes={})
     with small_grid(256, list_threshold=8):
-        foreign = run.push(formats.read(tmp_path / "x.zarr", portable=True).state, step=3)
+        foreign = run.exchange.push(formats.read(tmp_path / "x.zarr", portable=True).state, step=3)
     assert sorted(str(entry.original) for entry in foreign.manifest.tensors()) == ["None", was]
 
 
@@ -235,7 +235,10 @@ def test_any_hierarchy_is_read(one: Path, run: Run) -> None:
     assert state["n"]["2"]["scalar"] == 3
     assert state["g"]["a"].dtype == np.float32
     assert state["nothing"] == {}
-    assert run.push(state, step=1).digest == run.push(formats.read(one).state, step=2).digest
+    assert (
+        run.exchange.push(state, step=1).digest
+        == run.exchange.push(formats.read(one).state, step=2).digest
+    )
 
 
 def test_one_array_is_a_component(tmp_path: Path) -> None:
@@ -289,7 +292,7 @@ def test_bfloat16_of_other_programs(run: Run, one: Path) -> None:
     shutil.rmtree(one / "g" / "a" / "c")
     for step, (fill, value) in enumerate(((0.0, 0.0), ("0x3fc0", 1.5))):
         edit(one / "g" / "a" / "zarr.json", data_type="bfloat16", fill_value=fill)
-        found = run.push(formats.read(one).state, step=step).load()["g"]["a"]
+        found = run.exchange.push(formats.read(one).state, step=step).load()["g"]["a"]
         assert found.dtype == torch.bfloat16
         assert torch.all(found == value)
 

@@ -27,7 +27,7 @@ def test_a_run_carries_its_specification(reg, tmp_path):
     for i, preset in enumerate(["default", tmp_path / "own.toml", RunSpec(name="x")]):
         run = reg.create_run(f"r{i}", preset=preset)
         expected = preset if isinstance(preset, RunSpec) else load_preset(preset)
-        assert reg.run(f"r{i}").spec == run.spec == expected
+        assert reg.run(f"r{i}").manifest.spec == run.manifest.spec == expected
         assert run.manifest.created.monitors == ()
 
 
@@ -35,7 +35,7 @@ def test_without_any_everything_is_kept_and_said_so(reg, caplog):
     with caplog.at_level("INFO", "holdfast"):
         run = reg.create_run("r")
         reg.create_run("s", preset="default")
-    assert run.spec == RunSpec()
+    assert run.manifest.spec == RunSpec()
     assert [record.getMessage() for record in caplog.records] == [
         "r: no preset: every checkpoint is kept"
     ]
@@ -44,8 +44,8 @@ def test_without_any_everything_is_kept_and_said_so(reg, caplog):
 def test_monitor_and_retention_take_the_place_of_the_presets(reg):
     acc = Monitor(metric="acc", mode="max")
     run = reg.create_run("r", preset="default", monitor=acc, retention=Retention(last=1))
-    assert (run.spec.name, run.spec.monitors) == ("default", (acc,))
-    assert run.spec.retention == Retention(last=1)
+    assert (run.manifest.spec.name, run.manifest.spec.monitors) == ("default", (acc,))
+    assert run.manifest.spec.retention == Retention(last=1)
     assert reg.create_run("s", retention=Retention(last=2)).spec.retention == Retention(last=2)
 
 
@@ -139,7 +139,7 @@ def test_another_line_is_a_conflict(reg, options):
         Conflict, match=r"r: the run was created with (another preset|other monitors)"
     ):
         reg.run("r", create=True, **options)
-    assert reg.run("r", create=True).spec.name == "default"
+    assert reg.run("r", create=True).manifest.spec.name == "default"
 
 
 DESCRIBED = {"config": {"lr": 1, "when": "now"}, "seed": 7, "input_hash": "data"}

@@ -36,7 +36,7 @@ def live(registry: Registry, steps: int = 3, offset: int = 0) -> Run:
     run.streams["losses"].append({"step": 1}, lifetime="resettable")
     run.releases.publish("1.0.0", run.latest(), card={"name": "it"})
     run.releases.publish("1.1.0", run.latest(), card={"name": "it"})
-    run.prune(Retention(last=2))
+    run.retention.prune(Retention(last=2))
     return run
 
 
@@ -92,28 +92,37 @@ ACTS: dict[str, Act] = {
     "save an unchanged state": lambda run: run.save(small_state(3), step=9),
     "save in the background": lambda run: run.save_async(small_state(9), step=9).wait(),
     "save again": lambda run: run.save(small_state(3), step=3, metrics={"loss": 1 / 3}),
-    "push": lambda run: run.push(small_state(9), step=9),
-    "report": lambda run: run.find(run.manifest.latest().n).report({"loss": 2.0}),
-    "tag": lambda run: run.pins.tags.set("keeper", run.find(run.manifest.latest().n)),
-    "gate": lambda run: run.pins.gates.set("other", run.find(run.manifest.latest().n)),
-    "gate again": lambda run: run.pins.gates.set("done", run.find(run.manifest.latest().n)),
+    "push": lambda run: run.exchange.push(small_state(9), step=9),
+    "report": lambda run: run.history.checkpoint(run.manifest.latest().n).report({"loss": 2.0}),
+    "tag": lambda run: run.pins.tags.set("keeper", run.history.checkpoint(run.manifest.latest().n)),
+    "gate": lambda run: run.pins.gates.set(
+        "other", run.history.checkpoint(run.manifest.latest().n)
+    ),
+    "gate again": lambda run: run.pins.gates.set(
+        "done", run.history.checkpoint(run.manifest.latest().n)
+    ),
     "artifact": lambda run: run.pins.artifacts.set("file", {"rows": [1, 2]}),
-    "publish": lambda run: run.releases.publish("2.0.0", run.find(run.manifest.latest().n)),
+    "publish": lambda run: run.releases.publish(
+        "2.0.0", run.history.checkpoint(run.manifest.latest().n)
+    ),
     "roll back": lambda run: run.releases.rollback("1.0.0"),
     "roll back again": lambda run: run.releases.rollback("1.1.0"),
-    "promote again": lambda run: run.pool.promote(run.find(run.manifest.latest().n)),
+    "promote again": lambda run: run.pool.promote(run.history.checkpoint(run.manifest.latest().n)),
     "match": lambda run: run.pool.record_match([None, 1], [1, 2], match="final"),
     "append": lambda run: run.streams["losses"].append({"step": 2}),
     "archive": lambda run: run.streams["losses"].archive("first"),
-    "prune": lambda run: run.prune(Retention(last=1)),
-    "prune again": lambda run: run.prune(Retention(last=2)),
-    "undo": lambda run: run.undo(run.evicted()[0]),
-    "merge": lambda run: run.merge(
-        [run.find(2), run.find(3)], step=9, average=["model"], pick={"optimizer": run.find(2)}
+    "prune": lambda run: run.retention.prune(Retention(last=1)),
+    "prune again": lambda run: run.retention.prune(Retention(last=2)),
+    "undo": lambda run: run.retention.undo(run.retention.evicted()[0]),
+    "merge": lambda run: run.exchange.merge(
+        [run.history.checkpoint(2), run.history.checkpoint(3)],
+        step=9,
+        average=["model"],
+        pick={"optimizer": run.history.checkpoint(2)},
     ),
-    "watch": lambda run: next(run.watch(follow=False)),
-    "set status": lambda run: run.set_status("completed"),
-    "drop": lambda run: run.drop("a mistake"),
+    "watch": lambda run: next(run.follow.checkpoints(follow=False)),
+    "set status": lambda run: setattr(run, "status", "completed"),
+    "drop": lambda run: run.retention.drop("a mistake"),
 }
 
 
@@ -161,18 +170,18 @@ def test_the_error_says_what_was_expected_and_found(
     newest = run.manifest.next_slot - 1
     newest_slot_deleted(backend)
     with pytest.raises(RolledBack) as told:
-        run.set_status("failed")
+        run.status = "failed"
     assert told.value.where == slot_key(RUN, newest)
     assert told.value.found == "no slot"
     another_registry(backend)
     with pytest.raises(RolledBack) as told:
-        run.set_status("failed")
+        run.status = "failed"
     assert (told.value.expected or "").startswith("the slot ")
     assert (told.value.found or "").startswith("the slot ")
     assert told.value.found != told.value.expected
     assert told.value.exit_code == IntegrityError.exit_code == 6
     # A handle that reads the log again continues from what is there.
-    open_registry(backend).run(RUN).set_status("failed")
+    open_registry(backend).run(RUN).status = "failed"
 
 
 def test_a_handle_that_read_on_over_the_seam_notices(
@@ -183,7 +192,7 @@ def test_a_handle_that_read_on_over_the_seam_notices(
     behind = run.manifest.next_slot
     newest_slot_deleted(backend)
     other = open_registry(backend).run(RUN)
-    other.set_status("failed")  # in the place of the slot that is gone
+    other.status = "failed"  # in the place of the slot that is gone
     backend.put(slot_key(RUN, behind), _mark())
     with pytest.raises(RolledBack):
         run.refresh()
@@ -196,7 +205,7 @@ def _mark() -> bytes:
         run = registry.create_run(RUN, seed=1)
         run.save(small_state(1), step=1)
         run.save(small_state(2), step=2)
-        run.prune(Retention(last=1))
+        run.retention.prune(Retention(last=1))
         registry.gc(grace_s=0)
         return contents(store, f"runs/{RUN}/log/")[
             slot_key(RUN, run.refresh().manifest.next_slot - 1)
@@ -219,10 +228,10 @@ def test_a_collector_stops_at_a_run_that_was_replaced(
 def test_the_look_is_made_at_each_commit(backend: MemoryBackend, open_registry: Open) -> None:
     calls: list[Any] = []
     run = open_registry(Metered(backend, calls)).run(RUN)
-    run.set_status("running")
+    run.status = "running"
     calls.clear()
     for _ in range(3):
-        run.set_status("running")
+        run.status = "running"
     newest = run.manifest.next_slot - 1
     asked = [(call.method, call.key) for call in calls]
     assert asked == [
@@ -239,7 +248,7 @@ def test_a_look_that_others_have_overtaken_is_made_again(
     log.open()
     look = log.look()
     other = open_registry(backend).run(RUN)
-    other.set_status("failed")
+    other.status = "failed"
     log.refresh()
     newest_slot_deleted(backend)
     with pytest.raises(RolledBack):

@@ -72,20 +72,20 @@ def test_what_was_evicted_is_not_in_the_snapshot(trained, backend):
 def test_a_handle_that_reads_a_snapshot_is_one_that_replays_the_log(reopened, trained, backend):
     whole = replayed(backend)
     assert reopened.manifest.encode() == trained.manifest.encode() == whole.compact().encode()
-    assert reopened.full_manifest() == trained.full_manifest() == whole
-    assert [one.record for one in reopened.evicted()] == whole.evicted
+    assert reopened.history.manifest() == trained.history.manifest() == whole
+    assert [one.record for one in reopened.retention.evicted()] == whole.evicted
     for n, record in whole.by_n.items():
-        found = reopened.find(n)
+        found = reopened.history.checkpoint(n)
         assert (found.record, found.is_evicted) == (record, record.evicted is not None)
         assert (found.superseded, found.metrics) == (record.superseded, record.metrics)
         assert found.handle.reader.place == whole.by_manifest[record.manifest]
-        assert same(found.load(), trained.find(n).load())
+        assert same(found.load(), trained.history.checkpoint(n).load())
 
 
 @pytest.mark.parametrize("n", [-1, 0, 10**30, "1", None])
 def test_numbers_that_added_no_checkpoint_are_not_found(reopened, n):
     with pytest.raises(NotFound, match="this commit added no checkpoint"):
-        reopened.find(n)
+        reopened.history.checkpoint(n)
 
 
 def test_names_of_what_was_evicted_say_so(reopened, reg, backend):
@@ -94,9 +94,9 @@ def test_names_of_what_was_evicted_say_so(reopened, reg, backend):
         with pytest.raises(NotFound, match="evicted"):
             reg.checkpoint(f"run/{name}")
     with pytest.raises(Conflict, match="this checkpoint was evicted"):
-        reopened.pins.tags.set("late", reopened.find(gone.n))
+        reopened.pins.tags.set("late", reopened.history.checkpoint(gone.n))
     with pytest.raises(Conflict, match="this checkpoint was evicted") as refused:
-        reopened.restore(at=reopened.find(gone.n))
+        reopened.restore(at=reopened.history.checkpoint(gone.n))
     assert gone.evicted in str(refused.value)
     sources = {one.version: one.source for one in reopened.releases.list()}
     assert sources["1.4.0"] == "run/main/step00000004"
@@ -104,19 +104,19 @@ def test_names_of_what_was_evicted_say_so(reopened, reg, backend):
 
 def test_reports_on_what_was_evicted_are_kept_in_the_log(reopened, trained, backend):
     gone = replayed(backend).evicted[0]
-    reopened.find(gone.n).report({"eval": 7.0})
-    assert reopened.find(gone.n).metrics["eval"] == 7.0
+    reopened.history.checkpoint(gone.n).report({"eval": 7.0})
+    assert reopened.history.checkpoint(gone.n).metrics["eval"] == 7.0
     trained.refresh()
     assert trained.manifest.encode() == reopened.manifest.encode()
-    assert trained.find(gone.n).metrics == {**gone.metrics, "eval": 7.0}
+    assert trained.history.checkpoint(gone.n).metrics == {**gone.metrics, "eval": 7.0}
 
 
 def test_what_was_evicted_comes_back_through_a_snapshot(reopened, trained, reg, backend):
-    commits = [action for commit in reopened.history() for action in commit.actions]
+    commits = [action for commit in reopened.history.commits() for action in commit.actions]
     last = [action for action in commits if isinstance(action, Evict)][-1]
-    back = reopened.undo()
+    back = reopened.retention.undo()
     assert {one.n for one in back} == {one.checkpoint for one in last.evictions}
-    (named,) = reopened.undo(reopened.evicted()[0])
+    (named,) = reopened.retention.undo(reopened.retention.evicted()[0])
     assert named.record.recovered
     assert same(named.load(), small_state(named.step))
     assert trained.refresh().manifest.encode() == reopened.manifest.encode()
@@ -132,7 +132,7 @@ def test_an_undo_is_followed_by_a_snapshot(reg, backend, open_registry):
     run = reg.create_run("run", seed=1, retention=Retention(last=1))
     save_small(run, *range(1, 6))
     assert not list(backend.list("runs/run/snapshots/"))
-    run.undo()
+    run.retention.undo()
     (only,) = backend.list("runs/run/snapshots/")
     assert snapshot_slot(only.key) == run.manifest.next_slot - 1
     run.save(small_state(6), step=6)
@@ -149,7 +149,7 @@ def test_a_save_goes_on_from_what_another_one_evicted(reg, backend, open_registr
     run = reg.create_run("run", seed=1)
     save_small(run, *range(1, 5))
     run.restore(at=run.checkpoints()[1])
-    open_registry(backend).run("run").prune(Retention(last=1))
+    open_registry(backend).run("run").retention.prune(Retention(last=1))
     run.save(small_state(3), step=3)
     assert [one.step for one in run.checkpoints()] == [3]
     assert run.manifest.encode() == replayed(backend).compact().encode()
@@ -160,9 +160,9 @@ def test_a_gate_on_what_was_evicted_is_read_through_a_snapshot(reg, backend, ope
     run = reg.create_run("gated", seed=1)
     first = run.save(small_state(1), step=1)
     run.save(small_state(2), step=2)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     log = run.handle.log
-    # Not by `set_gate`, which refuses it; a log in which it stands is legal.
+    # Not by `run.pins.gates.set`, which refuses it; a log in which it stands is legal.
     gate = SetPin(kind="gate", name="g", manifest=first.digest, checkpoint=first.n)
     log.append(lambda run: [commit_line(run, [gate])])
     snapshots = Snapshots(reg.store, "gated")
@@ -259,7 +259,7 @@ def test_a_log_that_does_not_lead_to_what_was_read_is_told_of(reopened, backend)
         key = slot_key("run", number)
         backend.put(key, other.get(key))
     with pytest.raises(RolledBack, match="the log is not the one that this handle has read"):
-        reopened.evicted()
+        reopened.retention.evicted()
 
 
 def test_verify_holds_both_kinds_against_the_log(trained, backend, reg):
@@ -281,7 +281,7 @@ def test_verification_holds_no_records_of_what_was_evicted(reg, backend):
     save_small(run, *range(1, 20))
     read = read_run(reg.store, Asked("run"))[1]
     assert (len(read.checkpoints), len(read.places), read.evicted_count) == (2, 2, 17)
-    run.undo()
+    run.retention.undo()
     read = read_run(reg.store, Asked("run"))[1]
     assert read.compact().encode() == run.manifest.encode()
     assert reg.verify().ok

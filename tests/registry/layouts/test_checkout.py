@@ -15,7 +15,7 @@ from holdfast import Run
 from holdfast.registry.errors import Conflict, InvalidInput, RegistryError
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.layouts import keep_checked_out, made
-from holdfast.registry.loading.following import watching
+from holdfast.registry.loading.following import Patience, watching
 from holdfast.registry.spec.presets import load_preset
 from tests.registry.layouts.test_round_trips import hydra_run, hydra_state, links, names
 from tests.support.faults import Died
@@ -26,7 +26,7 @@ def save(run: Run, step: int, **more: Any) -> Any:
         "step": step,
         **{part: torch.full((2,), float(step)) for part in ("weights", "m", "v")},
     }
-    return run.push(state, step=step, **more)
+    return run.exchange.push(state, step=step, **more)
 
 
 @pytest.fixture
@@ -38,19 +38,19 @@ def andrea(reg: Registry) -> Run:
 
 
 def test_second_checkout_writes_only_what_is_new(andrea: Run, tmp_path: Path) -> None:
-    andrea.checkout(tmp_path)
+    andrea.exchange.checkout(tmp_path)
     before = (tmp_path / "step_000100.bin").stat()
     save(andrea, 300)
-    report = andrea.checkout(tmp_path)
+    report = andrea.exchange.checkout(tmp_path)
     assert report.written == ["step_000300.bin"]
     assert sorted(report.kept) == ["step_000100.bin", "step_000200.bin"]
     assert (tmp_path / "step_000100.bin").stat() == before
 
 
 def test_evicted_checkpoint_leaves_the_folder(andrea: Run, tmp_path: Path) -> None:
-    andrea.checkout(tmp_path)
-    andrea.evict(andrea.checkpoints()[0], "not needed")
-    assert andrea.checkout(tmp_path).removed == ["step_000100.bin"]
+    andrea.exchange.checkout(tmp_path)
+    andrea.retention.evict(andrea.checkpoints()[0], "not needed")
+    assert andrea.exchange.checkout(tmp_path).removed == ["step_000100.bin"]
     assert names(tmp_path) == ["step_000200.bin"]
 
 
@@ -77,7 +77,7 @@ def test_every_name_and_every_byte_is_durable(
         save(run, 200)
     monkeypatch.setattr(os, "fsync", note)
     root = tmp_path / "new" / "deep"
-    run.checkout(root)
+    run.exchange.checkout(root)
     every = [tmp_path / "new", *(tmp_path / "new").rglob("*")]
     assert len(every) > 6
     for one in every:
@@ -86,60 +86,60 @@ def test_every_name_and_every_byte_is_durable(
         if one.is_file() and not one.is_symlink() and one.name != "lock":
             assert one.stat().st_ino in files, one
     gone = run.checkpoints()[0]
-    run.evict(gone, "not needed")
-    for path in run.checkout(root).removed:
+    run.retention.evict(gone, "not needed")
+    for path in run.exchange.checkout(root).removed:
         assert Path(path).name not in names.get((root / path).parent.stat().st_ino, ())
 
 
 def test_changed_file_is_left_and_told(andrea: Run, tmp_path: Path) -> None:
-    andrea.checkout(tmp_path)
+    andrea.exchange.checkout(tmp_path)
     (tmp_path / "step_000100.bin").write_bytes(b"mine")
-    andrea.evict(andrea.checkpoints()[0], "not needed")
-    report = andrea.checkout(tmp_path)
+    andrea.retention.evict(andrea.checkpoints()[0], "not needed")
+    report = andrea.exchange.checkout(tmp_path)
     assert list(report.left) == ["step_000100.bin"]
     assert (tmp_path / "step_000100.bin").read_bytes() == b"mine"
 
 
 def test_changed_file_is_not_replaced(andrea: Run, tmp_path: Path) -> None:
     andrea.streams["loss"].append([{"step": 1, "loss": 1.0}])
-    andrea.checkout(tmp_path)
+    andrea.exchange.checkout(tmp_path)
     (tmp_path / "run.loss.json").write_text("mine")
     andrea.streams["loss"].append([{"step": 2, "loss": 1.0}])
-    assert andrea.checkout(tmp_path).left == {"run.loss.json": "it was changed"}
+    assert andrea.exchange.checkout(tmp_path).left == {"run.loss.json": "it was changed"}
     assert (tmp_path / "run.loss.json").read_text() == "mine"
 
 
 def test_files_of_others_stay(andrea: Run, tmp_path: Path) -> None:
     (tmp_path / "step_000100.bin").write_bytes(b"theirs")
     (tmp_path / "notes.txt").touch()
-    assert andrea.checkout(tmp_path).left == {"step_000100.bin": "no checkout has made it"}
+    assert andrea.exchange.checkout(tmp_path).left == {"step_000100.bin": "no checkout has made it"}
     assert (tmp_path / "step_000100.bin").read_bytes() == b"theirs"
     assert (tmp_path / "notes.txt").exists()
 
 
 def test_empty_folders_at_the_names_of_files_stay(reg: Registry, tmp_path: Path) -> None:
     run = hydra_run(reg)
-    run.checkout(tmp_path / "whole")
+    run.exchange.checkout(tmp_path / "whole")
     state = "phase1/checkpoints/ckpt_phase1_step00020000.pt"
     taken = [state, "gates/bc_best.pt.sha256", "phase1/checkpoints/latest.pt"]
     for name in taken:
         (tmp_path / "out" / name).mkdir(parents=True)
-    report = run.checkout(tmp_path / "out")
+    report = run.exchange.checkout(tmp_path / "out")
     assert report.left == dict.fromkeys(taken, "it is a folder")
     assert set(report.written) >= set(names(tmp_path / "whole")) - {*taken, f"{state}.sha256"}
     assert not list((tmp_path / "out" / ".holdfast-checkout").rglob("state"))
 
 
 def test_folder_of_another_run_is_refused(reg: Registry, andrea: Run, tmp_path: Path) -> None:
-    andrea.checkout(tmp_path)
+    andrea.exchange.checkout(tmp_path)
     other = reg.create_run("other", preset="andrea")
     with pytest.raises(Conflict, match="checkout of something else"):
-        other.checkout(tmp_path)
+        other.exchange.checkout(tmp_path)
 
 
 def test_nothing_is_removed_or_made_through_a_link(reg: Registry, tmp_path: Path) -> None:
     run, out = hydra_run(reg), tmp_path / "tree"
-    run.checkout(out)
+    run.exchange.checkout(out)
     moved = tmp_path / "elsewhere"
     (out / "phase1").rename(moved)
     (out / "phase1").symlink_to(moved)
@@ -148,16 +148,16 @@ def test_nothing_is_removed_or_made_through_a_link(reg: Registry, tmp_path: Path
     (out / ".holdfast-checkout/lock").unlink()
     (out / ".holdfast-checkout/lock").symlink_to(other)
     with suppress(RegistryError):
-        run.checkout(out)
+        run.exchange.checkout(out)
     assert not other.exists()
     (out / ".holdfast-checkout/lock").unlink()
     for checkpoint in run.checkpoints():
         with suppress(RegistryError):
-            run.evict(checkpoint, "old")
-    gone = [one.record.phase for one in run.evicted()]
+            run.retention.evict(checkpoint, "old")
+    gone = [one.record.phase for one in run.retention.evicted()]
     assert "1" in gone
     with suppress(RegistryError):
-        run.checkout(out)
+        run.exchange.checkout(out)
     assert sorted(one.name for one in moved.rglob("*")) == before
 
 
@@ -167,16 +167,16 @@ def test_file_and_folder_that_is_a_link_are_refused(reg: Registry, tmp_path: Pat
     (tmp_path / "tree/gates").symlink_to(tmp_path / "elsewhere")
     run = hydra_run(reg)
     with pytest.raises(InvalidInput, match="something else"):
-        run.checkout(tmp_path / "tree")
+        run.exchange.checkout(tmp_path / "tree")
     assert list((tmp_path / "elsewhere").iterdir()) == []
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InvalidInput, match="not a folder"):
-        run.checkout(tmp_path / "file")
+        run.exchange.checkout(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_checkout_shares_no_file_with_the_registry_or_itself(reg: Registry, tmp_path: Path) -> None:
-    hydra_run(reg).checkout(tmp_path)
+    hydra_run(reg).exchange.checkout(tmp_path)
     gate = tmp_path / "gates/bc_best.pt"
     source = tmp_path / "phase1/checkpoints/ckpt_phase1_step00020000.pt"
     assert gate.read_bytes() == source.read_bytes()
@@ -187,24 +187,24 @@ def test_checkout_shares_no_file_with_the_registry_or_itself(reg: Registry, tmp_
 def test_a_file_that_was_edited_is_never_copied(reg: Registry, tmp_path: Path) -> None:
     """A gate is copied from the checkpoint of its content, but only from what a checkout made."""
     run = hydra_run(reg)
-    run.checkout(tmp_path)
+    run.exchange.checkout(tmp_path)
     gate = tmp_path / "gates/bc_best.pt"
     right = gate.read_bytes()
     gate.unlink()
     source = tmp_path / "phase1/checkpoints/ckpt_phase1_step00020000.pt"
     source.write_bytes(b"mine")
-    report = run.checkout(tmp_path)
+    report = run.exchange.checkout(tmp_path)
     assert report.left == {str(source.relative_to(tmp_path)): "it was changed"}
     assert gate.read_bytes() == right
 
 
 def test_links_move_with_the_run(reg: Registry, tmp_path: Path) -> None:
     run = hydra_run(reg)
-    run.checkout(tmp_path)
+    run.exchange.checkout(tmp_path)
     latest = "phase3/checkpoints/latest.pt"
     assert links(tmp_path)[latest] == "ckpt_phase3_step00041000.pt"
     run.checkpoints(3)[1].report({"mu": 40.0})
-    run.checkout(tmp_path)
+    run.exchange.checkout(tmp_path)
     assert links(tmp_path)["phase3/checkpoints/best.pt"] == "ckpt_phase3_step00041000.pt"
     assert all((tmp_path / one).exists() for one in links(tmp_path))
 
@@ -213,7 +213,7 @@ def test_death_at_any_step_leaves_whole_files_that_the_next_checkout_knows(
     reg: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, number = hydra_run(reg), 0
-    run.checkout(tmp_path / "right")
+    run.exchange.checkout(tmp_path / "right")
     want = {one: (tmp_path / "right" / one).read_bytes() for one in names(tmp_path / "right")}
     real_note, real_replace = made.Made.note, Path.replace
     calls = 0
@@ -235,13 +235,13 @@ def test_death_at_any_step_leaves_whole_files_that_the_next_checkout_knows(
         number, calls, died = number + 1 if number < 12 else number + 9, 0, False
         out = tmp_path / f"out{number}"
         try:
-            run.checkout(out)
+            run.exchange.checkout(out)
         except Died:
             died = True
         for one in names(out):
             assert (out / one).read_bytes() == want[one]  # also through links: none dangles
         number, kept = -1, number
-        assert run.checkout(out).left == {}
+        assert run.exchange.checkout(out).left == {}
         assert {one: (out / one).read_bytes() for one in names(out)} == want
         number = kept
 
@@ -250,7 +250,7 @@ def test_death_while_a_file_is_replaced(
     andrea: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     andrea.streams["loss"].append([{"step": 1, "loss": 1.0}])
-    andrea.checkout(tmp_path)
+    andrea.exchange.checkout(tmp_path)
     andrea.streams["loss"].append([{"step": 2, "loss": 1.0}])
 
     real = Path.replace
@@ -263,9 +263,9 @@ def test_death_while_a_file_is_replaced(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", replace)
         with pytest.raises(Died):
-            andrea.checkout(tmp_path)
+            andrea.exchange.checkout(tmp_path)
     assert '"step": 2' not in (tmp_path / "run.loss.json").read_text()
-    assert andrea.checkout(tmp_path).left == {}
+    assert andrea.exchange.checkout(tmp_path).left == {}
     assert '"step": 2' in (tmp_path / "run.loss.json").read_text()
 
 
@@ -278,31 +278,33 @@ def test_hostile_names_of_a_preset_write_nothing(
 ) -> None:
     spec = load_preset("hydra").model_copy(update={"layout": {"gate": pattern}, "transitions": ()})
     run = reg.create_run("hostile", preset=spec)
-    run.push(hydra_state(1, 1, 1.0), step=1, phase=1, metrics={"heldout_ce": 1.0})
+    run.exchange.push(hydra_state(1, 1, 1.0), step=1, phase=1, metrics={"heldout_ce": 1.0})
     run.pins.gates.set("bc_best")
     with pytest.raises(InvalidInput):
-        run.checkout(tmp_path / "out")
+        run.exchange.checkout(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_hostile_note_of_an_import_writes_nothing(reg: Registry, tmp_path: Path) -> None:
     run = reg.create_run("hostile", preset=None)
     for step, name in ((1, "a.thalia"), (2, "A.thalia")):
-        run.push(
+        run.exchange.push(
             {"regions": {}, "pathways": {}}, step=step,
             meta={"import": {"layout": "thalia", "file": name, "sha256": ""}},
         )  # fmt: skip
     with pytest.raises(InvalidInput, match="one file on some systems"):
-        run.checkout(tmp_path / "out", layout="thalia")
+        run.exchange.checkout(tmp_path / "out", layout="thalia")
     assert not (tmp_path / "out").exists()
 
 
 def test_follower_writes_each_change_until_the_run_is_over(
     andrea: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    acts = iter([lambda: save(andrea, 300), lambda: None, lambda: andrea.set_status("completed")])
+    acts = iter(
+        [lambda: save(andrea, 300), lambda: None, lambda: setattr(andrea, "status", "completed")]
+    )
     monkeypatch.setattr(watching, "_sleep", lambda _: next(acts)())
-    reports = list(keep_checked_out(andrea.handle.committer, tmp_path, None))
+    reports = list(keep_checked_out(andrea.handle.committer, tmp_path, None, Patience()))
     assert [one.written for one in reports] == [
         ["step_000100.bin", "step_000200.bin"], ["step_000300.bin"], [],
     ]  # fmt: skip
@@ -311,5 +313,5 @@ def test_follower_writes_each_change_until_the_run_is_over(
 def test_two_checkouts_at_once_are_refused(andrea: Run, tmp_path: Path) -> None:
     notes = made.Made(tmp_path, "andrea", "andrea")
     with notes.locked(), pytest.raises(Conflict, match="another checkout"):
-        andrea.checkout(tmp_path)
+        andrea.exchange.checkout(tmp_path)
     assert [one.name for one in tmp_path.iterdir()] == [made.FOLDER]

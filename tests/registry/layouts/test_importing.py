@@ -19,6 +19,7 @@ import torch
 import holdfast
 from holdfast import Run, formats
 from holdfast.registry.errors import InvalidInput
+from holdfast.registry.face.exchange import RunExchange
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.layouts import import_spec
 from holdfast.registry.layouts.importing import Importer
@@ -50,7 +51,7 @@ def andrea(reg: Registry) -> Run:
 @pytest.fixture
 def hydra(reg: Registry, tmp_path: Path) -> Path:
     """The tree of a run of Hydra."""
-    hydra_run(reg, "source").checkout(tmp_path / "tree")
+    hydra_run(reg, "source").exchange.checkout(tmp_path / "tree")
     return tmp_path / "tree"
 
 
@@ -58,7 +59,7 @@ def test_file_that_its_sidecar_denies_is_refused_and_no_other(reg: Registry, hyd
     bad = hydra / "phase1/checkpoints/ckpt_phase1_step00010000.pt"
     bad.write_bytes(bad.read_bytes()[:-1] + b"?")
     run = reg.create_run("into", preset=import_spec("hydra"))
-    reports = {one.path: one for one in run.import_tree(hydra)}
+    reports = {one.path: one for one in run.exchange.import_tree(hydra)}
     name = str(bad.relative_to(hydra))
     assert reports[name].outcome == "refused"
     assert "do not have the digest of its .sha256" in reports[name].why
@@ -70,20 +71,22 @@ def test_file_that_its_sidecar_denies_is_refused_and_no_other(reg: Registry, hyd
 def test_malformed_sidecar_refuses_its_file(reg: Registry, hydra: Path, text: str) -> None:
     (hydra / "gates/bc_best.pt.sha256").write_text(text)
     run = reg.create_run("into", preset=import_spec("hydra"))
-    assert outcomes(run.import_tree(hydra))["gates/bc_best.pt"] == "refused"
+    assert outcomes(run.exchange.import_tree(hydra))["gates/bc_best.pt"] == "refused"
 
 
 def test_missing_sidecar_is_a_warning(reg: Registry, hydra: Path) -> None:
     (hydra / "gates/bc_best.pt.sha256").unlink()
     run = reg.create_run("into", preset=import_spec("hydra"))
-    (gate,) = (one for one in run.import_tree(hydra) if one.kind == "gate" and one.warnings)
+    (gate,) = (
+        one for one in run.exchange.import_tree(hydra) if one.kind == "gate" and one.warnings
+    )
     assert (gate.path, gate.outcome) == ("gates/bc_best.pt", "imported")
     assert "no .sha256" in gate.warnings[0]
 
 
 def test_best_and_gates_are_those_of_the_tree(reg: Registry, hydra: Path) -> None:
     run = reg.create_run("into", preset=import_spec("hydra"))
-    run.import_tree(hydra)
+    run.exchange.import_tree(hydra)
     assert run.best(1).step == run.pins.gates.get("bc_best").step == 20_000  # type: ignore[union-attr]
     assert run.best(3).step == 40_500  # type: ignore[union-attr]
     model = run.pins.artifacts.get("pool_v0001_step00040500").load()
@@ -96,7 +99,7 @@ def test_gate_alone_does_not_become_latest(reg: Registry, hydra: Path) -> None:
         one.unlink()
     (hydra / "phase1/checkpoints/best.pt").unlink()
     run = reg.create_run("into", preset=import_spec("hydra"))
-    run.import_tree(hydra)
+    run.exchange.import_tree(hydra)
     assert run.latest(1).step == 30_000  # type: ignore[union-attr]
     assert run.pins.gates.get("bc_best").step == 20_000
 
@@ -105,9 +108,9 @@ def test_dry_run_says_the_same_and_commits_nothing(reg: Registry, hydra: Path) -
     (hydra / "gates/distill_best.pt.sha256").write_text("")
     run = reg.create_run("into", preset=import_spec("hydra"))
     before = run.manifest.next_slot
-    dry = run.import_tree(hydra, dry_run=True)
+    dry = run.exchange.import_tree(hydra, dry_run=True)
     assert run.refresh().manifest.next_slot == before
-    done = run.import_tree(hydra)
+    done = run.exchange.import_tree(hydra)
     assert outcomes(dry) == outcomes(done)
     assert {one.path: (one.kind, one.ref) for one in dry} == {
         one.path: (one.kind, one.ref) for one in done
@@ -116,9 +119,9 @@ def test_dry_run_says_the_same_and_commits_nothing(reg: Registry, hydra: Path) -
 
 def test_second_import_takes_only_what_is_new(andrea: Run, tmp_path: Path) -> None:
     write_step(tmp_path, 100)
-    andrea.import_tree(tmp_path)
+    andrea.exchange.import_tree(tmp_path)
     write_step(tmp_path, 200)
-    assert outcomes(andrea.import_tree(tmp_path)) == {
+    assert outcomes(andrea.exchange.import_tree(tmp_path)) == {
         "step_000100.bin": "there already",
         "step_000200.bin": "imported",
     }
@@ -127,15 +130,15 @@ def test_second_import_takes_only_what_is_new(andrea: Run, tmp_path: Path) -> No
 def test_evicted_file_is_not_taken_in_again(andrea: Run, tmp_path: Path) -> None:
     write_step(tmp_path, 100)
     write_step(tmp_path, 200)
-    andrea.import_tree(tmp_path)
-    andrea.evict(andrea.checkpoints()[0], "not needed")
-    assert outcomes(andrea.import_tree(tmp_path))["step_000100.bin"] == "there already"
+    andrea.exchange.import_tree(tmp_path)
+    andrea.retention.evict(andrea.checkpoints()[0], "not needed")
+    assert outcomes(andrea.exchange.import_tree(tmp_path))["step_000100.bin"] == "there already"
     assert steps(andrea) == [200]
 
 
 def test_header_counts_and_a_wrong_name_is_told(andrea: Run, tmp_path: Path) -> None:
     (tmp_path / "step_000100.bin").write_bytes(step_file(150))
-    (one,) = andrea.import_tree(tmp_path)
+    (one,) = andrea.exchange.import_tree(tmp_path)
     assert one.warnings == ("its name says step 100, its header 150",)
     assert steps(andrea) == [150]
 
@@ -143,14 +146,14 @@ def test_header_counts_and_a_wrong_name_is_told(andrea: Run, tmp_path: Path) -> 
 def test_steps_are_ordered_by_number(andrea: Run, tmp_path: Path) -> None:
     for step in (999_900, 1_000_000, 200):
         write_step(tmp_path, step)
-    andrea.import_tree(tmp_path)
+    andrea.exchange.import_tree(tmp_path)
     assert steps(andrea) == [200, 999_900, 1_000_000]
 
 
 def test_table_names_the_parameters(andrea: Run, tmp_path: Path) -> None:
     write_step(tmp_path, 100)
     (tmp_path / "table").write_text('{"wte": [2, 1], "head": [2]}')
-    andrea.import_tree(tmp_path, table=tmp_path / "table")
+    andrea.exchange.import_tree(tmp_path, table=tmp_path / "table")
     assert list(andrea.checkpoints()[0].load()["weights"]) == ["wte", "head"]
 
 
@@ -159,15 +162,15 @@ def test_histories_are_continued_and_reset(andrea: Run, tmp_path: Path) -> None:
     loss, samples = tmp_path / "run.loss.json", tmp_path / "run.samples.json"
     loss.write_text('[{"step": 1, "loss": 2.5}]')
     samples.write_text('[{"step": 100, "text": "a"}]')
-    andrea.import_tree(tmp_path)
+    andrea.exchange.import_tree(tmp_path)
     loss.write_text('[{"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.25}]')
     samples.write_text('[{"step": 200, "text": "b"}]')  # a pivot has archived the others
-    andrea.import_tree(tmp_path)
+    andrea.exchange.import_tree(tmp_path)
     assert [one["loss"] for one in andrea.streams["loss"].read()] == [2.5, 2.25]
     assert [one["text"] for one in andrea.streams["samples"].read()] == ["b"]
     assert andrea.streams["samples"].archives == {"import-1": 1}
     loss.write_text('[{"step": 2, "loss": 0.5}]')  # nobody may rewrite the history of losses
-    assert outcomes(andrea.import_tree(tmp_path))["run.loss.json"] == "refused"
+    assert outcomes(andrea.exchange.import_tree(tmp_path))["run.loss.json"] == "refused"
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../step_000100.bin", "nothing", "loop"])
@@ -177,7 +180,7 @@ def test_links_elsewhere_are_refused(andrea: Run, tmp_path: Path, target: str) -
     write_step(tmp_path, 100)
     (folder / "step_000100.bin").symlink_to(target)
     (folder / "loop").symlink_to("loop")
-    assert set(outcomes(andrea.import_tree(folder)).values()) == {"refused"}
+    assert set(outcomes(andrea.exchange.import_tree(folder)).values()) == {"refused"}
     assert steps(andrea) == []
 
 
@@ -185,14 +188,14 @@ def test_names_that_differ_in_case_are_refused(andrea: Run, tmp_path: Path) -> N
     for name in ("run.loss.json", "RUN.loss.json"):
         (tmp_path / name).write_text("[]")
     with pytest.raises(InvalidInput, match="one file on some systems"):
-        andrea.import_tree(tmp_path)
+        andrea.exchange.import_tree(tmp_path)
 
 
 def test_unsafe_names_are_refused_and_the_others_taken(andrea: Run, tmp_path: Path) -> None:
     write_step(tmp_path, 100)
     for name in (b"con", b"a\\b", b"new\nline", b"\xff"):
         Path(os.fsdecode(bytes(tmp_path) + b"/" + name)).touch()
-    found = outcomes(andrea.import_tree(tmp_path))
+    found = outcomes(andrea.exchange.import_tree(tmp_path))
     assert sorted(found.values()) == ["imported", *["refused"] * 4]
 
 
@@ -210,7 +213,7 @@ class Clock:
 
 
 def followed(run: Run, folder: Path, layout: str = "andrea") -> Iterator[str]:
-    for one in run.watch_folder(folder, layout=layout, quiet_s=60, timeout_s=600):
+    for one in run.exchange.watch_folder(folder, layout=layout, quiet_s=60, timeout_s=600):
         yield f"{one.outcome} {one.path}"
 
 
@@ -311,7 +314,7 @@ def test_newest_checkpoint_waits_for_the_files_that_come_after_it(
         ],
     )
     hydra = reg.create_run("hydra", preset=import_spec("hydra"))
-    reports = hydra.watch_folder(tmp_path, layout="hydra", quiet_s=60, timeout_s=600)
+    reports = hydra.exchange.watch_folder(tmp_path, layout="hydra", quiet_s=60, timeout_s=600)
     assert {one.path: (one.outcome, bool(one.warnings)) for one in reports} == {
         f"phase1/checkpoints/{older.name}": ("imported", False),
         f"phase1/checkpoints/{newer.name}": ("imported", True),
@@ -324,12 +327,12 @@ def test_companion_that_comes_too_late_is_refused(reg: Registry, tmp_path: Path)
     content = late.read_bytes()
     late.unlink()
     run = reg.create_run("adr", preset=import_spec("adr004"))
-    first = {one.path: (one.outcome, one.kind) for one in run.import_tree(tree)}
+    first = {one.path: (one.outcome, one.kind) for one in run.exchange.import_tree(tree)}
     assert first["milestones/best_loss_0.1111_epoch_0009.pt"] == ("imported", "companion")
     assert first["metadata/model_cards/v1.0.1.yaml"] == ("imported", "card")
     late.write_bytes(content)
     (tree / "milestones/best_accuracy_0.5_epoch_0009.pt").write_bytes(content)
-    second = {one.path: one for one in run.import_tree(tree)}
+    second = {one.path: one for one in run.exchange.import_tree(tree)}
     assert second["milestones/best_loss_0.1111_epoch_0009.pt"].outcome == "there already"
     told = [path for path, one in second.items() if one.outcome in ("refused", "passed over")]
     assert set(told) >= {
@@ -347,9 +350,9 @@ def test_brains_without_numbers_are_taken_in_behind_those_before(
     run = reg.create_run("brains", preset=import_spec("thalia"))
     write("b.thalia", 1)
     write("stage4.thalia", 2)
-    assert set(outcomes(run.import_tree(tmp_path)).values()) == {"imported"}
+    assert set(outcomes(run.exchange.import_tree(tmp_path)).values()) == {"imported"}
     write("a.thalia", 3)
-    assert outcomes(run.import_tree(tmp_path))["a.thalia"] == "imported"
+    assert outcomes(run.exchange.import_tree(tmp_path))["a.thalia"] == "imported"
     assert steps(run) == [4, 5, 6]
 
 
@@ -364,7 +367,7 @@ def save(*given):
         os.kill(os.getpid(), signal.SIGKILL)
     return made
 importing.Importer._save = save
-holdfast.open(sys.argv[1]).run("r").import_tree(sys.argv[2])
+holdfast.open(sys.argv[1]).run("r").exchange.import_tree(sys.argv[2])
 """
 
 
@@ -376,7 +379,7 @@ def test_killed_import_is_continued_exactly_once(tmp_path: Path) -> None:
     run = holdfast.init(str(tmp_path / "reg")).create_run("r", preset=import_spec("andrea"))
     killed = subprocess.run([sys.executable, "-c", _PROGRAM, tmp_path / "reg", folder], check=False)
     assert killed.returncode == -signal.SIGKILL
-    found = outcomes(run.refresh().import_tree(folder))
+    found = outcomes(run.refresh().exchange.import_tree(folder))
     assert list(found.values()) == ["there already"] * 3 + ["imported"] * 2
     assert steps(run) == [100, 200, 300, 400, 500]
     assert run.manifest.count == 5
@@ -396,7 +399,7 @@ def test_file_that_changes_while_it_is_read_is_refused(
         return found
 
     monkeypatch.setattr(Importer, "_digest", digest)
-    assert outcomes(andrea.import_tree(tmp_path)) == {"step_000100.bin": "refused"}
+    assert outcomes(andrea.exchange.import_tree(tmp_path)) == {"step_000100.bin": "refused"}
     assert steps(andrea) == []
 
 
@@ -410,8 +413,10 @@ def test_following_commands_print_lines_of_json(
         folder.mkdir()
         write_step(folder, 100)
         (folder / "odd.txt").write_text("")
-        run.import_tree(folder)
-    monkeypatch.setattr(Run, "watch_folder", lambda run, *_, **__: iter(run.import_tree(folder)))
+        run.exchange.import_tree(folder)
+    monkeypatch.setattr(
+        RunExchange, "watch_folder", lambda self, *_, **__: iter(self.exchange.import_tree(folder))
+    )
     come = invoke("import", folder, "r", "--layout", "andrea", "--watch", "--json", "-r", url)
     lines = [json.loads(line) for line in come.stdout.splitlines()]
     assert [one["outcome"] for one in lines] == ["there already", "passed over"]

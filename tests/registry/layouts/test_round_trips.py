@@ -55,9 +55,9 @@ def copied(source: Path, target: Path) -> Path:
 def through(reg: Registry, tree: Path, layout: str, out: Path) -> Any:
     """Import a tree into a new run, and check that out; return the reports by name."""
     run = reg.create_run(f"run-{out.name}", preset=import_spec(layout))
-    reports = {one.path: one for one in run.import_tree(tree, layout=layout)}
-    assert run.checkout(out, layout=layout).left == {}
-    assert {one.outcome for one in run.import_tree(tree, layout=layout)} <= {
+    reports = {one.path: one for one in run.exchange.import_tree(tree, layout=layout)}
+    assert run.exchange.checkout(out, layout=layout).left == {}
+    assert {one.outcome for one in run.exchange.import_tree(tree, layout=layout)} <= {
         "there already", "refused", "passed over"
     }  # fmt: skip
     return reports
@@ -110,7 +110,7 @@ def adr_tree(root: Path) -> Path:
 
 
 def test_files_of_a_checkout_are_read_by_torch(reg: Registry, tmp_path: Path) -> None:
-    hydra_run(reg).checkout(tmp_path)
+    hydra_run(reg).exchange.checkout(tmp_path)
     files = [one for one in names(tmp_path) if one.endswith(".pt")]
     assert len(files) > 8
     for one in files:
@@ -170,12 +170,12 @@ def test_real_tree_of_adr004_comes_back(reg: Registry, tmp_path: Path) -> None:
 def test_native_run_has_the_names_of_adr004(reg: Registry, tmp_path: Path) -> None:
     run = reg.create_run("adr", preset="adr004")
     for epoch, loss in ((1, 3.0), (2, 4.0), (3, 5.0), (4, 5.0), (5, 6.0), (6, 7.0)):
-        run.push(
+        run.exchange.push(
             {"version": "1.0.0", "model_state_dict": {"w": torch.ones(1) * epoch}, "config": {},
              "global_step": epoch * 100},
             step=epoch, metrics={"loss": loss},
         )  # fmt: skip
-    run.checkout(tmp_path / "out")
+    run.exchange.checkout(tmp_path / "out")
     assert names(tmp_path / "out") == [
         "milestones/best_loss_3.0000_epoch_0001.pt",
         "milestones/epoch_0005.pt",
@@ -256,7 +256,9 @@ def hydra_run(reg: Registry, name: str = "hydra") -> Any:
     ):  # fmt: skip
         anchor = {} if phase == 1 else {"kl_anchor": {"policy": torch.ones(2)}}
         state = hydra_state(phase, step, value)
-        run.push(state, step=step, phase=phase, metrics=state["metrics"], companions=anchor)
+        run.exchange.push(
+            state, step=step, phase=phase, metrics=state["metrics"], companions=anchor
+        )
     run.pins.gates.set("bc_best")
     run.pins.gates.set("distill_best")
     run.pins.artifacts.set("grp", {"grp": torch.ones(3)})
@@ -266,7 +268,7 @@ def hydra_run(reg: Registry, name: str = "hydra") -> Any:
 
 def test_tree_of_hydra_comes_back_byte_for_byte(reg: Registry, tmp_path: Path) -> None:
     tree, out = tmp_path / "in", tmp_path / "out"
-    hydra_run(reg).checkout(tree)
+    hydra_run(reg).exchange.checkout(tree)
     (tree / "eval").mkdir(exist_ok=True)
     (tree / "eval/seeds.json").write_text("[1, 2]")
     (tree / "eval/seeds.json.sha256").write_text(
@@ -285,7 +287,7 @@ def test_tree_of_hydra_comes_back_byte_for_byte(reg: Registry, tmp_path: Path) -
 def test_sidecars_pass_sha256sum(reg: Registry, tmp_path: Path) -> None:
     if shutil.which("sha256sum") is None:
         pytest.skip("no sha256sum here")
-    hydra_run(reg).checkout(tmp_path)
+    hydra_run(reg).exchange.checkout(tmp_path)
     sidecars = [one for one in names(tmp_path) if one.endswith(".sha256")]
     states = [one for one in names(tmp_path) if one.endswith(".pt")]
     assert {f"{one}.sha256" for one in states} - set(sidecars) == {

@@ -98,7 +98,7 @@ def load(run: Run, target: object) -> object:
 
 
 def follow(run: Run, target: object) -> object:
-    return list(run.follow_into(target, component="m", follow=False))
+    return list(run.follow.into(target, component="m", follow=False))
 
 
 @pytest.fixture(params=[load, follow])
@@ -194,7 +194,7 @@ def test_a_component_that_is_not_a_name_is_refused(saved: tuple, component: Any)
     with pytest.raises(InvalidInput, match="not the name of a component"):
         run.latest().load_into({"a": torch.zeros(3)}, component=component)
     with pytest.raises(InvalidInput, match="not the name of a component"):
-        run.follow_into({"a": torch.zeros(3)}, component=component)
+        run.follow.into({"a": torch.zeros(3)}, component=component)
 
 
 def test_an_empty_name_is_not_all_components(saved: tuple) -> None:
@@ -209,10 +209,10 @@ def test_a_model_that_the_checkpoint_has_nothing_for_is_not_followed(
     run, _ = saved
     compiled = {"_orig_mod.a": torch.zeros(ROWS, COLUMNS)}
     with pytest.raises(IncompatibleState, match=r"pass the module inside, `model\._orig_mod`"):
-        list(run.follow_into(compiled, component="m", strict=strict, follow=False))
+        list(run.follow.into(compiled, component="m", strict=strict, follow=False))
     other = {"c": torch.zeros(ROWS, COLUMNS)}
     with pytest.raises(IncompatibleState, match="Name the right component"):
-        list(run.follow_into(other, component="m", strict=strict, follow=False))
+        list(run.follow.into(other, component="m", strict=strict, follow=False))
     assert run.latest().load_into(compiled, component="m", strict=False).loaded == ()
 
 

@@ -118,7 +118,7 @@ def test_compressed_checkpoints_travel_move_and_are_collected(run, reg, backend,
     mirror = open_registry(new_backend("codecs-mirror"))
     sync(reg, mirror)
     assert same(mirror.checkpoint("run").load(), state(3))
-    run.prune(holdfast.Retention(last=1))
+    run.retention.prune(holdfast.Retention(last=1))
     assert reg.repack().packs_written
     assert reg.gc(grace_s=0).deleted.objects
     fresh = open_registry(backend)

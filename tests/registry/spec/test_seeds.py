@@ -76,13 +76,13 @@ def test_a_run_gives_the_seeds_of_its_components(reg):
     def words(sequence):
         return sequence.generate_state(8).astype("<u4").tobytes().hex()
 
-    assert words(run.seed_sequence(4, phase=3)) == VECTORS[42, 3, 4]
-    assert words(run.seed_sequence(4)) == VECTORS[42, 1, 4]  # before anything was saved
+    assert words(run.phases.seed_sequence(4, phase=3)) == VECTORS[42, 3, 4]
+    assert words(run.phases.seed_sequence(4)) == VECTORS[42, 1, 4]  # before anything was saved
     run.save({"m": {}}, step=1, phase=3)
-    assert words(run.seed_sequence(4)) == VECTORS[42, 3, 4]
+    assert words(run.phases.seed_sequence(4)) == VECTORS[42, 3, 4]
 
 
 def test_a_run_without_phases_has_the_seeds_of_numbers_alone(run):
     with pytest.raises(InvalidInput, match="phase main"):
-        run.seed_sequence(0)
-    assert run.seed_sequence(0, phase=1).spawn_key == (1, 0)
+        run.phases.seed_sequence(0)
+    assert run.phases.seed_sequence(0, phase=1).spawn_key == (1, 0)

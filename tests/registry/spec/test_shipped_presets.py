@@ -105,10 +105,10 @@ def test_phases_2_and_3_of_hydra_need_their_own_keys_and_the_anchor(reg):
     for phase, key in ((2, "teacher_state_dict"), (3, "opponent_pool_metadata")):
         run = reg.create_run(f"hydra{phase}", preset="hydra")
         with pytest.raises(IncompatibleState, match=f"missing: {key}"):
-            run.push(core(), step=1, phase=phase, companions=anchor)
+            run.exchange.push(core(), step=1, phase=phase, companions=anchor)
         with pytest.raises(IncompatibleState, match="kl_anchor"):
-            run.push({**core(), key: {}}, step=1, phase=phase)
-        run.push({**core(), key: {}}, step=1, phase=phase, companions=anchor)
+            run.exchange.push({**core(), key: {}}, step=1, phase=phase)
+        run.exchange.push({**core(), key: {}}, step=1, phase=phase, companions=anchor)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_adr004_keeps_the_last_three_and_every_milestone(reg):
     }
     assert run.best().step == 3
     assert reg.checkpoint("adr/best/loss").step == 4
-    assert run.is_due(1)
+    assert run.phases.is_due(1)
 
 
 def test_adr004_demands_what_its_loader_demands(reg):
@@ -358,11 +358,11 @@ def test_the_example_of_the_page_works(reg, tmp_path):
 
     for i, loss in ((1000, 0.4), (2000, 0.3), (3000, 0.6)):
         run.save(state(i), step=i, metrics={"loss": loss}, streams={"samples": [{"step": i}]})
-    assert run.phase == "pretrain"
+    assert run.phases.current == "pretrain"
     run.pins.gates.set("pretrained")
     with pytest.raises(InvalidInput, match="no such gate"):
         run.pins.gates.set("finetuned")
-    begun = run.transition("finetune", targets={"model": state(0)["model"]})
+    begun = run.phases.transition("finetune", targets={"model": state(0)["model"]})
     assert begun.checkpoint.step == 2000
     assert list(begun.state) == ["model", "config", "schema"]
     assert list(begun.state["model"]) == ["body.weight", "body.bias"]

@@ -53,7 +53,7 @@ def ordinary(reg: Registry) -> None:
     fork.save(state(90), step=90, metrics={"loss": 0.05, "accuracy": 0.98}).report({"test": 0.97})
     soup = reg.create_run("soup", monitor=LOSS)
     sources = [reg.checkpoint("night/latest"), reg.checkpoint("night-wide/latest")]
-    soup.merge(sources, step=90, pick={"optimizer": sources[0]})
+    soup.exchange.merge(sources, step=90, pick={"optimizer": sources[0]})
 
 
 def hostile(reg: Registry) -> None:
@@ -67,13 +67,13 @@ def hostile(reg: Registry) -> None:
             meta={EVIL: EVIL_LINK},
             streams={"rate": [{"step": step, EVIL: step}]},
         )
-    run.evict(run.checkpoints()[0], reason=EVIL)
+    run.retention.evict(run.checkpoints()[0], reason=EVIL)
     card = {"description": EVIL, "intended_use": EVIL_LINK}
     run.releases.publish("1.0.0", run.checkpoints()[0], card=card)
     run.releases.rollback("1.0.0", reason=EVIL)
     reg.fork("night/latest", "night-wide", config={EVIL: EVIL_LINK})
     dropped = reg.create_run("dropped")
-    dropped.drop(EVIL)
+    dropped.retention.drop(EVIL)
 
 
 def damage(folder: Path) -> None:

@@ -33,7 +33,7 @@ def source(tmp_path: Path) -> Iterator[Source]:
         silent.save({"w": np.zeros(20)}, step=1)
         with pytest.warns(UserWarning, match="as if none were better"):
             silent.save({"w": np.ones(20)}, step=2)
-        silent.set_status("interrupted")
+        silent.status = "interrupted"
     pack = max(place.rglob("packs/*/*.0"), key=lambda one: one.stat().st_size)
     pack.write_bytes(b"x" + pack.read_bytes()[1:])
     with holdfast.open(place) as reg:

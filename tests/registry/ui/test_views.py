@@ -121,7 +121,7 @@ def test_a_checkpoint_with_everything(reg: Registry, source: Source, tmp_path: P
     run.save(formats.read(folder).state, step=2)
     text = shown(source, "/checkpoints/r/latest")
     assert "notes.txt 5 B opaque" in text
-    run.evict(run.checkpoints()[0], "too old")
+    run.retention.evict(run.checkpoints()[0], "too old")
     assert "evicted (too old)" in shown(source, "/checkpoints/r/main/step1", status=404)
 
 

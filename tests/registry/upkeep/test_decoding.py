@@ -87,7 +87,7 @@ def test_what_it_advises_helps(wrong, reg, backend, open_registry):
     assert finding.advice.endswith("Save the same states again into a new run.")
     again = open_registry(backend).create_run("again")
     assert _loads(again.save(state(1), step=1, storing=Storing(compression="zstd")))
-    run.drop("wrong bytes")
+    run.retention.drop("wrong bytes")
     assert open_registry(backend).verify(decode=True).ok
 
 
@@ -107,7 +107,7 @@ def test_each_chunk_is_decoded_once_and_counted(reg, backend):
         report = reg.verify(decode=True)
         assert report.ok
         tables = [
-            reg._store.table(pack)
+            reg.store.table(pack)
             for ck in run.checkpoints()
             for pack in ck.handle.reader.placement.packs
         ]
@@ -150,7 +150,7 @@ def test_a_pack_that_is_collected_meanwhile_is_no_finding(open_registry):
             reads.append(key)
             if len(reads) == 2:  # the first read was the whole of it
                 other = open_registry(backend)
-                other.run("run").prune(Retention(last=1))
+                other.run("run").retention.prune(Retention(last=1))
                 other.gc(grace_s=0)
 
     store.before = before

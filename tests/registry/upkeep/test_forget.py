@@ -66,9 +66,9 @@ def two(reg, backend):
     """A registry with two runs that share a state; the other one has evicted something too."""
     save_small(reg.create_run("x"), 1, 2, 3)
     save_small(reg.create_run("other"), 3, 4, 5)
-    reg.run("other").prune(Retention(last=1))
-    reg.run("other").undo()
-    reg.run("other").prune(Retention(last=2))
+    reg.run("other").retention.prune(Retention(last=1))
+    reg.run("other").retention.undo()
+    reg.run("other").retention.prune(Retention(last=2))
     return reg
 
 
@@ -95,7 +95,7 @@ def test_a_run_that_cannot_be_read_stops_the_others_until_it_is_forgotten(
     for step in (4, 5):
         assert same(fresh.checkpoint(f"other/main/step{step}").load(), small_state(step))
     save_small(fresh.run("other"), 6)
-    fresh.run("other").prune(Retention(last=1))
+    fresh.run("other").retention.prune(Retention(last=1))
     assert open_registry(backend).gc(grace_s=0).deleted.objects > 0
     # Nothing follows in the forgotten run, neither by a handle from before nor once it is mended.
     with pytest.raises(RegistryError):
@@ -157,7 +157,7 @@ def test_a_run_of_a_name_that_no_run_may_have_is_forgotten(two, backend, open_re
         open_registry(backend).gc(grace_s=0)
     assert open_registry(backend).gc(grace_s=0, forget=[".hidden"]).forgotten == (".hidden",)
     save_small(two.run("other"), 9)
-    two.run("other").prune(Retention(last=1))
+    two.run("other").retention.prune(Retention(last=1))
     assert open_registry(backend).gc(grace_s=0).deleted.objects > 0
 
 

@@ -77,7 +77,7 @@ def marks(registry, run_id: str) -> list[int]:
 def thinned(run):
     """A run that evicted all but the newest of five checkpoints."""
     save_small(run, 1, 2, 3, 4, 5)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     return run
 
 
@@ -130,7 +130,7 @@ def test_what_a_crashed_save_left_is_deleted(run, reg, backend):
 def test_a_dropped_run_keeps_its_log_alone(reg, backend):
     save_small(reg.create_run("a"), 1, 2)
     save_small(reg.create_run("b"), 2, 3)
-    reg.run("a").drop(reason="a mistake")
+    reg.run("a").retention.drop(reason="a mistake")
     reg.gc(grace_s=0)
     assert objects(backend) == needed(reg) != set()
     assert same(reg.checkpoint("b/main/step3").load(), small_state(3))
@@ -149,7 +149,7 @@ def test_everything_that_a_run_holds_stays(reg, backend, open_registry):
     run.pins.tags.set("keeper", fourth)
     run.streams["loss"].append([{"step": i, "loss": 1.0 / (i + 1)} for i in range(300)])
     child = reg.fork(second, "child")
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     child.save(small_state(9), step=9)
     refs = [
         "run/gates/g",
@@ -178,7 +178,7 @@ def test_old_generations_and_replaced_places_are_deleted(reg, backend):
     backend.put(epoch_key(1), encode_sweep(1, map(ObjectKey.parse, keys)))
     save_small(reg.create_run("b"), 1)
     assert len(objects(backend)) == 2 * len(keys)
-    reg.run("a").drop(reason="moved")
+    reg.run("a").retention.drop(reason="moved")
     reg.gc(grace_s=0)
     assert len(objects(backend)) == len(keys)
     assert {key[-2:] for key in objects(backend)} == {".1"}
@@ -196,7 +196,7 @@ def test_what_is_saved_again_after_it_was_collected_is_stored_anew(thinned, reg,
 def test_what_was_collected_cannot_be_undone(thinned, reg):
     reg.gc(grace_s=0)
     with pytest.raises(MissingObject, match="collected"):
-        thinned.undo()
+        thinned.retention.undo()
 
 
 def grow(registry) -> None:
@@ -324,16 +324,16 @@ def test_what_was_let_go_lately_stays_and_can_be_undone(old, aged, backend):
     run = old.create_run("run")
     save_small(run, 1, 2, 3)
     aged.grow_older(10 * DAY_S)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     before = objects(backend)
     report = old.gc()
     assert objects(backend) == before
     assert (report.epoch, report.condemned.objects, report.recent.objects) == (None, 0, 8)
     aged.grow_older(DAY_S / 2)
     old.gc()
-    run.undo()
+    run.retention.undo()
     assert same(old.checkpoint("run/main/step1").load(), small_state(1))
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     aged.grow_older(1.1 * DAY_S)
     assert old.gc().deleted.objects == 8
     assert objects(backend) == needed(old)
@@ -343,14 +343,14 @@ def test_what_was_saved_and_let_go_within_the_grace_stays(old, aged, backend):
     """Saved out of old packs, so that the age of the objects does not protect it."""
     run = old.create_run("run")
     save_small(run, 1)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     old.create_run("other").save(small_state(7), step=1)
-    old.run("other").drop(reason="gone")
+    old.run("other").retention.drop(reason="gone")
     aged.grow_older(10 * DAY_S)
     save_small(run, 7, 8)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     assert old.gc().deleted.objects == 0
-    run.undo()
+    run.retention.undo()
     assert same(old.checkpoint("run/main/step7").load(), small_state(7))
 
 
@@ -359,16 +359,16 @@ def test_what_was_held_again_for_a_while_within_the_grace_stays(old, aged, how):
     """Its place does not change, so no slot of the last day has it."""
     run = old.create_run("run")
     save_small(run, 1, 2)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     aged.grow_older(10 * DAY_S)
     if how == "undo":
-        run.undo()
+        run.retention.undo()
     else:
         run.save(small_state(1), step=7)
         save_small(run, 8)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     assert old.gc().deleted.objects == 0
-    run.undo()
+    run.retention.undo()
     step = 1 if how == "undo" else 7
     assert same(old.checkpoint(f"run/main/step{step}").load(), small_state(1))
 
@@ -377,7 +377,7 @@ def test_a_slot_that_a_listing_left_out_counts_as_young(old, aged, backend, open
     run = old.create_run("run")
     save_small(run, 1, 2)
     aged.grow_older(10 * DAY_S)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     head = slot_key("run", run.manifest.next_slot - 1)
     save_small(run, 3)
     aged.ages[slot_key("run", run.manifest.next_slot - 1)] = 0
@@ -393,7 +393,7 @@ def test_a_slot_that_looks_young_among_old_ones_is_old(old, aged):
     """A clock that went back: what was put before an old slot is older, whatever its time says."""
     run = old.create_run("run")
     save_small(run, 1, 2)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     aged.grow_older(10 * DAY_S)
     aged.ages[slot_key("run", 1)] = -DAY_S
     assert old.gc().deleted.objects == 4
@@ -699,9 +699,9 @@ def test_anyone_finishes_what_a_dead_collector_left(thinned, reg, backend, died_
 def test_who_joins_a_sweep_marks_with_its_epoch(run, reg, backend, open_registry):
     """A writer that observed the sweep before names objects that the dead collector condemned."""
     save_small(run, 1, 2, 3)
-    run.prune(Retention(last=2))
+    run.retention.prune(Retention(last=2))
     assert reg.gc(grace_s=0).epoch == 1
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     hooked = Hooked(backend)
     late = open_registry(hooked).create_run("late")
     late.save(small_state(50), step=0)
@@ -726,7 +726,7 @@ def test_a_sweep_that_condemned_less_is_not_enough(thinned, reg, backend):
     killed.choose()
     killed.condemn()
     thinned.save(small_state(6), step=6)
-    thinned.prune(Retention(last=1))
+    thinned.retention.prune(Retention(last=1))
     report = reg.gc(grace_s=0)
     assert report.epoch == 2
     assert objects(backend) == needed(reg)
@@ -750,14 +750,14 @@ def test_what_another_collector_deleted_meanwhile_is_no_damage(
 
     def act() -> None:
         pruned = open_registry(backend).run("run")
-        pruned.prune(Retention(last=1))
+        pruned.retention.prune(Retention(last=1))
         open_registry(backend).gc(grace_s=0)
 
     hooked = Hooked(backend)
     collector = Collector(open_registry(hooked).store, grace_s=0)
     if step == "mark":
         save_small(reg.create_run("other"), 70)
-        reg.run("other").drop(reason="gone")
+        reg.run("other").retention.drop(reason="gone")
         collector.choose()
         collector.condemn()
         # Unknown to the collector, so that its placements are read while it marks.
@@ -793,7 +793,7 @@ def test_a_listing_that_writers_overtake_is_no_gap(thinned, reg, backend):
 def test_a_dropped_run_is_not_marked(thinned, reg, backend):
     gone = reg.create_run("gone")
     save_small(gone, 50)
-    gone.drop(reason="a mistake")
+    gone.retention.drop(reason="a mistake")
     assert reg.gc(grace_s=0).deleted.objects == 20
     assert marks(reg, "gone") == []
     assert objects(backend) == needed(reg)
@@ -821,7 +821,7 @@ def test_nothing_is_deleted_before_every_run_is_marked(thinned, reg, backend):
 def test_a_folder_without_a_log_is_no_run(tmp_path):
     with holdfast.init(tmp_path / "r", skip_race_probe=True) as opened:
         save_small(opened.create_run("run"), 1, 2)
-        opened.run("run").prune(Retention(last=1))
+        opened.run("run").retention.prune(Retention(last=1))
         (tmp_path / "r/runs/half/log").mkdir(parents=True)
         assert opened.gc(grace_s=0).deleted.objects > 0
         assert objects(LocalBackend(tmp_path / "r")) == needed(opened)
@@ -833,7 +833,7 @@ def test_a_mirror_is_collected_by_itself(thinned, reg, backend, open_registry):
     sync(reg, mirror)
     reg.gc(grace_s=0)
     thinned.save(small_state(6), step=6)
-    thinned.prune(Retention(last=1))
+    thinned.retention.prune(Retention(last=1))
     sync(reg, mirror)
     assert mirror.gc(grace_s=0).deleted.objects > 0
     assert same(mirror.checkpoint("run").load(), small_state(6))
@@ -895,7 +895,7 @@ def test_what_a_collector_read_after_its_mark_is_durable_before_it_deletes(
         def overtaken(self, state):
             """Find an object gone, as another collector would have it that is ahead."""
             monkeypatch.setattr(Needs, "of", of)
-            thinned.refresh().set_status("completed")
+            thinned.refresh().status = "completed"
             raise MissingObject("gone", where="packs")
 
         monkeypatch.setattr(Needs, "of", overtaken)
@@ -920,7 +920,7 @@ def test_a_restore_finds_what_took_the_place_of_what_was_collected(
     def act() -> None:
         other = open_registry(backend).run("run")
         save_small(other, 2)
-        other.prune(Retention(last=1))
+        other.retention.prune(Retention(last=1))
         open_registry(backend).gc(grace_s=0)
 
     hooked.before = Once("packs/", act, "get")
@@ -931,10 +931,10 @@ def test_a_restore_finds_what_took_the_place_of_what_was_collected(
 
 
 def test_a_load_of_what_was_collected_says_so(thinned, reg, backend, open_registry):
-    gone = thinned.evicted()[0]
+    gone = thinned.retention.evicted()[0]
     reg.gc(grace_s=0)
     with pytest.raises(MissingObject, match="was evicted, and its data was collected"):
-        open_registry(backend).run("run").find(gone.record.n).load()
+        open_registry(backend).run("run").history.checkpoint(gone.record.n).load()
 
 
 @pytest.mark.parametrize(
@@ -956,7 +956,7 @@ def test_what_is_collected_while_it_is_named_is_a_conflict(backend, open_registr
     def let_go() -> None:
         other = open_registry(backend).run("run")
         save_small(other, 2)
-        other.prune(Retention(last=1))
+        other.retention.prune(Retention(last=1))
         open_registry(backend).gc(grace_s=0)
 
     hooked.before = Once("placements/", let_go, "get")

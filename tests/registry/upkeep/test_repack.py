@@ -180,7 +180,7 @@ def test_a_load_reads_neighbours_together(run, backend, open_registry):
     for step in range(1, 7):
         parts = {f"part{n}": np.full(300, n if step > n else 100 + n, np.uint8) for n in range(6)}
         run.save({"model": parts}, step=step)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     calls: list = []
     reads = []
     for _ in range(2):
@@ -206,8 +206,8 @@ def test_every_kind_of_state_is_moved(reg, backend, open_registry):
         kept = {"companions": {"reference": small_state(70 + step)}} if step < 3 else {}
         run.save(state(step), step=step, streams={"losses": [{"step": step, "loss": 0.5}]}, **kept)
     run.pins.artifacts.set("bank", small_state(50))
-    run.set_status("completed")
-    run.prune(Retention(last=2))
+    run.status = "completed"
+    run.retention.prune(Retention(last=2))
     store, now = reg.store, run.manifest
     held = [store.placement(now.by_manifest[manifest].placement_key) for manifest in now.held]
     report = reg.repack()
@@ -406,7 +406,7 @@ def test_what_is_evicted_meanwhile_gets_no_place(run, backend, open_registry, co
 
     def evict():
         with open_on(backend) as registry:
-            registry.run("run").prune(Retention(last=2))
+            registry.run("run").retention.prune(Retention(last=2))
         if collects:
             collected(backend)
 
@@ -414,7 +414,7 @@ def test_what_is_evicted_meanwhile_gets_no_place(run, backend, open_registry, co
     open_registry(hooked).repack()
     assert hooked.before.done
     fresh = open_registry(backend)
-    assert fresh.run("run").full_manifest().by_manifest[gone.digest] == gone.handle.reader.place
+    assert fresh.run("run").history.manifest().by_manifest[gone.digest] == gone.handle.reader.place
     collected(backend)
     loads(open_registry(backend))
 
@@ -424,7 +424,7 @@ def test_a_run_that_is_dropped_meanwhile_gets_no_place(run, backend, open_regist
 
     def drop():
         with open_on(backend) as registry:
-            registry.run("run").drop("over")
+            registry.run("run").retention.drop("over")
 
     hooked = before_the_slot(backend, drop)
     report = open_registry(hooked).repack()
@@ -443,7 +443,7 @@ def test_packs_that_another_run_let_go_of_are_freed_by_who_moved_last(
 
     def drop():
         with open_on(backend) as registry:
-            registry.run("fork").drop("over")
+            registry.run("fork").retention.drop("over")
 
     hooked = before_the_slot(backend, drop, "fork")
     report = open_registry(hooked).repack()
@@ -471,7 +471,7 @@ def test_bytes_that_somebody_took_up_again_are_not_told_as_freed(run, backend, o
 
     def undo():
         with open_on(backend) as registry:
-            assert registry.run("run").undo()
+            assert registry.run("run").retention.undo()
 
     hooked = before_the_slot(backend, undo)
     report = open_registry(hooked).repack()
@@ -611,7 +611,7 @@ def test_what_is_gone_while_it_looks_makes_it_look_again(run, backend, open_regi
 
     def evict():
         with open_on(backend) as registry:
-            registry.run("run").prune(Retention(last=1))
+            registry.run("run").retention.prune(Retention(last=1))
         collected(backend)
 
     hooked = Hooked(backend)
@@ -675,7 +675,7 @@ def test_a_trainer_saves_on(run, backend, open_registry, collects, when, next_st
     trainer = open_registry(hooked).run("run")
     for step in (1, 2, 3):
         trainer.save(state(step), step=step)
-    trainer.prune(Retention(last=1))
+    trainer.retention.prune(Retention(last=1))
     old = named_packs(open_registry(backend))
     if when == "between saves":
         _moved(backend, collects)
@@ -703,7 +703,7 @@ def test_a_trainer_that_had_only_opened_the_run(run, backend, open_registry, nex
     trainer = open_registry(backend).run("run")
     repacked(backend)
     collected(backend)
-    trainer.push(state(next_step), step=next_step)
+    trainer.exchange.push(state(next_step), step=next_step)
     with open_on(backend) as fresh:
         loads(fresh)
         assert named_packs(fresh) <= contents(backend).keys()
@@ -714,7 +714,7 @@ def test_a_trainer_of_equal_content_at_a_later_step(run, backend, open_registry)
     kept = small_state(3)
     save_small(run, 1, 2)
     run.save(kept, step=3)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     run.save(small_state(4), step=4)
     repacked(backend)
     collected(backend)
@@ -805,7 +805,7 @@ def test_sync_works_both_ways_after_it(run, reg, backend, open_registry):
 def test_an_eviction_can_be_undone_after_it(run, reg, backend, open_registry):
     thin(run, 1, 2, 3)
     repacked(backend)
-    undone = reg.run("run").undo()
+    undone = reg.run("run").retention.undo()
     assert [checkpoint.step for checkpoint in undone] == [1, 2]
     loads(open_registry(backend))
     repacked(backend)
@@ -819,7 +819,7 @@ def test_a_fork_after_it(run, reg, backend, open_registry):
     collected(backend)
     fork = open_registry(backend).fork("run/latest", "fork")
     fork.save(state(4), step=4)
-    run.drop("over")
+    run.retention.drop("over")
     repacked(backend)
     collected(backend)
     loads(open_registry(backend))
@@ -856,7 +856,7 @@ def test_a_fork_looks_again_where_its_parent_was_moved(run, backend, open_regist
 def test_reads_bridge_gaps_and_are_bounded(run, reg, backend, open_registry, monkeypatch):
     """Chunks of one pack are read in few requests, however many unneeded ones are between them."""
     thin(run, *range(1, 9), last=8)
-    run.prune(Retention(every=4))
+    run.retention.prune(Retention(every=4))
     calls: list = []
 
     def reads() -> int:

@@ -72,7 +72,7 @@ def save(run, *steps: int, last: int | None = None, share: float = 0.01, **optio
     for step in steps:
         run.save(state(step, share), step=step, **options)
     if last is not None:
-        run.prune(Retention(last=last))
+        run.retention.prune(Retention(last=last))
 
 
 def link(reg: Registry, run_id: str, below: dict[int, int], codec: str = ZSTD) -> None:
@@ -137,7 +137,7 @@ def chain(reg: Registry, run, last: int, *steps: int) -> None:
     link(reg, "run", {step: step - 1 for step in steps[1:]})
     with open_on(reg.store.backend) as other:
         collect(other.store, grace_s=0)
-        other.run("run").prune(Retention(last=last))
+        other.run("run").retention.prune(Retention(last=last))
 
 
 def loads(registry: Registry, share: float = 0.01) -> None:
@@ -394,7 +394,7 @@ def test_a_chain_without_its_middle_is_joined_to_the_nearest_that_is_named(
 ):
     save(run, 1, 2, 3, 4, 5)
     link(reg, "run", {2: 1, 3: 2, 4: 3, 5: 4})
-    open_registry(backend).run("run").prune(Retention(every=4, last=1))
+    open_registry(backend).run("run").retention.prune(Retention(every=4, last=1))
     kept = open_registry(backend).run("run").checkpoints()
     assert [checkpoint.step for checkpoint in kept] == [4, 5] or len(kept) >= 2
     open_registry(backend).repack()
@@ -413,7 +413,7 @@ def test_the_middle_of_a_chain_goes_and_the_end_stands_on_the_beginning(
     link(reg, "run", {2: 1, 3: 2, 4: 3})
     reg.run("run").pins.tags.set("first", run.checkpoints()[0])
     opened = open_registry(backend).run("run")
-    opened.prune(Retention(last=1))
+    opened.retention.prune(Retention(last=1))
     first, last = open_registry(backend).run("run").checkpoints()
     assert (first.step, last.step) == (1, 4)
     report = open_registry(backend).repack()
@@ -436,10 +436,10 @@ def test_a_base_of_many_is_kept_while_it_saves_more_than_it_costs(reg, run, back
     stars(reg, run, spread)
     before = collected(backend)
     fresh = open_registry(backend)
-    fresh.run("run").prune(Retention(last=7))
+    fresh.run("run").retention.prune(Retention(last=7))
     assert not open_registry(backend).repack().recoded
     # One alone costs more with its base than without.
-    open_registry(backend).run("run").prune(Retention(last=1))
+    open_registry(backend).run("run").retention.prune(Retention(last=1))
     assert open_registry(backend).repack().recoded == 1
     assert collected(backend) < before
     (kept,) = open_registry(backend).run("run").checkpoints()
@@ -673,7 +673,7 @@ def test_no_history_gets_larger_and_every_one_settles(drawn):
             if checkpoint.step in kept:
                 run.pins.tags.set(f"kept-{checkpoint.step}", checkpoint)
         run.save(state(8), step=8)
-        run.prune(Retention(last=1))
+        run.retention.prune(Retention(last=1))
     before = collected(backend)
     with open_on(backend) as registry:
         registry.repack()  # small packs are put together, whatever else is done
@@ -698,7 +698,7 @@ def mixed(reg, run, backend) -> MemoryBackend:
         opened = other.run("run")
         other.fork(opened.latest(), "fork")
         opened.save(state(5), step=5)
-        opened.prune(Retention(last=2))
+        opened.retention.prune(Retention(last=2))
     return backend
 
 
@@ -751,7 +751,7 @@ def test_a_run_that_lets_go_meanwhile(mixed, open_registry, prefix, method):
 
     def evict() -> None:
         with open_on(mixed) as other:
-            other.run("run").prune(Retention(last=1))
+            other.run("run").retention.prune(Retention(last=1))
         collected(mixed)
 
     hooked.before = Once(prefix, evict, method)
@@ -787,7 +787,7 @@ def test_an_eviction_that_is_undone_meanwhile(mixed, open_registry):
 
     def undo() -> None:
         with open_on(mixed) as other:
-            assert other.run("run").undo()
+            assert other.run("run").retention.undo()
 
     hooked.before = Once("runs/run/log/", undo, "put_if_absent")
     open_registry(hooked).repack(compression="zstd")
@@ -908,7 +908,7 @@ def test_what_is_placed_meanwhile_and_let_go_then_is_nobodys_loss(run, backend, 
     def other() -> None:
         with open_on(backend) as second:
             second.repack(compression="lz4")
-            second.run("run").prune(Retention(last=1))
+            second.run("run").retention.prune(Retention(last=1))
 
     hooked.before = Once("runs/run/log/", other, "put_if_absent")
     report = open_registry(hooked).repack(compression="zstd")
@@ -1014,7 +1014,7 @@ def test_one_that_broke_off_between_runs_is_finished(run, reg, backend, open_reg
         for step in (1, 2, 3):
             one.save({"model": {"w": spread(step)}}, step=step)
         stars(reg, one, spread)
-        open_registry(backend).run(name).prune(Retention(last=2))
+        open_registry(backend).run(name).retention.prune(Retention(last=2))
     hooked = Hooked(backend)
 
     def dies() -> None:

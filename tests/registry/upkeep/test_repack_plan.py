@@ -70,13 +70,13 @@ def test_what_several_runs_need_is_counted_once_and_in_all_of_them(run, reg, dea
     fork = reg.fork(checkpoint, "fork")
     thin(run, 2)
     assert not plan_repack(reg.store).rewritten
-    fork.drop("over")
+    fork.retention.drop("over")
     assert keys(plan_repack(reg.store)) == set(packs_of(checkpoint))
 
 
 def test_a_dropped_run_needs_nothing(run, reg):
     thin(run, 1, 2, 3)
-    run.drop("over")
+    run.retention.drop("over")
     plan = plan_repack(reg.store)
     assert not plan.named
     assert not plan.rewritten

@@ -100,11 +100,11 @@ def test_what_is_dead_in_a_pack_and_what_is_all_of_an_object(run, reg, backend):
     first = run.save(state(0, 1), step=1)
     gone = small_files(first)
     run.save(state(0, 2), step=2)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     usage = measure(reg.store)
     assert (usage.dead_bytes, usage.unneeded_bytes) == (PART, gone)
     assert usage.total_bytes == bytes_in(backend)
-    run.drop("over")
+    run.retention.drop("over")
     usage = measure(reg.store)
     objects = {k: v for k, v in contents(backend).items() if k[:4] in ("pack", "mani", "plac")}
     assert usage.unneeded_bytes == sum(map(len, objects.values()))
@@ -152,7 +152,7 @@ def test_what_goes_while_this_looks_is_no_error(backend, open_registry):
         run.save(state(step), step=step)
 
     def let_go() -> None:
-        run.prune(Retention(last=1))
+        run.retention.prune(Retention(last=1))
         writer.gc(grace_s=0)
 
     store = Hooked(backend)
@@ -199,7 +199,7 @@ def test_a_fork_shares(run, reg):
     assert (child.run, parent.run) == ("fork", "run")
     assert parent.own_bytes == 0
     assert child.shared_bytes == parent.shared_bytes == PART + small_files(saved)
-    fork.drop("over")
+    fork.retention.drop("over")
     assert measure(reg.store).runs[1].own_bytes == parent.shared_bytes
 
 
@@ -285,7 +285,7 @@ def live(backend: MemoryBackend, life: list[tuple]) -> None:
                 case _ if not kept:
                     pass
                 case "evict":
-                    run.prune(Retention(last=1 + rest[0]))
+                    run.retention.prune(Retention(last=1 + rest[0]))
                 case "tag":
                     run.pins.tags.set("t", kept[rest[0] % len(kept)])
                 case "gate":
@@ -318,7 +318,7 @@ def test_parts_add_up_and_what_is_freed_goes(life, chosen):
         else:
             frees(backend, one.freed_bytes, lambda reg: let_go(reg, one.ref))
         run = usage.runs[chosen % len(usage.runs)]
-        frees(backend, run.own_bytes, lambda reg: reg.run(run.run).drop("over"))
+        frees(backend, run.own_bytes, lambda reg: reg.run(run.run).retention.drop("over"))
 
 
 def number_of(reg: Registry, ref: str) -> int:

@@ -142,7 +142,7 @@ def test_what_nothing_needs_is_a_note(two, check, backend):
 
 @pytest.mark.parametrize("kind", ["manifests", "placements"])
 def test_deep_reads_what_nothing_needs_as_well(two, check, backend, run, kind):
-    run.drop("not wanted")
+    run.retention.drop("not wanted")
     key = next(key for key in sorted(objects(backend)) if key.startswith(kind))
     flip(backend, key)
     assert check(deep=False).findings == ()
@@ -170,7 +170,7 @@ def test_a_damaged_snapshot_is_a_note(reg, backend, check):
     run = reg.create_run("run")
     run.save(small_state(), step=1)
     for _ in range(70):
-        run.set_status("running")
+        run.status = "running"
     flip(backend, snapshot_key("run", 63))
     report = check()
     assert report.ok
@@ -661,7 +661,7 @@ def test_what_is_let_go_and_collected_meanwhile_is_no_finding(run, backend, pref
 
     def collect():
         other = open_registry(backend)
-        other.run("run").prune(Retention(last=1))
+        other.run("run").retention.prune(Retention(last=1))
         before = objects(backend)
         other.gc(grace_s=0)
         assert objects(backend) < before
@@ -677,7 +677,7 @@ def test_what_is_collected_after_the_logs_are_read_is_no_finding(run, backend, o
 
     def collect():
         other = open_registry(backend)
-        other.run("run").drop("not wanted")
+        other.run("run").retention.drop("not wanted")
         other.gc(grace_s=0)
         assert not objects(backend)
 

@@ -39,7 +39,7 @@ def thin(run, *steps: int, last: int = 1, seed: int = 0) -> None:
     """Save these steps and evict all but the newest."""
     for step in steps:
         run.save(state(step, seed), step=step)
-    run.prune(Retention(last=last))
+    run.retention.prune(Retention(last=last))
 
 
 def as_delta(reg, checkpoint, base: Digest, delta: bytes):

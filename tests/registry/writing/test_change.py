@@ -198,7 +198,7 @@ def test_a_place_that_the_run_gives_already_is_not_put_again(committer, backend)
 
 
 def test_nothing_is_written_for_a_run_that_was_dropped(other, backend, reg, open_registry):
-    reg.run(RUN).drop("no use")
+    reg.run(RUN).retention.drop("no use")
     committer = committer_on(backend, open_registry)
     before = contents(backend)
     change = Pinned(committer.writer, small_state())
@@ -209,7 +209,7 @@ def test_nothing_is_written_for_a_run_that_was_dropped(other, backend, reg, open
 
 
 def test_a_run_that_is_dropped_while_a_change_is_written_takes_no_more(committer, hooked, reg):
-    hooked.before = Once("manifests/", lambda: reg.run(RUN).drop("no use"))
+    hooked.before = Once("manifests/", lambda: reg.run(RUN).retention.drop("no use"))
     change = Pinned(committer.writer, small_state())
     with pytest.raises(Conflict, match="the run was dropped"):
         committer.commit(change)
@@ -218,7 +218,7 @@ def test_a_run_that_is_dropped_while_a_change_is_written_takes_no_more(committer
 
 
 def test_a_change_that_only_says_something_is_refused_as_well(committer, reg):
-    reg.run(RUN).drop("no use")
+    reg.run(RUN).retention.drop("no use")
     asked: list[int] = []
     with pytest.raises(Conflict, match="the run was dropped"):
         committer.commit(lambda run: asked.append(run.next_slot) or [RUNNING])
@@ -364,9 +364,9 @@ def test_records_of_evicted_checkpoints_are_read_when_they_are_needed(committer,
     from holdfast import Retention
 
     save_small(run, 1, 2)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     committer.log.refresh()
-    evicted = reg.run(RUN).evicted()[0].n
+    evicted = reg.run(RUN).retention.evicted()[0].n
 
     class Knowing(Pinned):
         def write_states(self):

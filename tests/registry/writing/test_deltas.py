@@ -262,7 +262,7 @@ def test_who_has_the_checkpoint_before_moves_only_the_difference(run, tmp_path, 
 def test_collection_keeps_what_a_delta_is_to(run, reg, backend, open_registry):
     states = history(4)
     saved(run, states, keyframe_every=8)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     reg.gc(grace_s=0)
     fresh = open_registry(backend)
     assert same(fresh.checkpoint("run").load(), states[3])
@@ -310,7 +310,7 @@ def test_no_save_makes_a_chain_too_long_to_read(reg, backend, open_registry):
             mixed[:30] = tensors[fresh.integers(len(tensors))][:30]
             run = runs[fresh.integers(len(runs))]
             every = int(fresh.integers(2, MAX_DEPTH + 1))
-            checkpoint = run.push(
+            checkpoint = run.exchange.push(
                 {"m": {"w": mixed}}, step=step, storing=Storing(keyframe_every=every)
             )
             assert max(links_of(checkpoint)) < MAX_DEPTH
@@ -356,7 +356,7 @@ def test_any_history_any_slice(versions, compression, every, chunk_bytes, part, 
         how = Storing(compression=compression, keyframe_every=every)
         made = [run.save({"m": {"a": a}}, step=n, storing=how) for n, a in enumerate(versions)]
         if prunes:
-            run.prune(Retention(last=1))
+            run.retention.prune(Retention(last=1))
             reg.gc(grace_s=0)
             made, versions = made[-1:], versions[-1:]
         for checkpoint, array in zip(made, versions, strict=True):
@@ -491,7 +491,7 @@ def test_a_placement_without_end_does_not_stop_the_run(chain, reg, backend, open
     saved_now = (
         open_registry(backend)
         .run("run")
-        .push(history(4)[3], step=3, storing=Storing(keyframe_every=8))
+        .exchange.push(history(4)[3], step=3, storing=Storing(keyframe_every=8))
     )
     assert same(open_registry(backend).checkpoint(saved_now.ref).load(), history(4)[3])
 

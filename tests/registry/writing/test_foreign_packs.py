@@ -180,7 +180,7 @@ def test_the_memory_of_packs_is_bounded_private_and_may_be_damaged(
 
 
 def merged(reg: Registry, fork: Run) -> object:
-    return reg.run("soup", create=True).merge([reg.checkpoint("public")], step=1)
+    return reg.run("soup", create=True).exchange.merge([reg.checkpoint("public")], step=1)
 
 
 def released(reg: Registry, fork: Run) -> object:
@@ -194,8 +194,8 @@ def released_in_part(reg: Registry, fork: Run) -> object:
 def brought_back(reg: Registry, fork: Run) -> object:
     inherited = fork.latest()
     fork.save({"other": np.zeros(1000)}, step=2)
-    fork.evict(inherited, reason="no longer wanted")
-    return fork.undo(*fork.evicted())
+    fork.retention.evict(inherited, reason="no longer wanted")
+    return fork.retention.undo(*fork.retention.evicted())
 
 
 @pytest.mark.parametrize("act", [merged, released, released_in_part, brought_back])

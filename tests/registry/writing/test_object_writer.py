@@ -504,6 +504,6 @@ def test_w5_after_a_lost_race_nothing_of_its_own_is_synced_again(noting, open_re
     hooked.before = once
     run = open_registry(hooked).run("other")
     noting.noted.clear()
-    run.push(small_state(2), step=2)
+    run.exchange.push(small_state(2), step=2)
     assert once.done
     assert not [key for key in noting.made if not key.startswith("runs/")]

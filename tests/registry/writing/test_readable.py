@@ -85,11 +85,11 @@ def test_the_manifest_itself_is_held_against_the_bound(run, backend, bound, monk
 def test_a_merge_beyond_the_bound_is_refused(reg, bound):
     run = reg.create_run("run")
     parts = [run.save(STATES["small tensors"](n), step=n) for n in (100, 101)]
-    averaged = {"a": run.push({"a": parts[0].load()["m"]}, step=1000)}
+    averaged = {"a": run.exchange.push({"a": parts[0].load()["m"]}, step=1000)}
     bound(BOUND // 3)
     soup = reg.create_run("soup")
     with pytest.raises((InvalidInput, BeyondLimit), match=parse_limits.VARIABLE):
-        soup.merge([averaged["a"]], step=1)
+        soup.exchange.merge([averaged["a"]], step=1)
     assert soup.checkpoints() == []
 
 

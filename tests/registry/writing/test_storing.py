@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 
 from holdfast import Storing
@@ -34,10 +36,10 @@ def test_it_keeps_the_policies_that_it_was_given():
     assert Storing(precision={}) == Storing()
 
 
-@pytest.mark.parametrize("call", ["save", "save_async", "push", "checkpointer"])
+@pytest.mark.parametrize("call", ["save", "save_async", "exchange.push", "checkpointer"])
 def test_options_in_another_form_are_refused_and_nothing_written(call, run, backend):
     before = contents(backend)
     options = {} if call == "checkpointer" else {"state": {}, "step": 1}
     with pytest.raises(InvalidInput, match=r"storing.*holdfast\.Storing"):
-        getattr(run, call)(**options, storing={"compression": "zstd"})
+        attrgetter(call)(run)(**options, storing={"compression": "zstd"})
     assert contents(backend) == before

@@ -71,7 +71,7 @@ def saved_by_processes(rank: int, size: int, url: str, kind: str) -> list[Any]:
         run = reg.run("away", create=True, group=TorchGroup(deadline_s=DEADLINE_S))
         for step in (1, 2):
             run.save(state, step=step)
-        run.restore_into({"model": state["model"]}, run.find(1), strict=False)
+        run.restore_into({"model": state["model"]}, run.history.checkpoint(1), strict=False)
         found = [str(_in_process(run, state, step).storage_meta.save_id) for step in (5, 6)]
         found.append(run.save(state, step=7).digest.hex())
         said = ""

@@ -82,7 +82,7 @@ def test_ids_are_those_of_run_save_unless_the_planner_loses_something(
     save(run, state(), 4)
     [said] = [one for one in caplog.records if one.name == "holdfast"]
     assert said.levelno == logging.WARNING
-    flat = run.find(4)
+    flat = run.history.checkpoint(4)
     assert flat.digest != alone.digest
     kept = flat.load()
     assert "empty" not in kept
@@ -197,7 +197,7 @@ def test_both_processes_are_one_trainer(reg: Registry) -> None:
     run = reg.run("run", create=True)
     for step in (1, 2):
         run.save({"n": step}, step=step)
-    run.restore(run.find(1))
+    run.restore(run.history.checkpoint(1))
     away = Away.of(run)
     there = away.open()
     assert away.open() is there
@@ -207,7 +207,7 @@ def test_both_processes_are_one_trainer(reg: Registry) -> None:
     assert Away.of(run).open() is there
     there.save({"n": 5}, step=5)
     assert [one.step for one in run.checkpoints()] == [1, 3, 4, 5]
-    run.restore(run.find(4))
+    run.restore(run.history.checkpoint(4))
     again = Away.of(run).open()
     again.save({"n": 6}, step=6)
     assert [one.step for one in run.checkpoints()] == [1, 3, 4, 6]

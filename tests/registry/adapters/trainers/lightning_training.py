@@ -208,8 +208,8 @@ def keep_model_checkpoint(url: str, folder: str) -> None:
         assert not Path(folder).exists()
         (best,) = run.checkpoints()  # each epoch but the third was better than those before it
         assert (best.step, best.metrics) == (16, {"score": 0.0})
-        assert [ck.step for ck in run.evicted()] == [4, 8]
-        assert all("ModelCheckpoint" in str(ck.eviction()) for ck in run.evicted())
+        assert [ck.step for ck in run.retention.evicted()] == [4, 8]
+        assert all("ModelCheckpoint" in str(ck.eviction()) for ck in run.retention.evicted())
         assert run.manifest.tags == {"lightning-last": best.n}
         again = HoldfastIO(run)  # as a new process makes it
         for path in (keeper.best_model_path, keeper.last_model_path):
@@ -255,17 +255,17 @@ def refuse(url: str) -> None:
         for kind, text, call in cases:
             with pytest.raises(kind, match=text):
                 call()
-        run.set_status("completed")
-        with pytest.raises(Conflict, match=r"completed.*set_status\('running'\)"):
+        run.status = "completed"
+        with pytest.raises(Conflict, match=r"completed.*run.status = 'running'"):
             trainer(saver).fit(Net(0), *data(DataLoader))  # the first step would kill the process
-        run.set_status("running")
+        run.status = "running"
         sharded = pytest.MonkeyPatch()
         training = trainer(saver)
         kind = type(training.strategy)
         sharded.setattr(kind, "restore_checkpoint_after_setup", property(lambda _: True))
         with pytest.raises(InvalidInput, match="this sharded strategy is not supported"):
             training.fit(Net(), *data(DataLoader))
-        sharded.undo()
+        sharded.retention.undo()
         with pytest.raises(InvalidInput, match=r"do not save together.*ModelParallelStrategy"):
             is_sharding(ModelParallelStrategy(), run)
         net = Net()
@@ -285,6 +285,6 @@ def load_to_test(url: str, name: str) -> None:
         trainer(saver).validate(net, loader, ckpt_path=f"holdfast://{first.ref}", verbose=False)
         wanted = first.load(only="model")["model"]
         assert all(torch.equal(value, wanted[key]) for key, value in net.state_dict().items())
-        run.set_status("running")
+        run.status = "running"
         run.save({"more": 1}, step=latest.step + 1)
         assert run.checkpoints()[-2] == latest  # it would be superseded, had the first been resumed

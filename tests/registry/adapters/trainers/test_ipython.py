@@ -66,9 +66,9 @@ def completed(shell, text: str) -> list[str]:
         ('run.pins.artifacts.get("', ["table"]),
         ('run.releases.get("', ["1.0.0"]),
         ('run.streams["l', ["losses"]),
-        ('run.plot(["lo', ["loss"]),
+        ('run.history.plot(["lo', ["loss"]),
         ('run.latest("m', ["main"]),
-        ('run.plot("loss", phase="', ["main"]),
+        ('run.history.plot("loss", phase="', ["main"]),
         ('run.pins.tags.set("', ["shipped"]),
         ('ck.load(only=["model/', ["model/w", "model/b"]),
         ('ck.lazily("o', ["optimizer"]),
@@ -97,7 +97,7 @@ def test_every_ref_that_is_offered_is_found(reg: Registry) -> None:
     offered = refs_of(reg.run("rated").manifest)
     assert "best/loss" in offered
     assert {reg.stored(f"rated/{ref}").run_id for ref in offered} == {"rated"}
-    reg.run("digits").drop("done")
+    reg.run("digits").retention.drop("done")
     assert refs_of(reg.run("digits").manifest) == []
 
 

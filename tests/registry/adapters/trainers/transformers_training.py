@@ -131,11 +131,11 @@ def refuse(url: str, folder: str) -> None:
         with pytest.raises(InvalidInput, match=r"saver\.resume\(trainer\)"):
             training.train()
         assert saver.resume(training) is None
-        run.set_status("completed")
+        run.status = "completed"
         training.strike = 0  # the first step would kill the process
-        with pytest.raises(Conflict, match=r"completed.*set_status\('running'\)"):
+        with pytest.raises(Conflict, match=r"completed.*run.status = 'running'"):
             training.train()
-        run.set_status("running")
+        run.status = "running"
         with pytest.raises(InvalidInput, match="another run"):
             saver.resume(training, "other/latest")
         training.args.save_strategy = training.args.save_strategy.__class__.BEST

@@ -83,7 +83,7 @@ def test_a_promotion_repeated_after_its_checkpoint_was_evicted_finds_the_entry(r
     checkpoint = save(1)
     entry = run.pool.promote(checkpoint)
     save(2)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     assert checkpoint.record.evicted
     assert run.pool.promote(checkpoint).version == entry.version
 
@@ -101,7 +101,7 @@ def test_the_same_model_saved_again_after_going_back_enters_once(run, save):
 def test_an_evicted_checkpoint_does_not_enter_and_nothing_is_written(run, save, backend):
     checkpoint = save(1)
     save(2)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     before = contents(backend)
     with pytest.raises(Conflict, match="checkpoint was evicted"):
         run.pool.promote(checkpoint)
@@ -111,7 +111,7 @@ def test_an_evicted_checkpoint_does_not_enter_and_nothing_is_written(run, save, 
 def test_a_dropped_run_has_a_closed_pool(run, save):
     checkpoint = save(1)
     run.pool.promote(checkpoint)
-    run.drop("gone")
+    run.retention.drop("gone")
     with pytest.raises(Conflict, match="dropped"):
         run.pool.promote(checkpoint, frozen=True)
     with pytest.raises(Conflict, match="dropped"):
@@ -256,7 +256,7 @@ def test_the_oldest_that_is_not_frozen_leaves_in_the_promotions_own_commit(run, 
     assert playing(run) == [1, 2, 3, 4]
     run.pool.promote(save(5))
     assert playing(run) == [1, 3, 4, 5]
-    *_, last = run.history()
+    *_, last = run.history.commits()
     assert [action.action for action in last.actions] == ["pool.promote", "pool.evict"]
     run.pool.promote(save(6))
     assert playing(run) == [1, 4, 5, 6]
@@ -275,7 +275,7 @@ def test_a_version_is_never_given_again(run, save, backend, open_registry):
         run.pool.promote(save(step))
     assert playing(run) == [3, 4, 5]
     again = open_registry(backend).run("run")
-    entry = again.pool.promote(again.find(run.checkpoints()[0].record.n))
+    entry = again.pool.promote(again.history.checkpoint(run.checkpoints()[0].record.n))
     assert entry.version == 6
     assert [entry.version for entry in again.pool.entries()] == [1, 2, 3, 4, 5, 6]
 
@@ -620,7 +620,7 @@ def test_a_pool_is_only_a_few_objects(run, save, backend):
 
 def test_the_size_that_a_run_without_a_specification_has(reg):
     run = reg.create_run()
-    assert run.spec.pool is None
+    assert run.manifest.spec.pool is None
     for step in range(22):
         run.pool.promote(run.save({"model": {"w": step}}, step=step))
     assert playing(run) == list(range(3, 23))

@@ -228,7 +228,7 @@ def test_a_stream_for_ever_is_never_archived(loss, night, backend):
 
 def test_a_dropped_run_takes_no_entries(run, loss):
     loss.append(entries(0, 5), lifetime="resettable")
-    run.drop("gone")
+    run.retention.drop("gone")
     with pytest.raises(Conflict, match="gone"):
         loss.append(entries(5, 6))
     with pytest.raises(Conflict, match="gone"):

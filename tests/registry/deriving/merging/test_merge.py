@@ -74,7 +74,7 @@ def fine() -> Iterator[None]:
 
 @pytest.mark.usefixtures("fine")
 def test_averages_have_the_bits_of_numpy_and_the_rest_is_picked(run, pair):
-    merged = run.merge(pair, step=3, pick={"optimizer": pair[1], "step": pair[1]})
+    merged = run.exchange.merge(pair, step=3, pick={"optimizer": pair[1], "step": pair[1]})
     found, (one, two) = merged.load(), [source.load() for source in pair]
     for name in ("w", "b"):
         wanted = mean(one["model"][name], two["model"][name])
@@ -91,7 +91,7 @@ def test_averages_have_the_bits_of_numpy_and_the_rest_is_picked(run, pair):
 def test_a_merge_has_the_id_and_the_packs_of_a_save_of_the_same_state(run, pair, reg, backend):
     with small_grid(256, list_threshold=4, pack_bytes=2048):
         sources = [run.save({"m": model(seed)}, step=10 + seed) for seed in (1, 2)]
-        merged = run.merge(sources, step=20)
+        merged = run.exchange.merge(sources, step=20)
         fresh = reg.create_run("fresh")
         before = contents(backend, "packs/")
         again = fresh.save(merged.load(), step=1)
@@ -104,7 +104,7 @@ def test_a_merge_has_the_id_and_the_packs_of_a_save_of_the_same_state(run, pair,
 
 def test_weights_and_three_sources(run):
     sources = [run.save({"m": model(seed)}, step=seed) for seed in (1, 2, 3)]
-    merged = run.merge(sources, step=4, weights=[0.5, 0.75, -0.25])
+    merged = run.exchange.merge(sources, step=4, weights=[0.5, 0.75, -0.25])
     w = [one.load()["m"]["w"] for one in sources]
     f4 = np.float32
     assert same(merged.load()["m"]["w"], f4(0.5) * w[0] + f4(0.75) * w[1] + f4(-0.25) * w[2])
@@ -117,7 +117,7 @@ def test_bfloat16_is_rounded_once(run):
         torch.from_numpy(rng.standard_normal(5000).astype("f4")).to(torch.bfloat16) for _ in "abc"
     ]
     sources = [run.save({"m": {"w": one}}, step=n) for n, one in enumerate(tensors)]
-    merged = run.merge(sources, step=9, weights=[0.2, 0.3, 0.5])
+    merged = run.exchange.merge(sources, step=9, weights=[0.2, 0.3, 0.5])
     total = sum(
         one.float() * np.float32(w) for one, w in zip(tensors, (0.2, 0.3, 0.5), strict=True)
     )
@@ -153,7 +153,7 @@ def test_chunks_lists_and_packs_change_nothing(dtype, shape, equal, grid, seed):
         run = opened.create_run("run")
         sources = [run.save({"m": {"w": one}}, step=n) for n, one in enumerate(tensors)]
         # Random bits are averaged beyond all finite numbers, too.
-        merged = run.merge(sources, step=99, weights=weights, allow_nonfinite=True)
+        merged = run.exchange.merge(sources, step=99, weights=weights, allow_nonfinite=True)
         found = merged.load()["m"]["w"]
     into = memoryview(bytearray(first.nbytes))
     views = [memoryview(one.tobytes()) for one in tensors]
@@ -165,20 +165,20 @@ def test_tensors_are_picked_by_path_and_averaged_by_path(run):
     one, two = model(1), model(2) | {"seen": np.arange(20) * 3}
     sources = [run.save({"m": one}, step=1), run.save({"m": two}, step=2)]
     with pytest.raises(IncompatibleState, match=r"no average.*m/seen \(int64\)"):
-        run.merge(sources, step=3)
-    found = run.merge(sources, step=3, pick={"m/seen": sources[1]}).load()["m"]
+        run.exchange.merge(sources, step=3)
+    found = run.exchange.merge(sources, step=3, pick={"m/seen": sources[1]}).load()["m"]
     assert same(found["seen"], two["seen"])
     assert same(found["w"], mean(one["w"], two["w"]))
     picks = {"m/seen": sources[1], "m/b": sources[0]}
-    found = run.merge(sources, step=4, average="m/[a-w]*", pick=picks).load()["m"]
+    found = run.exchange.merge(sources, step=4, average="m/[a-w]*", pick=picks).load()["m"]
     assert same(found["b"], one["b"])
     with pytest.raises(IncompatibleState, match=r"neither averaged nor picked.*m/w"):
-        run.merge(sources, step=5, average=["m/b"], pick={"m/seen": sources[1]})
+        run.exchange.merge(sources, step=5, average=["m/b"], pick={"m/seen": sources[1]})
 
 
 def test_a_component_of_another_state_joins(run, pair):
     head = run.save({"head": {"w": np.ones(300)}}, step=7)
-    merged = run.merge(pair[:1], step=8, pick={"head": head})
+    merged = run.exchange.merge(pair[:1], step=8, pick={"head": head})
     assert list(merged.load()) == ["model", "optimizer", "step", "head"]
     assert merged.components["model"] == pair[0].components["model"]
 
@@ -186,10 +186,10 @@ def test_a_component_of_another_state_joins(run, pair):
 def test_optimizer_state_is_averaged_only_where_it_is_named(run, pair, backend):
     before = contents(backend)
     with pytest.raises(IncompatibleState, match=r"optimizer state differs.*exp_avg.*average"):
-        run.merge(pair, step=3, pick={"step": pair[0]})
+        run.exchange.merge(pair, step=3, pick={"step": pair[0]})
     assert contents(backend) == before
     named = {"average": ["model", "optimizer"], "pick": {"step": pair[0]}}
-    merged = run.merge(pair, step=3, **named)
+    merged = run.exchange.merge(pair, step=3, **named)
     moments = [one.load()["optimizer"]["state"][0]["exp_avg"].numpy() for one in (*pair, merged)]
     assert same(moments[2], mean(*moments[:2]))
 
@@ -198,15 +198,15 @@ def test_keys_that_the_commit_keeps_are_merged_like_others(reg):
     run = reg.create_run("kept", preset=RunSpec(commit_keys=("step",)))
     sources = [run.save({"m": model(seed), "step": seed}, step=seed) for seed in (1, 2)]
     with pytest.raises(IncompatibleState, match="step is 1 and 2"):
-        run.merge(sources, step=3)
-    merged = run.merge(sources, step=3, pick={"step": sources[1]})
+        run.exchange.merge(sources, step=3)
+    merged = run.exchange.merge(sources, step=3, pick={"step": sources[1]})
     assert merged.load()["step"] == 2
     assert list(merged.components) == ["m"]
 
 
 def test_a_merge_says_what_it_was_made_of_and_is_a_push(run, pair, reg):
     other = reg.run("run")
-    merged = other.merge(
+    merged = other.exchange.merge(
         pair, step=3, pick={"optimizer": pair[0], "step": pair[0]}, metrics={"loss": 1.5},
         meta={"note": "soup"}, phase="main",
     )  # fmt: skip
@@ -227,12 +227,12 @@ def test_a_merge_says_what_it_was_made_of_and_is_a_push(run, pair, reg):
 
 def test_the_same_merge_again_is_the_same_checkpoint(run, pair, backend):
     picks = {"optimizer": pair[0], "step": pair[0]}
-    merged = run.merge(pair, step=3, pick=picks)
+    merged = run.exchange.merge(pair, step=3, pick=picks)
     before = contents(backend)
-    assert run.merge(pair, step=3, pick=picks) == merged
+    assert run.exchange.merge(pair, step=3, pick=picks) == merged
     assert contents(backend) == before
     with pytest.raises(Conflict, match="another state"):
-        run.merge(pair, step=3, weights=[0.25, 0.75], pick=picks)
+        run.exchange.merge(pair, step=3, weights=[0.25, 0.75], pick=picks)
 
 
 # What it costs
@@ -246,9 +246,11 @@ def test_what_is_picked_is_neither_read_nor_stored_again(reg, run, pair, backend
     with open_on(Metered(backend, calls)) as opened:
         sources = [opened.checkpoint(one.ref) for one in (pair[0], other)]
         # The first time reads the packs of the other run.
-        opened.run("first", create=True).merge(sources[:1], step=3, pick={"model": sources[1]})
+        opened.run("first", create=True).exchange.merge(
+            sources[:1], step=3, pick={"model": sources[1]}
+        )
         calls.clear()
-        merged = opened.run("run").merge(sources[:1], step=3, pick={"model": sources[1]})
+        merged = opened.run("run").exchange.merge(sources[:1], step=3, pick={"model": sources[1]})
     # Nothing but the lists of digests, of which each state's largest tensor has one.
     lists = {one.chunk_list for of in (pair[0], other) for one in of.manifest.tensors()}
     assert bytes_read(calls) <= 32 * 20 * 2 * len(lists)
@@ -270,7 +272,7 @@ def test_only_chunks_that_differ_are_computed_and_stored(run, backend, monkeypat
         lambda data, *rest: (computed.append(len(data[0])), real(data, *rest))[1],
     )
     before = bytes_in(backend, "packs/")
-    merged = run.merge(sources, step=3)
+    merged = run.exchange.merge(sources, step=3)
     assert computed == [240]
     # One chunk, and the list of digests that names it.
     assert 240 < bytes_in(backend, "packs/") - before < 240 + 32 * 200 + 2000
@@ -299,7 +301,7 @@ def test_one_pack_is_in_memory_at_a_time(compression, open_registry, monkeypatch
 
     backend.after = after
     monkeypatch.setattr(mixing, "average", count)
-    run.merge(sources, step=3, storing=Storing(compression=compression))
+    run.exchange.merge(sources, step=3, storing=Storing(compression=compression))
     assert max(ahead) <= 2048 < computed[0]
 
 
@@ -309,7 +311,7 @@ def test_a_merge_is_compressed_as_the_registry_has_it(tmp_path):
         sources = [
             run.save({"m": {"w": np.arange(50_000, dtype="f4") + n}}, step=n) for n in (0, 2)
         ]
-        merged = run.merge(sources, step=3)
+        merged = run.exchange.merge(sources, step=3)
         assert sum(row.stored_bytes for row in merged.handle.reader.placement.rows) < 100_000
         assert same(merged.load()["m"]["w"], np.arange(50_000, dtype="f4") + 1)
 
@@ -369,7 +371,7 @@ def test_what_cannot_be_merged_is_refused_and_nothing_written(
     sources = [run.save({"m": model(1)}, step=1), run.save(second, step=2)]
     before = contents(backend)
     with pytest.raises(error, match=said):
-        run.merge(sources, step=3, **options)
+        run.exchange.merge(sources, step=3, **options)
     assert contents(backend) == before
 
 
@@ -386,7 +388,7 @@ def test_a_pick_that_decides_about_nothing_is_refused(picks, said, run, backend)
     sources = [run.save({"m": model(seed)}, step=seed) for seed in (1, 2)]
     before = contents(backend)
     with pytest.raises(InvalidInput, match=said):
-        run.merge(sources, step=3, pick={name: sources[of] for name, of in picks.items()})
+        run.exchange.merge(sources, step=3, pick={name: sources[of] for name, of in picks.items()})
     assert contents(backend) == before
 
 
@@ -394,7 +396,7 @@ def test_a_pick_that_decides_about_nothing_is_refused(picks, said, run, backend)
 def test_what_is_no_source_is_refused(sources, run, backend):
     before = contents(backend)
     with pytest.raises(InvalidInput, match=r"sources|made of checkpoints"):
-        run.merge(sources, step=3)
+        run.exchange.merge(sources, step=3)
     assert contents(backend) == before
 
 
@@ -418,10 +420,12 @@ def test_finite_numbers_have_no_infinite_average_unless_it_is_allowed(dtype, run
     sources = [run.save({"m": {"w": one}}, step=step) for step, one in enumerate(
         (full, small.view(full.dtype)))]  # fmt: skip
     with pytest.raises(UnsupportedValue, match=f"m/w: an average of finite.*{dtype}.*allow_nonfin"):
-        run.merge(sources, step=3, weights=[2, -1])
+        run.exchange.merge(sources, step=3, weights=[2, -1])
     assert len(run.checkpoints()) == 2
-    run.merge(sources, step=3)
-    made = run.merge(sources, step=4, weights=[2, -1], allow_nonfinite=True).load()["m"]["w"]
+    run.exchange.merge(sources, step=3)
+    made = run.exchange.merge(sources, step=4, weights=[2, -1], allow_nonfinite=True).load()["m"][
+        "w"
+    ]
     wide = made.to(torch.complex128 if full.is_complex() else torch.float64)
     assert wide.isfinite().sum() == len(full) - 1
 
@@ -429,7 +433,7 @@ def test_finite_numbers_have_no_infinite_average_unless_it_is_allowed(dtype, run
 def test_what_was_not_finite_already_may_be_averaged(run):
     one, two = torch.tensor([math.inf, math.nan, 1.0]), torch.tensor([1.0, 2.0, 3.0])
     sources = [run.save({"m": {"w": w}}, step=step) for step, w in enumerate((one, two))]
-    found = run.merge(sources, step=3).load()["m"]["w"]
+    found = run.exchange.merge(sources, step=3).load()["m"]["w"]
     assert found[0] == math.inf
     assert found[1].isnan()
     assert found[2] == 2
@@ -437,7 +441,7 @@ def test_what_was_not_finite_already_may_be_averaged(run):
     more = run.save({"m": {"w": torch.tensor([1.0, 2.0, 3e38])}}, step=4)
     with pytest.raises(UnsupportedValue, match="m/w"):
         spoilt = run.save({"m": {"w": torch.tensor([1.0, 2.0, math.nan])}}, step=5)
-        run.merge([more, spoilt, sources[1]], step=6, weights=[2, 0, -1])
+        run.exchange.merge([more, spoilt, sources[1]], step=6, weights=[2, 0, -1])
 
 
 def test_what_the_sources_were_before_is_said_where_it_is_true_of_all(run):
@@ -450,18 +454,18 @@ def test_what_the_sources_were_before_is_said_where_it_is_true_of_all(run):
     other = {**lossy.load(), "m": {"w": (given + 1).bfloat16()}}
     differing = run.save(other, step=3)
     for step, second in enumerate((native, differing)):
-        one = run.merge([lossy, second], step=10 + step)
-        two = run.merge([second, lossy], step=20 + step)
+        one = run.exchange.merge([lossy, second], step=10 + step)
+        two = run.exchange.merge([second, lossy], step=20 + step)
         assert one.digest == two.digest
         assert {info.original for info in one.tensors().values()} == {None}
-    assert {info.original for info in run.merge([lossy, lossy], step=30).tensors().values()} == {
-        "float32"
-    }
+    assert {
+        info.original for info in run.exchange.merge([lossy, lossy], step=30).tensors().values()
+    } == {"float32"}
 
 
 def test_the_narrower_pick_comes_first(run):
     sources = [run.save({"m": model(seed)}, step=seed) for seed in (1, 2)]
-    merged = run.merge(sources, step=3, pick={"m/w": sources[1], "m/*": sources[0]})
+    merged = run.exchange.merge(sources, step=3, pick={"m/w": sources[1], "m/*": sources[0]})
     assert same(merged.load()["m"], {**model(1), "w": model(2)["w"]})
     assert list(merged.meta["merge"]["pick"]) == ["m/w", "m/*"]
 
@@ -473,9 +477,9 @@ def test_what_is_picked_is_not_named_for_an_average(average, run, backend):
     before = contents(backend)
     for name in ("m", "m/*"):
         with pytest.raises(InvalidInput, match=r"average 'm.*: every tensor.*m/w is picked by 'm"):
-            run.merge(sources, step=3, average=average, pick={name: sources[0]})
+            run.exchange.merge(sources, step=3, average=average, pick={name: sources[0]})
     assert contents(backend) == before
-    merged = run.merge(sources, step=3, average=["x"], pick={"m": sources[0]})
+    merged = run.exchange.merge(sources, step=3, average=["x"], pick={"m": sources[0]})
     assert same(merged.load()["x"], mean(states[0]["x"], states[1]["x"]))
 
 
@@ -495,7 +499,7 @@ def test_other_refusals_write_nothing(run, pair, reg, backend, open_registry):
         (pair, {"model/x*": pair[0]}, NotFound, "no tensor"),
     ):
         with pytest.raises(error, match=said):
-            run.merge(sources, step=3, pick=picks)
+            run.exchange.merge(sources, step=3, pick=picks)
     assert contents(backend) == before
 
 
@@ -503,7 +507,7 @@ def test_a_container_of_another_type_is_refused(run):
     one = run.save({"m": {"a": [np.arange(3.0)]}}, step=1)
     two = run.save({"m": {"a": (np.arange(3.0) + 1,)}}, step=2)
     with pytest.raises(IncompatibleState, match="m has containers of other types"):
-        run.merge([one, two], step=3)
+        run.exchange.merge([one, two], step=3)
 
 
 def test_damage_is_found_and_nothing_committed(run, pair, backend):
@@ -511,7 +515,7 @@ def test_damage_is_found_and_nothing_committed(run, pair, backend):
         flip(backend, key)
     slots = contents(backend, "runs/")
     with pytest.raises(Damaged):
-        run.merge(pair, step=3, pick={"optimizer": pair[0], "step": pair[0]})
+        run.exchange.merge(pair, step=3, pick={"optimizer": pair[0], "step": pair[0]})
     assert contents(backend, "runs/") == slots
 
 
@@ -531,17 +535,17 @@ def test_nan_is_recorded_and_held_back(watching, reg, small, caplog):
     other = reg.create_run("other")
     sources = [other.save({"m": model(1)}, step=1), other.save(bad, step=2)]
     sound = watching.save({"m": model(3)}, step=1)
-    merged = watching.merge(sources, step=2)
+    merged = watching.exchange.merge(sources, step=2)
     assert merged.nonfinite == (f"m/{name}",)
     assert watching.latest() == sound
     assert f"m/{name}" in caplog.text
-    picked = watching.merge(sources[:1], step=3, pick={"m": sources[1]})
+    picked = watching.exchange.merge(sources[:1], step=3, pick={"m": sources[1]})
     assert picked.nonfinite == (f"m/{name}",)
     assert watching.latest() == sound
-    healed = watching.merge(sources, step=4, weights=[1, 0])
+    healed = watching.exchange.merge(sources, step=4, weights=[1, 0])
     assert not healed.nonfinite
     assert watching.latest() == healed
-    allowed = watching.merge(sources, step=5, weights=[0.25, 0.75], allow_nonfinite=True)
+    allowed = watching.exchange.merge(sources, step=5, weights=[0.25, 0.75], allow_nonfinite=True)
     assert allowed.nonfinite
     assert watching.latest() == allowed
 
@@ -560,10 +564,10 @@ def test_what_was_merged_from_another_run_outlives_it(options, tmp_path):
             nearly["model"]["w"][::7] += np.float32(2**-12)
             sources.append(other.save(nearly, step=step))
         run = opened.create_run("run")
-        merged = run.merge(sources[1:], step=9, pick={"optimizer": sources[2]})
-        picked = run.merge(sources[2:], step=10)
+        merged = run.exchange.merge(sources[1:], step=9, pick={"optimizer": sources[2]})
+        picked = run.exchange.merge(sources[2:], step=10)
         wanted = [one.load() for one in (merged, picked)]
-        other.drop("done")
+        other.retention.drop("done")
         assert opened.gc(grace_s=0).deleted.objects
         assert opened.verify(deep=True).ok
     with holdfast.open(tmp_path / "reg") as opened:
@@ -579,7 +583,7 @@ def test_a_pack_that_a_sweep_condemned_is_not_named_again(reg, backend, open_reg
     for name in ("other", "run"):
         mark(reg.store, name, 1)
     with open_on(backend) as opened:
-        merged = opened.run("run").merge([opened.checkpoint(other.ref)], step=1)
+        merged = opened.run("run").exchange.merge([opened.checkpoint(other.ref)], step=1)
         assert all(pack.key.generation == 1 for pack in merged.handle.reader.placement.packs)
         assert same(merged.load(), small_state(1))
 
@@ -596,7 +600,7 @@ def test_a_sweep_that_comes_between_makes_the_merge_choose_anew(backend, open_re
             mark(open_registry(backend).store, name, 1)
 
     hooked.before = Once("runs/run/log/", pass_by, "put_if_absent")
-    merged = run.merge([other], step=1)
+    merged = run.exchange.merge([other], step=1)
     assert hooked.before.done
     assert all(pack.key.generation == 1 for pack in merged.handle.reader.placement.packs)
     assert same(merged.load(), small_state(1))
@@ -616,12 +620,12 @@ def test_a_source_that_is_collected_meanwhile_is_an_error_or_does_no_harm(
 
     def let_go() -> None:
         beside = open_registry(backend)
-        beside.run(source.id).prune(Retention(last=1))
+        beside.run(source.id).retention.prune(Retention(last=1))
         beside.gc(grace_s=0)
 
     hooked.before = Once(moment, let_go, "put_if_absent")
     try:
-        merged = run.merge(sources[:2], step=9)
+        merged = run.exchange.merge(sources[:2], step=9)
     except Conflict as error:
         assert "evicted from its run" in str(error)  # noqa: PT017 - either outcome is right
     else:
@@ -639,18 +643,18 @@ def test_a_source_that_is_collected_meanwhile_is_an_error_or_does_no_harm(
 
 def test_evicted_sources_are_refused(run, reg, backend):
     sources = [run.save({"m": model(seed)}, step=seed) for seed in (1, 2, 3)]
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     before = contents(backend)
     for into in (run, reg.create_run("other")):
         with pytest.raises(Conflict, match=r"needs states that their runs hold.*undo"):
-            into.merge(sources, step=4)
+            into.exchange.merge(sources, step=4)
     other = reg.run("other")
     reg.gc(grace_s=0)
     with pytest.raises(Conflict, match="needs states that their runs hold"):
-        other.merge(sources, step=4)
-    run.drop("over")
+        other.exchange.merge(sources, step=4)
+    run.retention.drop("over")
     with pytest.raises(Conflict, match="dropped"):
-        other.merge(sources[2:], step=4)
+        other.exchange.merge(sources[2:], step=4)
     assert set(contents(backend, "packs/")) <= set(before)
 
 
@@ -658,4 +662,4 @@ def test_a_phase_of_the_run_has_its_say(reg):
     run = reg.create_run("phased", preset=RunSpec(phases=(Phase(name="1", required_keys=("x",)),)))
     other = reg.create_run("other").save({"m": model(1)}, step=1)
     with pytest.raises(IncompatibleState, match="missing: x"):
-        run.merge([other], step=1, phase=1)
+        run.exchange.merge([other], step=1, phase=1)

@@ -38,7 +38,7 @@ def test_it_is_one_commit(reg):
     run = lived(reg)
     entered = over(run)
     assert actions_of(run)[-1] == ["phase.enter"]
-    assert run.phase == 2
+    assert run.phases.current == 2
     assert entered.checkpoint.step == 2
     assert same(entered.state["model"]["trunk.w"], state(2)["model"]["trunk.w"])
     (record,) = run.manifest.phases
@@ -60,7 +60,7 @@ def test_it_is_one_commit(reg):
 def test_a_gate_on_what_was_evicted_leads_over(reg):
     run = lived(reg, spec(source="gates/first"))
     first = run.checkpoints()[0]
-    # Not by `set_gate`, which refuses it; a log that has it is legal.
+    # Not by `run.pins.gates.set`, which refuses it; a log that has it is legal.
     for action in (
         Evict(evictions=(Eviction(checkpoint=first.n, reason="old"),)),
         SetPin(kind="gate", name="first", manifest=first.digest, checkpoint=first.n),
@@ -74,7 +74,7 @@ def test_the_conditions_are_recorded(reg):
     rows = [*ROWS, {"part": "model/head.b", "change": "carry", "to": "b", "when": "bias"}]
     run = lived(reg, spec(rows))
     assert "b" in over(run, enable="bias").state
-    *_, commit = run.history()
+    *_, commit = run.history.commits()
     assert commit.actions[0].enabled == ("bias",)
 
 
@@ -287,7 +287,7 @@ def test_a_script_that_restores_first_may_go_over_again(reg, backend, open_regis
     run = open_registry(backend).run(RUN)
     assert run.restore().checkpoint.phase == 1
     over(run)
-    assert run.phase == 2
+    assert run.phases.current == 2
     assert run.save(phase_2(3), step=3).companions
 
 
@@ -306,15 +306,15 @@ def test_there_is_only_the_declared_way(reg):
 def test_a_run_without_transitions_has_none(run):
     run.save({"m": {}}, step=1)
     with pytest.raises(InvalidInput, match="from phase main to phase two: no transition"):
-        run.transition("two")
+        run.phases.transition("two")
 
 
 def test_a_run_that_is_over_enters_no_phase(reg):
     run = lived(reg)
-    run.set_status("completed")
+    run.status = "completed"
     with pytest.raises(Conflict, match="the run is completed"):
         over(run)
-    run.set_status("interrupted")
+    run.status = "interrupted"
     over(run)
     assert run.status == "running"
 
@@ -366,7 +366,9 @@ def test_a_source_that_changes_meanwhile_is_loaded_anew(reg, backend, open_regis
     hooked = Hooked(backend)
     run = open_registry(hooked).run(RUN)
     other = open_registry(backend).run(RUN)
-    hooked.before = Once("runs/life/log", lambda: other.push(state(4), step=4, metrics=GOOD), "put")
+    hooked.before = Once(
+        "runs/life/log", lambda: other.exchange.push(state(4), step=4, metrics=GOOD), "put"
+    )
     entered = over(run)
     assert hooked.before.done
     assert entered.checkpoint.step == 4
@@ -432,8 +434,8 @@ def test_whoever_dies_may_go_over_again(reg, backend, open_registry, after):
         fresh = open_registry(store)
         assert fresh.verify(deep=True).ok
         run = fresh.run(RUN)
-        entered += run.phase == 2
-        assert (run.phase == 2) == ("phase.enter" in actions_of(run)[-1])
+        entered += run.phases.current == 2
+        assert (run.phases.current == 2) == ("phase.enter" in actions_of(run)[-1])
         again = over(run)
         assert same(again.state, expected.state)
         assert same(again.companions, expected.companions)

@@ -95,7 +95,7 @@ class Trainer:
         given: dict[str, Any] = {"targets": {self.model: Student()}}
         if to == 2:
             given["enable"] = ["readiness", "new_value_head"]
-        return self.run.transition(to, **given | options)
+        return self.run.phases.transition(to, **given | options)
 
     def clone(self) -> None:
         """Live through phase 1."""
@@ -124,7 +124,7 @@ def rust(reg) -> Trainer:
 
 
 def commits(run: Run) -> int:
-    return len(list(run.refresh().history()))
+    return len(list(run.refresh().history.commits()))
 
 
 def test_from_cloning_to_distillation(hydra):
@@ -315,13 +315,13 @@ def test_what_does_not_fit_changes_nothing(
     rust, live: Callable[[Trainer], None], to, options, error, told
 ):
     live(rust)
-    before, phase = commits(rust.run), rust.run.phase
+    before, phase = commits(rust.run), rust.run.phases.current
     with pytest.raises(error, match=told):
         rust.over(to, **options)
-    assert (commits(rust.run), rust.run.phase) == (before, phase)
+    assert (commits(rust.run), rust.run.phases.current) == (before, phase)
 
 
 def test_a_phase_is_not_entered_but_by_its_transition(rust):
     rust.clone()
-    with pytest.raises(Conflict, match=r"run\.transition\('2'\) first"):
+    with pytest.raises(Conflict, match=r"phases.transition\('2'\) first"):
         rust.run.save(rust.run.latest().load() | {"teacher_state_dict": {}}, step=1, phase=2)

@@ -70,7 +70,7 @@ def counts(run: Run) -> dict[str, int]:
 
 
 def test_a_pivot_is_one_commit_that_resets_and_archives(run: Run) -> None:
-    found = run.pivot("polish", initialise={"bandit": lambda: {"wiki": 0.0}})
+    found = run.phases.pivot("polish", initialise={"bandit": lambda: {"wiki": 0.0}})
     assert actions_of(run)[-1] == ["phase.enter", "stream.archive", "stream.archive"]
     assert list(found.state) == ["step", "model", "bandit"]  # in the order of the source
     assert same(found.state["model"], {"trunk": state(3)["model"]["trunk"]})
@@ -86,7 +86,7 @@ def test_a_pivot_is_one_commit_that_resets_and_archives(run: Run) -> None:
     assert counts(run) == {"loss": 3, "samples": 0, "state": 0}
     assert run.streams["samples"].archives == {"polish": 3}
     assert [one["x"] for one in run.streams["loss"].read()] == [1, 2, 3]
-    assert run.phase == "main"
+    assert run.phases.current == "main"
     save(run, 4)
     assert counts(run) == {"loss": 4, "samples": 1, "state": 1}
 
@@ -94,8 +94,8 @@ def test_a_pivot_is_one_commit_that_resets_and_archives(run: Run) -> None:
 def test_a_pivot_is_these_bytes_in_the_log(reg: Registry) -> None:
     run = reg.create_run("run", preset=RunSpec())
     digest = run.save({"w": 1}, step=1).digest
-    run.pivot("polish")
-    *_, commit = run.history()
+    run.phases.pivot("polish")
+    *_, commit = run.history.commits()
     (enter,) = commit.actions
     assert enter.encode().decode() == (
         '{"action":"phase.enter","companions":{},"enabled":[],"from_phase":"main","manifest":"'
@@ -106,14 +106,14 @@ def test_a_pivot_is_these_bytes_in_the_log(reg: Registry) -> None:
 
 def test_best_begins_again_and_the_old_best_is_kept(run: Run) -> None:
     assert run.best().step == 2
-    run.pivot("polish")
+    run.phases.pivot("polish")
     assert run.best() is None
     for i in range(4, 9):
         save(run, i, loss=0.9 - i / 100)
     assert run.best().step == 8
     # Step 2 was the best until the pivot; without that it would have been evicted long ago.
     assert [one.step for one in run.checkpoints()] == [2, 7, 8]
-    reasons = {v.checkpoint.step: v.reasons for v in run.prune(dry_run=True).kept}
+    reasons = {v.checkpoint.step: v.reasons for v in run.retention.prune(dry_run=True).kept}
     assert reasons[2] == ("best/loss before polish",)
     run.checkpoints()[0].report({"loss": 0.01})
     assert run.best().step == 8
@@ -124,12 +124,12 @@ def test_best_begins_again_and_the_old_best_is_kept(run: Run) -> None:
 def test_replay_step_by_step_is_replay_at_once(run: Run) -> None:
     save(run, 4, 0.3)
     _ = run.best()
-    run.pivot("one")
+    run.phases.pivot("one")
     _ = run.best()
     save(run, 5, 0.4)
-    run.pivot("two")
+    run.phases.pivot("two")
     save(run, 6, 0.6)
-    monitor = run.monitor("main")
+    monitor = run.phases.monitor("main")
     slots = list(run.handle.log.slots())
     whole = advance(RunManifest(run_id="run"), slots)
     assert whole.best(monitor).step == run.manifest.best(monitor).step == 6
@@ -141,9 +141,9 @@ def test_replay_step_by_step_is_replay_at_once(run: Run) -> None:
 
 
 def test_the_same_name_again_does_nothing(run: Run, reg: Registry) -> None:
-    first = run.pivot("polish")
+    first = run.phases.pivot("polish")
     before = actions_of(run)
-    again = reg.run("run").pivot("polish")  # a process that died before its first save
+    again = reg.run("run").phases.pivot("polish")  # a process that died before its first save
     assert actions_of(run) == before
     assert same(again.state, first.state)
     assert again.seeds["data"].generate_state(2).tolist() == (
@@ -151,16 +151,16 @@ def test_the_same_name_again_does_nothing(run: Run, reg: Registry) -> None:
     )
     save(run, 4)
     before = actions_of(run)
-    later = reg.run("run").pivot("polish")
+    later = reg.run("run").phases.pivot("polish")
     assert actions_of(run) == before
     assert (later.checkpoint.step, later.report) == (4, ())
     assert same(later.state, state(4))
 
 
 def test_pivots_as_often_as_wanted_each_with_its_own_seeds(run: Run) -> None:
-    seeds = [run.seed_sequence(1).generate_state(2).tolist()]
+    seeds = [run.phases.seed_sequence(1).generate_state(2).tolist()]
     for number, name in enumerate(["one", "two", "three"]):
-        seeds.append(run.pivot(name).seeds["data"].generate_state(2).tolist())
+        seeds.append(run.phases.pivot(name).seeds["data"].generate_state(2).tolist())
         save(run, 4 + number)
     assert len({tuple(one) for one in seeds}) == 4
     assert run.streams["samples"].archives == {"one": 3, "two": 1, "three": 1}
@@ -168,7 +168,7 @@ def test_pivots_as_often_as_wanted_each_with_its_own_seeds(run: Run) -> None:
 
 
 def test_a_restore_after_a_pivot_keeps_it(run: Run, reg: Registry) -> None:
-    run.pivot("polish")  # by an operator, say
+    run.phases.pivot("polish")  # by an operator, say
     other = reg.run("run")
     restored = other.restore()
     assert restored.pivot == "polish"
@@ -180,7 +180,7 @@ def test_a_restore_after_a_pivot_keeps_it(run: Run, reg: Registry) -> None:
 
 
 def test_going_back_before_a_pivot_undoes_it(run: Run, reg: Registry) -> None:
-    run.pivot("polish")
+    run.phases.pivot("polish")
     save(run, 4)
     other = reg.run("run")
     restored = other.restore(at=run.checkpoints()[-2])
@@ -190,14 +190,14 @@ def test_going_back_before_a_pivot_undoes_it(run: Run, reg: Registry) -> None:
     assert other.manifest.pivots == []
     assert counts(other) == {"loss": 4, "samples": 4, "state": 4}
     assert other.best().step == 2
-    assert other.pivot("polish").checkpoint.step == 4  # the name is free again
+    assert other.phases.pivot("polish").checkpoint.step == 4  # the name is free again
     assert other.streams["samples"].archives == {"polish": 3, "polish_2": 4}
 
 
 def test_passing_over_a_damaged_checkpoint_behind_a_pivot_is_told(
     run: Run, reg: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run.pivot("polish")
+    run.phases.pivot("polish")
     run.save(state(4) | {"model": {"trunk": np.full(300, np.nan), "head.w": np.ones(3)}}, step=4)
     other = reg.run("run")
     found = other.checkpoints()[-1]
@@ -215,7 +215,7 @@ def test_passing_over_a_damaged_checkpoint_behind_a_pivot_is_told(
 
 
 def test_a_trainer_that_saved_behind_the_pivot_wins(run: Run, reg: Registry) -> None:
-    run.pivot("polish")
+    run.phases.pivot("polish")
     other = reg.run("run")
     other.restore()
     save(run, 4)
@@ -225,7 +225,7 @@ def test_a_trainer_that_saved_behind_the_pivot_wins(run: Run, reg: Registry) -> 
 
 
 def test_a_pivot_fences_the_trainer_under_the_old_policy(run: Run, reg: Registry) -> None:
-    reg.run("run").pivot("polish")
+    reg.run("run").phases.pivot("polish")
     with pytest.raises(Fenced):
         save(run, 4)
 
@@ -233,18 +233,18 @@ def test_a_pivot_fences_the_trainer_under_the_old_policy(run: Run, reg: Registry
 def test_without_a_table_everything_is_carried(reg: Registry) -> None:
     run = reg.create_run("plain")
     with pytest.raises(NotFound, match="no checkpoint to pivot from"):
-        run.pivot("one")
+        run.phases.pivot("one")
     odd = {"a/b": 1, "c | d": 2, "*": [3]}
     run.save(odd, step=1, streams={"loss": [{"step": 1}]})
     run.streams["samples"].append({"step": 1}, lifetime="resettable")
-    assert run.pivot("one").state == odd
+    assert run.phases.pivot("one").state == odd
     assert counts(run) == {"loss": 1, "samples": 0}
 
 
 def test_a_table_may_archive_some_streams_only(reg: Registry) -> None:
     run = reg.create_run("run", preset=spec(pivot={"rows": [], "archives": ["samples"]}))
     save(run, 1)
-    run.pivot("one")
+    run.phases.pivot("one")
     assert counts(run) == {"loss": 1, "samples": 0, "state": 1}
 
 
@@ -252,9 +252,9 @@ def test_what_does_not_fit_changes_nothing(run: Run) -> None:
     run.save({"step": 4, "bandit": 1, "model": {}}, step=4)
     before = actions_of(run)
     with pytest.raises(IncompatibleState, match=r"nothing to reset: model/head\.\*"):
-        run.pivot("one")
+        run.phases.pivot("one")
     with pytest.raises(InvalidInput, match="not a legal name"):
-        run.pivot("no good")
+        run.phases.pivot("no good")
     assert actions_of(run.refresh()) == before
     save(run, 5)
 

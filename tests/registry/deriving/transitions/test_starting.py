@@ -65,13 +65,13 @@ def again(reg: Registry, **given: Any) -> Run:
 
 def test_fresh_is_the_seed_and_nothing_else(reg: Registry) -> None:
     run = reg.create_run("new", preset=spec(), seed=7)
-    found = run.start("fresh")
+    found = run.phases.start("fresh")
     assert (found.state, found.source, found.report) == ({}, None, ())
     assert found.seeds["scenarios"].spawn_key == (1, 2)
     assert actions_of(run) == [["run.create"]]
     run.save(state(1), step=1)
     with pytest.raises(Conflict, match=r"cannot start in mode fresh.*step 1"):
-        run.start("fresh")
+        run.phases.start("fresh")
 
 
 # Warm start
@@ -79,7 +79,7 @@ def test_fresh_is_the_seed_and_nothing_else(reg: Registry) -> None:
 
 def test_a_warm_start_carries_what_the_rows_say(run: Run, reg: Registry) -> None:
     new = reg.create_run("new", preset=spec(), seed=8)
-    found = new.start("warm_start", run.latest(), expected=FITS)
+    found = new.phases.start("warm_start", run.latest(), expected=FITS)
     assert same(found.state, {"cuts": [{"slope": np.arange(8.0) + 3} for _ in range(2)]})
     assert found.seeds["scenarios"].entropy == 8
     assert {(one.part, one.change) for one in found.report} == {
@@ -96,32 +96,32 @@ def test_a_warm_start_carries_what_the_rows_say(run: Run, reg: Registry) -> None
     assert record.name is None
     new.save(state(0), step=0)  # steps begin again
     with pytest.raises(Conflict, match="cannot start in mode warm_start"):
-        new.start("warm_start", run.latest(), expected=FITS)
+        new.phases.start("warm_start", run.latest(), expected=FITS)
 
 
 def test_a_warm_start_that_died_is_repeated(run: Run, reg: Registry) -> None:
     new = reg.create_run("new", preset=spec(), seed=8)
-    first = new.start("warm_start", run.latest(), expected=FITS)
+    first = new.phases.start("warm_start", run.latest(), expected=FITS)
     before = actions_of(new)
     other = reg.run("new")
-    second = other.start("warm_start", run.latest(), expected=FITS)
+    second = other.phases.start("warm_start", run.latest(), expected=FITS)
     assert same(first.state, second.state)
     assert actions_of(other) == before
     other.save(state(1), step=1)
-    other.pivot("one")  # its seeds are those of a first pivot
+    other.phases.pivot("one")  # its seeds are those of a first pivot
     assert [one.name for one in other.manifest.pivots] == ["one"]
 
 
 def test_a_run_without_a_table_says_what_it_carries(run: Run, reg: Registry) -> None:
     new = reg.create_run("new")
     with pytest.raises(InvalidInput, match="no rows for a warm start are given"):
-        new.start("warm_start", run.latest())
-    found = new.start("warm_start", run.latest(), carry=["cuts", "meta"])
+        new.phases.start("warm_start", run.latest())
+    found = new.phases.start("warm_start", run.latest(), carry=["cuts", "meta"])
     assert list(found.state) == ["cuts", "meta"]
     one = reg.create_run("inferring", preset=RunSpec(inference=("cuts | policy",)))
-    assert list(one.start("warm_start", run.latest()).state) == ["cuts"]
+    assert list(one.phases.start("warm_start", run.latest()).state) == ["cuts"]
     with pytest.raises(IncompatibleState, match="nothing to carry: policy"):
-        reg.create_run("third").start("warm_start", run.latest(), carry="policy")
+        reg.create_run("third").phases.start("warm_start", run.latest(), carry="policy")
 
 
 # Resume
@@ -129,12 +129,12 @@ def test_a_run_without_a_table_says_what_it_carries(run: Run, reg: Registry) -> 
 
 def test_resume_is_everything(run: Run, reg: Registry) -> None:
     other = again(reg)
-    found = other.start("resume", expected=FITS, **ALL)
+    found = other.phases.start("resume", expected=FITS, **ALL)
     assert same(found.state, state(3))
     assert (found.source, found.seeds, found.skipped) == (run.latest(), {}, ())
     other.save(state(4), step=4)
     assert other.latest().step == 4
-    found = other.start("resume", other.checkpoints()[1], expected=FITS, **ALL)
+    found = other.phases.start("resume", other.checkpoints()[1], expected=FITS, **ALL)
     assert same(found.state, state(2))
     other.save(state(3), step=3)
 
@@ -142,7 +142,7 @@ def test_resume_is_everything(run: Run, reg: Registry) -> None:
 def test_there_must_be_something_to_resume(reg: Registry) -> None:
     run = reg.create_run("new")
     with pytest.raises(NotFound, match="no checkpoint to resume from"):
-        run.start("resume")
+        run.phases.start("resume")
     assert run.restore() is None
 
 
@@ -158,9 +158,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_read(
         ({**FITS, "meta/hydros": 4}, "meta/hydros is absent, expected 4"),
     ]:
         with pytest.raises(IncompatibleState, match=message):
-            other.start(mode, expected=wrong, **given)
+            other.phases.start(mode, expected=wrong, **given)
     with pytest.raises(InvalidInput, match="missing: meta/stages"):
-        other.start(mode, expected={"meta/dimension": 8}, **given)
+        other.phases.start(mode, expected={"meta/dimension": 8}, **given)
     assert actions_of(other) == before
     # The handle did not resume: it may not begin before another one's newest step.
     if mode == "resume":
@@ -193,7 +193,7 @@ def test_a_resume_without_what_must_match_is_refused(run: Run, reg: Registry) ->
         opened = reg.run("old", **given)
         for resume in (
             opened.restore,
-            lambda one=opened: one.start("resume", expected=FITS, **ALL),
+            lambda one=opened: one.phases.start("resume", expected=FITS, **ALL),
         ):
             with pytest.raises(InvalidInput, match=missing):
                 resume()
@@ -221,7 +221,7 @@ def test_arguments_belong_to_their_mode(run: Run, reg: Registry) -> None:
         ("resume", {"expected": FITS}, "a list of names for bandit/arms, streams/state/arms"),
     ]:
         with pytest.raises(InvalidInput, match=message):
-            other.start(mode, **given)
+            other.phases.start(mode, **given)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_names_without_a_source_are_told(reg: Registry, caplog: pytest.LogCaptur
     assert restored.stale == wanted
     assert f"whose source is gone: {', '.join(wanted)}" in caplog.text
     assert restored.state["bandit"]["arms"]["repo-docstrings"] == 1.546  # told, not removed
-    assert reg.run("bandit").start("resume", sources=sources).stale == wanted
+    assert reg.run("bandit").phases.start("resume", sources=sources).stale == wanted
     assert (
         reg.run("bandit").restore(sources={"bandit/arms": restored.state["bandit"]["arms"]}).stale
         == ()
@@ -302,7 +302,7 @@ def test_a_pivot_leaves_nothing_stale(reg: Registry) -> None:
     )
     sources = {"bandit": [], "streams/state/arms": []}
     assert len(reg.run("run").restore(sources=sources).stale) == 2
-    run.pivot("new-policy")
+    run.phases.pivot("new-policy")
     assert reg.run("run").restore(sources=sources).stale == ()
 
 

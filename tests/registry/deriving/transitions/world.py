@@ -95,7 +95,7 @@ def lived(
 
 def over(run: Run, to: int | str = 2, **options: Any) -> Transitioned:
     """Carry the transition out."""
-    return run.transition(to, **{"targets": {"model": target()}} | options)
+    return run.phases.transition(to, **{"targets": {"model": target()}} | options)
 
 
 def refused(run: Run, error: type[RegistryError], match: str, **options: Any) -> None:
@@ -104,5 +104,5 @@ def refused(run: Run, error: type[RegistryError], match: str, **options: Any) ->
     with pytest.raises(error, match=match):
         over(run, **options)
     assert actions_of(run.refresh()) == before
-    assert run.phase == 1
+    assert run.phases.current == 1
     run.save(state(9), step=9)

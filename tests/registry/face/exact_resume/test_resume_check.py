@@ -186,7 +186,7 @@ def saves(*steps: int, names: tuple[str, ...] = ("run",)) -> Train:
 
     def train(reg: Registry, stop: int) -> None:
         for name in names:
-            reg.run(name, create=True).push({"w": 1}, step=next(given))
+            reg.run(name, create=True).exchange.push({"w": 1}, step=next(given))
 
     return train
 
@@ -274,7 +274,7 @@ def test_a_real_registry_and_its_journal_are_never_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, journal = tmp_path / "real", tmp_path / "journal"
-    holdfast.init(real, skip_race_probe=True).create_run("train").push({"w": 0}, step=1)
+    holdfast.init(real, skip_race_probe=True).create_run("train").exchange.push({"w": 0}, step=1)
     monkeypatch.setenv("HOLDFAST_JOURNAL", str(journal))
     program = tmp_path / "careless.py"
     program.write_text(

@@ -63,7 +63,7 @@ class World:
     def follow(self, model: object, through: Backend | None = None, **how) -> Following:
         inner = ReadOnly(self.backend if through is None else through)
         reg = self._open(Metered(inner, self.calls))
-        return reg.run(self.run.id).follow_into(model, **how)
+        return reg.run(self.run.id).follow.into(model, **how)
 
     def ranges(self) -> list[tuple[str, int, int]]:
         """Return what was read of packs since, tables of contents left out; forget the calls."""
@@ -659,7 +659,7 @@ def test_what_was_fetched_is_let_go_with_the_run(world: World) -> None:
     following = world.follow(model, component="model")
     save(world, 1)
     following.fetch()
-    world.run.drop("done with")
+    world.run.retention.drop("done with")
     assert following.fetch() is None
     assert following.swap() is None
     assert not model["w"].any()
@@ -807,7 +807,7 @@ def test_it_waits_for_more_and_ends_with_the_run(world: World, clock: Clock) -> 
             lambda: None,
             lambda: save(world, 1),
             lambda: save(world, 2, 3),
-            lambda: world.run.set_status("completed"),
+            lambda: setattr(world.run, "status", "completed"),
         ]
     )
     clock.then = lambda: next(acts)()
@@ -820,7 +820,7 @@ def test_it_waits_for_more_and_ends_with_the_run(world: World, clock: Clock) -> 
 
 def test_it_ends_with_the_last_checkpoint_of_a_run_that_is_over(world: World) -> None:
     save(world, 1)
-    world.run.set_status("completed")
+    world.run.status = "completed"
     following = world.follow({"w": torch.zeros(5000)}, component="model")
     assert not following.is_over
     assert steps_of(following) == [1]
@@ -831,7 +831,7 @@ def test_a_dropped_run_ends_it(world: World, clock: Clock, reg) -> None:
     save(world, 1)
     following = world.follow({"w": torch.zeros(5000)}, component="model")
     following.poll()
-    world.run.drop("done with")
+    world.run.retention.drop("done with")
     assert steps_of(following) == []
     assert following.is_over
 
@@ -865,7 +865,7 @@ def test_any_history_ends_in_the_right_bits(open_registry: Open, data: st.DataOb
     model = {"a": torch.zeros(shape), "b": torch.zeros(shape)}
     if data.draw(st.booleans()):
         model["b"] = torch.zeros(shape[::-1]).permute(*reversed(range(len(shape))))
-    following = open_registry(ReadOnly(backend)).run("run").follow_into(model, component="m")
+    following = open_registry(ReadOnly(backend)).run("run").follow.into(model, component="m")
     truth = {
         name: weights(seed, int(np.prod(shape))).reshape(shape) for seed, name in enumerate("ab")
     }

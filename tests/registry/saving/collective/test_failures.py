@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -137,13 +138,13 @@ def test_a_state_that_cannot_be_stored_on_one_rank_fails_on_all(reg: Registry) -
     assert "rank 1" in str(found[0])
 
 
-@pytest.mark.parametrize("kind", ["save", "push", "save_async"])
+@pytest.mark.parametrize("kind", ["save", "exchange.push", "save_async"])
 @pytest.mark.parametrize("bad", [0, 1])
 def test_a_wrong_argument_on_one_rank_fails_on_all(reg: Registry, kind: str, bad: int) -> None:
     def save(group: Group) -> Checkpoint:
         with holdfast.open(reg.url) as mine:
             run = mine.run("run", group=group)
-            act = getattr(run, kind)
+            act = attrgetter(kind)(run)
             with pytest.raises(InvalidInput, match="step"):
                 given = act({"x": 1}, step=-1 if group.rank == bad else 1)
                 given.wait()
@@ -263,7 +264,7 @@ def test_a_collection_between_the_report_of_a_rank_and_the_commit(
 ) -> None:
     """Packs that the ranks find, and a sweep then condemns, are stored again under its epoch."""
     together(group_of(2, WELL_S), saving(reg))
-    reg.run("run").drop("its packs are found again")
+    reg.run("run").retention.drop("its packs are found again")
     reg.create_run("next")
     swept = []
     stored = Leading._have_stored
@@ -310,8 +311,8 @@ def test_a_write_that_landed_is_not_put_again(
             run = reg.run("run")
             first = run.latest()
             assert first is not None
-            run.push({"x": 1}, step=2)
-            run.evict(first, reason="a test")
+            run.exchange.push({"x": 1}, step=2)
+            run.retention.evict(first, reason="a test")
             raise Condemned([])
         return made
 
@@ -319,5 +320,10 @@ def test_a_write_that_landed_is_not_put_again(
     made = together(group_of(2, WELL_S), saving(reg))
     assert lost
     assert [one.step for one in made] == [1, 1]
-    adds = [a for c in reg.run("run").history() for a in c.actions if isinstance(a, AddCheckpoint)]
+    adds = [
+        a
+        for c in reg.run("run").history.commits()
+        for a in c.actions
+        if isinstance(a, AddCheckpoint)
+    ]
     assert [one.step for one in adds] == [1, 2]

@@ -76,7 +76,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 def actions_of(backend: Backend, kind: str) -> list[Any]:
     """Return every action of a kind in the log of the run, in order."""
     with without_threads(open_on(backend)) as registry:
-        commits = list(registry.run(RUN).history())
+        commits = list(registry.run(RUN).history.commits())
     return [one for commit in commits for one in commit.actions if one.action == kind]
 
 

@@ -187,7 +187,7 @@ def test_a_refused_save_whose_note_is_lost_does_not_enter_behind_others(
     run = machine.run()
     run.save(make_state(1), step=1)
     with opened(bucket) as registry:
-        registry.run(RUN).push(make_state(11), step=1)
+        registry.run(RUN).exchange.push(make_state(11), step=1)
     machine.carry()
     again = machine.run()
     again.restore()

@@ -96,7 +96,7 @@ def test_a_commit_has_the_time_and_write_of_its_entry(
     entry = machine.folder.entry(1)
     machine.carry()
     with opened(bucket) as registry:
-        commit = list(registry.run(RUN).history())[-1]
+        commit = list(registry.run(RUN).history.commits())[-1]
     assert (commit.write, commit.time_ms) == (entry.write, entry.time_ms)
 
 
@@ -210,7 +210,7 @@ def test_a_restore_reads_an_entry_that_is_carried_while_it_reads(
     run = machine.run()
     for step in (1, 2):
         run.save(make_state(step), step=step)
-    run.set_status("interrupted")  # the newest entry alone keeps its bytes
+    run.status = "interrupted"  # the newest entry alone keeps its bytes
     again = machine.run()
     newest_first = again.handle.line.newest_first
 
@@ -265,10 +265,10 @@ def test_a_run_is_the_same_with_and_without_a_journal(
     with opened(direct) as registry:
         _life(registry, lambda: None)
     with opened(bucket) as journaled, opened(direct) as plain:
-        ours, theirs = journaled.run(RUN).full_manifest(), plain.run(RUN).full_manifest()
+        ours, theirs = journaled.run(RUN).history.manifest(), plain.run(RUN).history.manifest()
         assert len(ours.evicted) == len(theirs.evicted) > 0
         assert [one.version for one in ours.pool] == [one.version for one in theirs.pool]
-        assert ours.stream("losses").count == 4
+        assert ours.streams["losses"].count == 4
         entries = journaled.run(RUN).streams["losses"].read()
         assert entries == plain.run(RUN).streams["losses"].read()
         for one, other in zip(ours.checkpoints, theirs.checkpoints, strict=True):
@@ -298,7 +298,7 @@ def test_the_end_of_a_run_is_carried_in_its_order(
     run = machine.run()
     with run:
         run.save(make_state(1), step=1)
-        run.set_status("interrupted")
+        run.status = "interrupted"
         run.save(make_state(2), step=2)
     with pytest.raises(Conflict, match="completed"):
         run.save(make_state(3), step=3)
@@ -346,7 +346,7 @@ def test_other_commits_of_the_trainer_wait_for_the_registry(
     monkeypatch.setattr(BackgroundCarrier, "wake", lambda self: None)
     run.save(make_state(1), step=1)
     monkeypatch.setattr(BackgroundCarrier, "wake", lambda self: asked.append(machine.carry()))
-    run.push(make_state(2), step=2)
+    run.exchange.push(make_state(2), step=2)
     assert asked == [True]
     assert [step for step, _ in added(bucket)] == [1, 2]
     run.save(make_state(3), step=3)

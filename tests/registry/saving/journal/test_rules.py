@@ -200,7 +200,7 @@ def holds_its_bytes(world: World) -> None:
         if step == 1:
             world.here.carry()
     with opened(world.bucket) as registry:  # what the registry has is of no use to an entry
-        registry.run(RUN).drop("a mistake")
+        registry.run(RUN).retention.drop("a mistake")
         registry.gc(grace_s=0)
     world.here.folder.remove_states(world.here.folder.entry(1).write)
     for number in (2, 3):
@@ -295,8 +295,8 @@ def added_once(world: World) -> None:
         run.save(make_state(step), step=step)
     world.carry_and_die(LOG, after=True)
     with opened(world.bucket) as registry:  # step 2 is evicted before anybody has noted it
-        registry.run(RUN).push(make_state(22), step=22)
-        assert [one.step for one in registry.run(RUN).evicted()] == [1, 2]
+        registry.run(RUN).exchange.push(make_state(22), step=22)
+        assert [one.step for one in registry.run(RUN).retention.evicted()] == [1, 2]
     world.here.carry()
     assert [step for step, _ in added(world.bucket)] == [1, 2, 22, 3]
 
@@ -345,7 +345,7 @@ def recognised_by_write(world: World) -> None:
     def arrive_and_evict() -> None:
         arrive()
         with opened(world.bucket) as registry:
-            registry.run(RUN).push(make_state(22), step=22)
+            registry.run(RUN).exchange.push(make_state(22), step=22)
 
     world.between(arrive_and_evict)
     world.here.carry()
@@ -375,13 +375,13 @@ def composed_late(world: World) -> None:
 
     def evict() -> None:
         with opened(world.bucket) as registry:
-            registry.run(RUN).push(make_state(11), step=11)
+            registry.run(RUN).exchange.push(make_state(11), step=11)
 
     world.between(evict)
     world.here.carry()
     with opened(world.bucket) as registry:
         assert registry.verify(deep=True).findings == ()
-        assert [one.step for one in registry.run(RUN).evicted()] == [1, 11]
+        assert [one.step for one in registry.run(RUN).retention.evicted()] == [1, 11]
 
 
 def compose_once(world: World) -> None:
@@ -402,7 +402,7 @@ def refused_by_the_log(world: World) -> None:
     run = world.here.run()
     run.save(make_state(1), step=1)
     with opened(world.bucket) as registry:
-        registry.run(RUN).push(make_state(11), step=1)
+        registry.run(RUN).exchange.push(make_state(11), step=1)
     told: list[tuple[int, bool]] = []
 
     def tell(number: int, note: Note) -> None:
@@ -462,7 +462,7 @@ def refusal_at_the_head(world: World) -> None:
     run = world.here.run()
     run.save(make_state(1), step=1)
     status = world.there.registry().run(RUN)
-    status.set_status("completed")
+    status.status = "completed"
     kept = CarriedSave.check
 
     def check(self: Any, seen: Any) -> None:
@@ -470,7 +470,7 @@ def refusal_at_the_head(world: World) -> None:
             kept(self, seen)
         finally:
             if seen.status == "completed":
-                status.set_status("running")
+                status.status = "running"
 
     world.patch.setattr(CarriedSave, "check", check)
     world.here.carry()
@@ -497,9 +497,9 @@ def line_ends_where_a_save_is_refused(world: World) -> None:
     again = world.here.run()
     assert again.restore().checkpoint.step == 2
     again.save(make_state(3), step=3)
-    again.set_status("interrupted")
+    again.status = "interrupted"
     with opened(world.bucket) as registry:
-        registry.run(RUN).push(make_state(11), step=1)
+        registry.run(RUN).exchange.push(make_state(11), step=1)
     assert world.here.run().restore().checkpoint.step == 1  # the other program's
     world.here.carry()
     assert set(world.here.outcomes().values()) == {"refused"}

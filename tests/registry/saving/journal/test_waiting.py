@@ -77,7 +77,7 @@ class Training:
     def log(self) -> list[tuple[str, Any]]:
         """Return kind and step of every action in the registry, in order."""
         with without_threads(open_on(self.bucket)) as registry:
-            commits = list(registry.run(RUN).history())
+            commits = list(registry.run(RUN).history.commits())
         actions = [action for commit in commits for action in commit.actions]
         return [(one.action, getattr(one, "step", None)) for one in actions]
 
@@ -95,7 +95,7 @@ def carried(training: Training, monkeypatch: pytest.MonkeyPatch) -> Training:
 
 
 def _evict(on: Training) -> None:
-    on.run.evict(on.first, "not needed")
+    on.run.retention.evict(on.first, "not needed")
 
 
 def _archive(on: Training) -> None:
@@ -111,22 +111,22 @@ def _publish(on: Training) -> None:
 
 
 def _merge(on: Training) -> None:
-    on.run.merge([on.first, on.third], step=4, pick={"arms": on.third})
+    on.run.exchange.merge([on.first, on.third], step=4, pick={"arms": on.third})
 
 
 def _set_status_elsewhere(on: Training) -> None:
-    on.machine.run(preset=SPEC).set_status("failed")
+    on.machine.run(preset=SPEC).status = "failed"
 
 
 def _undo(on: Training) -> None:
-    on.run.undo(on.first)
+    on.run.retention.undo(on.first)
 
 
 #: What a program can do beside saving, with the action that this adds to the log.
 ACTS: dict[str, tuple[Callable[[Training], object], str]] = {
-    "transition": (lambda on: on.run.transition(2), "phase.enter"),
-    "pivot": (lambda on: on.run.pivot("polish"), "phase.enter"),
-    "push": (lambda on: on.run.push(state(4), step=4), "checkpoint.add"),
+    "transition": (lambda on: on.run.phases.transition(2), "phase.enter"),
+    "pivot": (lambda on: on.run.phases.pivot("polish"), "phase.enter"),
+    "push": (lambda on: on.run.exchange.push(state(4), step=4), "checkpoint.add"),
     "merge": (_merge, "checkpoint.add"),
     "tag": (lambda on: on.run.pins.tags.set("keeper", on.first), "tag.set"),
     "gate": (lambda on: on.run.pins.gates.set("end"), "pin.set"),
@@ -137,7 +137,7 @@ ACTS: dict[str, tuple[Callable[[Training], object], str]] = {
     "stream": (_append, "stream.append"),
     "archive": (_archive, "stream.archive"),
     "status": (_set_status_elsewhere, "run.status"),
-    "drop": (lambda on: on.run.drop("a mistake"), "run.drop"),
+    "drop": (lambda on: on.run.retention.drop("a mistake"), "run.drop"),
 }
 
 
@@ -162,7 +162,7 @@ def test_it_waits_while_the_registry_is_out_of_reach(
     acts = {
         "fork": lambda on: on.registry.fork(f"{RUN}/latest", "wide"),
         "undo": _undo,
-        "prune": lambda on: on.run.prune(Retention(last=1)),
+        "prune": lambda on: on.run.retention.prune(Retention(last=1)),
         **{name: act for name, (act, _) in ACTS.items()},
     }
 
@@ -183,8 +183,8 @@ def test_it_waits_while_the_registry_is_out_of_reach(
         lambda on: on.second.report({"loss": 1}),
         lambda on: on.run.pins.tags.set("keeper", on.second),
         lambda on: on.run.pins.gates.set("end", on.second),
-        lambda on: on.run.evict(on.second, "not needed"),
-        lambda on: on.run.undo(on.second),
+        lambda on: on.run.retention.evict(on.second, "not needed"),
+        lambda on: on.run.retention.undo(on.second),
         lambda on: on.run.releases.publish("1.0.0", on.second),
         lambda on: on.run.pool.promote(on.second),
         lambda on: on.registry.fork(on.second, "wide"),
@@ -218,7 +218,7 @@ def test_an_undo_is_of_the_evictions_of_the_saves_before_it(
     monkeypatch.setattr(BackgroundCarrier, "sleep", lambda self, most_s: carrier.carry())
     for step in (1, 2):
         run.save(state(step), step=step)
-    assert [one.step for one in run.undo()] == [1]
+    assert [one.step for one in run.retention.undo()] == [1]
 
 
 def test_entries_of_a_stream_keep_their_order(carried: Training) -> None:
@@ -228,11 +228,13 @@ def test_entries_of_a_stream_keep_their_order(carried: Training) -> None:
 
 def test_a_commit_knows_the_saves_that_were_carried_meanwhile(training: Training) -> None:
     training.machine.carry()
-    training.run.evict(training.first, "not needed")  # by the log that this handle read it is best
+    training.run.retention.evict(
+        training.first, "not needed"
+    )  # by the log that this handle read it is best
 
 
 def test_a_save_is_refused_at_once_after_what_this_handle_did(carried: Training) -> None:
-    carried.run.drop("a mistake")
+    carried.run.retention.drop("a mistake")
     with pytest.raises(Conflict, match="a mistake"):
         save(carried.run, 4)
     assert carried.machine.folder.waiting() == []
@@ -271,20 +273,20 @@ def _lives(registry: Registry, carry: Callable[[], object]) -> Any:
     run = registry.run(RUN, create=True, seed=7, preset=SPEC)
     for step in (1, 2):
         save(run, step)
-    run.pivot("polish", initialise={"arms": lambda: {"wiki": 0}})
+    run.phases.pivot("polish", initialise={"arms": lambda: {"wiki": 0}})
     run = registry.run(RUN)
     restored = run.restore()
     assert (restored.checkpoint.step, restored.pivot) == (2, "polish")
     assert list(restored.state) == ["model"]
     for step in (3, 4):
         save(run, step)
-    run.transition(2)
+    run.phases.transition(2)
     run = registry.run(RUN)
-    assert run.transition(2).checkpoint.step == 4  # the same again, until the first save
+    assert run.phases.transition(2).checkpoint.step == 4  # the same again, until the first save
     save(run, 5)
-    run.pivot("more")
+    run.phases.pivot("more")
     save(run, 6)
-    run.pivot("more")  # the same again does nothing
+    run.phases.pivot("more")  # the same again does nothing
     run = registry.run(RUN)
     assert run.restore().pivot is None
     carry()
@@ -325,7 +327,7 @@ def _phases(run: Any) -> list[tuple[Any, ...]]:
 
 def test_a_pivot_from_an_older_checkpoint_supersedes_the_saves_after_it(carried: Training) -> None:
     carried.run.restore(at=carried.first)
-    assert carried.run.pivot("polish").checkpoint.step == 1
+    assert carried.run.phases.pivot("polish").checkpoint.step == 1
     save(carried.run, 5)
     carried.machine.carry()
     assert [one.step for one in carried.run.checkpoints()] == [1, 5]
@@ -334,7 +336,7 @@ def test_a_pivot_from_an_older_checkpoint_supersedes_the_saves_after_it(carried:
 def test_a_pivot_after_a_restart_is_of_the_newest_save(carried: Training) -> None:
     run = carried.machine.run(preset=SPEC)
     assert run.restore().checkpoint.step == 3
-    assert run.pivot("polish").checkpoint.step == 3
+    assert run.phases.pivot("polish").checkpoint.step == 3
     save(run, 4)
     carried.machine.carry()
     assert [one.step for one in run.checkpoints()] == [1, 2, 3, 4]
@@ -345,7 +347,7 @@ def test_a_run_is_not_begun_while_its_saves_are_only_here(training: Training) ->
     run.save(state(1), step=1)
     again = training.machine.registry().run("other")
     with pytest.raises(Conflict, match="at step 1"):
-        again.start("fresh")
+        again.phases.start("fresh")
 
 
 # A save that repeats one
@@ -353,13 +355,13 @@ def test_a_run_is_not_begun_while_its_saves_are_only_here(training: Training) ->
 
 def _collect(on: Training) -> None:
     with without_threads(open_on(on.bucket)) as registry:
-        registry.run(RUN).evict(on.first, "not needed")
+        registry.run(RUN).retention.evict(on.first, "not needed")
         registry.gc(grace_s=0)
 
 
 def _drop(on: Training) -> None:
     with without_threads(open_on(on.bucket)) as registry:
-        registry.run(RUN).drop("a mistake")
+        registry.run(RUN).retention.drop("a mistake")
 
 
 def _rewind(on: Training) -> None:

@@ -129,7 +129,7 @@ def test_a_save_in_which_no_tensor_moved_is_told_once_for_each_handle(run, reg, 
     (one,) = said(caplog)
     assert one.startswith("run: phase main, step 2: no tensor has changed since step 1")
     run.save({"model": {"w": torch.zeros(20)}}, step=4)
-    run.push({"model": {"w": torch.zeros(20)}}, step=5)  # another program's state
+    run.exchange.push({"model": {"w": torch.zeros(20)}}, step=5)  # another program's state
     run.save({"n": 6}, step=6)  # no tensor at all
     assert said(caplog) == [one]
     caplog.clear()

@@ -42,7 +42,7 @@ def end(place: Path, program: str) -> tuple[int, str]:
         ("run.save(STATE, step=1); os._exit(4)", 4, "running"),  # as if it was killed
         ("run.latest(); raise ValueError", 1, "running"),  # it does not train
         ("with run: run.save(STATE, step=1)", 0, "completed"),
-        ("run.save(STATE, step=1); run.set_status('completed')", 0, "completed"),
+        ("run.save(STATE, step=1); run.status = 'completed'", 0, "completed"),
         (
             "run.save(STATE, step=1)\n"
             "if not os.fork():\n"
@@ -88,7 +88,7 @@ def test_a_takeover_that_is_meant_is_not_warned_of(run, backend, open_registry, 
     if case != "nobody trains":
         run.save(small_state(1), step=1)
     if case == "left":
-        run.set_status("interrupted")
+        run.status = "interrupted"
     (other.push if case == "pushed" else other.save)(small_state(2), step=2)
     assert caplog.records == []
 

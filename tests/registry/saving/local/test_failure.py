@@ -45,9 +45,9 @@ def test_the_log_keeps_type_message_and_frames(reg) -> None:
     assert first == "ValueError: shapes do not fit"
     assert frames[0].endswith(" in raising")
     assert f"{Path(__file__).name}:" in frames[0]
-    (action,) = list(run.history())[-1].actions
+    (action,) = list(run.history.commits())[-1].actions
     assert in_words(action, {}, 0).startswith("status failed, ValueError: shapes do not fit, at ")
-    run.set_status("running")
+    run.status = "running"
     assert run.manifest.reason is None
 
 

@@ -39,13 +39,13 @@ def test_evictions_ride_in_the_saves_own_commit(reg, backend):
     before = slots(backend)
     run.save(small_state(3), step=3)
     assert len(slots(backend)) == len(before) + 1
-    last = list(run.history())[-1]
+    last = list(run.history.commits())[-1]
     assert [type(action) for action in last.actions] == [AddCheckpoint, Evict]
     assert [(one.checkpoint, one.reason) for one in last.actions[1].evictions] == [
         (1, "not among last 2 of phase main; no pin")
     ]
     assert [ck.step for ck in run.checkpoints()] == [2, 3]
-    assert [ck.step for ck in run.evicted()] == [1]
+    assert [ck.step for ck in run.retention.evicted()] == [1]
 
 
 def test_evictions_are_planned_anew_after_a_lost_race(backend, open_registry):
@@ -61,7 +61,7 @@ def test_evictions_are_planned_anew_after_a_lost_race(backend, open_registry):
     run.save(small_state(2), step=2)
     assert hooked.before.done
     assert run.checkpoints()[0].digest == first.digest
-    assert run.evicted() == []
+    assert run.retention.evicted() == []
 
 
 def test_what_was_evicted_is_found_no_more_and_says_why(reg):
@@ -89,7 +89,7 @@ def test_dead_states_are_no_base_of_what_is_saved(reg, backend):
     run = make(reg, RunSpec(retention=Retention(last=1)))
     run.save(small_state(1), step=1)
     run.save(small_state(2), step=2)
-    evicted = run.evicted()[0]
+    evicted = run.retention.evicted()[0]
     for key in packs_of(evicted):
         backend.delete(key)
     run.save(small_state(1), step=3)
@@ -288,7 +288,7 @@ def test_late_metrics_raise_the_tier_and_move_best(reg):
     saved = [run.save(small_state(i), step=i, meta={"epoch": 1}) for i in (1, 2)]
     assert run.best() is None
     saved[0].report({"loss": 3.0})
-    assert (run.best().step, run.find(saved[0].record.n).tier) == (1, "record")
+    assert (run.best().step, run.history.checkpoint(saved[0].record.n).tier) == (1, "record")
     reg.checkpoint("run/main/step2").report({"loss": 1.0})
     assert (run.best().step, run.latest().tier) == (2, "record")
     saved[1].report({"loss": 9.0})
@@ -337,7 +337,7 @@ def test_it_goes_and_comes_back_with_its_checkpoint(reg):
     assert digest in run.manifest.held
     run.save(small_state(3), step=3)
     assert digest not in run.manifest.held
-    (back,) = run.undo()
+    (back,) = run.retention.undo()
     assert digest in run.manifest.held
     assert same(back.companion("reference").load(), REFERENCE)
 
@@ -403,31 +403,31 @@ def test_a_phase_that_is_not_declared_is_refused_with_near_names(reg, backend):
 def test_the_first_phase_is_that_of_a_run_that_was_never_saved_into(reg):
     run = make(reg, PHASED)
     assert run.save(small_state(), step=1).phase == 1
-    assert run.phase == 1
+    assert run.phases.current == 1
 
 
 def test_going_back_is_refused(reg):
     run = make(reg, PHASED)
-    run.push(small_state(1), step=1, phase=2)
+    run.exchange.push(small_state(1), step=1, phase=2)
     with pytest.raises(Conflict, match=r"phase 1, step 2: this phase is over; expected phase 2"):
         run.save(small_state(2), step=2, phase=1)
     run.save(small_state(3), step=3, phase="final")  # on without a transition, as none is declared
-    assert run.phase == "final"
+    assert run.phases.current == "final"
 
 
 def test_going_back_by_a_restore_is_not(reg):
     run = make(reg, PHASED)
-    first = run.push(small_state(1), step=1, phase=2)
+    first = run.exchange.push(small_state(1), step=1, phase=2)
     run.save(small_state(2), step=2, phase="final")
     run.restore(at=first)
     assert run.save(small_state(3), step=3, phase=2).phase == 2
-    assert run.phase == 2
+    assert run.phases.current == 2
 
 
 def test_a_phase_with_a_transition_is_entered_by_it_alone(reg):
     run = make(reg, PHASED)
     run.save(small_state(1), step=1, phase=1)
-    with pytest.raises(Conflict, match=r"a transition into this phase.*run\.transition\('2'\)"):
+    with pytest.raises(Conflict, match=r"a transition into this phase.*phases.transition\('2'\)"):
         run.save(small_state(2), step=2, phase=2)
     assert run.save(small_state(2), step=2).phase == 1
 
@@ -444,13 +444,13 @@ def test_a_phase_with_a_transition_is_entered_by_it_alone(reg):
     ],
 )
 def test_a_checkpoint_is_due_by_the_cadence_of_its_phase(reg, step, phase, due):
-    assert make(reg, PHASED).is_due(step, phase) is due
+    assert make(reg, PHASED).phases.is_due(step, phase) is due
 
 
 def test_what_is_due_follows_the_phase_that_training_is_in(reg):
     run = make(reg, PHASED)
     run.save(small_state(), step=1, phase="final")
-    assert (run.is_due(9), run.is_due(10)) == (True, False)
+    assert (run.phases.is_due(9), run.phases.is_due(10)) == (True, False)
 
 
 def test_a_damaged_companion_costs_its_checkpoint_nothing(reg, backend, open_registry):
@@ -467,7 +467,7 @@ def test_a_takeover_and_everything_else_stand_in_the_same_commit(reg):
     make(reg, ACTOR).save(small_state(1), step=1, phase=2, companions={"reference": REFERENCE})
     other = reg.run("run")
     other.save(small_state(2), step=2)
-    kinds = [type(action) for action in list(other.history())[-1].actions]
+    kinds = [type(action) for action in list(other.history.commits())[-1].actions]
     assert kinds == [TakeOver, AddCheckpoint]
 
 
@@ -481,7 +481,7 @@ def test_a_repeated_save_says_nothing_of_what_was_said_with_it(reg, backend):
     assert contents(backend) == before
     again = reg.run("run")
     again.save(small_state(1), step=1, **told)
-    assert [type(action) for action in list(again.history())[-1].actions] == [TakeOver]
+    assert [type(action) for action in list(again.history.commits())[-1].actions] == [TakeOver]
     assert again.manifest.stream("loss").count == 1
     assert objects(backend) == {key for key in before if not key.startswith(("runs", "registry"))}
 
@@ -494,11 +494,11 @@ def test_a_repeated_save_of_what_goes_meanwhile_is_a_save(reg, backend, open_reg
 
     def rival():
         other = open_registry(backend).run("run")
-        other.push(small_state(2), step=2)
-        other.prune(Retention(last=1))
+        other.exchange.push(small_state(2), step=2)
+        other.retention.prune(Retention(last=1))
 
     hooked.before = Once("runs/run/log/", rival, "put_if_absent")
-    mine.push(small_state(1), step=1, companions={"ema": REFERENCE}, metrics={"loss": 1.0})
+    mine.exchange.push(small_state(1), step=1, companions={"ema": REFERENCE}, metrics={"loss": 1.0})
     assert hooked.before.done
     assert [ck.step for ck in mine.checkpoints()] == [2, 1]
     assert same(mine.latest().companion("ema").load(), REFERENCE)
@@ -506,7 +506,7 @@ def test_a_repeated_save_of_what_goes_meanwhile_is_a_save(reg, backend, open_reg
 
 def test_a_training_does_not_begin_behind_a_transition(reg):
     run = make(reg, PHASED)
-    with pytest.raises(Conflict, match=r"run.transition\('2'\) first"):
+    with pytest.raises(Conflict, match=r"phases.transition\('2'\) first"):
         run.save(small_state(), step=1, phase=2)
     assert run.manifest.commits == 1
 
@@ -526,8 +526,8 @@ def test_a_repeat_on_a_stale_handle_does_not_find_what_is_gone(reg, backend, ope
     run.save(small_state(1), step=1)
     other.refresh()
     run.save(small_state(2), step=2)
-    assert other.push(small_state(2), step=2).record.evicted is None
-    again = other.push(small_state(1), step=1)
+    assert other.exchange.push(small_state(2), step=2).record.evicted is None
+    again = other.exchange.push(small_state(1), step=1)
     assert again.record.n == other.manifest.commits - 1
 
 
@@ -547,7 +547,7 @@ def test_a_step_that_is_taken_is_refused_after_an_eviction_that_decides(run):
     run.pins.tags.set("kept", run.save(small_state(1), step=1))
     run.save(small_state(2), step=2, metrics={"mu": 25.0, "sigma": 3.0})
     run.save(small_state(3), step=3)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     run.restore(at=run.checkpoints()[0])
     # Which rating counts after the rewind only the record of the evicted one can tell.
     with pytest.raises(Conflict, match="has another state"):
@@ -565,13 +565,13 @@ def test_naming_waits_for_no_upload(run, reg):
 
 def test_the_status_is_set_after_the_save_under_way(run):
     pending = run.save_async(small_state(), step=1)
-    run.set_status("completed")
+    run.status = "completed"
     assert pending.wait().step == 1
 
 
 def test_a_repeated_save_into_a_run_that_was_dropped_meanwhile(backend, open_registry):
     open_registry(backend).create_run("run", seed=1).save(small_state(1), step=1)
     late = open_registry(backend).run("run")
-    open_registry(backend).run("run").drop("a mistake")
+    open_registry(backend).run("run").retention.drop("a mistake")
     with pytest.raises(Conflict, match="the run was dropped"):
         late.save(small_state(1), step=1)

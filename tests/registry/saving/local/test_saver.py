@@ -200,7 +200,7 @@ def test_a_forked_child_waits_for_no_lock_of_its_parents_save(tmp_path):
             try:
                 signal.alarm(30)
                 run.pins.artifacts.set("kept", small_state(2))
-                run.push(small_state(3), step=1, phase="other")
+                run.exchange.push(small_state(3), step=1, phase="other")
                 os._exit(0)
             finally:
                 os._exit(1)
@@ -217,7 +217,7 @@ def test_a_training_that_restored_nothing_does_not_begin_before_the_newest_step(
     again = open_registry(backend).run("run")
     with pytest.raises(Conflict, match="already has later steps"):
         again.save(small_state(2), step=5)
-    assert again.push(small_state(2), step=5).step == 5
+    assert again.exchange.push(small_state(2), step=5).step == 5
     again.save(small_state(3), step=5, phase="other")
 
 

@@ -34,7 +34,7 @@ def test_a_pruning_by_hand_and_a_journal_tell_it_too(reg, tmp_path: Path) -> Non
     run = reg.create_run("run", monitor=LOSS)
     save(run, (1, 2))
     with pytest.warns(UserWarning, match=TOLD):
-        run.prune(Retention(last=1))
+        run.retention.prune(Retention(last=1))
     holdfast.init(tmp_path / "reg", skip_race_probe=True).close()
     with holdfast.open(tmp_path / "reg", journal=tmp_path / "journal") as journaled:
         other = journaled.create_run("other", monitor=LOSS, retention=Retention(last=1))

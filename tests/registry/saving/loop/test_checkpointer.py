@@ -386,10 +386,10 @@ def test_a_completed_run_is_refused_at_the_first_step(run, caplog):
     with run, run.checkpointer(every_steps=100) as checkpointer:
         checkpointer.step(1, state(1))
     run.restore()
-    assert "run.set_status('running')" in caplog.text
+    assert "run.status = 'running'" in caplog.text
     with run.checkpointer() as checkpointer, pytest.raises(Conflict, match="completed"):
         checkpointer.step(2, state(2))
-    run.set_status("running")
+    run.status = "running"
     with run, run.checkpointer(every_steps=100) as checkpointer:
         checkpointer.step(2, state(2))
     assert steps(run) == [1, 2]

@@ -45,7 +45,7 @@ def test_without_a_cadence_the_last_interval_counts(clock, run):
     assert last_heard(run.manifest, 2_300_000).is_overdue is False
     assert last_heard(run.manifest, 2_300_001).is_overdue is True
     assert last_heard(run.manifest, 0).is_overdue is False  # the reader's clock is behind
-    run.set_status("interrupted")
+    run.status = "interrupted"
     assert last_heard(run.manifest, 2_300_001).is_overdue is False
 
 

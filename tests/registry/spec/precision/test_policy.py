@@ -6,6 +6,7 @@ import logging
 import math
 import sys
 import tracemalloc
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -486,11 +487,11 @@ def test_a_state_is_never_there_twice(tmp_path, order):
         (model_state(), 16, InvalidInput, "not a precision"),
     ],
 )
-@pytest.mark.parametrize("how", ["save", "push", "save_async"])
+@pytest.mark.parametrize("how", ["save", "exchange.push", "save_async"])
 def test_a_refused_save_writes_nothing(backend, run, state, given, error, message, how):
     before = contents(backend)
     with pytest.raises(error, match=message):
-        saved = getattr(run, how)(state, step=1, storing=Storing(precision=given))
+        saved = attrgetter(how)(run)(state, step=1, storing=Storing(precision=given))
         saved.wait()
     assert contents(backend) == before
     assert run.save(state, step=1).digest == run.latest().digest
@@ -742,7 +743,7 @@ def test_a_phase_begins_with_the_original_types(reg, tmp_path, caplog):
     run = run_by(reg, tmp_path, TRANSITION)
     run.save({"model": {"w": numbers(90)}}, step=1, phase=1, storing=Storing(precision="bf16"))
     with caplog.at_level(logging.WARNING, "holdfast"):
-        begun = run.transition(2)
+        begun = run.phases.transition(2)
     assert torch.equal(begun.state["model"]["w"], numbers(90).bfloat16().float())
     assert "saved with less precision" in caplog.text
 
@@ -794,7 +795,7 @@ def test_a_merge_keeps_the_record(run):
     sources = [
         run.save(one, step=i, storing=Storing(precision="bf16")) for i, one in enumerate(states)
     ]
-    merged = run.merge(sources, step=5)
+    merged = run.exchange.merge(sources, step=5)
     assert types(merged) == dict.fromkeys(("model/w", "same/w"), ("bfloat16", "float32"))
     assert merged.components["same"] == sources[0].components["same"]
 

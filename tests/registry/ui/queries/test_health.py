@@ -26,7 +26,7 @@ def test_the_epoch_and_the_writers_are_those_of_the_store(reg, backend) -> None:
         run.save({"w": np.full(1000, step, np.float32)}, step=step)
     with reg.create_run("done") as done:
         done.save({"a": 1}, step=1)
-    run.prune(Retention(last=1))
+    run.retention.prune(Retention(last=1))
     reg.gc(grace_s=0)
     with source_of(backend) as source:
         found = health_view(source)

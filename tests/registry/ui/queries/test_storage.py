@@ -55,7 +55,7 @@ def test_bytes_are_counted_by_run_as_du_counts_them(saved, backend) -> None:
 
 
 def test_plans_write_nothing(saved, backend) -> None:
-    saved.run("large").prune(Retention(last=1))
+    saved.run("large").retention.prune(Retention(last=1))
     saved.create_run("plain").save({"a": 1}, step=1)
     before = contents(backend)
     with source_of(backend) as source:
