@@ -25,12 +25,11 @@ from holdfast.registry.objects.codecs import RAW
 from holdfast.registry.objects.pack import PACK_BYTES
 from holdfast.registry.objects.placement import PackRef
 from holdfast.registry.saving.collective.agreement import RankPart
-from holdfast.registry.saving.collective.chunk_table import ROW, ChunkTable
+from holdfast.registry.saving.collective.boxes import Ints
 from holdfast.registry.saving.collective.leading import StateEnd, known_digests
-from holdfast.registry.saving.collective.part import PartReport
+from holdfast.registry.saving.collective.part import ROW, ChunkTable, PartReport
 from holdfast.registry.saving.collective.plan import Plan, make_plan
 from holdfast.registry.saving.collective.shards import Layout
-from holdfast.registry.saving.collective.structure import Ints
 from holdfast.registry.saving.collective.talk import split
 from holdfast.registry.store.store import create_config
 from holdfast.registry.values import canonical

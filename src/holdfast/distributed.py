@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.registry.saving.collective.group import Group, LinksBroken, ThreadGroup
 from holdfast.registry.saving.collective.loading import load_into
-from holdfast.registry.saving.collective.per_rank import PerRank
+from holdfast.registry.saving.collective.shards import PerRank
 
 if TYPE_CHECKING:
     from holdfast.registry.saving.collective.torch_group import TorchGroup

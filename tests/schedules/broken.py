@@ -155,7 +155,9 @@ def generations_ignored(patch: Patch) -> None:
                 break
         return key
 
-    def put_pack(self: Writer, digest: Digest, body: object, size_bytes: int) -> ObjectKey:
+    def put_pack(
+        self: Writer, digest: Digest, body: object, size_bytes: int, **_: object
+    ) -> ObjectKey:
         return self.usable("packs", digest, size_bytes) or put(self, "packs", digest, body)
 
     def put_small(self: Writer, kind: Kind, digest: Digest, data: bytes, form: object) -> ObjectKey:

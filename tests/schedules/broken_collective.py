@@ -111,9 +111,11 @@ def reported_before_it_is_put(patch: Patch) -> None:
         _here.follows, _here.waiting = False, []
         begin(self, *args)
 
-    def put_later(self: Writer, digest: Digest, body: Sequence[Any], size: int) -> ObjectKey:
+    def put_later(
+        self: Writer, digest: Digest, body: Sequence[Any], size: int, **options: Any
+    ) -> ObjectKey:
         if not getattr(_here, "follows", False):
-            return put_pack(self, digest, body, size)
+            return put_pack(self, digest, body, size, **options)
         _here.waiting.append((self, digest, [bytes(one) for one in body], size))
         return ObjectKey("packs", digest, self.epoch)
 

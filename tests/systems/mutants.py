@@ -146,7 +146,7 @@ MUTANTS = {
     ),
     "test_strict_loading_compares_both_ways_and_dtypes": Mutant(
         "what only the target has is not seen",
-        "registry.deriving.transitions.readiness",
+        "registry.deriving.transitions.execution",
         "_compare",
         one_way,
     ),

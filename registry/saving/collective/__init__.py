@@ -2,15 +2,13 @@
 
 - `group`: `Group`, the seam between the ranks: messages with deadlines, and bulk bytes.
   `torch_group` implements it for torch.distributed.
-- `shards`, `torch_shards`: one rank's state, with its box of each tensor; `per_rank`: values that
-  each rank keeps for itself.
-- `structure`: tensors and chunks as boxes; `boxes`: the boxes of one rank, compact;
-  `patterns`: tensors that are cut alike; `plan`: the rank that stores each chunk, and
-  the bytes that travel to it.
-- `part`: the share of a state that one rank stores; `agreement` compares the shares and
-  carries out the plan of a save.
-- `chunk_table`: chunks and where they are stored, in columns.
-- `leading`: rank 0's side of a save; `side`: the parts of both sides; `talk`: the messages and
+- `shards`, `torch_shards`: one rank's state, with its box of each tensor, and values that each rank
+  keeps for itself.
+- `boxes`: tensors, chunks and parts of ranks as boxes; `patterns`: tensors that are cut alike;
+  `plan`: the rank that stores each chunk, and the bytes that travel to it.
+- `part`: the share of a state that one rank stores, and a table of stored chunks; `agreement`
+  compares the shares and carries out the plan of a save.
+- `leading`: rank 0's side of a save, and the common part of both sides; `talk`: the messages and
   errors of a save. `saver`: the saver of a run with a group, and the side of the other ranks.
 - `filling`: fill boxes of stored tensors; `loading`: fill sharded models.
 

@@ -14,11 +14,10 @@ import numpy as np
 
 from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState, component_path, segment
-from holdfast.registry.saving.collective.boxes import Boxes
+from holdfast.registry.saving.collective.boxes import Boxes, Ints
 from holdfast.registry.saving.collective.group import Group
 from holdfast.registry.saving.collective.plan import Part
 from holdfast.registry.saving.collective.shards import Layout, ShardLeaf, whole_shape
-from holdfast.registry.saving.collective.structure import Ints
 from holdfast.registry.saving.collective.talk import Message, join
 from holdfast.registry.saving.save_request import SaveRequest
 from holdfast.registry.values import Digest, canonical, float_to_hex, item_size

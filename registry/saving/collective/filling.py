@@ -19,11 +19,10 @@ from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.history import StateReader
 from holdfast.registry.objects import TensorEntry
 from holdfast.registry.saving.collective.agreement import Memory, view_of, within
-from holdfast.registry.saving.collective.boxes import Boxes
+from holdfast.registry.saving.collective.boxes import Boxes, Ints, Structure
 from holdfast.registry.saving.collective.group import Group, LinksBroken
 from holdfast.registry.saving.collective.patterns import WrongLayout
 from holdfast.registry.saving.collective.plan import Part, make_plan
-from holdfast.registry.saving.collective.structure import Ints, Structure
 from holdfast.registry.saving.collective.talk import Calls, Talk, broken, join, unlinked
 from holdfast.registry.values import Digest, item_size
 

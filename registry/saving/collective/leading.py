@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from typing import Any
@@ -29,23 +29,30 @@ from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState, NamedL
 from holdfast.registry.saving.collective import agreement
 from holdfast.registry.saving.collective.agreement import RankPart
 from holdfast.registry.saving.collective.boxes import Boxes
-from holdfast.registry.saving.collective.chunk_table import (
+from holdfast.registry.saving.collective.group import LinksBroken
+from holdfast.registry.saving.collective.part import (
     ChunkTable,
     Digests,
+    PartOrder,
+    PartReport,
     as_digests,
+    find_write,
     named_digests,
+    write_part,
 )
-from holdfast.registry.saving.collective.group import LinksBroken
-from holdfast.registry.saving.collective.part import PartOrder, PartReport, find_write, write_part
 from holdfast.registry.saving.collective.patterns import WrongLayout
-from holdfast.registry.saving.collective.per_rank import merge
-from holdfast.registry.saving.collective.plan import Plan, make_plan
-from holdfast.registry.saving.collective.shards import Layout, ShardLeaf, whole_bytes, whole_shape
-from holdfast.registry.saving.collective.side import Side
-from holdfast.registry.saving.collective.talk import Message
+from holdfast.registry.saving.collective.plan import Part, Plan, make_plan
+from holdfast.registry.saving.collective.shards import (
+    Layout,
+    ShardLeaf,
+    merge_values,
+    whole_bytes,
+    whole_shape,
+)
+from holdfast.registry.saving.collective.talk import Calls, Message, Talk
 from holdfast.registry.saving.earlier_steps import EarlierSteps
 from holdfast.registry.saving.save_commit import SaveCommit
-from holdfast.registry.saving.save_request import FlatSave, PlannedSave
+from holdfast.registry.saving.save_request import FlatSave, PlannedSave, SaveRequest
 from holdfast.registry.values import DIGEST_BYTES, Digest, canonical
 from holdfast.registry.writing import (
     NAMED_AT_MOST,
@@ -217,6 +224,43 @@ def known_digests(layout: Layout, bases: Sequence[PlacedState]) -> Digests:
     return found
 
 
+# The common part of both sides of a save: rank 0's and the other ranks'.
+
+
+@dataclass
+class Plans:
+    """The plans that this rank remembers, by the name of the state."""
+
+    #: This rank's part, and the digest of the boxes of all ranks.
+    parts: dict[str, tuple[str, str, Part]] = field(default_factory=dict)
+    whole: dict[str, Plan] = field(default_factory=dict)  # the plans themselves, only on rank 0
+
+    def keys(self, parts: Mapping[str, RankPart]) -> dict[str, str]:
+        """Return the digests of the plans that fit this rank's boxes."""
+        return {
+            name: known[1]
+            for name, part in parts.items()
+            if (known := self.parts.get(name)) is not None
+            and known[0] == agreement.layout_digest(part.layout)
+        }
+
+    def part(self, name: str) -> Part:
+        """Return this rank's part of a state's plan."""
+        return self.parts[name][2]
+
+
+@dataclass
+class Side:
+    """One rank's side of a save."""
+
+    writer: StateWriter  # of this rank's handle
+    calls: Calls  # the calls of the ranks
+    talk: Talk
+    plans: Plans  # the plans that this rank remembers
+    parts: Mapping[str, RankPart]  # this rank's share of each state
+    request: SaveRequest  # the arguments of the save
+
+
 @dataclass
 class Leading(Side):
     """Rank 0's side of one save.
@@ -280,7 +324,7 @@ class Leading(Side):
         components = []
         for one in part.flat.components:
             leaves = tuple(map(_unsharded, one.leaves))
-            components.append(merge(replace(one, leaves=leaves), values))
+            components.append(merge_values(replace(one, leaves=leaves), values))
         return FlatState(part.flat.kind, tuple(components))
 
     # Plans

@@ -12,8 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from holdfast.registry.objects import grid
-from holdfast.registry.saving.collective.boxes import WHOLE, Boxes
-from holdfast.registry.saving.collective.structure import Ints, Structure
+from holdfast.registry.saving.collective.boxes import WHOLE, Boxes, Ints, Structure
 from holdfast.registry.values import item_size
 
 

@@ -13,10 +13,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from holdfast.registry.saving.collective.boxes import Boxes
+from holdfast.registry.saving.collective.boxes import (
+    Boxes,
+    Ints,
+    Structure,
+    pack_table,
+    unpack_table,
+)
 from holdfast.registry.saving.collective.patterns import Patterns
-from holdfast.registry.saving.collective.structure import Ints, Structure
-from holdfast.registry.saving.collective.talk import pack_table, unpack_table
 
 
 @dataclass(frozen=True)

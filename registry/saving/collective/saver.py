@@ -15,11 +15,10 @@ from holdfast.registry.loading import Checkpoint, LoadReport, Stored
 from holdfast.registry.saving.collective import agreement, shards
 from holdfast.registry.saving.collective.agreement import RankPart
 from holdfast.registry.saving.collective.group import Group, LinksBroken
-from holdfast.registry.saving.collective.leading import CollectiveSave, Leading
+from holdfast.registry.saving.collective.leading import CollectiveSave, Leading, Plans, Side
 from holdfast.registry.saving.collective.loading import load_into
 from holdfast.registry.saving.collective.part import PartOrder, find_write, write_part
 from holdfast.registry.saving.collective.plan import Part
-from holdfast.registry.saving.collective.side import Plans, Side
 from holdfast.registry.saving.collective.talk import Calls, Talk, broken
 from holdfast.registry.saving.ownership import Ownership
 from holdfast.registry.saving.pipeline import Pipeline

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,14 +10,10 @@ from itertools import islice
 from typing import Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
-import numpy as np
-import zstandard
-
 from holdfast.backends import Buffer
 from holdfast.registry import errors
 from holdfast.registry.errors import IncompatibleState, RankFailed, RegistryError
 from holdfast.registry.saving.collective.group import Group
-from holdfast.registry.saving.collective.structure import Ints
 from holdfast.registry.values import abridged
 
 # Messages between ranks: a line of JSON, then columns of bytes. Errors are sent as their parts.
@@ -26,9 +21,6 @@ from holdfast.registry.values import abridged
 
 _CLASSES: dict[str, type[RegistryError]] = {name: getattr(errors, name) for name in errors.__all__}
 _PARTS = ("expected", "found", "hint")
-#: Before a table: rows, columns, and the number of its type.
-_TABLE = "<IIB"
-_TYPES = (np.dtype("<i4"), np.dtype("<i8"))
 
 
 def join(header: dict[str, Any], *columns: Buffer) -> bytes:
@@ -46,22 +38,6 @@ def split(data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
         columns.append(view[start : start + length])
         start += length
     return header, columns
-
-
-def pack_table(table: Ints) -> bytes:
-    """Return a table of integers as bytes."""
-    is_small = not table.size or (int(table.min()) >= -(2**31) and int(table.max()) < 2**31)
-    columns = np.ascontiguousarray(table.T, _TYPES[not is_small])
-    head = struct.pack(_TABLE, *table.shape, not is_small)
-    return head + zstandard.ZstdCompressor(level=1).compress(columns.tobytes())
-
-
-def unpack_table(data: Buffer) -> Ints:
-    """Decode the result of `pack_table`."""
-    view = memoryview(data)
-    rows, width, kind = struct.unpack_from(_TABLE, view)
-    columns = zstandard.ZstdDecompressor().decompress(view[struct.calcsize(_TABLE) :])
-    return np.frombuffer(columns, _TYPES[kind]).reshape(width, rows).T.astype(np.int64)
 
 
 def describe(error: BaseException, rank: int) -> dict[str, Any]:

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from holdfast.registry.saving.collective import plan as planning
-from holdfast.registry.saving.collective.boxes import Boxes
+from holdfast.registry.saving.collective.boxes import Boxes, Ints, Structure
 from holdfast.registry.saving.collective.patterns import WrongLayout
 from holdfast.registry.saving.collective.plan import Part, Plan, make_plan
-from holdfast.registry.saving.collective.structure import Ints, Structure
 
 STATE = Structure(
     ("float32", "int8", "float32", "float64", "float64", "float64"),

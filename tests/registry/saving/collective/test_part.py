@@ -18,7 +18,7 @@ from holdfast.registry.objects.keys import ObjectKey
 from holdfast.registry.objects.manifest import Component, Manifest
 from holdfast.registry.objects.placement import PackRef, Placement
 from holdfast.registry.objects.tensor_entry import TensorEntry
-from holdfast.registry.saving.collective.chunk_table import ChunkTable, as_digests, named_digests
+from holdfast.registry.saving.collective.part import ChunkTable, as_digests, named_digests
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.placing import (
     ChunkLocation,
