@@ -74,7 +74,7 @@ def make_deterministic() -> None:
     """Make equal inputs give equal bits on this machine, whatever else it is doing."""
     # Sums over several threads may be added in another order.
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
