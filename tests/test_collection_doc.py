@@ -19,6 +19,7 @@ from holdfast.registry.history.actions import Action
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.upkeep import gc, live
 from holdfast.registry.upkeep import gc as gc_plan
+from holdfast.registry.values import Record
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing import committer, object_writer
 
@@ -95,11 +96,12 @@ def test_numbers_are_the_codes(says: str, value: float, said: float) -> None:
 
 def _names_a_manifest(annotation: Any) -> bool:
     parts = get_args(annotation)
-    nested = getattr(annotation, "model_fields", {})
+    is_record = isinstance(annotation, type) and issubclass(annotation, Record)
+    nested = annotation.hints() if is_record else {}
     return (
         annotation is Digest
         or any(_names_a_manifest(part) for part in parts)
-        or any(_names_a_manifest(field.annotation) for field in nested.values())
+        or any(map(_names_a_manifest, nested.values()))
     )
 
 
@@ -107,10 +109,10 @@ def test_the_proof_knows_every_action_that_makes_a_run_hold_something() -> None:
     (listed,) = re.findall(r"Everything that makes a manifest held \(([^)]*)\)", FLAT)
     union, _ = get_args(Action)
     naming = {
-        (model.model_fields["action"].default, field)
+        (model.action, field)
         for model in get_args(union)
-        for field, info in model.model_fields.items()
-        if _names_a_manifest(info.annotation) and not field.endswith("_hash")
+        for field, hint in model.hints().items()
+        if _names_a_manifest(hint) and not field.endswith("_hash")
     }
     holding = {action for action, field in naming - TELLS_ONLY} | BRINGS_BACK
     assert set(re.findall(r"`([\w.]+)`", listed)) == holding

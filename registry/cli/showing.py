@@ -32,7 +32,7 @@ from holdfast.registry.history.actions import Commit, line_digest
 from holdfast.registry.layouts import follow_run
 from holdfast.registry.loading.following import Patience
 from holdfast.registry.saving.loop import LastHeard
-from holdfast.registry.values import Digest
+from holdfast.registry.values import Digest, Record
 
 #: Parts of a run that are shown below a heading of their own.
 _APART = ("config", "environment", "tags")
@@ -281,13 +281,21 @@ def _shapes(chapter: _Chapter, *, named: bool) -> Iterator[dict[str, Any]]:
             "time": describe.iso(commit.time_ms),
             "author": commit.author,
             "prev": commit.prev,
-            "actions": [_action(action.model_dump()) for action in commit.actions],
+            "actions": [_action(action) for action in commit.actions],
         }
 
 
-def _action(values: dict[str, Any]) -> dict[str, Any]:
+def _action(action: Record) -> dict[str, Any]:
+    values: dict[str, Any] = _without_records(action)
     encoded = {name: decode_or_keep(values[name]) for name in _ENCODED if name in values}
     return {**values, **encoded}
+
+
+def _without_records(value: Any) -> Any:
+    """Return a value with dicts in place of records."""
+    if isinstance(value, Record):
+        return {name: _without_records(one) for name, one in value.as_dict().items()}
+    return [*map(_without_records, value)] if isinstance(value, tuple) else value
 
 
 def _rows(chapters: Sequence[_Chapter], limit: int | None) -> Iterator[dict[str, Any]]:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import ValidationError
-
 from holdfast.backends.escape import printable, quoted, shown
 from holdfast.registry.errors import (
     AccessDenied,
@@ -39,7 +37,7 @@ from holdfast.registry.objects import slot_key
 from holdfast.registry.spec import Monitor, Retention, RunSpec
 from holdfast.registry.spec.presets import load_preset
 from holdfast.registry.store import Store
-from holdfast.registry.values import describe_environment
+from holdfast.registry.values import InvalidRecord, describe_environment
 
 _LOGGER = logging.getLogger("holdfast")
 _COLLISIONS = 100
@@ -271,14 +269,14 @@ def _changed(
     spec: RunSpec, monitors: tuple[Monitor, ...], retention: Retention | None, where: str | None
 ) -> RunSpec:
     """Return a specification with other monitors and another policy, checked again."""
-    own = spec.model_copy(update={"monitors": monitors, "retention": retention})
+    own = spec.changed(monitors=monitors, retention=retention)
     try:
-        return RunSpec.model_validate_json(own.encode())
-    except ValidationError as error:
+        return RunSpec.of(own.to_json())
+    except InvalidRecord as error:
         raise InvalidInput(
             "the options contradict each other",
             where=where,
-            found=error.errors(include_url=False)[0]["msg"].removeprefix("Value error, "),
+            found=error.problems[0].text,
             hint=Hint(
                 "Pass monitor=Monitor(metric=..., mode=...) to keep the best checkpoints.",
                 "Give `--monitor loss:min`, or another METRIC:min or METRIC:max, to keep the best.",

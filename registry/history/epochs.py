@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import Conflict, Malformed, ObjectNotFound
 from holdfast.registry.objects import (
@@ -26,7 +24,7 @@ from holdfast.registry.objects import (
     split_lines,
 )
 from holdfast.registry.store import Store, check_writer_version, gaps
-from holdfast.registry.values import Record
+from holdfast.registry.values import Field, Record
 
 #: The grace of a sweep where none is given.
 DAY_S = 86_400.0
@@ -49,7 +47,7 @@ class EpochHeader(Record):
 
 
 #: Stands for the epoch before the first.
-_FIRST = EpochHeader.model_construct(epoch=0, entry="sweep")
+_FIRST = EpochHeader.unchecked(epoch=0, entry="sweep")
 
 
 class CondemnedShard(Record):
@@ -66,7 +64,7 @@ def encode_sweep(
     shards: dict[str, list[str]] = {}
     for key in sorted(condemned):
         shards.setdefault(key.digest[:1].hex(), []).append(str(key))
-    header = (before or _FIRST).model_copy(update={"epoch": epoch, "entry": "sweep"})
+    header = (before or _FIRST).changed(epoch=epoch, entry="sweep")
     lines = [header.encode()]
     lines += [
         CondemnedShard(shard=shard, keys=tuple(keys)).encode() for shard, keys in shards.items()

@@ -119,7 +119,7 @@ class Snapshots:
     def body(self, run: RunManifest) -> bytes:
         """Encode a run as `run.encode()` does, without encoding unchanged records again."""
         before, self._lines = self._lines, {}
-        rest = run.model_dump(mode="json", exclude_none=True, exclude=set(_LISTS))
+        rest = run.to_json(without=_LISTS)
         parts = {name: canonical.encode(value) for name, value in rest.items()}
         for name in _LISTS:
             records: tuple[Record, ...] = getattr(run, name)

@@ -128,15 +128,11 @@ def import_spec(name: str) -> RunSpec:
     spec = layout_named(name).spec()
     keeps = Retention(all=True)
     phases = tuple(
-        phase.model_copy(
-            update={
-                "retention": None,
-                "tiers": tuple(
-                    tier.model_copy(update={"retention": keeps}) for tier in phase.tiers
-                ),
-            }
+        phase.changed(
+            retention=None,
+            tiers=tuple(tier.changed(retention=keeps) for tier in phase.tiers),
         )
         for phase in spec.phases
     )
-    pool = spec.pool and spec.pool.model_copy(update={"promote_on_save": False})
-    return spec.model_copy(update={"phases": phases, "retention": None, "pool": pool})
+    pool = spec.pool and spec.pool.changed(promote_on_save=False)
+    return spec.changed(phases=phases, retention=None, pool=pool)

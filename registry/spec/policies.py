@@ -10,19 +10,17 @@ import math
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Self
-
-from pydantic import Field, ValidationError, model_validator
+from typing import Annotated, Any, Literal
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.values import Name, NamedFields, Record
+from holdfast.registry.values import Field, InvalidRecord, Name, Record
 
 _Count = Annotated[int, Field(ge=1, le=2**53)]
 _OPERATOR = re.compile(r"\s+([+-])\s+")
 _TERM = re.compile(r"(?:(?P<factor>\d+(?:\.\d+)?)\s*\*\s*)?(?P<metric>\S+)")
 
 
-class Retention(NamedFields):
+class Retention(Record):
     """Which checkpoints are kept: a checkpoint stays if any of these rules keeps it.
 
     Some are always kept: the newest of a phase, the best by each monitor, and those that a pin
@@ -70,17 +68,16 @@ class Retention(NamedFields):
         }
         try:
             super().__init__(**given)
-        except ValidationError as error:
-            detail = error.errors(include_url=False, include_context=False)[0]
+        except InvalidRecord as error:
+            wrong = error.problems[0]
             raise InvalidInput(
                 "not a retention policy",
-                where=".".join(map(str, detail["loc"])) or None,
+                where=".".join(map(str, wrong.path)) or None,
                 expected="last, best, every or for_days: whole numbers from 1; or all=True",
-                found=detail["msg"].removeprefix("Value error, "),
+                found=wrong.text,
             ) from error
 
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _agree(self) -> None:
         chosen = [self.last, self.best, self.every, self.for_days]
         if self.all and any(chosen):
             raise ValueError("contradictory: `all` keeps everything, so no other rule can count")
@@ -88,7 +85,6 @@ class Retention(NamedFields):
             raise ValueError("empty: it would keep nothing; use all=True to keep everything")
         if self.counts_protected and self.last is None:
             raise ValueError("contradictory: counts_protected is about `last`, which is absent")
-        return self
 
 
 class Tier(Record):
@@ -103,7 +99,7 @@ class Tier(Record):
     improves: tuple[str, ...] = ()
 
 
-class Monitor(NamedFields):
+class Monitor(Record):
     """The metric that decides which checkpoint is best.
 
     Attributes:
@@ -125,7 +121,7 @@ class Monitor(NamedFields):
         given: dict[str, Any] = {"metric": metric, "mode": mode, "name": name}
         try:
             super().__init__(**given)
-        except ValidationError as error:
+        except InvalidRecord as error:
             raise InvalidInput(
                 "not a monitor",
                 expected="metric: a name or a sum like 'mu - 3*sigma', mode: 'min' or 'max'",

@@ -7,13 +7,19 @@ them. Commit 0 of a run holds its specification, so all readers of its log apply
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal, Self
-
-from pydantic import Field, model_validator
+from typing import Annotated, Literal
 
 from holdfast.registry.spec.policies import Monitor, Retention, Tier
 from holdfast.registry.spec.transition_table import Pivot, Row, Transition
-from holdfast.registry.values import ITEM_SIZES, Name, PhaseName, PrecisionName, Record
+from holdfast.registry.values import (
+    ITEM_SIZES,
+    Field,
+    Name,
+    PhaseName,
+    PrecisionName,
+    Record,
+    empty,
+)
 
 _ExitCode = Annotated[int, Field(ge=0, le=255)]
 
@@ -38,11 +44,9 @@ class DtypeRule(Record):
     path: str  # component and keys joined by `/`; `*` matches anything
     dtype: str  # name of the element type
 
-    @model_validator(mode="after")
-    def _exists(self) -> Self:
+    def _agree(self) -> None:
         if self.dtype not in ITEM_SIZES:
             raise ValueError(f"unknown dtype {self.dtype!r}; known are {', '.join(ITEM_SIZES)}")
-        return self
 
 
 class PrecisionRule(Record):
@@ -95,8 +99,7 @@ class Phase(Record):
     required_keys: tuple[str, ...] = ()
     companions: tuple[Name, ...] = ()
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _agree(self) -> None:
         labels = [monitor.label for monitor in self.monitors]
         _distinct("monitor", labels)
         _distinct("tier", [tier.name for tier in self.tiers])
@@ -107,7 +110,6 @@ class Phase(Record):
         for policy in [self.retention, *(tier.retention for tier in self.tiers)]:
             if policy is not None and policy.best and not self.monitors:
                 raise ValueError(f"phase {self.name} keeps its best, but has no monitor")
-        return self
 
 
 class Gate(Record):
@@ -126,11 +128,9 @@ class Draw(Record):
     weight: Annotated[int, Field(ge=0)]  # its share of the games
     name: Name | None = None  # the gate of the frozen entry
 
-    @model_validator(mode="after")
-    def _named(self) -> Self:
+    def _agree(self) -> None:
         if (self.kind == "frozen") != (self.name is not None):
             raise ValueError("`frozen` needs a `name`, and no other kind has one")
-        return self
 
 
 class Pool(Record):
@@ -225,12 +225,11 @@ class RunSpec(Record):
     compatible_keys: tuple[str, ...] | None = None
     must_match: tuple[Literal["config", "input_hash"], ...] | None = None
     sources: tuple[str, ...] | None = None
-    layout: dict[str, str] = Field(default={})
+    layout: dict[str, str] = empty()
     signals: Signals | None = None
     must_change: tuple[str, ...] | None = None
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _agree(self) -> None:
         phases = [phase.name for phase in self.phases]
         gates = [gate.name for gate in self.gates]
         _distinct("phase", phases)
@@ -265,7 +264,6 @@ class RunSpec(Record):
         moved = {path.split("/")[0] for path in self.compatible_keys or ()} & {*self.commit_keys}
         if moved:
             raise ValueError(f"compatible_keys: {min(moved)} is one of the commit_keys")
-        return self
 
     @property
     def _resettable(self) -> list[str]:
@@ -277,7 +275,7 @@ class RunSpec(Record):
             if phase.name == name:
                 return phase
         # The run's fields are checked already.
-        return Phase.model_construct(
+        return Phase.unchecked(
             name=name, monitors=self.monitors, retention=self.retention, counter="step",
             save_every=None, tiers=(), required_keys=(), companions=(), about="",
         )  # fmt: skip

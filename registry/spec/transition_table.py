@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-
-from holdfast.registry.values import ITEM_SIZES, Name, NumberField, PhaseName, Record
+from holdfast.registry.values import ITEM_SIZES, Field, Name, NumberField, PhaseName, Record, empty
 
 #: The change of a part. `carry`: keep it as it is. `reset`: the caller makes a new one. `freeze`:
 #: copy it under another name, never train the copy. `reseed`: make it from the new phase's seeds.
@@ -35,7 +33,7 @@ class Row(Record):
     dtype: str | None = None  # for `freeze`: cast floating-point tensors of the copy to this type
     #: For `reseed`: the name of each seeded component and the number of its child of the new
     #: phase's seed sequence; if empty, that sequence itself is used.
-    seeds: dict[str, Annotated[int, Field(ge=0, lt=2**32)]] = Field(default={})
+    seeds: dict[str, Annotated[int, Field(ge=0, le=2**32 - 1)]] = empty()
     when: str | None = None  # the row applies only if the caller enables this condition
     unless: str | None = None  # the row applies only if the caller does not enable this condition
     why: str = ""  # the source of the rule
@@ -50,16 +48,11 @@ class Row(Record):
         """Whether the part is a pattern of paths below a key, not a whole key."""
         return "/" in self.part
 
-    @model_validator(mode="after")
-    def _part_is_of_one_kind(self) -> Self:
+    def _agree(self) -> None:
         if any(("/" in one) != self.is_pattern for one in self.alternatives):
             raise ValueError("alternatives must be all keys, or all patterns of paths below keys")
         if any(set("*?[") & set(one.split("/")[0]) for one in self.alternatives):
             raise ValueError("a key must be written out; `*` is allowed only after a slash")
-        return self
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
         if self.change == "freeze" and (self.to is None) == (self.companion is None):
             raise ValueError("a frozen copy needs either `to` or `companion`")
         if self.change != "freeze" and (self.companion or self.dtype):
@@ -74,7 +67,6 @@ class Row(Record):
             raise ValueError("`reseed` needs a whole key")
         if self.when is not None and self.when == self.unless:
             raise ValueError(f"it would never apply: `when` and `unless` are both {self.when}")
-        return self
 
 
 class Readiness(Record):
@@ -85,11 +77,9 @@ class Readiness(Record):
     at_most: NumberField | None = None  # the highest allowed value
     when: str | None = None  # it is checked only if the caller enables this condition
 
-    @model_validator(mode="after")
-    def _bounds(self) -> Self:
+    def _agree(self) -> None:
         if (self.at_least, self.at_most) == (None, None):
             raise ValueError("needs at_least or at_most")
-        return self
 
 
 class Pivot(Record):
@@ -100,8 +90,7 @@ class Pivot(Record):
     #: Resettable streams to archive; all of them without this field.
     archives: tuple[Name, ...] | None = None
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _agree(self) -> None:
         for row in self.rows:
             if row.companion:
                 raise ValueError(f"row {row.part}: a pivot has no companions of its own")
@@ -109,7 +98,6 @@ class Pivot(Record):
                 raise ValueError(f"row {row.part}: a pivot has no conditions")
             if row.change == "reseed" and not row.seeds:
                 raise ValueError(f"row {row.part}: `reseed` at a pivot needs `seeds`")
-        return self
 
 
 class Transition(Record):

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
 from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
 
-from pydantic import Field
-
 from holdfast.backends import Backend, ByteRange, refuse_links
 from holdfast.registry import pytree
 from holdfast.registry.errors import (
@@ -48,7 +46,7 @@ from holdfast.registry.store.blocks import Blocks
 from holdfast.registry.store.chunk_cache import ChunkCache
 from holdfast.registry.store.heads import Heads
 from holdfast.registry.store.threads import Pools
-from holdfast.registry.values import Record
+from holdfast.registry.values import Field, Record
 
 REGISTRY_FORMAT: Literal["holdfast.registry/1"] = "holdfast.registry/1"
 #: The version of this writer; an entry of `epochs/` may demand a higher one.

@@ -17,8 +17,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Annotated, Literal, Self
 
-from pydantic import Field
-
 from holdfast.backends import ObjectInfo
 from holdfast.registry.errors import (
     AccessDenied,
@@ -34,7 +32,7 @@ from holdfast.registry.objects import ObjectKey, PackTable
 from holdfast.registry.store import Outcome, Store, Workers
 from holdfast.registry.upkeep.findings import DataRead
 from holdfast.registry.upkeep.object_checks import Tables, check_object
-from holdfast.registry.values import Record
+from holdfast.registry.values import Field, Record
 
 #: A pass that began longer ago starts again.
 MAX_AGE_S = 30 * 86_400

@@ -239,7 +239,7 @@ def _named(run: RunManifest, action: Action) -> Iterator[Digest]:
     if isinstance(action, Recover):
         for record in map(run.by_n.__getitem__, action.checkpoints):
             yield from (record.manifest, *record.companions.values())
-    for _, value in action:
+    for value in action.as_dict().values():
         values = value.values() if isinstance(value, Mapping) else (value,)
         yield from (one for one in values if isinstance(one, Digest))
 

@@ -15,8 +15,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from holdfast.backends.escape import printable, shortened
 from holdfast.registry.errors import RegistryError
 from holdfast.registry.history import kept_ref
@@ -24,7 +22,7 @@ from holdfast.registry.history.replay import CheckpointRecord
 from holdfast.registry.objects import join_lines, split_lines
 from holdfast.registry.store import Store
 from holdfast.registry.upkeep.findings import Finding, Needs, VerifyReport
-from holdfast.registry.values import Record
+from holdfast.registry.values import Field, Record, empty
 
 _LOGGER = logging.getLogger("holdfast")
 #: Findings that are kept, characters of each of their texts, and refs that each affects.
@@ -64,7 +62,7 @@ class LastVerify(Record):
     findings: tuple[KeptFinding, ...] = ()  # the first of them, errors first
     #: Errors that earlier verifications found, and that no later one has looked for.
     standing: tuple[KeptFinding, ...] = ()
-    depths: dict[Depth, int] = Field(default={})  # when a verification of each depth ended last
+    depths: dict[Depth, int] = empty()  # when a verification of each depth ended last
 
     @property
     def damage(self) -> tuple[KeptFinding, ...]:

@@ -60,17 +60,22 @@ if TYPE_CHECKING:
     from holdfast.registry.values.process import ProcessLock as ProcessLock
     from holdfast.registry.values.process import host_name as host_name
     from holdfast.registry.values.process import require_first_rank as require_first_rank
-    from holdfast.registry.values.records import AtFirstUse as AtFirstUse
     from holdfast.registry.values.records import DigestField as DigestField
+    from holdfast.registry.values.records import Field as Field
     from holdfast.registry.values.records import FloatField as FloatField
+    from holdfast.registry.values.records import InvalidRecord as InvalidRecord
     from holdfast.registry.values.records import Metrics as Metrics
     from holdfast.registry.values.records import Name as Name
-    from holdfast.registry.values.records import NamedFields as NamedFields
     from holdfast.registry.values.records import NumberField as NumberField
     from holdfast.registry.values.records import PhaseName as PhaseName
     from holdfast.registry.values.records import Plain as Plain
+    from holdfast.registry.values.records import Problem as Problem
     from holdfast.registry.values.records import Record as Record
+    from holdfast.registry.values.records import Spelled as Spelled
     from holdfast.registry.values.records import Step as Step
+    from holdfast.registry.values.records import Tagged as Tagged
+    from holdfast.registry.values.records import empty as empty
+    from holdfast.registry.values.records import kinds_by as kinds_by
     from holdfast.registry.values.semver import release_version as release_version
     from holdfast.registry.values.suggest import near as near
 else:

@@ -73,7 +73,7 @@ class Digest(bytes):
         """
         if not isinstance(text, str) or not _HEX.fullmatch(text):
             raise ValueError(f"not 64 hexadecimal digits: {str(text)[:80]!r}")
-        return cls(bytes.fromhex(text))
+        return bytes.__new__(cls, bytes.fromhex(text))
 
     @classmethod
     def each(cls, data: Buffer) -> Iterator[Self]:

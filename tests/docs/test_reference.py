@@ -24,8 +24,8 @@ PUBLIC = [
     *("holdfast.jax", "holdfast.lightning", "holdfast.rng", "holdfast.transformers"),
     "holdfast.wandb",
 ]
-#: Settings that pydantic and fsspec read from a class.
-OF_OTHERS = {"model_config", "protocol", "root_marker"}
+#: Settings that fsspec reads from a class.
+OF_OTHERS = {"protocol", "root_marker"}
 
 
 @cache

@@ -336,7 +336,7 @@ def reference() -> dict:
 
 def lived_spec() -> RunSpec:
     """Return the specification of the run that is lived: its phases are entered by saving."""
-    return spec().model_copy(update={"transitions": ()})
+    return spec().changed(transitions=())
 
 
 def build_registry(folder: Path) -> None:

@@ -203,7 +203,7 @@ def test_twenty_checkpoints_take_no_more_than_twenty_files(reg: Registry, tmp_pa
 
 
 def test_the_teacher_shares_nothing_with_the_student_and_is_cast(reg: Registry) -> None:
-    spec = load_preset("hydra").model_copy(update={"dtypes": ()})
+    spec = load_preset("hydra").changed(dtypes=())
     run, wide = reg.create_run(preset=spec, seed=7), Student().float()
     run.save({**hydra_state(1, 10_000, wide), "metrics": {"heldout_ce": 1.0}}, step=10_000)
     run.pins.gates.set("bc_best")

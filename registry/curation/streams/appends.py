@@ -48,7 +48,7 @@ class PlannedAppend:
         now = _stream(run, self.before.name, self.before.lifetime)
         if now.lifetime != self.before.lifetime or (self.merged and now != self.before):
             raise Stale
-        return self.body.model_copy(update={"start": now.count}) if not self.merged else self.body
+        return self.body.changed(start=now.count) if not self.merged else self.body
 
 
 def plan_append(

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
-from holdfast.registry.values import DigestField, Metrics, Name, PhaseName, Plain, Record, Step
+from holdfast.registry.values import (
+    DigestField,
+    Field,
+    Metrics,
+    Name,
+    PhaseName,
+    Plain,
+    Record,
+    Step,
+    empty,
+)
 
 
 class CommitKeys(Record):
@@ -37,7 +45,7 @@ class CheckpointFields(Record):
     phase: PhaseName
     step: Step
     meta: Plain = None
-    metrics: Metrics = Field(default={})
+    metrics: Metrics = empty()
     size_bytes: Annotated[int, Field(ge=0)]
     tier: Name | None = None
     commit_keys: CommitKeys | None = None
@@ -118,7 +126,7 @@ class PinFields(Record):
 
     manifest: DigestField
     checkpoint: int | None = None
-    metrics: Metrics = Field(default={})
+    metrics: Metrics = empty()
     card: DigestField | None = None
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
-
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing import Annotated, Literal
 
 from holdfast.registry.errors import Malformed, UnsupportedFormat
 from holdfast.registry.history.actions.checkpoints import (
@@ -31,7 +28,16 @@ from holdfast.registry.history.actions.run import (
     TakeOver,
 )
 from holdfast.registry.objects import ObjectKey
-from holdfast.registry.values import AtFirstUse, Digest, DigestField, Record, canonical
+from holdfast.registry.values import (
+    Digest,
+    DigestField,
+    Field,
+    InvalidRecord,
+    Record,
+    Tagged,
+    canonical,
+    kinds_by,
+)
 
 Action = Annotated[
     CreateRun
@@ -54,7 +60,7 @@ Action = Annotated[
     | ArchiveStream
     | Claim
     | Acknowledge,
-    AtFirstUse("action"),
+    Tagged("action"),
 ]
 
 
@@ -123,45 +129,27 @@ class Forget(Record):
 
 Line = Commit | Place | Mark | Forget
 
-_LINE: TypeAdapter[Line] = TypeAdapter(
-    Annotated[Line, Field(discriminator="kind")], config=ConfigDict(defer_build=True)
-)
-_KINDS = {"commit", "place", "mark", "forget"}
+_LINE = Tagged("kind")
+_KINDS = kinds_by("kind", (Commit, Place, Mark, Forget))
 
 
 def decode_line(line: bytes, *, where: str) -> Line:
     """Parse one line of a slot."""
-    body = canonical.decode(line, where=where)
     try:
-        return _LINE.validate_json(line)
-    except ValidationError as error:
-        detail = error.errors(include_url=False, include_context=False)[0]
-        if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        found = _LINE.read(_KINDS, canonical.decode(line, where=where))
+        assert isinstance(found, Commit | Place | Mark | Forget)
+        return found
+    except InvalidRecord as error:
+        path, text, kind, value = error.problems[0]
+        if kind == "tag":
             raise UnsupportedFormat(
                 "unknown kind of line or action",
                 where=where,
-                found=_tag(body, detail["loc"]),
+                found=value,
                 hint="It was written by a newer Holdfast: upgrade this one.",
             ) from error
-        path = ".".join(str(part) for part in detail["loc"])
-        raise Malformed(
-            "breaks the slot format", where=where, found=f"{path}: {detail['msg']}"
-        ) from error
-    except ValueError as error:
-        raise Malformed("breaks the slot format", where=where, found=error) from error
-
-
-def _tag(body: Any, path: tuple[int | str, ...]) -> object:
-    for part in path:
-        if isinstance(body, Mapping) and part in _KINDS:
-            continue
-        if isinstance(body, Mapping | list | tuple):
-            body = body[part]  # type: ignore[index]
-    return (
-        (body.get("action") or body.get("kind"))
-        if isinstance(body, Mapping)
-        else type(body).__name__
-    )
+        named = ".".join(map(str, path))
+        raise Malformed("breaks the slot format", where=where, found=f"{named}: {text}") from error
 
 
 def line_digest(line: bytes) -> Digest:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
-from holdfast.registry.values import DigestField, FloatField, Name, PhaseName, Record, Step
+from holdfast.registry.values import DigestField, Field, FloatField, Name, PhaseName, Record, Step
 
 _Version = Annotated[int, Field(ge=1)]
 _Count = Annotated[int, Field(ge=0)]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from holdfast.registry.spec import Change, Monitor, RunSpec
 from holdfast.registry.values import (
-    AtFirstUse,
     DigestField,
+    Field,
     Metrics,
     Name,
     PhaseName,
     Plain,
     Record,
     Step,
+    empty,
 )
 
 RunStatus = Literal["running", "interrupted", "completed", "failed"]
@@ -54,7 +53,7 @@ class CreateRun(Record):
     seed: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     environment: dict[str, str]
     monitors: tuple[Monitor, ...] = ()
-    spec: Annotated[RunSpec, AtFirstUse()] | None = None
+    spec: RunSpec | None = None
     parent: Parent | None = None
 
 
@@ -127,8 +126,8 @@ class PhaseFields(Record):
     source: str
     manifest: DigestField
     rows: tuple[AppliedRow, ...] = ()
-    ready: Metrics = Field(default={})
-    companions: dict[Name, DigestField] = Field(default={})
+    ready: Metrics = empty()
+    companions: dict[Name, DigestField] = empty()
     name: Name | None = None
 
 

@@ -209,9 +209,9 @@ def append_stream(draft: Draft, action: AppendStream) -> None:
         f"entries {action.start} to {action.start + action.count} of stream {stream.name}, which "
         f"has {stream.count}",
     )
-    before = stream.at(stream.mark.model_copy(update={"count": action.start}))
+    before = stream.at(stream.mark.changed(count=action.start))
     segments = (*before, Segment(**action.shared(SegmentFields)))
-    draft.set_stream(stream.model_copy(update={"segments": segments}))
+    draft.set_stream(stream.changed(segments=segments))
 
 
 def archive_stream(draft: Draft, action: ArchiveStream) -> None:
@@ -221,11 +221,11 @@ def archive_stream(draft: Draft, action: ArchiveStream) -> None:
     draft.require(stream.lifetime != "forever", f"stream {stream.name} is kept for ever")
     draft.require(stream.archive(action.label) is None, f"archive {action.label} exists already")
     archives = (*stream.archives, Archive(label=action.label, segments=stream.segments))
-    draft.set_stream(stream.model_copy(update={"segments": (), "archives": archives}))
+    draft.set_stream(stream.changed(segments=(), archives=archives))
 
 
 def _cut_streams(draft: Draft, marks: Mapping[str, StreamMark]) -> None:
     """Take every stream back to its entries at a checkpoint; archives do not change."""
     for name, stream in list(draft.streams.items()):
         segments = stream.at(marks.get(name))
-        draft.set_stream(stream.model_copy(update={"segments": segments}))
+        draft.set_stream(stream.changed(segments=segments))

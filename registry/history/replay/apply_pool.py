@@ -30,13 +30,11 @@ def rate(draft: Draft, action: RateMatch) -> None:
         entry = _entry(draft, rated.version)
         is_same = (entry.mu, entry.sigma) == (rated.mu, rated.sigma)
         draft.require(is_same or not entry.frozen, f"pool version {entry.version} is frozen")
-        changed = entry.model_copy(
-            update={
-                "mu": rated.mu,
-                "sigma": rated.sigma,
-                "games": entry.games + rated.games,
-                "wins": entry.wins + rated.wins,
-            }
+        changed = entry.changed(
+            mu=rated.mu,
+            sigma=rated.sigma,
+            games=entry.games + rated.games,
+            wins=entry.wins + rated.wins,
         )
         draft.set_entry(changed)
 

@@ -49,7 +49,7 @@ class GroupDraft:
 
     def freeze(self) -> GroupRecord:
         """Return the frozen record."""
-        return GroupRecord.model_construct(
+        return GroupRecord.unchecked(
             name=self.name, done=tuple(sorted(self.done)), claims=tuple(self.claims.values())
         )
 
@@ -154,9 +154,7 @@ class Draft:
         """Change fields of a checkpoint's record."""
         table = self._write("by_n")
         before: CheckpointRecord = table[n]
-        kept = {name: getattr(before, name) for name in CheckpointRecord.model_fields}
-        # Not `model_copy`, which would also copy the cached ranks.
-        after = table[n] = CheckpointRecord.model_construct(**kept | fields)
+        after = table[n] = before.changed(**fields)
         self._changed.add(n)
         if fields.keys() != {"metrics"}:
             self._note(before, is_there=False)
@@ -200,7 +198,7 @@ class Draft:
             self.gone.rewind(kept)
         for position, phase in enumerate(self.phases):
             if phase.n > kept and not phase.superseded:
-                self.phases[position] = phase.model_copy(update={"superseded": True})
+                self.phases[position] = phase.changed(superseded=True)
                 self._restarted = self._restarted or phase.stays
                 self._release(phase.companions.values())
 
@@ -273,7 +271,7 @@ class Draft:
         """Evict an entry of the pool."""
         self._release((entry.manifest,))
         if self.gone is None:
-            changed = entry.model_copy(update={"evicted": reason})
+            changed = entry.changed(evicted=reason)
             self._write("by_version")[entry.version] = changed
         else:
             del self._write("by_version")[entry.version]
@@ -339,9 +337,7 @@ class Draft:
     def freeze(self) -> RunManifest:
         """Return the frozen run."""
         base = self.base
-        fields = {name: getattr(base, name) for name in RunManifest.model_fields}
-        fields |= self.fields
-        fields |= {
+        fields = self.fields | {
             "next_slot": self.next_slot,
             "commits": self.commits,
             "head": self.head,
@@ -360,8 +356,7 @@ class Draft:
             groups = {group.name: group for group in base.groups}
             groups |= {name: group.freeze() for name, group in self._groups.items()}
             fields["groups"] = tuple(groups.values())
-        # Not `model_copy`, which would also copy lookups that have changed.
-        run = RunManifest.model_construct(**fields)
+        run = base.changed(**fields)
         for lookup in _LOOKUPS:
             found = self._tables.get(lookup, base.__dict__.get(lookup))
             is_same = lookup != "spec" or self.created is base.created

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 
-from pydantic import BeforeValidator, PlainSerializer
-
-from holdfast.registry.values import Metrics, Name, PhaseName, Record
+from holdfast.registry.values import Metrics, Name, PhaseName, Record, Spelled
 
 #: Larger numbers in a file are refused: they would only take memory.
 _MOST_BITS = 2**27
@@ -45,7 +43,7 @@ def _shown(bits: int) -> str:
 
 #: A set of numbers, as the bits of an integer. In JSON: the least number, a colon, and the bits
 #: from that number on in hexadecimal digits.
-Bits = Annotated[int, BeforeValidator(_bits), PlainSerializer(_shown, when_used="json")]
+Bits = Annotated[int, Spelled(_bits, _shown)]
 
 
 def pack_bits(numbers: Iterable[int]) -> int:
@@ -185,9 +183,9 @@ class EvictedDraft:
         if not self._changed:
             return self._base
         order = sorted(self._lines, key=lambda of: (of[0], of[1] or ""))
-        return EvictedNumbers.model_construct(
+        return EvictedNumbers.unchecked(
             checkpoints=tuple(
-                EvictedClass.model_construct(
+                EvictedClass.unchecked(
                     phase=of[0], tier=of[1], line=self._lines[of], behind=self._behind[of]
                 )
                 for of in order
@@ -205,6 +203,6 @@ def classes(members: Iterable[tuple[int, Class, bool]]) -> Iterator[EvictedClass
         found.setdefault(of, ([], []))[superseded].append(n)
     for of in sorted(found, key=lambda of: (of[0], of[1] or "")):
         line, behind = found[of]
-        yield EvictedClass.model_construct(
+        yield EvictedClass.unchecked(
             phase=of[0], tier=of[1], line=pack_bits(line), behind=pack_bits(behind)
         )

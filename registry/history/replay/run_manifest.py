@@ -8,8 +8,6 @@ from functools import cached_property
 from math import isnan
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
-
 from holdfast.registry.errors import Hint, InvalidInput
 from holdfast.registry.history.actions import CreateRun, Place, RunStatus
 from holdfast.registry.history.replay.evicted import (
@@ -30,7 +28,7 @@ from holdfast.registry.history.replay.run_parts import (
 )
 from holdfast.registry.history.step_names import kept_ref
 from holdfast.registry.spec import Monitor, Pool, RunSpec
-from holdfast.registry.values import AtFirstUse, Digest, DigestField, PhaseName, Record
+from holdfast.registry.values import Digest, DigestField, Field, PhaseName, Record
 
 FORMAT: Literal["holdfast.run/1"] = "holdfast.run/1"
 
@@ -76,7 +74,7 @@ class RunManifest(Record):
     next_slot: Annotated[int, Field(ge=0)] = 0
     commits: int = 0
     head: DigestField | None = None
-    created: Annotated[CreateRun, AtFirstUse()] | None = None
+    created: CreateRun | None = None
     created_ms: int = 0
     status: RunStatus = "running"
     reason: str | None = None
@@ -98,8 +96,8 @@ class RunManifest(Record):
 
     @classmethod
     def empty(cls, run_id: str) -> Self:
-        """Return a run before its first slot, without building its validators."""
-        return cls.model_construct(run_id=run_id)
+        """Return a run before its first slot, which breaks no rule."""
+        return cls.unchecked(run_id=run_id)
 
     def compact(self) -> RunManifest:
         """Return the run without evicted records and without places of unneeded manifests."""
@@ -108,7 +106,7 @@ class RunManifest(Record):
         members = ((one.n, (one.phase, one.tier), one.superseded) for one in self.evicted)
         metrics = rating_metrics(self.created)
         ratings = (rating_of(one, metrics) for one in reversed(self.evicted))
-        evicted = EvictedNumbers.model_construct(
+        evicted = EvictedNumbers.unchecked(
             checkpoints=tuple(classes(members)),
             versions=pack_bits(one.version for one in self.pool if one.evicted is not None),
             rating=next(filter(None, ratings), None),
@@ -116,16 +114,12 @@ class RunManifest(Record):
         kept = tuple(one for one in self.checkpoints if one.evicted is None)
         numbers = {one.n for one in kept}
         held = self.held
-        fields = {name: getattr(self, name) for name in type(self).model_fields}
-        return RunManifest.model_construct(
-            **fields
-            | {
-                "gone": evicted,
-                "checkpoints": kept,
-                "pool": tuple(self.roster()),
-                "groups": tuple(group.restricted(numbers) for group in self.groups),
-                "places": tuple(place for place in self.places if place.manifest in held),
-            }
+        return self.changed(
+            gone=evicted,
+            checkpoints=kept,
+            pool=tuple(self.roster()),
+            groups=tuple(group.restricted(numbers) for group in self.groups),
+            places=tuple(place for place in self.places if place.manifest in held),
         )
 
     # Lookups. Replay carries them over from run to run (`holdfast.registry.history.replay.draft`).
@@ -283,7 +277,7 @@ class RunManifest(Record):
         if self.created is None:
             return RunSpec()
         # Not checked again: a run of an older version may have two monitors of one metric.
-        return self.created.spec or RunSpec.model_construct(monitors=self.created.monitors)
+        return self.created.spec or RunSpec.unchecked(monitors=self.created.monitors)
 
     @property
     def monitors(self) -> tuple[Monitor, ...]:
@@ -494,7 +488,7 @@ def rating_metrics(created: CreateRun | None) -> tuple[str, str]:
     """Return the metrics of a checkpoint that are its rating's mu and sigma."""
     rules = None if created is None or created.spec is None else created.spec.pool
     if rules is None:
-        return Pool.model_fields["mu"].default, Pool.model_fields["sigma"].default
+        return Pool.mu, Pool.sigma
     return rules.mu, rules.sigma
 
 

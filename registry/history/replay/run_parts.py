@@ -7,8 +7,6 @@ from collections.abc import Container
 from functools import cached_property
 from typing import Literal
 
-from pydantic import Field
-
 from holdfast.registry.history.actions import (
     CheckpointFields,
     ClaimFields,
@@ -20,7 +18,7 @@ from holdfast.registry.history.actions import (
     WriterFields,
 )
 from holdfast.registry.spec import Monitor
-from holdfast.registry.values import DigestField, Name, Record
+from holdfast.registry.values import DigestField, Name, Record, empty
 
 
 class StreamMark(Record):
@@ -53,12 +51,12 @@ class CheckpointRecord(CheckpointFields):
     n: int
     time_ms: int
     superseded: bool = False
-    companions: dict[Name, DigestField] = Field(default={})
+    companions: dict[Name, DigestField] = empty()
     nonfinite: tuple[str, ...] = ()
     held_back: bool = False
     evicted: str | None = None
     recovered: bool = False
-    streams: dict[Name, StreamMark] = Field(default={})
+    streams: dict[Name, StreamMark] = empty()
 
     @property
     def is_live(self) -> bool:
@@ -185,7 +183,7 @@ class StreamRecord(Record):
         archived = mark.archives < len(self.archives)
         segments = self.archives[mark.archives].segments if archived else self.segments
         return tuple(
-            segment.model_copy(update={"count": min(segment.count, mark.count - segment.start)})
+            segment.changed(count=min(segment.count, mark.count - segment.start))
             for segment in segments
             if segment.start < mark.count
         )
@@ -234,7 +232,7 @@ class GroupRecord(Record):
 
     def restricted(self, kept: Container[int]) -> GroupRecord:
         """Return a copy that has only the checkpoints in `kept`."""
-        return GroupRecord.model_construct(
+        return GroupRecord.unchecked(
             name=self.name,
             done=tuple(n for n in self.done if n in kept),
             claims=tuple(claim for claim in self.claims if claim.checkpoint in kept),

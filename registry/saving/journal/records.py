@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from holdfast.registry.history import Signature
 from holdfast.registry.history.actions import CommitKeys, Place, RunStatus, SetStatus
-from holdfast.registry.values import Metrics, Name, PhaseName, Plain, Record, Step
+from holdfast.registry.values import Field, Metrics, Name, PhaseName, Plain, Record, Step, empty
 
 FORMAT: Literal["holdfast.journal/2"] = "holdfast.journal/2"
 #: Length of the id of a journal.
@@ -44,18 +42,18 @@ class SaveFields(Record):
 
     phase: PhaseName
     step: Step
-    metrics: Metrics = Field(default={})  # metrics by name
+    metrics: Metrics = empty()  # metrics by name
     meta: Plain = None  # plain values, encoded
     tier: Name | None = None  # the given retention class
     #: Values of the counters that the tiers of the phase name.
-    counters: dict[str, int] = Field(default={})
+    counters: dict[str, int] = empty()
     commit_keys: CommitKeys | None = None  # keys of the state that the commit stores
     nonfinite: tuple[str, ...] = ()  # paths of watched tensors that hold NaN or infinity
     allow_nonfinite: bool = False  # whether it counts nevertheless
     size_bytes: Annotated[int, Field(ge=0)]  # bytes of all tensors
     place: Place  # the state, in the store of the entry
-    companions: dict[Name, Place] = Field(default={})  # the given companions, there too
-    streams: dict[Name, Plain] = Field(default={})  # new entries of streams, encoded
+    companions: dict[Name, Place] = empty()  # the given companions, there too
+    streams: dict[Name, Plain] = empty()  # new entries of streams, encoded
     #: Commit number of the checkpoint that training continues from.
     resumes_commit: int | None = None
     #: If only the journal had that checkpoint: the `write` of its entry.

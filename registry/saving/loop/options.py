@@ -103,9 +103,9 @@ class LoopOptions:
 
 def reaction(stopping: Stopping, preset: Signals | None) -> Signals:
     """Return how the training reacts to signals: as asked here, or as the preset says."""
-    asked = {name: getattr(stopping, name) for name in Signals.model_fields}
+    asked = {name: getattr(stopping, name) for name in Signals.fields()}
     given = {name: value for name, value in asked.items() if value is not None}
-    return (preset or Signals()).model_copy(update=given)  # a deadline may be less than a second
+    return (preset or Signals()).changed(**given)  # a deadline may be less than a second
 
 
 def stop_step() -> int | None:

@@ -1,7 +1,6 @@
 """Presets: run specifications in TOML, shipped with Holdfast or written by users.
 
-`holdfast.registry.spec.run_spec` has the rules; this package words their errors for people, without
-pydantic's terms.
+`holdfast.registry.spec.run_spec` has the rules; this package words their errors for people.
 docs/presets.md explains every field.
 """
 
@@ -9,18 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import ValidationError
-
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
 from holdfast.registry.spec.run_spec import RunSpec
-from holdfast.registry.values import Record, near
+from holdfast.registry.values import InvalidRecord, Record, near
 
 _MAX_BYTES = 2**20
 _HINT = "docs/presets.md explains every field."
@@ -36,15 +32,6 @@ _ENTRIES = {
     "transitions": ("transition", ("from_phase", "to_phase")),
     "ready": ("readiness", ("metric",)),
     "rows": ("row", ("part",)),
-}
-_SUBJECT = re.compile(r"^(Input|String|Tuple|Dictionary|Value|Data) should ")
-_PLAIN = {
-    "a valid tuple": "a list",
-    "a valid array": "a list",
-    "a valid string": "a text",
-    "a valid integer": "a whole number",
-    "an object": "a table",
-    " after validation": "",
 }
 _SOURCE = "must be gates/NAME, latest or best"
 _NAME = "must be letters, digits, '.', '_' and '-', at most 64, a letter or digit first"
@@ -98,9 +85,9 @@ def _parse(text: str, where: str) -> RunSpec:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidInput("not a preset", where=where, expected="TOML", found=error) from error
     try:
-        # Through JSON, since a strict record accepts a list for a tuple only from there.
-        return RunSpec.model_validate_json(json.dumps(table))
-    except ValidationError as error:
+        # Through JSON, which has no dates and times.
+        return RunSpec.of(json.loads(json.dumps(table)))
+    except InvalidRecord as error:
         raise _wrong(where, describe(error, table)) from error
     except TypeError as error:
         raise _wrong(where, "a date or a time: write it as a text, in quotes") from error
@@ -112,43 +99,34 @@ def _wrong(where: str, found: str) -> InvalidInput:
     return InvalidInput("breaks the rules of presets", where=where, found=found, hint=_HINT)
 
 
-def describe(error: ValidationError, table: Mapping[str, Any]) -> str:
+def describe(error: InvalidRecord, table: Mapping[str, Any]) -> str:
     """Return all errors of a preset as one text."""
     found = []
-    for path, what in _errors(error, ()):
+    for path, what in _errors(error):
         where = _where(path, table)
         found.append(what if not where or what.startswith(where) else f"{where}: {what}")
     return "; ".join(dict.fromkeys(found))
 
 
-def _errors(error: ValidationError, within: _Path) -> Iterator[tuple[_Path, str]]:
+def _errors(error: InvalidRecord) -> Iterator[tuple[_Path, str]]:
     """Yield the path and the description of each error."""
-    errors = error.errors(include_url=False)
-    paths = [one["loc"] for one in errors]
-    for one in errors:
-        path = (*within, *one["loc"])
-        depth = len(one["loc"])
-        if one["type"] == "too_short" and any(p[:depth] == one["loc"] != p for p in paths):
-            continue  # the list has entries, but with errors of their own
-        cause = one.get("ctx", {}).get("error")
-        inner = getattr(cause, "__cause__", None)
-        if isinstance(inner, ValidationError):
-            # Users make such values by hand too, so their error wraps pydantic's.
-            yield from _errors(inner, path)
-        elif one["type"] == "extra_forbidden":
+    for path, text, kind, value in error.problems:
+        if kind == "unknown":
             yield path[:-1], _unknown(path)
-        elif one["type"] == "missing":
-            yield path[:-1], f"{path[-1]!r} is missing"
-        elif one["type"] == "string_pattern_mismatch":
+        elif kind == "missing":
+            yield path[:-1], f"{path[-1]!r} {text}"
+        elif text.startswith("must match"):
             form = _SOURCE if path[-1] == "source" else _NAME
-            yield path, f"{form}, not {one['input']!r}"
+            yield path, f"{form}, not {value!r}"
         else:
-            yield path, str(cause) if cause is not None else _plainly(one["msg"], one["input"])
+            text = text.replace("an object", "a table")
+            shown = isinstance(value, str | int | float) and text.startswith("must")
+            yield path, f"{text}, not {value!r}" if shown else text
 
 
 def _unknown(path: _Path) -> str:
     name, model = str(path[-1]), _model(path[:-1])
-    known = list(model.model_fields) if model else []
+    known = list(model.fields()) if model else []
     meant = near(name, known)
     more = meant[0].lower() + meant[1:] if meant else f"known are {', '.join(known)}"
     return f"no field {name!r} ({more})"
@@ -159,8 +137,7 @@ def _model(path: _Path) -> type[Record] | None:
     model: type[Record] | None = RunSpec
     for part in path:
         if model is not None and isinstance(part, str):
-            field = model.model_fields.get(part)
-            model = None if field is None else _record(field.annotation)
+            model = _record(model.hints().get(part))
     return model
 
 
@@ -168,13 +145,6 @@ def _record(annotation: Any) -> type[Record] | None:
     if isinstance(annotation, type) and issubclass(annotation, Record):
         return annotation
     return next(filter(None, map(_record, get_args(annotation))), None)
-
-
-def _plainly(text: str, value: object) -> str:
-    for theirs, plain in _PLAIN.items():
-        text = text.replace(theirs, plain)
-    text = _SUBJECT.sub("must ", text)
-    return f"{text}, not {value!r}" if isinstance(value, str | int | float) else text
 
 
 def _where(path: _Path, table: Any) -> str:

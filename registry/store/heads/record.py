@@ -12,11 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from pydantic import Field
-
 from holdfast.registry.errors import Malformed, RolledBack
 from holdfast.registry.objects import join_lines, split_lines
-from holdfast.registry.values import Digest, DigestField, Record
+from holdfast.registry.values import Digest, DigestField, Field, Record
 
 #: A file that is longer is not read.
 MAX_FILE_BYTES = 64 * 2**20

@@ -313,9 +313,7 @@ class RunRepack(Change):
         place, before, after = move
         key = writer.put_small("placements", after.digest, after.encode(), Placement)
         self._store.remember(key, after)
-        moved = place.model_copy(
-            update={"placement": after.digest, "placement_generation": key.generation}
-        )
+        moved = place.changed(placement=after.digest, placement_generation=key.generation)
         # W2a: the manifest and the packs that stay are named by the place that this one replaces.
         covered = {key: [place] for key in placed_keys(place, before)}
         self._touched[moved] = frozenset()

@@ -338,11 +338,11 @@ def test_what_is_foreseen_is_what_comes():
             actions.append(Evict(evictions=(gone,)))
         slot = slot_of(run, [("save", 0, 0)], placed=False)
         ((_, commit),) = slot.commits
-        commit = commit.model_copy(update={"actions": tuple(actions)})
+        commit = commit.changed(actions=tuple(actions))
         foreseen = foresee(run, [commit])
         lines = [place(digest(step), step), commit]
         run = advance(run, [Slot.build(run.next_slot, lines)])
-        assert foreseen.encode() == run.model_copy(update={"places": foreseen.places}).encode()
+        assert foreseen.encode() == run.changed(places=foreseen.places).encode()
         assert [one.manifest for one in run.places] == [one.manifest for one in run.live()]
 
 

@@ -321,8 +321,8 @@ def test_records_are_encoded_once_and_the_bytes_are_those_of_the_whole(reg):
 )
 def test_a_snapshot_is_due_when_it_is_cheap(reg, kept, megabytes, status, apart):
     """Or the bytes written for each slot would grow with the number of checkpoints."""
-    one = CheckpointRecord.model_construct(n=1, size_bytes=megabytes * 10**6)
-    run = RunManifest.model_construct(run_id="r", checkpoints=(one,) * kept, gone=None)
+    one = CheckpointRecord.unchecked(n=1, size_bytes=megabytes * 10**6)
+    run = RunManifest.unchecked(run_id="r", checkpoints=(one,) * kept, gone=None)
     snapshots = Snapshots(reg.store, "r", newest=99)
 
     def is_due(number: int) -> bool:

@@ -276,7 +276,7 @@ def test_death_while_a_file_is_replaced(
 def test_hostile_names_of_a_preset_write_nothing(
     reg: Registry, tmp_path: Path, pattern: str
 ) -> None:
-    spec = load_preset("hydra").model_copy(update={"layout": {"gate": pattern}, "transitions": ()})
+    spec = load_preset("hydra").changed(layout={"gate": pattern}, transitions=())
     run = reg.create_run("hostile", preset=spec)
     run.exchange.push(hydra_state(1, 1, 1.0), step=1, phase=1, metrics={"heldout_ce": 1.0})
     run.pins.gates.set("bc_best")

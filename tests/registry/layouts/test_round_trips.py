@@ -248,7 +248,7 @@ def hydra_state(phase: int, step: int, value: float) -> dict[str, Any]:
 
 def hydra_run(reg: Registry, name: str = "hydra") -> Any:
     """Return a run with three phases, two gates, a pool, an artifact and a stream."""
-    spec = load_preset("hydra").model_copy(update={"transitions": ()})
+    spec = load_preset("hydra").changed(transitions=())
     run = reg.create_run(name, preset=spec)
     for phase, step, value in (
         (1, 10_000, 3.0), (1, 20_000, 4.0), (1, 30_000, 3.0),

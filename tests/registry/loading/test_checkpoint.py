@@ -208,7 +208,7 @@ def test_tensors_come_to_the_device_that_is_asked_for(run):
 def test_a_reader_follows_a_repack_and_tries_once_more(run, backend, open_registry, reg):
     checkpoint = run.save(small_state(), step=1)
     reader = open_registry(backend).run("run").latest()
-    moved = checkpoint.handle.reader.place.model_copy(update={"manifest_generation": 3})
+    moved = checkpoint.handle.reader.place.changed(manifest_generation=3)
     old, new = (
         f"manifests/{checkpoint.digest.hex()[:2]}/{checkpoint.digest.hex()}.{g}" for g in "03"
     )

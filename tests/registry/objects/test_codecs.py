@@ -213,7 +213,7 @@ def forged(reg, checkpoint, frame: bytes, codec: str = ZSTD, **claims):
     number = CODECS.index(codec)
     rows[row] = type(place)(len(before.packs), 0, len(frame), number, place.base)
     after = type(before)(before.manifest, (*before.packs, pack), Rows(rows), before.extra)
-    moved = checkpoint.handle.reader.place.model_copy(update={"placement": after.digest})
+    moved = checkpoint.handle.reader.place.changed(placement=after.digest)
     reg.store.backend.put(str(moved.placement_key), after.encode())
     log = RunLog(reg.store, "run")
     log.open()

@@ -138,8 +138,6 @@ def test_a_wrong_file_is_refused_and_told_where(tmp_path, text, told):
     with pytest.raises(InvalidInput, match=told) as caught:
         load_preset(path)
     assert str(path) in str(caught.value)
-    for leaked in ("Value error", "Extra inputs", "Input should", "pydantic"):
-        assert leaked not in str(caught.value)
     assert caught.value.hint is None or "docs/presets.md" in caught.value.hint
 
 

@@ -308,6 +308,6 @@ def test_a_worker_refuses_another_registry(tmp_path) -> None:
     """As on a machine that has a folder of the same name."""
     first = holdfast.init(tmp_path / "one")
     first.create_run("run")
-    first.store.config = first.store.config.model_copy(update={"id": "0" * 32})
+    first.store.config = first.store.config.changed(id="0" * 32)
     with pytest.raises(errors.Conflict, match="another registry"):
         first.verify(deep=True, executor=Crossing())

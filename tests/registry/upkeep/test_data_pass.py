@@ -193,11 +193,7 @@ def test_rows_are_checked_also_for_what_was_read_before(run, reg, backend, tmp_p
         backend.put(f"placements/{name[:2]}/{name}.0", forged.encode())
         log = RunLog(reg.store, "run")
         log.open()
-        log.append(
-            lambda state: [
-                checkpoint.handle.reader.place.model_copy(update={"placement": forged.digest})
-            ]
-        )
+        log.append(lambda state: [checkpoint.handle.reader.place.changed(placement=forged.digest)])
         report, read = verify(backend, resume=notes)
         assert len(read) == 1
         assert [f.kind for f in report.findings if f.severity == "error"] == ["placement"]

@@ -111,7 +111,7 @@ def link(reg: Registry, run_id: str, below: dict[int, int], codec: str = ZSTD) -
             number = CODECS.index(codec)
             locations[digest] = ChunkLocation(pack, 0, len(stored), number, weights_of(base))
         placement = build_placement(checkpoint.manifest, {}, locations)
-        place = checkpoint.handle.reader.place.model_copy(update={"placement": placement.digest})
+        place = checkpoint.handle.reader.place.changed(placement=placement.digest)
         reg.store.backend.put(str(place.placement_key), placement.encode())
         run.handle.log.append(lambda _, place=place: [place])
 
@@ -472,7 +472,7 @@ def stars(reg: Registry, run, make) -> None:
         reg.store.backend.put(str(pack.key), body)
         locations = first | {digest: ChunkLocation(pack, 0, len(stored), CODECS.index(ZSTD), root)}
         placement = build_placement(checkpoint.manifest, {}, locations)
-        place = checkpoint.handle.reader.place.model_copy(update={"placement": placement.digest})
+        place = checkpoint.handle.reader.place.changed(placement=placement.digest)
         reg.store.backend.put(str(place.placement_key), placement.encode())
         run.handle.log.append(lambda _, place=place: [place])
 
@@ -527,7 +527,7 @@ def hostile(backend, run, *entries: tuple[bytes | None, int, bytes | None]) -> N
     backend.put(str(pack.key), body)
     before = checkpoint.handle.reader.placement
     placement = Placement(before.manifest, (pack,), Rows(rows), Digests(digests[1:]))
-    place = checkpoint.handle.reader.place.model_copy(update={"placement": placement.digest})
+    place = checkpoint.handle.reader.place.changed(placement=placement.digest)
     backend.put(str(place.placement_key), placement.encode())
     run.handle.log.append(lambda _: [place])
 

@@ -295,7 +295,7 @@ def test_a_placement_that_fits_no_pack_stops_it(run, reg):
     placement = checkpoint.handle.reader.placement
     first, *others = placement.rows
     shifted = replace(placement, rows=Rows([first._replace(offset=1), *others]))
-    moved = checkpoint.handle.reader.place.model_copy(update={"placement": shifted.digest})
+    moved = checkpoint.handle.reader.place.changed(placement=shifted.digest)
     reg.store.backend.put(str(moved.placement_key), shifted.encode())
     run.handle.log.append(lambda _: [moved])
     with pytest.raises(Malformed, match="name different chunks at one offset"):

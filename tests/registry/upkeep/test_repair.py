@@ -325,11 +325,7 @@ def test_a_mirror_whose_placement_lies_is_refused(
         away.put(f"placements/{forged.digest.hex()[:2]}/{forged.digest.hex()}.0", forged.encode())
         log = RunLog(mirror.store, "theirs")
         log.open()
-        log.append(
-            lambda state: [
-                theirs.handle.reader.place.model_copy(update={"placement": forged.digest})
-            ]
-        )
+        log.append(lambda state: [theirs.handle.reader.place.changed(placement=forged.digest)])
         home.delete(keys(home, "packs")[0])
         before = contents(home)
         report = open_registry(home).repair(open_registry(away))
@@ -604,7 +600,7 @@ def test_a_placement_that_lies_at_home_is_replaced(home, open_registry, synced, 
         synced.store.backend.put(f"placements/{name[:2]}/{name}.0", forged.encode())
     log = RunLog(reg.store, "run")
     log.open()
-    log.append(lambda state: [first.handle.reader.place.model_copy(update={"placement": wrong})])
+    log.append(lambda state: [first.handle.reader.place.changed(placement=wrong)])
     report = open_registry(home).repair(synced)
     assert not report.found.ok
     assert [one.how for one in report.mended] == ["adopted"]

@@ -235,7 +235,7 @@ def test_an_upgrade_is_no_damage(two, check, backend):
 def _place(checkpoint, reg, **changes) -> None:
     log = RunLog(reg.store, "run")
     log.open()
-    moved: Place = checkpoint.handle.reader.place.model_copy(update=changes)
+    moved: Place = checkpoint.handle.reader.place.changed(**changes)
     log.append(lambda run: [moved])
 
 

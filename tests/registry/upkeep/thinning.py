@@ -66,7 +66,7 @@ def as_delta(reg, checkpoint, base: Digest, delta: bytes):
         ChunkRow(n, len(delta), raw_bytes),
     ]
     after = replace(before, packs=(*before.packs, pack), rows=Rows(rows), extra=Digests([base]))
-    place = checkpoint.handle.reader.place.model_copy(update={"placement": after.digest})
+    place = checkpoint.handle.reader.place.changed(placement=after.digest)
     reg.store.backend.put(str(place.placement_key), after.encode())
     reg.run("run").handle.log.append(lambda _: [place])
     return after

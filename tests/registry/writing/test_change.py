@@ -265,7 +265,7 @@ def test_w2a_covers_no_key_that_the_run_does_not_use_any_more(committer, other, 
     committer.commit(placed)
     keys, place = placed.state_written.chosen.keys, placed.state_written.base.place
     swept(backend, other, 1, keys)
-    moved = place.model_copy(update={"manifest_generation": 1})
+    moved = place.changed(manifest_generation=1)
     backend.put(str(moved.manifest_key), backend.get(str(place.manifest_key)))
     said(other, lambda run: [moved])
     committer.log.refresh()

@@ -400,7 +400,7 @@ def placed(reg, checkpoint, rows, packs=None) -> None:
     """Give a checkpoint another place, as anybody who can write to the store could."""
     before = checkpoint.handle.reader.placement
     after = Placement(before.manifest, packs or before.packs, Rows(rows), before.extra)
-    moved = checkpoint.handle.reader.place.model_copy(update={"placement": after.digest})
+    moved = checkpoint.handle.reader.place.changed(placement=after.digest)
     reg.store.backend.put(str(moved.placement_key), after.encode())
     log = RunLog(reg.store, "run")
     log.open()

@@ -295,7 +295,7 @@ def test_w2a_a_key_is_covered_while_a_place_that_used_it_stands():
     assert placed_keys(place, placement) >= {PACK}
     assert chosen.unproven(_with_place(place)) == set()
     assert chosen.unproven(RunManifest(run_id="r")) == {PACK}
-    moved = place.model_copy(update={"placement_generation": 1})
+    moved = place.changed(placement_generation=1)
     assert chosen.unproven(_with_place(moved)) == {PACK}
 
 
@@ -304,7 +304,7 @@ def test_w2a_a_place_of_what_the_run_needs_no_more_covers_nothing():
     chosen = ChosenKeys(frozenset({PACK}), {PACK: [place]})
     (record,) = _with_place(place).checkpoints
     assert chosen.unproven(RunManifest(run_id="r", places=(place,))) == {PACK}
-    evicted = record.model_copy(update={"evicted": "for room"})
+    evicted = record.changed(evicted="for room")
     kept = {"run_id": "r", "places": (place,)}
     assert chosen.unproven(RunManifest(**kept, checkpoints=(evicted,))) == {PACK}
     assert chosen.unproven(RunManifest(**kept, checkpoints=(record,), dropped="over")) == {PACK}
@@ -338,7 +338,7 @@ def test_w2a_a_base_that_was_placed_anew_meanwhile_covers_no_more(run, backend, 
     chosen = ChosenKeys(packs, {key: [place] for key in packs})
     sweep(backend, 1, packs)
     mark(reg.store, "run", 1)
-    moved = place.model_copy(update={"placement_generation": 1})
+    moved = place.changed(placement_generation=1)
     backend.put(f"{str(placement_of(place))[:-1]}1", backend.get(str(placement_of(place))))
     log.refresh()
     writer.commit(_annotate, chosen)  # still covered: the place stands

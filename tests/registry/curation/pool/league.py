@@ -36,8 +36,8 @@ _MODEL = Digest.of(b"a model")
 def league(**changes: Any) -> RunSpec:
     """Return the league with another pool."""
     assert LEAGUE.pool is not None
-    pool = LEAGUE.pool.model_copy(update=changes)
-    return LEAGUE.model_copy(update={"pool": pool})
+    pool = LEAGUE.pool.changed(**changes)
+    return LEAGUE.changed(pool=pool)
 
 
 def player(i: int) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def test_a_dropped_run_has_a_closed_pool(run, save):
 
 
 def test_weights_that_are_not_finite_do_not_play_unless_they_were_let_through(reg):
-    spec = LEAGUE.model_copy(update={"finite": ("model/*",)})
+    spec = LEAGUE.changed(finite=("model/*",))
     run = reg.create_run("run", preset=spec)
     state = {"model": {"w": np.array([1.0, np.nan], dtype=np.float32)}}
     with pytest.raises(InvalidInput, match="NaN"):
@@ -447,10 +447,8 @@ def test_an_empty_pool_gives_every_game_to_the_model_in_training(run):
 
 def test_phases_with_names_are_numbered_by_their_place(reg):
     def spec(*names: str) -> RunSpec:
-        phases = tuple(LEAGUE.phases[0].model_copy(update={"name": name}) for name in names)
-        pool = league().pool.model_copy(
-            update={"phase": names[-1], "draws": league().pool.draws[:2]}
-        )
+        phases = tuple(LEAGUE.phases[0].changed(name=name) for name in names)
+        pool = league().pool.changed(phase=names[-1], draws=league().pool.draws[:2])
         return RunSpec(phases=phases, pool=pool)
 
     drawn = []

@@ -176,7 +176,7 @@ def test_an_empty_stream_is_not_archived(reg):
 
 
 def test_an_anchor_of_a_run_that_names_no_keys_is_whole(reg):
-    run = lived(reg, spec(anchors=["done"]).model_copy(update={"inference": ()}))
+    run = lived(reg, spec(anchors=["done"]).changed(inference=()))
     over(run)
     assert same(run.pool.entry(1).load(), run.pins.gates.get("done").load())
 

@@ -40,7 +40,7 @@ def spec(**more: Any) -> RunSpec:
         ],
         "pivot": {"rows": ROWS},
     }
-    return RunSpec.model_validate({**declared, **more}, strict=False)
+    return RunSpec.of({**declared, **more})
 
 
 def state(i: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def spec(**more: Any) -> RunSpec:
         "must_match": ["config", "input_hash"],
         "sources": ["bandit/arms", "streams/state/arms"],
     }
-    return RunSpec.model_validate({**declared, **more}, strict=False)
+    return RunSpec.of({**declared, **more})
 
 
 def state(i: int = 3) -> dict[str, Any]:
@@ -289,12 +289,11 @@ def test_a_stream_counts_as_it_was_at_the_checkpoint(reg: Registry) -> None:
 def test_a_pivot_leaves_nothing_stale(reg: Registry) -> None:
     run = reg.create_run(
         "run",
-        preset=RunSpec.model_validate(
+        preset=RunSpec.of(
             {
                 "streams": [{"name": "state", "lifetime": "resettable"}],
                 "pivot": {"rows": [{"part": "bandit", "change": "reset"}]},
-            },
-            strict=False,
+            }
         ),
     )
     run.save(

@@ -56,7 +56,7 @@ def spec(rows: list[dict[str, Any]] | None = None, **way: Any) -> RunSpec:
         "inference": ["model"],
         "transitions": [{**WAY, **({} if rows is None else {"rows": rows}), **way}],
     }
-    return RunSpec.model_validate(declared, strict=False)
+    return RunSpec.of(declared)
 
 
 def state(i: int = 0, mask: float = 0.0) -> dict[str, Any]:

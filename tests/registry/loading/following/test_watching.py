@@ -424,7 +424,7 @@ def test_bad_arguments_are_refused_at_once(options: dict, run: Run) -> None:
 
 
 def test_a_phase_that_is_not_declared_is_refused(reg) -> None:
-    run = reg.create_run("declared", preset=RunSpec.model_validate({"phases": ({"name": "warm"},)}))
+    run = reg.create_run("declared", preset=RunSpec.of({"phases": ({"name": "warm"},)}))
     with pytest.raises(InvalidInput, match="warm"):
         run.follow.checkpoints("wram")
 

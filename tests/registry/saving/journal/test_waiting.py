@@ -27,7 +27,7 @@ from tests.support.sameness import assert_same
 from tests.support.stores import contents, new_backend, opened
 
 MONITOR = {"metric": "loss", "mode": "min"}
-SPEC = RunSpec.model_validate(
+SPEC = RunSpec.of(
     {
         "phases": [{"name": "1", "monitors": [MONITOR]}, {"name": "2", "monitors": [MONITOR]}],
         "streams": [
@@ -48,8 +48,7 @@ SPEC = RunSpec.model_validate(
                 ],
             }
         ],
-    },
-    strict=False,
+    }
 )
 
 
