@@ -15,14 +15,11 @@ _T = TypeVar("_T")
 
 
 class Listing:
-    """The runs of a registry, for a listing.
-
-    Attributes:
-        damaged: The errors of runs that cannot be read or described, by name.
-    """
+    """The runs of a registry, for a listing."""
 
     def __init__(self, opened: Registry) -> None:
         self._opened = opened
+        #: The errors of runs that cannot be read or described, by name.
         self.damaged: dict[str, RegistryError] = {}
 
     def runs(self) -> list[Run]:

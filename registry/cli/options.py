@@ -29,11 +29,6 @@ def flag(name: str, about: str, *, default: bool = False) -> Any:
     return typer.Option(default, name, help=about)
 
 
-def former_flag(name: str) -> Any:
-    """Return a flag under its old name, which scripts may still use."""
-    return typer.Option(False, name, hidden=True)
-
-
 _REGISTRY = typer.Option(
     "--registry",
     "-r",
@@ -111,23 +106,12 @@ DAYS = option("--days", "N", "Keep the checkpoints of the last N days.", min=1)
 
 
 def retention(
-    last: int | None,
-    best: int | None,
-    every: int | None,
-    days: int | None,
-    rules: Iterable[str] = (),
+    last: int | None, best: int | None, every: int | None, days: int | None
 ) -> Retention | None:
     """Return the policy that options give; None without any."""
-    given: dict[str, Any] = {"last": last, "best": best, "every": every, "days": days}
-    for name, value in pairs(rules).items():
-        if name not in given or not value.isdecimal() or int(value) < 1:
-            raise typer.BadParameter(
-                f"{name}={value!r} is none of last=N, best=N, every=N, days=N, N from 1"
-            )
-        given[name] = int(value)
-    if all(number is None for number in given.values()):
+    if not any((last, best, every, days)):
         return None
-    return Retention(for_days=given.pop("days"), **given)
+    return Retention(last=last, best=best, every=every, for_days=days)
 
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")

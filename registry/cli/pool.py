@@ -12,7 +12,7 @@ from holdfast.registry.cli.columns import Column, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command, listed
 from holdfast.registry.cli.describe import iso, picked
 from holdfast.registry.cli.opening import reads, writes
-from holdfast.registry.cli.options import argument, flag, former_flag, option
+from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.curation.pool import PoolEntry
 from holdfast.registry.face import Registry
 
@@ -103,11 +103,10 @@ def ls(
     *,
     run: options.Run,
     evicted: bool = flag("--evicted", "Also entries that left the pool."),
-    everything: bool = former_flag("--all"),
 ) -> Answer:
     """List the entries of a pool, newest last."""
     pool = opened.run(run).pool
-    entries = pool.entries() if evicted or everything else pool.roster()
+    entries = pool.entries() if evicted else pool.roster()
     return listed(
         _LS,
         entries,

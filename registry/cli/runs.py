@@ -66,7 +66,6 @@ def create(
     best: int | None = options.BEST,
     every: int | None = options.EVERY,
     days: int | None = options.DAYS,
-    keep: list[str] | None = option("--keep", "RULE", "The former form: last=N.", hidden=True),
 ) -> Answer:
     """Create a run and print its name.
 
@@ -76,7 +75,7 @@ def create(
     given = _options(seed, config, preset)
     if monitor:
         given["monitor"] = [_monitor(text) for text in monitor]
-    retention = options.retention(last, best, every, days, keep or ())
+    retention = options.retention(last, best, every, days)
     if retention is not None:
         given["retention"] = retention
         _check_best(retention, preset, monitor)

@@ -36,8 +36,6 @@ from holdfast.registry.values import Digest, Record
 
 #: Parts of a run that are shown below a heading of their own.
 _APART = ("config", "environment", "tags")
-#: Seconds between looks at the log: at first, and at most.
-_POLL_S, _LONGEST_POLL_S = 1.0, 30.0
 #: Fields on a screen, which has room for trends and commits below them, and the least commits.
 _WATCHED = (
     "run",
@@ -167,7 +165,7 @@ def _followed(opened: Registry, run: Run, forks: list[str]) -> Answer:
 
 
 def _looks(run: Run, look: Callable[[], Any]) -> Iterator[Any]:
-    return follow_run(run.handle.committer, look, Patience(_POLL_S, _LONGEST_POLL_S, None))
+    return follow_run(run.handle.committer, look, Patience())
 
 
 def _on_screen(run: Run, forks: list[str], log: _Log) -> None:

@@ -289,17 +289,13 @@ def _unsound(where: object, rule: str, found: object) -> InvalidInput:
 
 
 class _Tensors:
-    """Puts tensors in place of `TensorData`.
-
-    Attributes:
-        headers: Each tensor by path.
-        spelled: Element types that are spelled in another way than they are written here.
-        top: The path of the record.
-    """
+    """Puts tensors in place of `TensorData`."""
 
     def __init__(self, path: Path, *, with_data: bool = True, faults: Faults = RAISED) -> None:
-        self.headers: dict[str, TensorHeader] = {}
+        self.headers: dict[str, TensorHeader] = {}  # each tensor by path
+        #: Element types that are spelled in another way than they are written here.
         self.spelled: dict[str, Any] = {}
+        #: The path of the record.
         self.top = Trail("item", None, Budget(path, "spelling the paths in it", InvalidInput))
         self._path, self._with_data, self._faults = path, with_data, faults
 

@@ -24,9 +24,8 @@ import numpy as np
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
-from holdfast.registry.formats.archive import entries_of
 from holdfast.registry.formats.content import Content, NamedTensors
-from holdfast.registry.formats.source import KEEP, check_room, stable, unsound
+from holdfast.registry.formats.source import KEEP, check_room, entries_of, stable, unsound
 from holdfast.registry.formats.state_file import (
     RAISED,
     Faults,

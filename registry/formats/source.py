@@ -8,7 +8,8 @@ anything is committed, and never mapped: a mapping would be read while the commi
 file that gets shorter under a mapping kills the process.
 
 The size limit, set by the caller or the environment, bounds the bytes of a file or folder, and what
-a compressed one becomes. So a small file cannot fill memory or disk.
+a compressed one becomes. So a small file cannot fill memory or disk. What a zip archive claims is
+checked before memory is taken for it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import hashlib
 import json
 import os
 import stat
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,7 +28,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 from holdfast.backends.errors import StoreUnsuitable
 from holdfast.backends.local import folders
 from holdfast.registry.errors import AccessDenied, IncompatibleState, InvalidInput, StorageError
-from holdfast.registry.values import check_json, check_path_name
+from holdfast.registry.values import Budget, check_json, check_path_name
 
 #: The most folders within each other.
 _DEEPEST: Final = 600
@@ -38,6 +40,8 @@ KEEP = "To keep its bytes unread, read it as format 'opaque' (`--format opaque`)
 #: The environment variable: a number of bytes, for every program and format.
 VARIABLE: Final = "HOLDFAST_MAX_FILE_BYTES"
 _given: ContextVar[int | None] = ContextVar("max_bytes", default=None)
+#: Bytes of memory for a byte of the directory: an entry takes 46 bytes there, and an object here.
+_DIRECTORY_BYTES = 24
 
 
 def unsound(program: str, where: object, rule: str, expected: object, found: object) -> NoReturn:
@@ -300,3 +304,26 @@ def available_bytes() -> int:
     except (OSError, ValueError):
         pass
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def entries_of(file: BinaryIO, path: Path) -> list[zipfile.ZipInfo]:
+    """Return the entries of an archive."""
+    with zipfile.ZipFile(_Listed(file, path)) as archive:
+        return archive.infolist()
+
+
+class _Listed:
+    """The file of an archive while it is listed: the library reads the directory by one call.
+
+    Where the directory is, and how long, only the library can say: there are many ways to hide it.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._budget = Budget(path, "listing it", InvalidInput)
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, count: int = -1) -> bytes:
+        """Return bytes, unless the entries that they describe take too much memory."""
+        self._budget.take(max(0, count) * _DIRECTORY_BYTES)
+        return self._file.read(count)

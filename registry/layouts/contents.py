@@ -17,15 +17,11 @@ IMPORT = "import"
 
 
 class RunContents:
-    """A run at one moment, with everything that a folder can show.
-
-    Attributes:
-        run: The run manifest of that moment.
-    """
+    """A run at one moment, with everything that a folder can show."""
 
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
-        self.run: RunManifest = committer.log.refresh()
+        self.run: RunManifest = committer.log.refresh()  # the run manifest of that moment
 
     @cached_property
     def checkpoints(self) -> list[Checkpoint]:

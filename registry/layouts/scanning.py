@@ -21,18 +21,14 @@ _LINE: Final = re.compile(r"([0-9a-fA-F]{64}) [ *]([^\n\\]+)\n?", re.ASCII)
 
 
 class Scan:
-    """Contents of a folder and the folders below it.
-
-    Attributes:
-        files: The names of files; a symlink within a folder counts as the file it points to.
-        refused: Names that are not safe, and links elsewhere, each with the reason.
-        folders: The names of folders, checked too.
-    """
+    """Contents of a folder and the folders below it."""
 
     def __init__(self, root: Path) -> None:
+        #: The names of files; a symlink within a folder counts as the file it points to.
         self.files: dict[str, str | None] = {}
+        #: Names that are not safe, and links elsewhere, each with the reason.
         self.refused: dict[str, str] = {}
-        self.folders: set[str] = set()
+        self.folders: set[str] = set()  # the names of folders, checked too
         check_folder(root)
         for name, seen in walk(root, self.folders.__contains__):
             if len(self.files) >= MOST:

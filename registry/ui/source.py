@@ -70,18 +70,12 @@ class _Reading:
 
 
 class Source:
-    """A registry that views read. A run is opened once; later calls read only new commits.
-
-    Attributes:
-        registry: The registry.
-        meter: The counts of requests.
-        mirrors: Copies of the registry to compare with.
-    """
+    """A registry that views read. A run is opened once; later calls read only new commits."""
 
     def __init__(self, registry: Registry, meter: Metered) -> None:
         self.registry = registry
-        self.meter = meter
-        self.mirrors: tuple[Source, ...] = ()
+        self.meter = meter  # the counts of requests
+        self.mirrors: tuple[Source, ...] = ()  # copies of the registry to compare with
         self._lock = threading.Lock()
         self._listed: tuple[float, list[str]] = (-math.inf, [])
         self._runs: dict[str, Run] = {}

@@ -40,7 +40,7 @@ _COMMANDS = (
     *(("show", f"{FORGED}/releases/latest"), ("show", f"{FORGED}/artifacts/bank")),
     *(("show", f"{FORGED}/pool/v0001"), ("diff", f"{FORGED}/gates/good", FORGED)),
     *(("stats", FORGED), ("prune", FORGED, "--dry-run", "--last", "1")),
-    *(("pool", "ls", FORGED, "--all"), ("pool", "sample", FORGED), ("gate", "ls", FORGED)),
+    *(("pool", "ls", FORGED, "--evicted"), ("pool", "sample", FORGED), ("gate", "ls", FORGED)),
     *(("release", "ls", FORGED), ("release", "show", FORGED, "1.0.0")),
     *(("artifact", "ls", FORGED), ("stream", "ls", FORGED), ("stream", "read", FORGED, "rows")),
 )

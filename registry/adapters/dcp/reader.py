@@ -181,11 +181,7 @@ class HoldfastReader(StorageReader):
 
 
 class _Target:
-    """The tensors that a plan fills on this rank.
-
-    Attributes:
-        boxes: A box for each item of the plan.
-    """
+    """The tensors that a plan fills on this rank."""
 
     def __init__(
         self, items: Sequence[ReadItem], planner: LoadPlanner, description: Description
@@ -193,7 +189,7 @@ class _Target:
         self._planner, self._description = planner, description
         self._tensors = [one for one in items if one.type == LoadItemType.TENSOR]
         self._made: list[tuple[ReadItem, torch.Tensor, torch.Tensor, Destination]] = []
-        self.boxes = [self._box(item) for item in self._tensors]
+        self.boxes = [self._box(item) for item in self._tensors]  # a box for each item of the plan
 
     def _box(self, item: ReadItem) -> Box:
         key = item.storage_index.fqn

@@ -36,21 +36,15 @@ class Session:
     """A registry that is opened at the first use, in the process that uses it.
 
     Each run is read once, and each ref is resolved once, until `forget`.
-
-    Attributes:
-        pid: The process that it belongs to.
-        lock: Held while refs are resolved.
-        recent: The chunks that were read last.
-        resolved: Resolved refs.
     """
 
     def __init__(self, options: Options, resolved: Mapping[str, Resolved]) -> None:
         self._options = options
         self._registry: Registry | None = None
         self._runs: dict[str, Run] = {}
-        self.pid = os.getpid()
-        self.lock = RLock()
-        self.recent = RecentChunks(RECENT_BYTES)
+        self.pid = os.getpid()  # the process that it belongs to
+        self.lock = RLock()  # held while refs are resolved
+        self.recent = RecentChunks(RECENT_BYTES)  # the chunks that were read last
         self.resolved = dict(resolved)
 
     @property

@@ -53,9 +53,6 @@ class _PivotCommit(NewCommit):
 
     Its source is the newest checkpoint after the trainer has taken the run over, which only
     `actions` sees. So the first `write_states` loads nothing, and `actions` raises `Stale`.
-
-    Attributes:
-        outcome: The result; `None` if the run pivoted under this name before.
     """
 
     def __init__(
@@ -67,6 +64,7 @@ class _PivotCommit(NewCommit):
         self._map_location = map_location
         self._source: int | None = None
         self._ordinal = 0
+        #: The result; `None` if the run pivoted under this name before.
         self.outcome: Transitioned | None = None
 
     def write_states(self) -> Sequence[Written]:

@@ -61,12 +61,7 @@ class _Found:
 
 
 class Table:
-    """The rows that apply, found in a source.
-
-    Attributes:
-        problems: Problems, as clauses; only a table without any can be carried out.
-        applied: Every row that applies.
-    """
+    """The rows that apply, found in a source."""
 
     def __init__(
         self,
@@ -81,6 +76,7 @@ class Table:
             for row in rows
             if (row.when is None or row.when in enabled) and row.unless not in enabled
         ]
+        #: Problems, as clauses; only a table without any can be carried out.
         self.problems: list[str] = []
         leaves = {
             name: [path for path, _ in traversal.walk(name, value)]
@@ -100,7 +96,7 @@ class Table:
         found = [*self._taken, *self._cut, *self._left]
         found.sort(key=lambda one: self._rows.index(one.row))
         rests = [Applied(name, rest, None, (), "") for name in unnamed if rest is not None]
-        self.applied = (*(one.applied() for one in found), *rests)
+        self.applied = (*(one.applied() for one in found), *rests)  # every row that applies
 
     @property
     def reseeded(self) -> dict[str, int | None]:

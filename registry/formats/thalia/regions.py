@@ -79,16 +79,12 @@ def dump(value: Any) -> bytes:
 
 
 class RegionWriter:
-    """Writes the tensors of regions, and returns their JSON.
-
-    Attributes:
-        at: Position behind all that was put.
-    """
+    """Writes the tensors of regions, and returns their JSON."""
 
     def __init__(self, put: Callable[[Any], Any], at: int, *, sparse: bool = True) -> None:
         self._put = put
         self._sparse = sparse
-        self.at = at
+        self.at = at  # position behind all that was put
 
     def put(self, data: Any) -> None:
         """Write bytes."""

@@ -23,10 +23,9 @@ from typing import Any, BinaryIO, Final
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import Hint, IncompatibleState, InvalidInput, UnsupportedValue
-from holdfast.registry.formats.archive import entries_of
 from holdfast.registry.formats.content import Content
 from holdfast.registry.formats.pickles import Keys, read_pickle
-from holdfast.registry.formats.source import check_room, stable
+from holdfast.registry.formats.source import check_room, entries_of, stable
 from holdfast.registry.formats.state_file import (
     Faults,
     FileReport,

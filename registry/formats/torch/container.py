@@ -19,9 +19,8 @@ from typing import Any, BinaryIO, Final, NoReturn
 import numpy as np
 
 from holdfast.registry.errors import Hint, IncompatibleState, InvalidInput, UnsupportedValue
-from holdfast.registry.formats.archive import entries_of
 from holdfast.registry.formats.pickles import Keys, Known, read_pickle
-from holdfast.registry.formats.source import KEEP, read_exactly, unsound
+from holdfast.registry.formats.source import KEEP, entries_of, read_exactly, unsound
 from holdfast.registry.formats.state_file import RAISED, Faults
 from holdfast.registry.values import Budget, check_bytes, max_record_bytes
 

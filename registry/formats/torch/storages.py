@@ -82,15 +82,12 @@ def refuse_sharing(where: object, most: int, found: int) -> NoReturn:
 
 
 class Tensors:
-    """Makes the tensors of one file.
-
-    Attributes:
-        sizes: Of each storage by key: the bytes of an element, and of the storage.
-    """
+    """Makes the tensors of one file."""
 
     def __init__(
         self, container: Container | None, budget: Sharing, *, with_data: bool, where: object
     ) -> None:
+        #: Of each storage by key: the bytes of an element, and of the storage.
         self.sizes: dict[str, tuple[int, int]] = {}
         self._container = container
         self._budget = budget

@@ -127,12 +127,12 @@ class HealthView:
     runs: int  # number of all runs
 
 
-def health_view(source: Source, *, count: int = PAGE, within_s: float | None = None) -> HealthView:
+def health_view(source: Source, *, within_s: float | None = None) -> HealthView:
     """Return the health of a registry, by its epochs and its newest runs."""
     store = source.registry.store
     epoch = source.begin(lambda: _epoch(store))
     names = source.names(max_age_s=0 if within_s is None else FRESH_S)
-    opened = source.runs(newest_first(source, names)[:count], within_s)
+    opened = source.runs(newest_first(source, names)[:PAGE], within_s)
     manifests = [run.manifest for run in opened.runs.values()]
     live = [one for one in manifests if one.status in _ALIVE and one.dropped is None]
     damaged = {
@@ -168,9 +168,9 @@ def shown_findings(report: VerifyReport) -> tuple[Finding, ...]:
     return tuple(sorted(report.findings, key=lambda one: one.severity != "error")[:SHOWN])
 
 
-def mirror_view(source: Source, mirror: Source, *, count: int = PAGE) -> Mirror:
+def mirror_view(source: Source, mirror: Source) -> Mirror:
     """Compare the newest runs of a registry with those of a mirror, by their logs alone."""
-    names = newest_first(source, source.names())[:count]
+    names = newest_first(source, source.names())[:PAGE]
     here = source.runs(names).runs
     try:
         there = mirror.runs(list(here))
