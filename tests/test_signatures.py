@@ -290,7 +290,7 @@ def test_every_option_of_a_follower_is_passed_on(monkeypatch, reg, name: str) ->
     module, times = "holdfast.registry.loading.following", {"poll_s", "longest_poll_s", "timeout_s"}
     given, found = passed_on(monkeypatch, call, f"{module}.Patience", *values)
     assert found == {one: given[one] for one in times}
-    monkeypatch.setattr(f"{module}.Patience", lambda *_: "patience")
+    monkeypatch.setattr(f"{module}.Patience", lambda **_: "patience")
     to = f"{module}.Watch" if name == "checkpoints" else f"{module}.Following"
     given, found = passed_on(monkeypatch, call, to, *values)
     assert {one: given[one] for one in given.keys() - times}.items() <= found.items()

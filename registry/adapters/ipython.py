@@ -77,7 +77,7 @@ def completions(thing: Any, method: str, before: str, begun: str) -> Iterable[st
 
 
 def _of_registry(reg: Registry, method: str, begun: str) -> Iterator[str]:
-    if method in ("run", "compare", "repack") or (
+    if method in ("run", "diff_runs", "repack") or (
         method in ("checkpoint", "stored", "fork", "diff") and "/" not in begun
     ):
         yield from reg.runs()

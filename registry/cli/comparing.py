@@ -96,7 +96,7 @@ def run_diff(
             "a run is compared with others", where=", ".join(run), expected="RUN RUN"
         )
     if len(names) == 2:
-        found = opened.compare(*names)
+        found = opened.diff_runs(*names)
         return Answer(lambda: _branches_json(found), lambda: _print_branches(found))
     rows = _sweep([opened.run(name).manifest for name in names])
     return answer_of(rows, Table(_SWEEP, rows))

@@ -66,13 +66,14 @@ class RunFollow:
         """
         from holdfast.registry.loading.following import Watch
 
+        patience, follow = _patience(polling)
         return Watch(
             self._handle.committer,
             phase,
             group=group,
             hold_s=hold_s,
-            patience=_patience(polling),
-            follow=polling.get("follow", True),
+            patience=patience,
+            follow=follow,
             follower=follower,
         )
 
@@ -138,6 +139,7 @@ class RunFollow:
         """
         from holdfast.registry.loading.following import Following
 
+        patience, follow = _patience(polling)
         return Following(
             self._handle.committer,
             model,
@@ -146,13 +148,15 @@ class RunFollow:
             strict=strict,
             latest_only=latest_only,
             rehash=rehash,
-            patience=_patience(polling),
-            follow=polling.get("follow", True),
+            patience=patience,
+            follow=follow,
         )
 
 
-def _patience(polling: Polling) -> Patience:
+def _patience(polling: Polling) -> tuple[Patience, bool]:
+    """Return the waits of a loop, and whether it waits at all."""
     from holdfast.registry.loading.following import Patience
 
-    times = {**_POLLING, **polling}
-    return Patience(times["poll_s"], times["longest_poll_s"], times["timeout_s"])
+    times: dict[str, Any] = {**polling}
+    follow = times.pop("follow", True)
+    return Patience(**times), follow

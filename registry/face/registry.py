@@ -137,6 +137,7 @@ class Registry:
         from holdfast.registry.curation import inherit, inheritance
         from holdfast.registry.history import RunOptions, forked
 
+        own = RunOptions(**options)
         if isinstance(source, str):  # it names a state as of now, saves under way included
             for one in self._opened:
                 if one.id == source.partition("/")[0]:
@@ -144,8 +145,7 @@ class Registry:
         checkpoint = self.checkpoint(source) if isinstance(source, str) else source
         inherited = inheritance(self._store, checkpoint)
         parent = self._open_log(checkpoint.run_id).run
-        wanted = forked(parent, inherited.parent, RunOptions(**options))
-        run = self._create(run_id, wanted)
+        run = self._create(run_id, forked(parent, inherited.parent, own))
         inherit(run.handle.committer, inherited)
         return run
 
@@ -254,7 +254,7 @@ class Registry:
 
         return run_table(self._store, self.runs(), lambda name: RunLog(self._store, name).open())
 
-    def compare(self, first: str, second: str) -> Branches:
+    def diff_runs(self, first: str, second: str) -> Branches:
         """Compare two runs side by side: a fork and its parent, two forks, or any two.
 
         Their settings, configurations and metrics by step, the checkpoint that both continue from,

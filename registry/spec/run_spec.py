@@ -160,6 +160,7 @@ class RunSpec(Record):
     """The specification of a run.
 
     Attributes:
+        format: The name of the format of preset files.
         name: The name of the preset.
         about: A description for people.
         phases: The phases in order; if empty, a run may have any phase.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from holdfast.registry.loading.stored import Stored
     from holdfast.registry.pytree import register_adapter
     from holdfast.registry.saving.loop.options import Stopping
-    from holdfast.registry.spec import Retention
+    from holdfast.registry.spec import Retention, RunSpec
     from holdfast.registry.spec.migrations import register_migration
     from holdfast.registry.spec.policies import Monitor
     from holdfast.registry.store.connecting import trust
@@ -61,6 +61,7 @@ __all__ = [
     "RegistryError",
     "Retention",
     "Run",
+    "RunSpec",
     "Stopping",
     "Stored",
     "Storing",

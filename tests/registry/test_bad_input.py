@@ -636,6 +636,8 @@ def test_an_option_that_there_is_not_is_refused(reg, run):
         lambda: run.phases.transition("2", target={}),
         lambda: run.exchange.merge([], step=1, weight=[1.0]),
         lambda: reg.fork("run", "fork", retension=None),
+        lambda: run.follow.checkpoints(pol_s=1.0),
+        lambda: run.follow.into({}, timeout=1.0),
     ]
     for call in calls:
         with pytest.raises(TypeError, match="unexpected keyword argument"):

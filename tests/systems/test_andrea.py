@@ -272,7 +272,7 @@ def test_two_branches_from_one_checkpoint_are_compared(story: Story) -> None:
                     training.save(run, losses)
                     losses = []
             size = story.place.size_bytes()
-        found = reg.compare("slow", "fast")
+        found = reg.diff_runs("slow", "fast")
         assert (found.fork.run, found.fork.step) == (RUN, 4_000)
         assert [str(one) for one in found.config] == ["~ rate: 0.0001 -> 0.01"]
         assert [(one.step, one.is_same) for one in found.steps] == [
@@ -287,7 +287,7 @@ def test_two_branches_from_one_checkpoint_are_compared(story: Story) -> None:
         assert slow[-1].metrics != fast[-1].metrics
         assert reg.run("fast").streams["loss"].count == 4_300
         with pytest.raises(NotFound):
-            reg.compare("slow", "slower")
+            reg.diff_runs("slow", "slower")
 
 
 def test_nothing_is_damaged(trained: Registry) -> None:

@@ -29,7 +29,7 @@ def test_a_fork_beside_its_parent(reg: Registry, parent: Run) -> None:
     fork = reg.fork("parent/main/step2", "fork", config={"lr": 0.3, "model": {"width": 8}}, seed=2)
     save(fork, 3, lr=0.3)
     save(fork, 5, lr=0.3)
-    found = reg.compare("parent", "fork")
+    found = reg.diff_runs("parent", "fork")
     assert (found.fork.run, found.fork.step) == ("parent", 2)
     assert [str(one) for one in found.config] == ["~ lr: 0.1 -> 0.3"]
     assert [str(one) for one in found.settings] == ["~ seed: 1 -> 2"]
@@ -51,8 +51,8 @@ def test_two_forks_of_one_run_meet_at_the_earlier_checkpoint(reg: Registry, pare
     grandchild = reg.fork("two", "grandchild")
     save(one, 3)
     save(grandchild, 4)
-    assert reg.compare("one", "two").fork.step == 2
-    found = reg.compare("grandchild", "one")
+    assert reg.diff_runs("one", "two").fork.step == 2
+    found = reg.diff_runs("grandchild", "one")
     assert (found.fork.run, found.fork.step) == ("parent", 2)
     assert (found.config, found.settings, found.difference) == ((), (), None)
     assert [(pair.step, pair.is_same) for pair in found.steps] == [(2, None), (3, True), (4, None)]
@@ -61,9 +61,9 @@ def test_two_forks_of_one_run_meet_at_the_earlier_checkpoint(reg: Registry, pare
 def test_runs_without_a_common_checkpoint(reg: Registry, parent: Run) -> None:
     other = reg.create_run("other", preset="default", seed=1, config=CONFIG, input_hash="x")
     save(other, 1)
-    found = reg.compare("parent", "other")
+    found = reg.diff_runs("parent", "other")
     assert found.fork is None
     assert [one.path for one in found.settings] == ["preset", "input_hash"]
     assert found.steps[0].is_same
     with pytest.raises(NotFound, match="parent"):
-        reg.compare("parnet", "other")
+        reg.diff_runs("parnet", "other")

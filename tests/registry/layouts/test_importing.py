@@ -415,7 +415,7 @@ def test_following_commands_print_lines_of_json(
         (folder / "odd.txt").write_text("")
         run.exchange.import_tree(folder)
     monkeypatch.setattr(
-        RunExchange, "watch_folder", lambda self, *_, **__: iter(self.exchange.import_tree(folder))
+        RunExchange, "watch_folder", lambda self, *_, **__: iter(self.import_tree(folder))
     )
     come = invoke("import", folder, "r", "--layout", "andrea", "--watch", "--json", "-r", url)
     lines = [json.loads(line) for line in come.stdout.splitlines()]

@@ -58,7 +58,7 @@ def completed(shell, text: str) -> list[str]:
     [
         ('reg.run("d', ["digits", "dreams"]),
         ("x = reg.checkpoint('di", ["digits"]),
-        ('reg.compare("digits", "dr', ["dreams"]),
+        ('reg.diff_runs("digits", "dr', ["dreams"]),
         ('reg.checkpoint("digits/t', ["digits/tags/shipped"]),
         ('reg.stored("digits/re', ["digits/releases/1.0.0", "digits/releases/latest"]),
         ('reg.diff("digits/latest", "digits/g', ["digits/gates/trained"]),
