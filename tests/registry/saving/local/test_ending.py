@@ -89,7 +89,7 @@ def test_a_takeover_that_is_meant_is_not_warned_of(run, backend, open_registry, 
         run.save(small_state(1), step=1)
     if case == "left":
         run.status = "interrupted"
-    (other.push if case == "pushed" else other.save)(small_state(2), step=2)
+    (other.exchange.push if case == "pushed" else other.save)(small_state(2), step=2)
     assert caplog.records == []
 
 
