@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.backends.base import Backend
 from holdfast.backends.errors import Hint, InvalidLocation, StoreUnsuitable
@@ -25,8 +25,9 @@ from holdfast.backends.location import (
     parse,
     redact,
 )
-from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.s3.settings import TakenOver, take_over
+
+if TYPE_CHECKING:
+    from holdfast.backends.s3.settings import TakenOver
 
 Transport = Literal["boto3", "s3fs"]
 
@@ -75,6 +76,8 @@ def open_backend(
         return _open_foreign(os.fspath(url), location.scheme, options)
     _refuse(options, transport, location.url)
     if location.scheme == "memory":
+        from holdfast.backends.memory import MemoryBackend
+
         return MemoryBackend(location.name)
     return LocalBackend(location.path)
 
@@ -135,6 +138,7 @@ def _open_s3(location: Location, options: dict[str, Any], transport: str | None)
         return _open_by_s3fs(location, options)
     try:
         from holdfast.backends.s3.backend import S3Backend
+        from holdfast.backends.s3.settings import take_over
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "botocore":
             raise

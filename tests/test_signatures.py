@@ -31,14 +31,17 @@ OURS = "holdfast"
 RECORDS = "holdfast.registry.values.records"
 #: Calls that take any number of like things.
 VARIADIC = {"RunRetention.undo": "checkpoints"}
-FACE = Path(__file__).parents[1] / "registry/face"
+ROOMS = Path(__file__).parents[1] / "registry"
 #: Names that annotations use and modules import for type checkers alone.
 FOR_CHECKERS = {
     "Matchup": Matchup,
     **{
         alias.name: getattr(importlib.import_module(one.module or ""), alias.name)
-        for module in ("run", "registry", "phases", "exchange", "follow", "history")
-        for block in ast.parse((FACE / f"{module}.py").read_text()).body
+        for module in (
+            *("face/run", "face/registry", "face/phases", "face/exchange", "face/follow"),
+            *("face/history", "loading/stored", "loading/checkpoint"),
+        )
+        for block in ast.parse((ROOMS / f"{module}.py").read_text()).body
         if isinstance(block, ast.If)
         for one in block.body
         if isinstance(one, ast.ImportFrom)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.backends import Backend
 from holdfast.backends.location import parse
@@ -16,7 +16,6 @@ from holdfast.registry.objects.codecs import Compression, check_compression
 from holdfast.registry.saving.journal import Journal, choose_journal
 from holdfast.registry.store import (
     Address,
-    ChunkCache,
     RegistryConfig,
     choose_cache,
     create_store,
@@ -24,6 +23,9 @@ from holdfast.registry.store import (
     open_store_on,
 )
 from holdfast.registry.store.heads import Heads
+
+if TYPE_CHECKING:
+    from holdfast.registry.store import ChunkCache
 
 _LOGGER = logging.getLogger("holdfast")
 

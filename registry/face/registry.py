@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import Conflict, Hint, InvalidInput, NotFound
 from holdfast.registry.face.options import NewRun, shows_options
-from holdfast.registry.history import DAY_S
 from holdfast.registry.objects import check_run_id
 from holdfast.registry.objects.codecs import Compression
-from holdfast.registry.store import Address, Store, open_store
-from holdfast.registry.values import markup, near
+from holdfast.registry.store import DAY_S, Address, Store, open_store
+from holdfast.registry.values import near
 
 if TYPE_CHECKING:
     from holdfast.registry.comparing import Branches, Diff
@@ -53,11 +52,14 @@ class Registry:
         return f"<Registry {self.url}>"
 
     def _repr_html_(self) -> str:
+        from holdfast.registry.values import markup
+
         return markup.safely("Registry", self._html)
 
     def _html(self) -> str:
         """Return it as HTML; this asks for the names of the runs, one listing."""
         from holdfast.registry.history import list_runs
+        from holdfast.registry.values import markup
 
         facts = {"id": self.id}
         try:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from holdfast.registry.history.creating import forked as forked
     from holdfast.registry.history.creating import forks_of as forks_of
     from holdfast.registry.history.creating import read_birth as read_birth
-    from holdfast.registry.history.epochs import DAY_S as DAY_S
     from holdfast.registry.history.epochs import EpochHeader as EpochHeader
     from holdfast.registry.history.epochs import Epochs as Epochs
     from holdfast.registry.history.epochs import encode_forget as encode_forget

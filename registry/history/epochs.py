@@ -26,8 +26,6 @@ from holdfast.registry.objects import (
 from holdfast.registry.store import Store, check_writer_version, gaps
 from holdfast.registry.values import Field, Record
 
-#: The grace of a sweep where none is given.
-DAY_S = 86_400.0
 #: The first writer version that knows forgotten runs.
 _FORGETS = 2
 

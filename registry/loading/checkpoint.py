@@ -7,29 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.backends.escape import shown
-from holdfast.registry import writing
 from holdfast.registry.errors import NotFound
 from holdfast.registry.history import (
     RunLog,
-    check_metrics,
     decode_plain,
-    describe_eviction,
     format_time,
     moment,
     phase_value,
-    tier_after_report,
 )
 from holdfast.registry.history.actions import ReportMetrics
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading.allocating import LoadPrecision
 from holdfast.registry.loading.state_handle import CheckpointHandle, StateHandle
 from holdfast.registry.loading.stored import Stored
-from holdfast.registry.spec import MIGRATIONS, check_dtypes, check_keys, manifest_dtypes
 from holdfast.registry.store import Store
-from holdfast.registry.values import markup, near, size
+from holdfast.registry.values import near
+
+if TYPE_CHECKING:
+    from holdfast.registry.loading.allocating import LoadPrecision
+    from holdfast.registry.values import markup
 
 
 class Checkpoint(Stored):
@@ -63,10 +61,14 @@ class Checkpoint(Stored):
         return hash((self.run_id, self.digest))
 
     def _repr_html_(self) -> str:
+        from holdfast.registry.values import markup
+
         kind = type(self).__name__
         return markup.safely(kind, lambda: markup.describe(kind, self.ref, *self._facts()))
 
     def _facts(self) -> tuple[Mapping[str, object], markup.Rows | Exception]:
+        from holdfast.registry.values import size
+
         run = self._handle.log.run
         record = run.by_n.get(self._n, self._record)  # `self.record` may read the log
         facts = {
@@ -144,6 +146,8 @@ class Checkpoint(Stored):
 
         This reads the whole log.
         """
+        from holdfast.registry.history import describe_eviction
+
         return describe_eviction(self._handle.log, self.record)
 
     @property
@@ -214,6 +218,8 @@ class Checkpoint(Stored):
                 from its schema version to the wanted one.
             IntegrityError: An object is damaged or missing; nothing is returned.
         """
+        from holdfast.registry.spec import MIGRATIONS, check_dtypes, check_keys, manifest_dtypes
+
         spec, where = self._handle.log.run.spec, self.ref
         wanted_precision = precision or spec.load_precision or "stored"
         state = super().load(only=only, map_location=map_location, precision=wanted_precision)
@@ -238,14 +244,16 @@ class Checkpoint(Stored):
             Conflict: The run was dropped.
             OnlyLocal: It is not in the registry yet.
         """
+        from holdfast.registry.history import check_metrics, tier_after_report
+        from holdfast.registry.writing import Committer, StateWriter
+
         checked, n = check_metrics(metrics), self.n
 
         def actions(run: RunManifest) -> list[ReportMetrics]:
             tier = tier_after_report(run, n, checked)
             return [ReportMetrics(checkpoint=n, metrics=checked, tier=tier)]
 
-        writer = writing.StateWriter(self._handle.store, self._handle.log)
-        writing.Committer(writer).commit(actions)
+        Committer(StateWriter(self._handle.store, self._handle.log)).commit(actions)
 
 
 def find_checkpoint(store: Store, log: RunLog, n: int) -> Checkpoint:

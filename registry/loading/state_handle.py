@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
@@ -17,14 +17,12 @@ from holdfast.registry.errors import Malformed
 from holdfast.registry.history import RunLog, StateReader, decode_plain, step_ref
 from holdfast.registry.history.actions import CommitKeys
 from holdfast.registry.history.replay import CheckpointRecord
-from holdfast.registry.loading.allocating import LoadPrecision, allocate
-from holdfast.registry.loading.destinations import to_device
-from holdfast.registry.loading.fit import tensors_by_path
-from holdfast.registry.loading.selecting import select
 from holdfast.registry.objects import Manifest
-from holdfast.registry.spec.precision import widen_all
 from holdfast.registry.store import Store
 from holdfast.registry.values import Digest, collector_paused
+
+if TYPE_CHECKING:
+    from holdfast.registry.loading.allocating import LoadPrecision
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +49,8 @@ class TensorInfo:
 
 def tensors_of(manifest: Manifest) -> dict[str, TensorInfo]:
     """Return every tensor of a state by path."""
+    from holdfast.registry.loading.fit import tensors_by_path
+
     return {
         path: TensorInfo(
             path, entry.dtype, entry.shape, entry.nbytes, entry.content, entry.original
@@ -100,6 +100,11 @@ class StateHandle:
         portable: bool = False,
     ) -> Any:
         """Load it, or parts of it; `portable`: with `pytree.TensorBytes`, which need no torch."""
+        from holdfast.registry.loading.allocating import allocate
+        from holdfast.registry.loading.destinations import to_device
+        from holdfast.registry.loading.selecting import select
+        from holdfast.registry.spec.precision import widen_all
+
         manifest = self.manifest
         aside = self.kept_by_commit(manifest)
         names = [only] if isinstance(only, str) else only

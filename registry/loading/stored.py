@@ -9,31 +9,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.backends.escape import printable, quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
-from holdfast.registry.loading.allocating import LoadPrecision, check_load_precision
-from holdfast.registry.loading.destinations import Destination, check_device
-from holdfast.registry.loading.files import TREE, FileInfo, files_in, is_tree
-from holdfast.registry.loading.fit import (
-    LoadReport,
-    check_component,
-    check_components,
-    check_fit,
-    filled_once,
-    leaves_by_path,
-    settle,
-    tensors_by_path,
-    widened_paths,
-)
-from holdfast.registry.loading.selecting import dict_at, select
 from holdfast.registry.loading.state_handle import StateHandle, TensorInfo, tensors_of
-from holdfast.registry.loading.zarr import open_zarr
 from holdfast.registry.objects import Component, Manifest, TensorEntry
 from holdfast.registry.store import LazyTensor
-from holdfast.registry.values import Digest, collector_paused, markup, near, size
+from holdfast.registry.values import Digest, collector_paused, near
+
+if TYPE_CHECKING:
+    from holdfast.registry.loading.allocating import LoadPrecision
+    from holdfast.registry.loading.files import FileInfo
+    from holdfast.registry.loading.fit import LoadReport
+    from holdfast.registry.values import markup
 
 
 class LazyState(Mapping[str, Any]):
@@ -120,6 +110,8 @@ class Stored:
         return f"<{type(self).__name__} {self.ref} {self.digest.short}>"
 
     def _repr_html_(self) -> str:
+        from holdfast.registry.values import markup
+
         kind = type(self).__name__
         return markup.safely(kind, lambda: markup.describe(kind, self.ref, *self._html()))
 
@@ -128,6 +120,8 @@ class Stored:
 
     def _html_of_parts(self) -> markup.Rows | Exception:
         """Return its components; this reads the manifest, one object, unless it was read."""
+        from holdfast.registry.values import markup
+
         try:
             # The place of a state that the run does not keep is found in the whole log.
             is_placed = self.digest in self._handle.log.run.by_manifest
@@ -185,6 +179,9 @@ class Stored:
             NotFound: A component or path in `only` does not exist.
             IntegrityError: An object is damaged or missing; nothing is returned.
         """
+        from holdfast.registry.loading.allocating import check_load_precision
+        from holdfast.registry.loading.destinations import check_device
+
         check_load_precision(precision)
         check_device(map_location)
         return self._handle.load(only, map_location, precision)
@@ -213,6 +210,20 @@ class Stored:
             NotFound: There is no such component.
             IntegrityError: An object is damaged; do not use the target's tensors then.
         """
+        from holdfast.registry.loading.destinations import Destination
+        from holdfast.registry.loading.fit import (
+            LoadReport,
+            check_component,
+            check_components,
+            check_fit,
+            filled_once,
+            leaves_by_path,
+            settle,
+            tensors_by_path,
+            widened_paths,
+        )
+        from holdfast.registry.loading.selecting import select
+
         named = target if check_component(component) is None else {component: target}
         manifest = self.manifest
         with collector_paused():
@@ -240,6 +251,8 @@ class Stored:
         Raises:
             IntegrityError: The description of the folder is damaged.
         """
+        from holdfast.registry.loading.files import TREE, files_in, is_tree
+
         if not is_tree(self.manifest.components):
             return {}
         return files_in(self._handle.load(TREE)[TREE], self.ref)
@@ -254,6 +267,7 @@ class Stored:
         Raises:
             NotFound: There is no dict at this path.
         """
+        from holdfast.registry.loading.selecting import dict_at
 
         def load(path: str) -> Any:
             return self.load(only=path)
@@ -315,11 +329,16 @@ class Stored:
             InvalidInput: zarr is not installed.
             IncompatibleState: A tensor has a path that Zarr cannot name.
         """
+        from holdfast.registry.loading.fit import tensors_by_path
+        from holdfast.registry.loading.zarr import open_zarr
+
         tensors = tensors_by_path(self.manifest.components)
         return open_zarr(self._handle.reader, self.ref, self.digest, tensors)
 
 
 def _component_row(name: str, part: Component) -> tuple[object, ...]:
+    from holdfast.registry.values import size
+
     types = ", ".join(sorted({entry.dtype for entry in part.tensors}))
     nbytes = sum(entry.nbytes for entry in part.tensors)
     return name, len(part.tensors), size(nbytes), types, part.digest.short

@@ -1,4 +1,4 @@
-"""Check a stored skeleton against the tensors that are stored with it, and check its values.
+"""Check a stored skeleton against the tensors that are stored with it.
 
 Both may be hostile, and each can be valid alone: a skeleton may name an array that does not exist,
 or a string made of floats. This module makes no array and imports no library, so a machine that
@@ -11,17 +11,14 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
 from operator import mul
-from typing import Any, Protocol
+from typing import Protocol
 
-from holdfast.registry.errors import IncompatibleState, Malformed
-from holdfast.registry.pytree.decoding import unflatten_component
+from holdfast.registry.errors import Malformed
 from holdfast.registry.pytree.paths import Trail
 from holdfast.registry.pytree.survey import walk
 from holdfast.registry.values import ITEM_SIZES, Json
 
 _LIMIT = 2**63
-#: Tags whose payload is an array or ends with arrays.
-_ARRAYS = frozenset({"t", "n", "nt", "B", "BA", "S", "coo", "csr", "csc", "bsr", "bsc"})
 
 
 class _Stored(Protocol):
@@ -79,44 +76,3 @@ _EXPECTED = {
     "nt": f"an array of int64 {_LENGTHS}",
     **dict.fromkeys(("B", "BA", "S"), "uint8 with one axis"),
 }
-
-
-def check_values(name: str, skeleton: Json) -> None:
-    """Check that the values of a skeleton can be rebuilt, without its arrays.
-
-    Values of an adapter or a library that this process does not have are not checked.
-    """
-    try:
-        unflatten_component(_without_arrays(skeleton), (), name=name)
-    except IncompatibleState:
-        return
-
-
-def _without_arrays(node: Any) -> Any:
-    """Return a node with null in place of each array; keys and sets hold none and are kept."""
-    if type(node) is list:
-        return [_without_arrays(item) for item in node]
-    if type(node) is not dict or len(node) != 1:
-        return node
-    [(tag, payload)] = node.items()
-    try:
-        match tag:
-            case "d" | "od" | "counter":
-                return {tag: _pairs(payload)}
-            case "sd":
-                return {tag: [_pairs(payload[0]), *payload[1:]]}
-            case "dd":
-                return {tag: [payload[0], _pairs(payload[1]), *payload[2:]]}
-            case "deque":
-                return {tag: [payload[0], _without_arrays(payload[1]), *payload[2:]]}
-            case "tu":
-                return {tag: _without_arrays(payload)}
-            case "ad":
-                return _without_arrays(payload[1])
-    except (TypeError, ValueError, LookupError):
-        return node  # decoding refuses it
-    return None if tag in _ARRAYS else node
-
-
-def _pairs(payload: Any) -> list[Any]:
-    return [[key, _without_arrays(value)] for key, value in payload]

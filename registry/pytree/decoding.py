@@ -1,4 +1,4 @@
-"""`unflatten`: rebuild a state from its stored components, with one `Decoder` for each.
+"""`Decoder`: rebuilds the values of one component.
 
 The skeleton is foreign and may be hostile: every node is checked, no name is imported, and every
 defect raises `Malformed` with the path. The codec modules fill `DECODERS` and `ATOMS`.
@@ -6,14 +6,13 @@ defect raises `Malformed` with the path. The codec modules fill `DECODERS` and `
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from holdfast.registry.errors import IncompatibleState, Malformed
 from holdfast.registry.pytree import libraries
 from holdfast.registry.pytree.adapter_table import ADAPTERS
-from holdfast.registry.pytree.encoding import MAX_DEPTH
+from holdfast.registry.pytree.encoding import HANDLERS, MAX_DEPTH, Encoder, Handler
 from holdfast.registry.pytree.paths import Link, OddKey, clip, where
 from holdfast.registry.values import MAX_INTEGER, Json, canonical
 
@@ -24,32 +23,6 @@ DecodeAtom = Callable[[Any], Any]
 DECODERS: dict[str, DecodeNode] = {}
 #: Tag -> (payload to value, value to payload); the second proves that the spelling is canonical.
 ATOMS: dict[str, tuple[DecodeAtom, Callable[[Any], Json]]] = {}
-
-_KINDS: dict[str, type[dict[str, Any]]] = {"dict": dict, "odict": OrderedDict}
-
-
-def unflatten(
-    kind: str, components: Sequence[tuple[str, Json, Sequence[object]]]
-) -> dict[str, Any]:
-    """Rebuild a state."""
-    cls = _KINDS.get(kind)
-    if cls is None:
-        raise Malformed("unknown kind of state", expected=", ".join(_KINDS), found=clip(kind))
-    state = cls()
-    for name, skeleton, arrays in components:
-        if type(name) is not str or name in state:
-            raise Malformed("a component without a name of its own", found=clip(name))
-        state[name] = unflatten_component(skeleton, arrays, name=name)
-    return state
-
-
-def unflatten_component(skeleton: Json, arrays: Sequence[object], *, name: str = "") -> Any:
-    """Rebuild one component; `name` is for messages. Raises the errors of `unflatten`."""
-    link = (None, name)
-    decoder = Decoder(arrays)
-    value = decoder.node(skeleton, link, 1)
-    decoder.finish(link)
-    return value
 
 
 class Decoder:
@@ -184,3 +157,21 @@ def decode_adapted(decoder: Decoder, payload: Any, link: Link, depth: int) -> An
 
 
 DECODERS["ad"] = decode_adapted
+
+
+def atom(cls: type, tag: str, pack: Callable[[Any], Json], unpack: Callable[[Any], Any]) -> None:
+    """Register a codec of values that are stored in the skeleton as a whole."""
+    HANDLERS[cls] = atom_handler(tag, pack)
+    ATOMS[tag] = (unpack, pack)
+
+
+def atom_handler(tag: str, pack: Callable[[Any], Json]) -> Handler:
+    """Return the handler that stores the result of `pack`."""
+
+    def handle(encoder: Encoder, value: Any, link: Link, depth: int) -> Json:  # noqa: ARG001
+        try:
+            return {tag: pack(value)}
+        except ValueError as error:
+            encoder.refuse(link, f"{clip(value)} cannot be stored ({error})", "Store its parts.")
+
+    return handle

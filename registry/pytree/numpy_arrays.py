@@ -9,11 +9,10 @@ import numpy as np
 
 from holdfast.registry.errors import IncompatibleState, UnsupportedValue
 from holdfast.registry.pytree import refusals
-from holdfast.registry.pytree.decoding import ATOMS, DECODERS, Decoder
+from holdfast.registry.pytree.decoding import ATOMS, DECODERS, Decoder, atom_handler
 from holdfast.registry.pytree.encoding import FAMILIES, HANDLERS, Encoder
 from holdfast.registry.pytree.leaves import ArrayLeaf
 from holdfast.registry.pytree.paths import Link, clip
-from holdfast.registry.pytree.scalars import atom_handler
 from holdfast.registry.values import ITEM_SIZES, Json
 
 _SCALARS = (

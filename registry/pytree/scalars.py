@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from math import gcd
 from types import EllipsisType
 from typing import Any
 
-from holdfast.registry.pytree.decoding import ATOMS, DECODERS, Decoder
-from holdfast.registry.pytree.encoding import HANDLERS, Encoder, Handler
+from holdfast.registry.pytree.decoding import DECODERS, Decoder, atom
+from holdfast.registry.pytree.encoding import HANDLERS, Encoder
 from holdfast.registry.pytree.leaves import bytes_leaf
-from holdfast.registry.pytree.paths import Link, clip
+from holdfast.registry.pytree.paths import Link
 from holdfast.registry.values import MAX_INTEGER, Json, float_from_hex, float_to_hex
 
 #: Longer byte strings become leaves, in bytes.
@@ -22,24 +21,6 @@ MAX_INLINE_BYTES = 4096
 MAX_INLINE_TEXT_BYTES = 65536
 #: Checking that a fraction is reduced takes quadratic time, so its parts are bounded, in bits.
 MAX_FRACTION_BITS = 16384
-
-
-def atom(cls: type, tag: str, pack: Callable[[Any], Json], unpack: Callable[[Any], Any]) -> None:
-    """Register a codec of values that are stored in the skeleton as a whole."""
-    HANDLERS[cls] = atom_handler(tag, pack)
-    ATOMS[tag] = (unpack, pack)
-
-
-def atom_handler(tag: str, pack: Callable[[Any], Json]) -> Handler:
-    """Return the handler that stores the result of `pack`."""
-
-    def handle(encoder: Encoder, value: Any, link: Link, depth: int) -> Json:  # noqa: ARG001
-        try:
-            return {tag: pack(value)}
-        except ValueError as error:
-            encoder.refuse(link, f"{clip(value)} cannot be stored ({error})", "Store its parts.")
-
-    return handle
 
 
 # Integers and floats

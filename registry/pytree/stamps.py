@@ -10,10 +10,9 @@ from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath, W
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from holdfast.registry.pytree.decoding import DECODERS, Decoder
+from holdfast.registry.pytree.decoding import DECODERS, Decoder, atom
 from holdfast.registry.pytree.encoding import HANDLERS, Encoder
 from holdfast.registry.pytree.paths import Link, clip
-from holdfast.registry.pytree.scalars import atom
 from holdfast.registry.values import Json
 
 _ZONE_KEY = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from holdfast.registry.store.blocks import Lease as Lease
     from holdfast.registry.store.cache_folder import open_folder as open_folder
     from holdfast.registry.store.chunk_cache import BYTES_VARIABLE as BYTES_VARIABLE
-    from holdfast.registry.store.chunk_cache import FOLDER_VARIABLE as FOLDER_VARIABLE
     from holdfast.registry.store.chunk_cache import ChunkCache as ChunkCache
-    from holdfast.registry.store.chunk_cache import choose_cache as choose_cache
+    from holdfast.registry.store.connecting import FOLDER_VARIABLE as FOLDER_VARIABLE
+    from holdfast.registry.store.connecting import choose_cache as choose_cache
     from holdfast.registry.store.connecting import create_store as create_store
     from holdfast.registry.store.connecting import open_store as open_store
     from holdfast.registry.store.connecting import open_store_on as open_store_on
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from holdfast.registry.store.reading import read_chunks as read_chunks
     from holdfast.registry.store.reading import read_lists as read_lists
     from holdfast.registry.store.reading import read_tensors as read_tensors
+    from holdfast.registry.store.store import DAY_S as DAY_S
     from holdfast.registry.store.store import WRITER_VERSION as WRITER_VERSION
     from holdfast.registry.store.store import RegistryConfig as RegistryConfig
     from holdfast.registry.store.store import Store as Store

@@ -33,8 +33,6 @@ from holdfast.registry.errors import InvalidInput
 from holdfast.registry.store.cache_folder import OPEN, CacheFolder, busy, open_folder
 from holdfast.registry.values import Digest, ProcessLock
 
-#: The variable that names the folder of the cache; empty for none.
-FOLDER_VARIABLE = "HOLDFAST_CACHE"
 BYTES_VARIABLE = "HOLDFAST_CACHE_BYTES"
 DEFAULT_BYTES = 10 * 2**30
 
@@ -175,17 +173,6 @@ class ChunkCache:
         level = logging.DEBUG if self._said else logging.WARNING
         self._said = True
         _LOGGER.log(level, "chunk cache %s: %s; loading continues without it", self.path, what)
-
-
-def choose_cache(
-    asked: str | os.PathLike[str] | ChunkCache | None, *, is_remote: bool
-) -> ChunkCache | None:
-    """Return the cache of a registry that is being opened."""
-    if isinstance(asked, ChunkCache):
-        return asked
-    if asked is None and is_remote:
-        asked = os.environ.get(FOLDER_VARIABLE)
-    return ChunkCache(asked) if asked and os.fspath(asked) else None
 
 
 def _read(fd: int, view: memoryview) -> bool:

@@ -9,21 +9,39 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.backends import Backend
-from holdfast.backends.probe import probe_put_if_absent
 from holdfast.backends.wrappers import ReadOnly
 from holdfast.registry.errors import Conflict, StoreUnavailable
 from holdfast.registry.objects import PROBES
 from holdfast.registry.objects.codecs import Compression
 from holdfast.registry.store.address import Address
-from holdfast.registry.store.chunk_cache import ChunkCache
 from holdfast.registry.store.heads import Heads, forget, open_heads, place_name
 from holdfast.registry.store.store import RegistryConfig, Store, create_config, read_config
 
+if TYPE_CHECKING:
+    from holdfast.registry.store.chunk_cache import ChunkCache
+
+#: The variable that names the folder of the cache; empty for none.
+FOLDER_VARIABLE = "HOLDFAST_CACHE"
 #: Returns the configuration of the registry at a place, as it was kept elsewhere.
 Known = Callable[[str], RegistryConfig | None]
+
+
+def choose_cache(
+    asked: str | os.PathLike[str] | ChunkCache | None, *, is_remote: bool
+) -> ChunkCache | None:
+    """Return the cache of a registry that is being opened."""
+    if asked is None and is_remote:
+        asked = os.environ.get(FOLDER_VARIABLE)
+    if asked is None or asked == "":
+        return None
+    from holdfast.registry.store.chunk_cache import ChunkCache
+
+    if isinstance(asked, ChunkCache):
+        return asked
+    return ChunkCache(asked) if os.fspath(asked) else None
 
 
 def create_store(
@@ -34,6 +52,8 @@ def create_store(
     skip_race_probe: bool,
 ) -> Store:
     """Race the store's put-if-absent and write `registry.json`; see `holdfast.init`."""
+    from holdfast.backends.probe import probe_put_if_absent
+
     backend = address.open()
     try:
         if not skip_race_probe:

@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
-from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Self, TypeVar
 
 from holdfast.backends import Backend, ByteRange, refuse_links
 from holdfast.registry import pytree
@@ -43,14 +43,18 @@ from holdfast.registry.objects import (
 )
 from holdfast.registry.store.address import Address
 from holdfast.registry.store.blocks import Blocks
-from holdfast.registry.store.chunk_cache import ChunkCache
 from holdfast.registry.store.heads import Heads
 from holdfast.registry.store.threads import Pools
 from holdfast.registry.values import Field, Record
 
+if TYPE_CHECKING:
+    from holdfast.registry.store.chunk_cache import ChunkCache
+
 REGISTRY_FORMAT: Literal["holdfast.registry/1"] = "holdfast.registry/1"
 #: The version of this writer; an entry of `epochs/` may demand a higher one.
 WRITER_VERSION = 2
+#: The grace of a collection where none is given.
+DAY_S = 86_400.0
 #: The most parsed manifests that a handle keeps, and the most placements.
 _KEPT = 32
 #: The most bytes of their content, apart from the newest; as objects they take more memory.

@@ -37,7 +37,6 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
 )
 from holdfast.registry.history import (
-    DAY_S,
     Epochs,
     RunLog,
     encode_forget,
@@ -60,7 +59,7 @@ from holdfast.registry.objects import (
     slot_key,
     snapshot_slot,
 )
-from holdfast.registry.store import Progress, Store
+from holdfast.registry.store import DAY_S, Progress, Store
 from holdfast.registry.store.heads import Head
 from holdfast.registry.upkeep.gc_report import GcReport, Tally
 from holdfast.registry.upkeep.live import (

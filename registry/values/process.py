@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from threading import RLock
 
 from holdfast.registry.errors import Conflict, Hint
@@ -30,7 +29,7 @@ class ProcessLock:
 
 def host_name() -> str:
     """Return this machine's name; one that holds bytes that are no characters loses those."""
-    return socket.gethostname().encode(errors="replace").decode()
+    return os.uname().nodename.encode(errors="replace").decode()
 
 
 def require_first_rank() -> None:

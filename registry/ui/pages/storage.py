@@ -10,9 +10,10 @@ from typing import Any
 
 from holdfast.backends import ObjectInfo
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.history import DAY_S, Verdict, has_policies
+from holdfast.registry.history import Verdict, has_policies
 from holdfast.registry.objects import KINDS
 from holdfast.registry.spec import Retention
+from holdfast.registry.store import DAY_S
 from holdfast.registry.ui.charts import Chart, figure, moment, table
 from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, tried, trouble_of
 from holdfast.registry.ui.source import Source
