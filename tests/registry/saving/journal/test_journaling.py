@@ -268,7 +268,7 @@ def test_a_run_is_the_same_with_and_without_a_journal(
         ours, theirs = journaled.run(RUN).history.manifest(), plain.run(RUN).history.manifest()
         assert len(ours.evicted) == len(theirs.evicted) > 0
         assert [one.version for one in ours.pool] == [one.version for one in theirs.pool]
-        assert ours.streams["losses"].count == 4
+        assert ours.stream("losses").count == 4
         entries = journaled.run(RUN).streams["losses"].read()
         assert entries == plain.run(RUN).streams["losses"].read()
         for one, other in zip(ours.checkpoints, theirs.checkpoints, strict=True):
