@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from holdfast.registry.values.records import Step as Step
     from holdfast.registry.values.records import Tagged as Tagged
     from holdfast.registry.values.records import empty as empty
-    from holdfast.registry.values.records import kinds_by as kinds_by
+    from holdfast.registry.values.records import read_as as read_as
     from holdfast.registry.values.semver import release_version as release_version
     from holdfast.registry.values.suggest import near as near
 else:

@@ -1,15 +1,13 @@
 """The base class of every record on the store: frozen, closed, canonical; and its field types.
 
-A record is read by the annotations of its fields and by nothing else: `Record.of` compares parsed
-JSON with them, field by field. The rules of a class are made from its annotations when the first
-record of that class is read, so a reader of three kinds of actions makes those of three.
+Pydantic checks the values: the schema of a class is made from its annotations when the first record
+of that class is read, so a reader of three kinds of actions makes those of three. Only its core is
+imported, `pydantic_core`, since its classes of models cost a fresh process three times as much.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import get_annotations
 from types import NoneType, UnionType
@@ -21,9 +19,19 @@ from typing import (
     NamedTuple,
     Self,
     Union,
+    cast,
     dataclass_transform,
     get_args,
     get_origin,
+)
+
+from pydantic_core import (
+    CoreSchema,
+    ErrorDetails,
+    PydanticKnownError,
+    SchemaValidator,
+    ValidationError,
+    core_schema,
 )
 
 from holdfast.backends.escape import printable
@@ -31,8 +39,6 @@ from holdfast.registry.errors import Malformed
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 
-#: Reads a value; raises InvalidRecord, or another ValueError.
-_Read = Callable[[Any], Any]
 #: Writes a value as JSON; `None` where JSON has the same value.
 _Write = Callable[[Any], Any] | None
 #: Stands for the default of a field that must be given.
@@ -53,17 +59,54 @@ class Problem(NamedTuple):
 class InvalidRecord(ValueError):
     """Values that are not a record of a class, with all fields that break a rule."""
 
-    def __init__(self, *problems: Problem) -> None:
-        super().__init__("; ".join(map(_described, problems)))
-        self.problems = problems
+    def __init__(self, error: ValidationError) -> None:
+        found = error.errors(include_url=False)
+        # Pydantic counts the entries that keep their rules: the others are told anyway.
+        above = {one["loc"][:end] for one in found for end in range(len(one["loc"]))}
+        told = [one for one in found if one["type"] != "too_short" or one["loc"] not in above]
+        self.problems = tuple(map(_problem, told))
+        super().__init__("; ".join(map(_described, self.problems)))
+
+
+#: The kind of each error that is not only a wrong value, and the texts of errors in plain words.
+_KINDS: Mapping[str, Literal["missing", "unknown", "tag"]] = {
+    "missing": "missing",
+    "unexpected_keyword_argument": "unknown",
+    "union_tag_invalid": "tag",
+    "union_tag_not_found": "tag",
+}
+_TEXTS = {
+    "missing": "is missing",
+    "unexpected_keyword_argument": "is unknown",
+    "union_tag_invalid": "{discriminator} must be one of {expected_tags}, not {tag!r}",
+    "union_tag_not_found": "{discriminator} is missing",
+    "value_error": "{error}",
+    "string_type": "must be a text",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "bool_type": "must be true or false",
+    "tuple_type": "must be a list",
+    "dict_type": "must be an object",
+    "dataclass_type": "must be an object",
+    "literal_error": "must be {expected}",
+    "string_pattern_mismatch": "must match the pattern {pattern}",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must have at least {min_length} item",
+    "greater_than_equal": "must be greater than or equal to {ge}",
+    "less_than_equal": "must be less than or equal to {le}",
+}
+
+
+def _problem(found: ErrorDetails) -> Problem:
+    kind, more = found["type"], found.get("ctx", {})
+    text = _TEXTS[kind].format(**more) if kind in _TEXTS else found["msg"]
+    value = more.get("tag", found["input"])
+    return Problem(found["loc"], text, _KINDS.get(kind, "value"), value)
 
 
 def _described(problem: Problem) -> str:
     return f"{'.'.join(map(str, problem.path)) or 'the record'}: {problem.text}"
-
-
-def _wrong(text: str, value: object) -> InvalidRecord:
-    return InvalidRecord(Problem((), text, "value", value))
 
 
 def empty() -> Any:
@@ -75,59 +118,13 @@ def empty() -> Any:
 
 
 class Field:
-    """Bounds of a value, in the annotation of a field: of a number, or of a text or list."""
+    """Bounds of a value, in the annotation of a field: of a number, or of a text or list.
 
-    def __init__(
-        self,
-        *,
-        ge: int | None = None,
-        le: int | None = None,
-        min_length: int = 0,
-        max_length: int | None = None,
-        pattern: str | None = None,
-    ) -> None:
-        self.ge, self.le = ge, le
-        self.min_length, self.max_length = min_length, max_length
-        self.pattern = pattern
+    They are pydantic's: `ge`, `le`, `min_length`, `max_length` and `pattern`.
+    """
 
-    def bounded(self, read: _Read) -> _Read:
-        """Return a function that reads a value and compares it with the bounds."""
-        if self.pattern is not None:
-            return self._matching(read, re.compile(self.pattern).fullmatch)
-        return self._between(read) if self.ge is not None else self._sized(read)
-
-    def _matching(self, read: _Read, matches: Callable[[str], object]) -> _Read:
-        def check(given: Any) -> Any:
-            value = read(given)
-            if not matches(value):
-                raise _wrong(f"must match the pattern {self.pattern}", value)
-            return value
-
-        return check
-
-    def _between(self, read: _Read) -> _Read:
-        least, most = self.ge, self.le
-
-        def check(given: Any) -> Any:
-            value = read(given)
-            if value < least:
-                raise _wrong(f"must be greater than or equal to {least}", value)
-            if most is not None and value > most:
-                raise _wrong(f"must be less than or equal to {most}", value)
-            return value
-
-        return check
-
-    def _sized(self, read: _Read) -> _Read:
-        def check(given: Any) -> Any:
-            value = read(given)
-            if len(value) < self.min_length:
-                raise _wrong(f"must have at least {self.min_length} item or character", value)
-            if self.max_length is not None and len(value) > self.max_length:
-                raise _wrong(f"must have at most {self.max_length} characters", value)
-            return value
-
-        return check
+    def __init__(self, **bounds: int | str) -> None:
+        self.bounds = bounds
 
 
 class Spelled:
@@ -143,22 +140,31 @@ class Tagged:
     def __init__(self, field: str) -> None:
         self.field = field
 
-    def read(self, kinds: Mapping[str, type[Record]], value: object) -> Record:
-        """Return the record of the kind that the tag names."""
-        if isinstance(value, Record) and kinds.get(getattr(value, self.field, "")) is type(value):
-            return value
-        if not isinstance(value, dict):
-            raise _wrong("not an object", value)
-        tag = value.get(self.field)
-        if not isinstance(tag, str) or tag not in kinds:
-            text = f"{self.field} must be one of {', '.join(kinds)}, not {printable(tag)!r}"
-            raise InvalidRecord(Problem((), text, "tag", tag))
-        return kinds[tag].of(value)
+    def choice(self, kinds: Iterable[type[Record]]) -> Callable[[object], Any]:
+        """Return a function that reads the record of the kind which the tag names."""
+        by_tag = {getattr(kind, self.field): kind for kind in kinds}
 
+        def read(value: object) -> Any:
+            if not isinstance(value, dict):
+                tag = getattr(value, self.field, None)
+            elif self.field not in value:
+                raise PydanticKnownError("union_tag_not_found", {"discriminator": self.field})
+            else:
+                tag = value[self.field]
+            if tag is None:
+                raise PydanticKnownError("dict_type")
+            if not isinstance(tag, str) or tag not in by_tag:
+                raise PydanticKnownError(
+                    "union_tag_invalid",
+                    {
+                        "discriminator": self.field,
+                        "tag": printable(tag),
+                        "expected_tags": ", ".join(by_tag),
+                    },
+                )
+            return _read(by_tag[tag], value)
 
-def kinds_by(field: str, kinds: Iterable[type[Record]]) -> dict[str, type[Record]]:
-    """Return kinds of records by the tag that each has in a field."""
-    return {getattr(kind, field): kind for kind in kinds}
+        return read
 
 
 def _digest(value: object) -> Digest:
@@ -202,7 +208,7 @@ class Record:
 
     #: Its fields, those of base classes first, each with its default.
     _defaults: ClassVar[Mapping[str, Any]] = {}
-    _made: ClassVar[Iterable[_Rule]]
+    _written: ClassVar[Mapping[str, _Write]]
 
     def __init_subclass__(cls) -> None:
         own = (name for name in get_annotations(cls) if name[0] != "_")
@@ -210,7 +216,7 @@ class Record:
         cls._defaults = {**cls._defaults, **defaults}
 
     def __init__(self, **given: Any) -> None:
-        self._fill(given)
+        read_as(type(self), given, made=self)
 
     @classmethod
     def of(cls, given: object) -> Self:
@@ -219,13 +225,7 @@ class Record:
         Raises:
             InvalidRecord: A field is unknown, missing or breaks its rule.
         """
-        if isinstance(given, cls):
-            return given
-        if not isinstance(given, dict):
-            raise _wrong("must be an object", given)
-        made = cls.__new__(cls)
-        made._fill(given)
-        return made
+        return cast("Self", read_as(cls, given))
 
     @classmethod
     def unchecked(cls, **fields: Any) -> Self:
@@ -239,30 +239,6 @@ class Record:
     def changed(self, **fields: Any) -> Self:
         """Return a copy with other values, which keep the rules."""
         return self.unchecked(**self.as_dict() | fields)
-
-    def _fill(self, given: Mapping[str, Any]) -> None:
-        values, found = self.__dict__, 0
-        problems: list[Problem] = []
-        for name, default, read, _ in _rules(type(self)):
-            if name in given:
-                found += 1
-                try:
-                    values[name] = read(given[name])
-                except ValueError as error:
-                    problems += _below(name, given[name], error)
-            elif default is _MISSING:
-                problems.append(Problem((name,), "is missing", "missing"))
-            else:
-                values[name] = {} if default is _EMPTY else default
-        if found < len(given):
-            unknown = (name for name in given if name not in self._defaults)
-            problems += (Problem((name,), "is unknown", "unknown") for name in unknown)
-        if problems:
-            raise InvalidRecord(*problems)
-        try:
-            self._agree()
-        except ValueError as error:
-            raise _wrong(str(error), given) from error
 
     def _agree(self) -> None:
         """Raise ValueError if the fields, each of which is right, contradict each other."""
@@ -294,7 +270,7 @@ class Record:
     def to_json(self, *, without: Iterable[str] = ()) -> dict[str, Any]:
         """Return the JSON value as stored; absent optional fields are left out."""
         values, found = self.__dict__, {}
-        for name, _, _, write in _rules(type(self)):
+        for name, write in _writers(type(self)).items():
             value = values[name]
             if value is not None and name not in without:
                 found[name] = value if write is None else write(value)
@@ -349,135 +325,126 @@ class Record:
         return f"{type(self).__name__}({fields})"
 
 
-# Rules: how the value of a field is read, and how it is written
+# How the value of an annotated type is read
+
+_VALIDATORS: dict[Any, SchemaValidator] = {}
 
 
-class _Rule(NamedTuple):
-    name: str
-    default: Any
-    read: _Read
-    write: _Write
+def read_as(hint: Any, value: object, *, made: Record | None = None) -> Any:
+    """Return a value as an annotated type of a field, read from parsed JSON; `made` is filled.
+
+    Raises:
+        InvalidRecord: It breaks a rule.
+    """
+    try:
+        return _validator(hint).validate_python(value, self_instance=made)
+    except ValidationError as error:
+        raise InvalidRecord(error) from error
 
 
-def _rules(kind: type[Record]) -> Iterable[_Rule]:
-    """Return the rules of a class, which are made at its first use."""
-    found: Iterable[_Rule] | None = kind.__dict__.get("_made")
+def _read(kind: type[Record], value: object) -> Any:
+    """Do the same for a record within another one: pydantic adds the path to the error."""
+    return _validator(kind).validate_python(value)
+
+
+def _validator(hint: Any) -> SchemaValidator:
+    found = _VALIDATORS.get(hint)
     if found is None:
-        hints, fields = kind.hints(), kind._defaults.items()
-        found = kind._made = [_Rule(name, one, *_reading(hints[name])) for name, one in fields]
+        is_record = isinstance(hint, type) and issubclass(hint, Record)
+        found = SchemaValidator(_record_schema(hint) if is_record else _schema(hint))
+        _VALIDATORS[hint] = found
     return found
 
 
-def _reading(hint: Any) -> tuple[_Read, _Write]:
-    """Return how a value of an annotated type is read and written."""
+def _record_schema(kind: type[Record]) -> CoreSchema:
+    hints = kind.hints()
+    fields = [
+        core_schema.dataclass_field(
+            name, _with_default(_schema(hints[name]), default), kw_only=True
+        )
+        for name, default in kind._defaults.items()
+    ]
+    arguments = core_schema.dataclass_args_schema(kind.__name__, fields, extra_behavior="forbid")
+    made = core_schema.dataclass_schema(kind, arguments, [*kind._defaults])
+    if kind._agree is Record._agree:
+        return made
+    return core_schema.no_info_after_validator_function(_agreeing, made)
+
+
+def _agreeing(record: Record) -> Record:
+    record._agree()
+    return record
+
+
+def _with_default(schema: CoreSchema, default: Any) -> CoreSchema:
+    if default is _MISSING:
+        return schema
+    if default is _EMPTY:
+        return core_schema.with_default_schema(schema, default_factory=dict)
+    return core_schema.with_default_schema(schema, default=default)
+
+
+_SIMPLE: Mapping[Any, CoreSchema] = {
+    str: core_schema.str_schema(strict=True),
+    int: core_schema.int_schema(strict=True),
+    bool: core_schema.bool_schema(strict=True),
+    Any: core_schema.any_schema(),
+}
+
+
+def _schema(hint: Any) -> CoreSchema:
     if hint in _SIMPLE:
-        return _SIMPLE[hint], None
+        return _SIMPLE[hint]
     if isinstance(hint, type) and issubclass(hint, Record):
-        return hint.of, Record.to_json
+        return core_schema.no_info_plain_validator_function(partial(_read, hint))
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _annotated(inner[0], inner[1])
     if origin is Literal:
-        return partial(_one_of, inner), None
+        return core_schema.literal_schema([*inner])
     if origin is tuple:
-        return _listed(*_reading(inner[0]))
+        return core_schema.tuple_variable_schema(_schema(inner[0]))
     if origin is dict:
-        return _by_name(_reading(inner[0])[0], *_reading(inner[1]))
+        return core_schema.dict_schema(_schema(inner[0]), _schema(inner[1]), strict=True)
     if origin in (Union, UnionType):
-        return _any_of([_reading(one) for one in inner if one is not NoneType])
+        some = [_schema(one) for one in inner if one is not NoneType]
+        one_of = core_schema.union_schema([*some]) if some[1:] else some[0]
+        return core_schema.nullable_schema(one_of)
     raise TypeError(f"no field of a record can be {hint}")
 
 
-def _text(value: object) -> object:
-    if not isinstance(value, str):
-        raise _wrong("must be a text", value)
-    return value
-
-
-def _integer(value: object) -> object:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise _wrong("must be a whole number", value)
-    return value
-
-
-def _truth(value: object) -> object:
-    if not isinstance(value, bool):
-        raise _wrong("must be true or false", value)
-    return value
-
-
-_SIMPLE: dict[Any, _Read] = {str: _text, int: _integer, bool: _truth, Any: lambda value: value}
-
-
-def _one_of(known: tuple[str, ...], value: object) -> object:
-    if not isinstance(value, str) or value not in known:
-        raise _wrong(f"must be {' or '.join(map(repr, known))}", value)
-    return value
-
-
-def _annotated(hint: Any, note: Any) -> tuple[_Read, _Write]:
+def _annotated(hint: Any, note: Any) -> CoreSchema:
     if isinstance(note, Spelled):
-        return note.read, note.write
+        return core_schema.no_info_plain_validator_function(note.read)
     if isinstance(note, Tagged):
-        return partial(note.read, kinds_by(note.field, get_args(hint))), Record.to_json
-    read, write = _reading(hint)
-    return note.bounded(read), write
+        return core_schema.no_info_plain_validator_function(note.choice(get_args(hint)))
+    return cast("CoreSchema", {**_schema(hint), **note.bounds})
 
 
-def _listed(read: _Read, write: _Write) -> tuple[_Read, _Write]:
-    def read_all(given: object) -> tuple[Any, ...]:
-        if not isinstance(given, list | tuple):
-            raise _wrong("must be a list", given)
-        try:
-            return tuple(map(read, given))
-        except ValueError as error:
-            raise InvalidRecord(*_problems(read, enumerate(given))) from error
-
-    return read_all, list if write is None else lambda row: list(map(write, row))
+# How it is written
 
 
-def _by_name(name: _Read, read: _Read, write: _Write) -> tuple[_Read, _Write]:
-    def read_all(given: object) -> dict[Any, Any]:
-        if not isinstance(given, dict):
-            raise _wrong("must be an object", given)
-        try:
-            return {name(key): read(value) for key, value in given.items()}
-        except ValueError as error:
-            wrong = [*_problems(name, zip(given, given, strict=True))]
-            raise InvalidRecord(*wrong, *_problems(read, given.items())) from error
-
-    def write_all(table: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value if write is None else write(value) for key, value in table.items()}
-
-    return read_all, write_all
+def _writers(kind: type[Record]) -> Mapping[str, _Write]:
+    """Return how each field of a class is written, which is found out at its first use."""
+    found: Mapping[str, _Write] | None = kind.__dict__.get("_written")
+    if found is None:
+        hints = kind.hints()
+        found = kind._written = {name: _writing(hints[name]) for name in kind._defaults}
+    return found
 
 
-def _any_of(several: Sequence[tuple[_Read, _Write]]) -> tuple[_Read, _Write]:
-    """Return how a value is read that is absent or of one of several types."""
-
-    def read_any(given: object) -> object:
-        if given is None:
-            return None
-        *others, (read, _) = several
-        for one, _ in others:
-            with suppress(ValueError):
-                return one(given)
-        return read(given)
-
-    return read_any, several[0][1]
-
-
-def _problems(read: _Read, items: Iterable[tuple[int | str, object]]) -> Iterator[Problem]:
-    for part, value in items:
-        try:
-            read(value)
-        except ValueError as error:
-            yield from _below(part, value, error)
-
-
-def _below(part: int | str, value: object, error: ValueError) -> Iterable[Problem]:
-    """Return the problems of the value at a name or a position."""
-    inner = (
-        error.problems if isinstance(error, InvalidRecord) else _wrong(str(error), value).problems
-    )
-    return (one._replace(path=(part, *one.path)) for one in inner)
+def _writing(hint: Any) -> _Write:
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return Record.to_json
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        if isinstance(inner[1], Spelled):
+            return inner[1].write
+        return Record.to_json if isinstance(inner[1], Tagged) else _writing(inner[0])
+    if origin is tuple:
+        write = _writing(inner[0])
+        return list if write is None else lambda row: list(map(write, row))
+    if origin is dict:
+        one = _writing(inner[1])
+        return dict if one is None else lambda table: {k: one(v) for k, v in table.items()}
+    return _writing(inner[0]) if origin in (Union, UnionType) else None

@@ -36,7 +36,7 @@ from holdfast.registry.values import (
     Record,
     Tagged,
     canonical,
-    kinds_by,
+    read_as,
 )
 
 Action = Annotated[
@@ -129,15 +129,13 @@ class Forget(Record):
 
 Line = Commit | Place | Mark | Forget
 
-_LINE = Tagged("kind")
-_KINDS = kinds_by("kind", (Commit, Place, Mark, Forget))
+_LINE = Annotated[Line, Tagged("kind")]
 
 
 def decode_line(line: bytes, *, where: str) -> Line:
     """Parse one line of a slot."""
     try:
-        found = _LINE.read(_KINDS, canonical.decode(line, where=where))
-        assert isinstance(found, Commit | Place | Mark | Forget)
+        found: Line = read_as(_LINE, canonical.decode(line, where=where))
         return found
     except InvalidRecord as error:
         path, text, kind, value = error.problems[0]
