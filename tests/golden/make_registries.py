@@ -32,7 +32,7 @@ _NOW_S = 1_767_323_045.0
 _FIXED: dict[str, object] = {
     "holdfast.registry.history.log.author": "trainer@host",
     "holdfast.registry.history.creating.describe_environment": {},
-    "socket.gethostname": "host",
+    "holdfast.registry.history.writer_token.host_name": "host",
 }
 
 

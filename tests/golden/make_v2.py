@@ -350,7 +350,7 @@ def build_registry(folder: Path) -> None:
             "host": "host",
             "python": "3.11",
         },
-        "socket.gethostname": lambda: "host",
+        "holdfast.registry.history.writer_token.host_name": lambda: "host",
         "holdfast.registry.history.log.SNAPSHOT_EVERY": 4,
     }
     patches = [mock.patch(name, value) for name, value in fixed.items()]
