@@ -25,9 +25,8 @@ import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 from holdfast.backends.base import (
     Backend,
@@ -346,8 +345,7 @@ class LocalBackend(Backend):
         self._known.add(folder)
 
 
-@dataclass(frozen=True, slots=True)
-class _Whole:
+class _Whole(NamedTuple):
     """The range of a whole object; unlike a `ByteRange` it may be empty."""
 
     stop: int

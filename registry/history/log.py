@@ -15,7 +15,8 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from holdfast.backends import Backend, refuse_links
 from holdfast.registry.errors import Conflict, IntegrityError, Malformed, RolledBack, StorageError
@@ -372,8 +373,7 @@ class RunLog:
         self._snapshots.newest = slot.number
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(NamedTuple):
     """Who writes a commit, and when."""
 
     write: str  # random id of the write

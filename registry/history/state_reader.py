@@ -8,8 +8,7 @@ which reads through this.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from holdfast.registry.errors import MissingObject
 from holdfast.registry.history.actions import Evict, Place
@@ -32,8 +31,7 @@ from holdfast.registry.values import Digest
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedState:
+class PlacedState(NamedTuple):
     """A stored state that was read: another state can be stored against it and share its chunks."""
 
     place: Place  # the place of its manifest and placement

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.registry.errors import NotFound, ObjectNotFound, RolledBack
 from holdfast.registry.history.replay import RunManifest, Slot, link_after
@@ -75,8 +76,7 @@ class SeenHead:
             self._heads.note(self._run_id, run.next_slot, run.commits, run.head, tail.committed)
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """A running check of the newest slot that was read."""
 
     next_slot: int  # the slot after that one

@@ -51,8 +51,7 @@ _EXTRA_BYTES = 67
 _IS_BIG_ENDIAN = sys.byteorder == "big"
 
 
-@dataclass(frozen=True, slots=True)
-class PackRef:
+class PackRef(NamedTuple):
     """A pack that a placement names."""
 
     key: ObjectKey  # its key, generation included

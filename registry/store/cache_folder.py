@@ -37,7 +37,7 @@ import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.registry.values import Digest
 
@@ -93,8 +93,7 @@ def lock_folder(fd: int) -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-@dataclass(frozen=True, slots=True)
-class _Staged:
+class _Staged(NamedTuple):
     """A reserved file."""
 
     name: str  # its name until it is published

@@ -16,7 +16,7 @@ import hashlib
 import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from holdfast.backends import ByteRange
 from holdfast.registry.errors import Damaged, Malformed, ObjectNotFound, ObjectTruncated
@@ -37,8 +37,7 @@ from holdfast.registry.store.threads import results
 from holdfast.registry.values import Digest
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """A chunk to read, and the memory for its raw bytes."""
 
     row_number: int  # the number of its row in the placement

@@ -8,10 +8,9 @@ straight into the result; the others are read into a buffer of bounded size.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from types import EllipsisType
-from typing import Any, Protocol, SupportsIndex
+from typing import Any, NamedTuple, Protocol, SupportsIndex
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, OutOfRange
@@ -106,8 +105,7 @@ class LazyTensor:
         return np.asarray(self[...], dtype=dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class _ChunkPart:
+class _ChunkPart(NamedTuple):
     """The part of one chunk that an index selects."""
 
     digest: Digest  # the chunk

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from holdfast.registry.errors import Malformed, RolledBack
 from holdfast.registry.objects import join_lines, split_lines
@@ -102,8 +101,7 @@ class HeadLines(Mapping[str, Head]):
         return HeadLines(dict(list(self.lines.items())[-most:]))
 
 
-@dataclass(frozen=True, slots=True)
-class HeadsFile:
+class HeadsFile(NamedTuple):
     """The heads of one registry."""
 
     registry: str  # its id
