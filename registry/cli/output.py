@@ -94,6 +94,15 @@ def confirm_name(name: str, verb: str, what: str) -> None:
         raise InvalidInput("nothing was done: another name was typed", expected=name, found=typed)
 
 
+def confirm(what: str) -> None:
+    """Let a person confirm an act that cannot be undone."""
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("there is no terminal to ask on: give --yes")
+    note(what)
+    if not typer.confirm("Go on?", err=True):
+        raise InvalidInput("nothing was done")
+
+
 def document(value: object) -> None:
     """Print a value as JSON; NaN and infinities become strings, characters beyond ASCII escapes."""
     print(json.dumps(json_ready(value), indent=2, allow_nan=False))

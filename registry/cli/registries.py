@@ -1,4 +1,4 @@
-"""`init`, `trust` and `sync`: commands on whole registries."""
+"""`init`, `upgrade`, `trust` and `sync`: commands on whole registries."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from holdfast.registry.cli import output
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
-from holdfast.registry.cli.opening import DASK, address_of, workers_at
+from holdfast.registry.cli.opening import DASK, address_of, workers_at, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Bar, Note, Part
+from holdfast.registry.face import Registry
 from holdfast.registry.face import init as make_registry
 from holdfast.registry.face import sync as sync_registries
 from holdfast.registry.store import Address
@@ -83,6 +84,25 @@ def trust(*, address: Address) -> Answer:
     trusted = f"trusted: {shown}; this machine has forgotten its old heads"
     none = f"no heads were remembered for {shown}"
     return answer_of({"url": shown, "forgotten": forgotten}, trusted if forgotten else none)
+
+
+@command(writes)
+def upgrade(
+    opened: Registry,
+    *,
+    yes: bool = flag("--yes", "Do not ask."),
+) -> Answer:
+    """Let newer rules begin; programs of an older version can only read the registry then.
+
+    Upgrade every program that writes first. This cannot be undone. It marks every run, so that
+    trainers of an older version stop at their next commit. If it is killed, run it again.
+    """
+    if not yes:
+        output.confirm(f"Programs older than this one can never write to {opened.url} again.")
+    report = opened.upgrade()
+    marked = f"{report.marked} of {output.counted(report.runs, 'run')} marked"
+    text = f"least writer version {report.min_writer}, by epoch {report.epoch}; {marked}"
+    return answer_of(picked(report, "min_writer raised epoch runs marked"), text)
 
 
 @command(bar="copying", table=True)

@@ -33,7 +33,14 @@ if TYPE_CHECKING:
     from holdfast.registry.saving.collective import Group
     from holdfast.registry.saving.journal import Journal
     from holdfast.registry.store import Transfers
-    from holdfast.registry.upkeep import GcReport, Progress, RepairReport, Usage, VerifyReport
+    from holdfast.registry.upkeep import (
+        GcReport,
+        Progress,
+        RepairReport,
+        UpgradeReport,
+        Usage,
+        VerifyReport,
+    )
     from holdfast.registry.upkeep.repacking import RepackReport
 
 _LOGGER = logging.getLogger("holdfast")
@@ -559,6 +566,22 @@ class Registry:
         return collect(
             self._store, grace_s=grace_s, forget=forget, dry_run=dry_run, progress=progress
         )
+
+    def upgrade(self) -> UpgradeReport:
+        """Raise the least writer version of the registry to that of this program, for good.
+
+        Newer rules begin with it: sweeps in parts, which writers need not read whole. Programs of
+        an older version can read the registry and not write to it. Training that runs with one
+        fails at its next commit that names objects. Do it when every writer is upgraded. Repeating
+        it is safe, and finishes an upgrade that was killed.
+
+        Raises:
+            IntegrityError: A run cannot be read; the other runs may be marked already.
+            UnsupportedFormat: A newer Holdfast wrote something.
+        """
+        from holdfast.registry.upkeep import upgrade
+
+        return upgrade(self._store)
 
     def repack(
         self,

@@ -5,7 +5,8 @@
 - `actions`: all parts of commits; `replay`: `RunManifest`, the run after all its commits.
 - `creating`: the first commit; `retention`: which checkpoints are kept, and why.
 - `action_texts`: actions in words; `step_names`: the names of phases and steps.
-- `writer_token`: which handle may save. `epochs`: the log of sweeps that all runs share.
+- `writer_token`: which handle may save. `epochs`: the log of sweeps that all runs share,
+  `condemned_names`: the names in it.
 - `state_reader`: where a stored state is (`PlacedState`), and reading it from there.
 
 The fields of actions and the rules of replay are on every store: they change only with a new
@@ -22,6 +23,8 @@ from holdfast.registry.values.first_use import at_first_use
 if TYPE_CHECKING:
     from holdfast.registry.history.action_texts import in_words as in_words
     from holdfast.registry.history.action_texts import refs_of as refs_of
+    from holdfast.registry.history.condemned_names import CondemnedNames as CondemnedNames
+    from holdfast.registry.history.condemned_names import SweepTable as SweepTable
     from holdfast.registry.history.creating import Birth as Birth
     from holdfast.registry.history.creating import RunOptions as RunOptions
     from holdfast.registry.history.creating import begin as begin
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from holdfast.registry.history.epochs import EpochHeader as EpochHeader
     from holdfast.registry.history.epochs import Epochs as Epochs
     from holdfast.registry.history.epochs import encode_forget as encode_forget
-    from holdfast.registry.history.epochs import encode_sweep as encode_sweep
+    from holdfast.registry.history.epochs import encode_upgrade as encode_upgrade
     from holdfast.registry.history.log import RunLog as RunLog
     from holdfast.registry.history.log import Signature as Signature
     from holdfast.registry.history.log import commit_line as commit_line

@@ -1,22 +1,26 @@
 """The log `epochs/` of a registry: sweeps with their condemned keys, upgrades, forgotten runs.
 
-An entry is a file of lines: a header (epoch, kind, least writer version from this epoch on, runs
-that were forgotten), then, for a sweep, one line for each leading byte, with the condemned keys
-that begin with it. Entries are
+An entry is a header: epoch, kind, least writer version from this epoch on, forgotten runs, and the
+tables of all condemned names (`holdfast.registry.history.condemned_names`). Before an upgrade a
+sweep has its names in lines after the header instead, one line for each leading byte. Entries are
 put-if-absent, dense from 1, never deleted. Writers (`holdfast.registry.writing.object_writer`) read
 them, collectors (`holdfast.registry.upkeep.gc`) add to them.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import re
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal
+from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated, Any, Literal, Self
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.errors import Conflict, Malformed, ObjectNotFound
+from holdfast.registry.errors import Conflict, IntegrityError, Malformed, ObjectNotFound
+from holdfast.registry.history.condemned_names import CondemnedNames, SweepTable, due
 from holdfast.registry.objects import (
     EPOCHS,
+    LAST,
     ObjectKey,
     epoch_key,
     join_lines,
@@ -26,14 +30,17 @@ from holdfast.registry.objects import (
 from holdfast.registry.store import Store, check_writer_version, gaps
 from holdfast.registry.values import Field, Record
 
+_LOGGER = logging.getLogger("holdfast")
 #: The first writer version that knows forgotten runs.
 _FORGETS = 2
+#: The first that knows tables of condemned names.
+_TABLES = 3
 
 
 class EpochHeader(Record):
     """First line of an entry."""
 
-    format: Literal["holdfast.epoch/1"] = "holdfast.epoch/1"
+    format: Literal["holdfast.epoch/1", "holdfast.epoch/2"] = "holdfast.epoch/1"
     epoch: Annotated[int, Field(ge=1)]  # its number
     #: A `sweep` condemns keys; an `upgrade` only raises the least writer version; a `forget` adds
     #: runs to `forgotten`.
@@ -42,6 +49,15 @@ class EpochHeader(Record):
     min_writer: Annotated[int, Field(ge=1)] = 1
     #: Every run that was forgotten up to this epoch, with the slot that ends its log.
     forgotten: dict[str, Annotated[int, Field(ge=0)]] | None = None
+    #: In format 2: the first epoch whose names are in the tables.
+    since: Annotated[int, Field(ge=1)] | None = None
+    #: The tables of all names that the epochs from there on condemned, the newest last. That of
+    #: this sweep is the last one, and joins no other.
+    tables: tuple[SweepTable, ...] | None = None
+
+    def after(self, epoch: int, entry: Literal["sweep", "upgrade", "forget"], **given: Any) -> Self:
+        """Return the header of the next entry, which repeats what stays true."""
+        return self.changed(epoch=epoch, entry=entry, **given)
 
 
 #: Stands for the epoch before the first.
@@ -62,29 +78,27 @@ def encode_sweep(
     shards: dict[str, list[str]] = {}
     for key in sorted(condemned):
         shards.setdefault(key.digest[:1].hex(), []).append(str(key))
-    header = (before or _FIRST).changed(epoch=epoch, entry="sweep")
-    lines = [header.encode()]
+    lines = [(before or _FIRST).after(epoch, "sweep").encode()]
     lines += [
         CondemnedShard(shard=shard, keys=tuple(keys)).encode() for shard, keys in shards.items()
     ]
     return join_lines(lines)
 
 
-def encode_upgrade(epoch: int, min_writer: int) -> bytes:
-    """Return the entry of an upgrade."""
-    return join_lines([EpochHeader(epoch=epoch, entry="upgrade", min_writer=min_writer).encode()])
+def encode_upgrade(epoch: int, min_writer: int, before: EpochHeader | None = None) -> bytes:
+    """Return the entry of an upgrade; from version 3 on sweeps have their names in tables."""
+    header = (before or _FIRST).after(epoch, "upgrade", min_writer=min_writer)
+    if min_writer >= _TABLES and header.tables is None:
+        header = header.after(epoch, "upgrade", format="holdfast.epoch/2", since=epoch, tables=())
+    return join_lines([header.encode()])
 
 
 def encode_forget(epoch: int, forgotten: Mapping[str, int], before: EpochHeader | None) -> bytes:
     """Return the entry that adds runs, with the slots that end their logs, to the forgotten."""
     before = before or _FIRST
-    header = EpochHeader(
-        epoch=epoch,
-        entry="forget",
-        min_writer=max(before.min_writer, _FORGETS),
-        forgotten={**(before.forgotten or {}), **forgotten},
-    )
-    return join_lines([header.encode()])
+    every = {**(before.forgotten or {}), **forgotten}
+    least = max(before.min_writer, _FORGETS)
+    return join_lines([before.after(epoch, "forget", min_writer=least, forgotten=every).encode()])
 
 
 class CondemnedKeys:
@@ -92,6 +106,11 @@ class CondemnedKeys:
 
     def __init__(self, shards: Mapping[str, bytes]) -> None:
         self._shards = shards
+
+    def all(self) -> Iterable[ObjectKey]:
+        """Yield every key."""
+        for line in self._shards.values():
+            yield from map(ObjectKey.parse, json.loads(line)["keys"])
 
     def __contains__(self, key: ObjectKey) -> bool:
         # The lines are canonical JSON: a key has one spelling, within quotes.
@@ -101,14 +120,19 @@ class CondemnedKeys:
 class Epochs:
     """The epochs of a registry.
 
-    Entries are immutable, and kept after they were read: a writer reads all that are newer than the
-    oldest generation among the objects that it uses again.
+    Entries are immutable, and kept after they were read. The newest one names the tables of all
+    names that were condemned since the upgrade. Of the sweeps before it, a writer reads all that
+    are newer than the oldest generation among the objects that it uses again.
+
+    Attributes:
+        names: Reads and puts the tables.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._entries: dict[int, tuple[EpochHeader, CondemnedKeys]] = {}
         self._durable = 0
+        self.names = CondemnedNames(store)
 
     @classmethod
     def of(cls, store: Store) -> Epochs:
@@ -155,10 +179,9 @@ class Epochs:
 
     def header(self, epoch: int) -> EpochHeader | None:
         """Return the header of an epoch; `None` before the first."""
-        return self.entry(epoch)[0] if epoch else None
+        return self._entry(epoch)[0] if epoch else None
 
-    def entry(self, epoch: int) -> tuple[EpochHeader, CondemnedKeys]:
-        """Return an entry's header and, of a sweep, the keys that it condemns."""
+    def _entry(self, epoch: int) -> tuple[EpochHeader, CondemnedKeys]:
         if epoch not in self._entries:
             self._entries[epoch] = self._read(epoch)
         return self._entries[epoch]
@@ -167,18 +190,71 @@ class Epochs:
         """Return the keys among `keys` that a sweep up to `observed` condemned.
 
         Only a sweep after a key's generation can name it: generation `g` is used only once epoch
-        `g` exists.
+        `g` exists. If a part of a table is absent or damaged, it may name any key.
         """
-        wanted = set(keys)
+        wanted = {key for key in keys if key.generation < observed}
+        header = self.header(observed) if wanted else None
+        if header is None:
+            return set()
         found: set[ObjectKey] = set()
-        oldest = min((key.generation for key in wanted), default=observed)
-        epochs = range(oldest + 1, observed + 1)
+        for table in header.tables or ():
+            older = {key for key in wanted - found if key.generation < table.last}
+            try:
+                found |= self.names.among(table, older) if older else set()
+            except IntegrityError as error:
+                _LOGGER.warning("%s; the content is stored again", error)
+                found |= older
+        epochs = range(
+            min(key.generation for key in wanted) + 1, min(observed + 1, header.since or LAST)
+        )
         # All at once: a registry that is swept every night has hundreds of epochs.
-        for epoch, (_, listed) in zip(
-            epochs, self._store.pools.small.map(self.entry, epochs), strict=True
-        ):
-            found |= {key for key in wanted if key.generation < epoch and key in listed}
+        for some in self._store.pools.small.map(lambda one: self.condemned_by(one, wanted), epochs):
+            found |= some
         return found
+
+    def condemned_by(self, epoch: int, keys: Collection[ObjectKey]) -> set[ObjectKey]:
+        """Return the keys among `keys` that the sweep of one epoch condemned.
+
+        Raises:
+            IntegrityError: Its names cannot be read.
+        """
+        header, listed = self._entry(epoch)
+        older = {key for key in keys if key.generation < epoch}
+        if header.tables is None:
+            return {key for key in older if key in listed}
+        own = header.tables[-1:] if header.entry == "sweep" else ()
+        return {key for table in own for key in self.names.among(table, older)}
+
+    def put_sweep(self, epoch: int, condemned: Collection[ObjectKey], *, joins: bool) -> bool:
+        """Put the entry of a sweep, after the one that this object has read; return if it is ours.
+
+        Its names are put first. `joins` says whether tables of older sweeps are joined, which
+        takes space.
+        """
+        before = self.header(epoch - 1)
+        if before is None or before.tables is None:
+            entry = encode_sweep(epoch, condemned, before)
+        else:
+            since, tables = self._joined(before) if joins else (before.since, before.tables)
+            own = self.names.put(condemned, epoch=epoch)
+            header = before.after(epoch, "sweep", since=since, tables=(*tables, own))
+            entry = join_lines([header.encode()])
+        return self._store.backend.put_if_absent(epoch_key(epoch), entry)
+
+    def _joined(self, before: EpochHeader) -> tuple[int, tuple[SweepTable, ...]]:
+        """Join the newest tables; at first the names of sweeps from before there were tables."""
+        tables, older = before.tables or (), range(1, before.since or 1)
+        if older:
+            entries = {epoch: self._entry(epoch) for epoch in older}
+            names = {
+                e: listed.all() for e, (one, listed) in entries.items() if one.entry == "sweep"
+            }
+            first = (self.names.join((), names),) if names else ()
+            return 1, (*first, *tables)
+        count = due(tables)
+        if count > 1:
+            tables = (*tables[:-count], self.names.join(tables[-count:], {}))
+        return 1, tables
 
     def _read(self, epoch: int) -> tuple[EpochHeader, CondemnedKeys]:
         where = epoch_key(epoch)
@@ -192,9 +268,13 @@ class Epochs:
             raise Malformed(
                 "another epoch's entry", where=where, expected=epoch, found=header.epoch
             )
+        is_in_tables = header.format == "holdfast.epoch/2"
+        if is_in_tables != (header.tables is not None) or (is_in_tables and rest):
+            raise Malformed("an entry with tables and lines, or neither", where=where)
         return header, _condemned(rest, where=where)
 
 
+#: A line of condemned keys.
 _SHARD = re.compile(rb'\{"keys":\[(.*)\],"shard":"([0-9a-f]{2})"\}')
 
 

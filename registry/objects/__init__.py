@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.registry.objects.keys import FOLDERS as FOLDERS
     from holdfast.registry.objects.keys import KINDS as KINDS
     from holdfast.registry.objects.keys import LAST as LAST
+    from holdfast.registry.objects.keys import PARTS as PARTS
     from holdfast.registry.objects.keys import PROBES as PROBES
     from holdfast.registry.objects.keys import RUNS as RUNS
     from holdfast.registry.objects.keys import Kind as Kind
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from holdfast.registry.objects.keys import is_run_id as is_run_id
     from holdfast.registry.objects.keys import log_prefix as log_prefix
     from holdfast.registry.objects.keys import parse_number as parse_number
+    from holdfast.registry.objects.keys import parse_part as parse_part
+    from holdfast.registry.objects.keys import part_key as part_key
     from holdfast.registry.objects.keys import slot_key as slot_key
     from holdfast.registry.objects.keys import snapshot_key as snapshot_key
     from holdfast.registry.objects.keys import snapshot_prefix as snapshot_prefix

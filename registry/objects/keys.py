@@ -19,8 +19,10 @@ KINDS: tuple[Kind, ...] = ("packs", "manifests", "placements")
 CONFIG = "registry.json"
 RUNS = "runs/"
 EPOCHS = "epochs/"
+#: Tables of condemned names, and their shards.
+PARTS = "sweeps/"
 #: The prefixes of all keys of a registry, except its configuration.
-FOLDERS: tuple[str, ...] = (*(f"{kind}/" for kind in KINDS), RUNS, EPOCHS)
+FOLDERS: tuple[str, ...] = (*(f"{kind}/" for kind in KINDS), RUNS, EPOCHS, PARTS)
 #: The folder of probes and clocks; its files are needed only for a moment.
 PROBES = ".probe/"
 _DIGITS = 20
@@ -28,6 +30,7 @@ _DIGITS = 20
 LAST: int = 10**_DIGITS - 1
 
 _OBJECT = re.compile(r"(packs|manifests|placements)/([0-9a-f]{2})/([0-9a-f]{64})\.(0|[1-9][0-9]*)")
+_PART = re.compile(r"sweeps/([0-9a-f]{2})/([0-9a-f]{64})")
 _PROBE = re.compile(r"\.probe/(?:clock-[0-9a-f]{16}|[0-9a-f]{16}(?:-race)?/(?:scratch|[0-9]{4}))")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{p}{i}" for p in ("com", "lpt") for i in range(1, 10))}
@@ -93,6 +96,23 @@ def snapshot_key(run_id: str, slot: int) -> str:
 def epoch_key(epoch: int) -> str:
     """Return the key of an entry of the registry-wide log."""
     return f"{EPOCHS}{epoch:0{_DIGITS}d}"
+
+
+def part_key(digest: Digest) -> str:
+    """Return the key of a table of condemned names, or of one of its shards."""
+    return f"{PARTS}{digest[:1].hex()}/{digest.hex()}"
+
+
+def parse_part(key: str) -> Digest:
+    """Return the digest that names a part.
+
+    Raises:
+        Malformed: It is not the key of a part.
+    """
+    match = _PART.fullmatch(key)
+    if match is None or match[1] != match[2][:2]:
+        raise Malformed("not the key of a part of a sweep", where=quoted(key))
+    return Digest.parse(match[2])
 
 
 def parse_number(key: str) -> int:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 REGISTRY_FORMAT: Literal["holdfast.registry/1"] = "holdfast.registry/1"
 #: The version of this writer; an entry of `epochs/` may demand a higher one.
-WRITER_VERSION = 2
+WRITER_VERSION = 3
 #: The grace of a collection where none is given.
 DAY_S = 86_400.0
 #: The most parsed manifests that a handle keeps, and the most placements.

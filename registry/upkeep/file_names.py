@@ -13,22 +13,25 @@ from itertools import islice
 from holdfast.backends.escape import quoted
 from holdfast.backends.local.walk import TEMPORARY
 from holdfast.registry.errors import IntegrityError, Malformed, RegistryError, UnsupportedFormat
-from holdfast.registry.history import EpochHeader, Epochs
+from holdfast.registry.history import CondemnedNames, EpochHeader, Epochs, SweepTable
 from holdfast.registry.objects import (
     CONFIG,
     EPOCHS,
     FOLDERS,
     KINDS,
+    PARTS,
     RUNS,
     ObjectKey,
     epoch_key,
     is_probe,
     is_run_id,
     parse_number,
+    parse_part,
     snapshot_slot,
 )
 from holdfast.registry.store import Store, check_writer_version, gaps, read_config
 from holdfast.registry.upkeep.findings import Finding, Severity
+from holdfast.registry.values import Digest
 
 #: The most lost epochs that are reported one by one.
 _GAPS_REPORTED = 16
@@ -38,6 +41,7 @@ _STOPS = "Nothing can be written or collected while it is there. " + _FOREIGN
 _LINK = "a symbolic link, which writing and deleting do not follow"
 _LINK_STOPS = "It stops writing and collecting: replace it by the file or folder that it names."
 _LINK_LEFT = "Move it away if nobody needs it."
+_RESTORE_PART = "Restore it from a backup of this registry; nothing can be collected before."
 _RESTORE_EPOCH = (
     "Restore the entry from a backup of this registry; nothing can be written or collected before."
 )
@@ -48,6 +52,7 @@ class Names:
     """The names of a registry's files."""
 
     sizes: dict[ObjectKey, int] = field(default_factory=dict)  # every object with its size in bytes
+    parts: dict[Digest, int] = field(default_factory=dict)  # the same for parts of sweeps
     #: Slots of the snapshots of each run.
     snapshots: dict[str, list[int]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)  # findings about foreign files and links
@@ -80,7 +85,10 @@ class Names:
             if info.key.startswith((RUNS, EPOCHS)) or info.key == CONFIG:
                 continue
             try:
-                self.sizes[ObjectKey.parse(info.key)] = info.size_bytes
+                if info.key.startswith(PARTS):
+                    self.parts[parse_part(info.key)] = info.size_bytes
+                else:
+                    self.sizes[ObjectKey.parse(info.key)] = info.size_bytes
             except Malformed as error:
                 among = info.key.startswith(tuple(f"{kind}/" for kind in KINDS))
                 probe = "Left behind by `init` or `doctor`; it may be deleted."
@@ -92,8 +100,11 @@ class Names:
             Finding("unknown-file", key, error.summary, advice=advice, severity="note")
         )
 
-    def check_epochs(self, store: Store, marked: Mapping[str, int]) -> list[Finding]:
-        """Check the log of epochs. After the objects: an epoch is put before its first object."""
+    def check_epochs(self, store: Store, marked: Mapping[str, int], *, deep: bool) -> list[Finding]:
+        """Check the log of epochs, and the names in it.
+
+        After the objects: an epoch is put before its first object.
+        """
         findings: list[Finding] = []
         numbers: list[int] = []
         for info in store.backend.list(EPOCHS):
@@ -105,7 +116,7 @@ class Names:
         highest = self.epoch = max(numbers, default=0)
         lost = islice(gaps(store.backend, numbers, epoch_key, 1), _GAPS_REPORTED)
         findings += [_epoch(epoch_key(epoch), "the log of epochs has a gap") for epoch in lost]
-        findings += _entry_findings(store, numbers)
+        findings += self._entry_findings(store, numbers, deep=deep)
         return findings + self._beyond(highest, marked)
 
     def _beyond(self, highest: int, marked: Mapping[str, int]) -> list[Finding]:
@@ -126,6 +137,46 @@ class Names:
         )
         return [_epoch(epoch_key(highest + 1), message, advice)]
 
+    def _entry_findings(self, store: Store, numbers: Iterable[int], *, deep: bool) -> list[Finding]:
+        """Check every entry. Each is read by a new `Epochs`, so that none stays in memory."""
+
+        def header(epoch: int) -> EpochHeader | RegistryError | None:
+            try:
+                return Epochs(store).header(epoch)
+            except (IntegrityError, UnsupportedFormat) as error:
+                return error
+
+        findings, least, tables = [], 1, dict[SweepTable, int]()
+        for epoch, found in zip(numbers, store.pools.small.map(header, numbers), strict=True):
+            where = epoch_key(epoch)
+            if isinstance(found, RegistryError):
+                findings.append(_epoch(where, found.summary))
+                continue
+            assert found is not None
+            for table in found.tables or ():
+                tables.setdefault(table, epoch)
+            if found.min_writer < least:
+                message = (
+                    f"it admits writers of version {found.min_writer}, but an earlier epoch does "
+                    "not"
+                )
+                findings.append(
+                    _epoch(where, message, "Upgrade every writer; an old one may harm.")
+                )
+            least = max(least, found.min_writer)
+        try:
+            check_writer_version(least, where=EPOCHS)
+        except UnsupportedFormat as error:
+            advice = "Upgrade Holdfast before you write to this registry."
+            findings.append(Finding("epoch", EPOCHS, error.summary, advice=advice, severity="note"))
+        names = CondemnedNames(store)
+        for table, epoch in tables.items():
+            try:
+                names.check(table, self.parts, deep=deep)
+            except IntegrityError as error:
+                findings.append(_epoch(epoch_key(epoch), str(error), _RESTORE_PART))
+        return findings
+
 
 def _number_in_run(key: str, parts: list[str]) -> int:
     if len(parts) != 4 or parts[2] not in ("log", "snapshots") or not is_run_id(parts[1]):
@@ -135,35 +186,6 @@ def _number_in_run(key: str, parts: list[str]) -> int:
 
 def _epoch(where: str, message: str, advice: str = _RESTORE_EPOCH) -> Finding:
     return Finding("epoch", where, message, advice=advice)
-
-
-def _entry_findings(store: Store, numbers: Iterable[int]) -> list[Finding]:
-    """Check every entry. Each is read by a new `Epochs`, so that none stays in memory."""
-
-    def header(epoch: int) -> EpochHeader | RegistryError:
-        try:
-            return Epochs(store).entry(epoch)[0]
-        except (IntegrityError, UnsupportedFormat) as error:
-            return error
-
-    findings, least = [], 1
-    for epoch, found in zip(numbers, store.pools.small.map(header, numbers), strict=True):
-        where = epoch_key(epoch)
-        if isinstance(found, RegistryError):
-            findings.append(_epoch(where, found.summary))
-        elif found.min_writer < least:
-            message = (
-                f"it admits writers of version {found.min_writer}, but an earlier epoch does not"
-            )
-            findings.append(_epoch(where, message, "Upgrade every writer; an old one may harm."))
-        else:
-            least = found.min_writer
-    try:
-        check_writer_version(least, where=EPOCHS)
-    except UnsupportedFormat as error:
-        advice = "Upgrade Holdfast before you write to this registry."
-        findings.append(Finding("epoch", EPOCHS, error.summary, advice=advice, severity="note"))
-    return findings
 
 
 def check_config(store: Store) -> list[Finding]:

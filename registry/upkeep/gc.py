@@ -40,7 +40,6 @@ from holdfast.registry.history import (
     Epochs,
     RunLog,
     encode_forget,
-    encode_sweep,
     stale_snapshots,
 )
 from holdfast.registry.history.actions import Forget, Line, Mark
@@ -461,11 +460,10 @@ class Collector:
                 # Its writer may have died before it was durable, and the next steps depend on it.
                 self._epochs.make_durable(newest)
                 fresh = chosen.keys() - self._condemned_before(chosen, newest)
-                entry = encode_sweep(newest + 1, fresh, self._epochs.header(newest))
                 # Nothing new: the collector that condemned these died or still works; finish it.
                 if not fresh:
                     self._sweep = _Sweep(newest, chosen)
-                elif self._store.backend.put_if_absent(epoch_key(newest + 1), entry):
+                elif self._epochs.put_sweep(newest + 1, fresh, joins=self._may_cache):
                     self._sweep = _Sweep(newest + 1, chosen)
             if self._store.heads is not None:
                 self._store.heads.check_epoch(self._sweep.epoch)
@@ -474,8 +472,7 @@ class Collector:
     def _condemned_before(self, keys: Collection[ObjectKey], newest: int) -> set[ObjectKey]:
         found: set[ObjectKey] = set()
         for epoch in range(max(1, newest - _RECENT_EPOCHS + 1), newest + 1):
-            listed = self._epochs.entry(epoch)[1]
-            found |= {key for key in keys if key.generation < epoch and key in listed}
+            found |= self._epochs.condemned_by(epoch, keys)
         return found
 
     # G2 to G4

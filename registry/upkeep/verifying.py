@@ -160,7 +160,7 @@ class Verification:
         runs = list_runs(self._store)
         self._read(runs, self._report_history)
         self._names.list_objects(self._store)
-        epochs = self._names.check_epochs(self._store, self._marked)
+        epochs = self._names.check_epochs(self._store, self._marked, deep=self._data is not None)
         epochs += self._head_check.check_registry(runs, self._names.epoch)
         self._read_again()
         self._check_places(self._held())
@@ -441,7 +441,9 @@ def _condemned_by(store: Store, key: ObjectKey) -> str:
     epochs = Epochs(store)
     try:
         found = [
-            e for e in range(key.generation + 1, epochs.observe() + 1) if key in epochs.entry(e)[1]
+            e
+            for e in range(key.generation + 1, epochs.observe() + 1)
+            if epochs.condemned_by(e, [key])
         ]
     except (IntegrityError, UnsupportedFormat):
         return ""

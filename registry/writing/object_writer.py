@@ -115,11 +115,13 @@ class Writer:
         return self._observed
 
     def hear(self, epoch: int) -> None:
-        """Observe an epoch that another writer of the run has met; an older one changes nothing."""
-        if epoch > self.epoch:
-            self._epochs.require(epoch)
-            self._epochs.make_durable(epoch)
-            self._observed = epoch
+        """Take the epoch that rank 0 has observed and made durable; an older one changes nothing.
+
+        Rank 0 checks it for all ranks, so that they ask the store for nothing.
+        """
+        if self._observed is None:
+            self.log.prepare_writing()
+        self._observed = max(epoch, self._observed or 0)
 
     def usable(self, kind: Kind, digest: Digest, size_bytes: int) -> ObjectKey | None:
         """Return an existing object of the right size that may be named (W2), or `None`."""

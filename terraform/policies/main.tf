@@ -19,6 +19,8 @@ locals {
   slots     = ["${local.files}runs/*/log/${local.number}"]
   snapshots = ["${local.files}runs/*/snapshots/${local.number}"]
   epochs    = ["${local.files}epochs/*"]
+  # Tables of condemned names and their shards: an epoch names them by their digests.
+  sweeps    = ["${local.files}sweeps/*"]
   config    = ["${local.files}registry.json"]
   probe     = ["${local.files}.probe/*"]
   objects   = [for kind in ["packs", "manifests", "placements"] : "${local.files}${kind}/*"]
@@ -52,7 +54,7 @@ locals {
     # Without condition: a snapshot is a cache and may be written over.
     snapshot = { Sid = "Snapshot", Effect = "Allow", Action = ["s3:PutObject"], Resource = local.snapshots }
 
-    condemn = { Sid = "Condemn", Effect = "Allow", Action = ["s3:PutObject"], Resource = local.epochs, Condition = local.if_absent }
+    condemn = { Sid = "Condemn", Effect = "Allow", Action = ["s3:PutObject"], Resource = concat(local.epochs, local.sweeps), Condition = local.if_absent }
     collect = { Sid = "Collect", Effect = "Allow", Action = ["s3:DeleteObject"], Resource = concat(local.objects, local.snapshots) }
 
     # Whether what is deleted goes on taking space, which a collector tells.
@@ -81,7 +83,7 @@ locals {
     operator  = concat(local.write_rights, ["init", "probe"])
   }
 
-  history = concat(local.slots, local.epochs, local.config)
+  history = concat(local.slots, local.epochs, local.sweeps, local.config)
 
   # A PUT may say how it is to be encrypted. With a key of the client's own, or a KMS key of anybody
   # else, nobody but the writer could read what is put, and S3 would not tell before it is read.

@@ -216,6 +216,20 @@ def collect(registry: Registry, _: object) -> None:
     registry.gc(grace_s=0)
 
 
+def _upgrade(registry: Registry, _: object) -> None:
+    registry.upgrade()
+
+
+def _swept_before_an_upgrade(registry: Registry) -> None:
+    """Prepare a collection that puts names in tables, and joins those of an older sweep."""
+    _two_steps_and_a_dropped_run(registry)
+    registry.gc(grace_s=0)
+    registry.upgrade()
+    another = registry.create_run("another", seed=9)
+    another.save(make_state(4), step=4)
+    another.retention.drop(reason="a mistake, too")
+
+
 LIVES = [
     Scenario(
         "save with everything", _save_with_everything, nothing, _whole_life, reopened, (1, 2, 3)
@@ -227,6 +241,8 @@ LIVES = [
     Scenario("fork", _fork, _gated_life, acknowledged=(1, 2, 3), run="fork"),
     Scenario("drop", _drop, _whole_life, acknowledged=(1, 2, 3)),
     Scenario("collect", collect, _two_steps_and_a_dropped_run, acknowledged=(2,)),
+    Scenario("upgrade", _upgrade, _two_steps, acknowledged=(1, 2)),
+    Scenario("collect after an upgrade", collect, _swept_before_an_upgrade, acknowledged=(2,)),
 ]
 
 

@@ -164,6 +164,11 @@ def _evicted(registry: Registry) -> None:
     _evict(registry, None)
 
 
+def _evicted_and_upgraded(registry: Registry) -> None:
+    _evicted(registry)
+    registry.upgrade()
+
+
 def _tag_the_first(registry: Registry, _: object) -> None:
     run = reopened(registry)
     run.pins.tags.set("first", run.checkpoints()[0])
@@ -178,6 +183,7 @@ PAIRS = {
     "a collector behind an eviction": (_two_saves, _evict, collect),
     "a collector behind a drop": (_two_saves, _drop, collect),
     "a save behind a collector": (_evicted, collect, _save_next),
+    "a save behind a collector after an upgrade": (_evicted_and_upgraded, collect, _save_next),
     "a fork behind a save": (_two_saves, _save_next, _fork),
     "a save behind a tag": (_two_saves, _tag_the_first, _save_next),
     "a save behind a repack": (_half_dead, _repack, _save_next),

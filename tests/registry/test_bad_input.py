@@ -116,7 +116,7 @@ def test_bad_input_03_config_with_an_unknown_field(backend):
 
 def test_bad_input_04_config_demands_a_newer_writer(backend):
     _config(backend, min_writer=99)
-    said = ("expected writer version 99", "found writer version 2", "pip install -U")
+    said = ("expected writer version 99", "found writer version 3", "pip install -U")
     with refused(backend, UnsupportedFormat, *said, exit_code=8):
         open_on(backend)
 

@@ -70,8 +70,8 @@ def sweeps_after_the_ranks(patch: Patch) -> None:
         if not chosen.keys:
             return
         since, self._observed = _here.epoch, max(run.epoch, self.epoch)
-        later = [self._epochs.entry(one)[1] for one in range(since + 1, self._observed + 1)]
-        refused = {key for key in chosen.unproven(run) if any(key in listed for listed in later)}
+        unproven, later = chosen.unproven(run), range(since + 1, self._observed + 1)
+        refused = {key for one in later for key in self._epochs.condemned_by(one, unproven)}
         if refused:
             raise Condemned(refused)
 

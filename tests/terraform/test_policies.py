@@ -13,7 +13,10 @@ from tests.terraform.evaluation import Call, allowed
 from tests.terraform.judges import PLACEHOLDER, ROOT, Apply, Document, Policies, Terraform
 
 _ARN = f"arn:aws:s3:::{PLACEHOLDER}"
-_HISTORY = {f"{_ARN}/team/{key}" for key in (f"runs/*/log/{'?' * 20}", "epochs/*", "registry.json")}
+_HISTORY = {
+    f"{_ARN}/team/{key}"
+    for key in (f"runs/*/log/{'?' * 20}", "epochs/*", "sweeps/*", "registry.json")
+}
 _CREATE = {"Null": {"s3:if-none-match": "false"}}
 
 
@@ -72,7 +75,9 @@ def test_history_is_put_where_nothing_is(policies: Policies) -> None:
     assert named == _HISTORY
 
 
-@pytest.mark.parametrize("key", ["runs/a/log/00000000000000000000", "epochs/1", "registry.json"])
+@pytest.mark.parametrize(
+    "key", ["runs/a/log/00000000000000000000", "epochs/1", "sweeps/aa/1", "registry.json"]
+)
 def test_no_role_by_itself_may_rewrite_history(policies: Policies, key: str) -> None:
     """On a bucket without the policy of this module, too."""
     arn, there = f"{_ARN}/team/{key}", {"aws:SecureTransport": "true"}

@@ -206,7 +206,8 @@ def _epoch(store: Store) -> Epoch:
         number = epochs.observe()
         if not number:
             return Epoch()
-        header = epochs.entry(number)[0]
+        header = epochs.header(number)
+        assert header is not None
         put = store.backend.stat(epoch_key(number)).modified_s
         return Epoch(number, header.entry, int(put * 1000), header.min_writer)
     except StoreUnavailable:

@@ -393,3 +393,17 @@ def test_gc_forgets_a_run_when_it_is_told_twice(call: Call, call_json: CallJson,
     assert found["deleted"]["objects"] > 0
     assert call_json("gc", "--grace", "0")["forgotten"] == []
     assert call("gc", "--forget", "none", "--yes", status=4)
+
+
+def test_an_upgrade_asks_first_and_says_what_it_raised(call: Call, call_json: CallJson) -> None:
+    assert "--yes" in call("upgrade", status=2).stderr
+    assert call_json("upgrade", "--yes") == {
+        "min_writer": 3,
+        "raised": True,
+        "epoch": 1,
+        "runs": 1,
+        "marked": 1,
+    }
+    assert (
+        "least writer version 3, by epoch 1; 0 of 1 run marked" in call("upgrade", "--yes").stdout
+    )
