@@ -214,7 +214,7 @@ class CollectiveSaver:
         )
 
     def make(self, save: FlatSave, carries: Sequence[SaveRequest]) -> Checkpoint:  # noqa: ARG002
-        """Make a save together with the other ranks; none of theirs may fail unheard."""
+        """Make a save together with the other ranks. `carries` is empty, since `may_fail` is 0."""
         take_part = self._lead if self._leads else self._follow
         with self.line.lock:
             return self._calls.make(partial(take_part, save), save.request.step)
