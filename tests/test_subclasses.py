@@ -46,7 +46,10 @@ def above(one: Class) -> Iterator[Class]:
 
 
 def overridden(one: Class) -> set[str]:
-    """Return the private methods of other modules' classes that a class overrides."""
+    """Return the private methods of other modules' classes that a class overrides.
+
+    A name such as `_agree_` or `_repr_html_` marks a method that subclasses are to define.
+    """
     theirs = {name for base in above(one) if base.path != one.path for name in base.methods}
     return {name for name in one.methods & theirs if name[0] == "_" and name[-1] != "_"}
 

@@ -77,7 +77,7 @@ class Retention(Record):
                 found=wrong.text,
             ) from error
 
-    def _agree(self) -> None:
+    def _agree_(self) -> None:
         chosen = [self.last, self.best, self.every, self.for_days]
         if self.all and any(chosen):
             raise ValueError("contradictory: `all` keeps everything, so no other rule can count")

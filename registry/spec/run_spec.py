@@ -44,7 +44,7 @@ class DtypeRule(Record):
     path: str  # component and keys joined by `/`; `*` matches anything
     dtype: str  # name of the element type
 
-    def _agree(self) -> None:
+    def _agree_(self) -> None:
         if self.dtype not in ITEM_SIZES:
             raise ValueError(f"unknown dtype {self.dtype!r}; known are {', '.join(ITEM_SIZES)}")
 
@@ -99,7 +99,7 @@ class Phase(Record):
     required_keys: tuple[str, ...] = ()
     companions: tuple[Name, ...] = ()
 
-    def _agree(self) -> None:
+    def _agree_(self) -> None:
         labels = [monitor.label for monitor in self.monitors]
         _distinct("monitor", labels)
         _distinct("tier", [tier.name for tier in self.tiers])
@@ -128,7 +128,7 @@ class Draw(Record):
     weight: Annotated[int, Field(ge=0)]  # its share of the games
     name: Name | None = None  # the gate of the frozen entry
 
-    def _agree(self) -> None:
+    def _agree_(self) -> None:
         if (self.kind == "frozen") != (self.name is not None):
             raise ValueError("`frozen` needs a `name`, and no other kind has one")
 
@@ -230,7 +230,7 @@ class RunSpec(Record):
     signals: Signals | None = None
     must_change: tuple[str, ...] | None = None
 
-    def _agree(self) -> None:
+    def _agree_(self) -> None:
         phases = [phase.name for phase in self.phases]
         gates = [gate.name for gate in self.gates]
         _distinct("phase", phases)

@@ -48,7 +48,7 @@ class Row(Record):
         """Whether the part is a pattern of paths below a key, not a whole key."""
         return "/" in self.part
 
-    def _agree(self) -> None:
+    def _agree_(self) -> None:
         if any(("/" in one) != self.is_pattern for one in self.alternatives):
             raise ValueError("alternatives must be all keys, or all patterns of paths below keys")
         if any(set("*?[") & set(one.split("/")[0]) for one in self.alternatives):
@@ -77,7 +77,7 @@ class Readiness(Record):
     at_most: NumberField | None = None  # the highest allowed value
     when: str | None = None  # it is checked only if the caller enables this condition
 
-    def _agree(self) -> None:
+    def _agree_(self) -> None:
         if (self.at_least, self.at_most) == (None, None):
             raise ValueError("needs at_least or at_most")
 
@@ -90,7 +90,7 @@ class Pivot(Record):
     #: Resettable streams to archive; all of them without this field.
     archives: tuple[Name, ...] | None = None
 
-    def _agree(self) -> None:
+    def _agree_(self) -> None:
         for row in self.rows:
             if row.companion:
                 raise ValueError(f"row {row.part}: a pivot has no companions of its own")

@@ -240,7 +240,7 @@ class Record:
         """Return a copy with other values, which keep the rules."""
         return self.unchecked(**self.as_dict() | fields)
 
-    def _agree(self) -> None:
+    def _agree_(self) -> None:
         """Raise ValueError if the fields, each of which is right, contradict each other."""
 
     @classmethod
@@ -366,13 +366,13 @@ def _record_schema(kind: type[Record]) -> CoreSchema:
     ]
     arguments = core_schema.dataclass_args_schema(kind.__name__, fields, extra_behavior="forbid")
     made = core_schema.dataclass_schema(kind, arguments, [*kind._defaults])
-    if kind._agree is Record._agree:
+    if kind._agree_ is Record._agree_:
         return made
     return core_schema.no_info_after_validator_function(_agreeing, made)
 
 
 def _agreeing(record: Record) -> Record:
-    record._agree()
+    record._agree_()
     return record
 
 
