@@ -205,7 +205,8 @@ def test_help_explains_each_option_of_a_save_once() -> None:
     for name in SAVE:
         assert text.count(f"\n        {name}: ") == 1, name
     assert len(inspect.signature(holdfast.Run.save).parameters) <= 11  # with `self`
-    assert len(text.splitlines()) <= 50  # one screen
+    # One screen; from Python 3.13 on each parameter of the signature has a line of its own.
+    assert len(text.splitlines()) <= 50 + 11 * (sys.version_info >= (3, 13))
 
 
 def public(cls: type) -> set[str]:
