@@ -1,6 +1,6 @@
 """Bytes of a small registry are changed, one at a time, and every file cut and grown.
 
-Every eighth byte in the daily check, every bit of all of them in the soak.
+Every sixteenth byte in the daily check, every bit of all of them in the soak.
 
 Nothing may come of it but a typed error that names the file, or exactly the right bits; and a deep
 verification always finds it.
@@ -16,8 +16,8 @@ import pytest
 from holdfast.registry.objects.pack import TRAILER_BYTES, parse_trailer
 from tests.damage.specimen import KINDS, Damage, small, twins
 
-_DATA_FLIPS = 64
-_CUTS = 24
+_DATA_FLIPS = 32
+_CUTS = 12
 
 
 def _flipped(data: bytes, at: int, bit: int) -> bytes:
@@ -27,17 +27,17 @@ def _flipped(data: bytes, at: int, bit: int) -> bytes:
 
 
 def _positions(kind: str, data: bytes, chance: random.Random) -> Iterator[int]:
-    """Yield every eighth byte of a file, but of a pack's chunks only some."""
+    """Yield every sixteenth byte of a file, but of a pack's chunks only some."""
     start = 0
     if kind == "pack":
         table_bytes, _ = parse_trailer(data[-TRAILER_BYTES:], len(data), where="pack")
         start = len(data) - TRAILER_BYTES - table_bytes
         yield from sorted(chance.sample(range(start), min(_DATA_FLIPS, start)))
-    yield from range(start + chance.randrange(8), len(data), 8)
+    yield from range(start + chance.randrange(16), len(data), 16)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_flip_in_every_eighth_byte(
+def test_flip_in_every_sixteenth_byte(
     kind: str, record_property: Callable[[str, object], None]
 ) -> None:
     chance = random.Random(f"flips in {kind}")
