@@ -115,7 +115,7 @@ LATE = (
 #: Of other libraries, and of Python: what only some calls need.
 NOT_FOR_READING = {
     *("pydantic", "fsspec", "rich", "typer", "numcodecs", "tomllib", "yaml", "html", "uuid"),
-    *("decimal", "fractions", "zoneinfo", "socket", "difflib"),
+    *("zoneinfo", "socket", "difflib"),
 }
 
 
