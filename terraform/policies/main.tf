@@ -20,10 +20,10 @@ locals {
   snapshots = ["${local.files}runs/*/snapshots/${local.number}"]
   epochs    = ["${local.files}epochs/*"]
   # Tables of condemned names and their shards: an epoch names them by their digests.
-  sweeps    = ["${local.files}sweeps/*"]
-  config    = ["${local.files}registry.json"]
-  probe     = ["${local.files}.probe/*"]
-  objects   = [for kind in ["packs", "manifests", "placements"] : "${local.files}${kind}/*"]
+  sweeps  = ["${local.files}sweeps/*"]
+  config  = ["${local.files}registry.json"]
+  probe   = ["${local.files}.probe/*"]
+  objects = [for kind in ["packs", "manifests", "placements"] : "${local.files}${kind}/*"]
 
   # A PUT that cannot replace anything. The condition asks whether the header is there; the only value
   # that S3 takes is `*`.
