@@ -23,6 +23,7 @@ from typing import (
     dataclass_transform,
     get_args,
     get_origin,
+    get_type_hints,
 )
 
 from pydantic_core import (
@@ -251,12 +252,9 @@ class Record:
     @classmethod
     def hints(cls) -> dict[str, Any]:
         """Return the annotations of its fields, as types."""
-        bases = reversed(cls.__mro__[:-2])  # without Record and object
-        return {
-            name: hint
-            for base in bases
-            for name, hint in get_annotations(base, eval_str=True).items()
-        }
+        # Not `get_annotations`: Python forgets an interrupt that ends it when a text is evaluated.
+        hints = get_type_hints(cls, include_extras=True)
+        return {name: hints[name] for name in cls._defaults}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values of its fields by name."""
