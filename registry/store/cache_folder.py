@@ -21,6 +21,10 @@ so no lock file can be deleted or left behind. A scan removes abandoned batches.
 than two seconds for the lock; after that the chunks are not kept. All names are looked up in an
 open folder, so a deleted folder gets no more files, and a new one has its own bound. Nothing is
 synced: the digests find every file that a loss of power damages.
+
+**One process fetches** what several miss. Before it asks the store it *claims* the chunk: it locks
+one byte of `.total`, whose number comes from the digest, by a lock of its open file. The kernel
+releases this lock, too, when the process ends. Nobody waits longer than `CLAIM_S` seconds.
 """
 
 # pathlib cannot use names in an open folder.
@@ -34,6 +38,7 @@ import random
 import re
 import secrets
 import stat
+import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -43,10 +48,14 @@ from holdfast.registry.values import Digest
 
 #: The longest wait for the lock, in seconds.
 PATIENCE_S = 2.0
+#: The longest wait for another process that fetches a chunk, in seconds.
+CLAIM_S = 30.0
 #: A link is never followed, and no child process inherits a descriptor.
 OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
 
 _TOTAL = ".total"
+_TOTAL_BYTES = 21
+_SET_LOCK: int | None = getattr(fcntl, "F_OFD_SETLK", None)
 _STAGED = ".new-"
 _STAGED_NAME = re.compile(rf"{re.escape(_STAGED)}[0-9a-f]{{16}}-[0-9]+")
 _CHUNK = re.compile(r"[0-9a-f]{64}")
@@ -91,6 +100,39 @@ def lock_folder(fd: int) -> Iterator[None]:
         yield
     finally:
         fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+@contextmanager
+def claim(folder: int, digest: Digest, patience_s: float) -> Iterator[bool]:
+    """Claim the fetching of a chunk, after waiting for another one; yield whether there was one.
+
+    Systems without locks of open files, such as macOS, do not wait.
+    """
+    number = int.from_bytes(digest[:7], "big") + _TOTAL_BYTES
+    until, pause_s, has_waited = time.monotonic() + patience_s, 0.001, False
+    fd = os.open(_TOTAL, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | OPEN, 0o600, dir_fd=folder)
+    try:
+        while not _lock_byte(fd, number) and time.monotonic() < until:
+            has_waited = True
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.05)
+        yield has_waited
+    finally:
+        # Explicitly: a forked child may have the open file too.
+        _lock_byte(fd, number, fcntl.F_UNLCK)
+        os.close(fd)
+
+
+def _lock_byte(fd: int, number: int, how: int = fcntl.F_WRLCK) -> bool:
+    """Lock or unlock one byte of an open file; return whether that was done."""
+    if _SET_LOCK is None:
+        return True
+    try:
+        # The C type `struct flock`: kind, start, length and no process.
+        fcntl.fcntl(fd, _SET_LOCK, struct.pack("hhqqi0q", how, os.SEEK_SET, number, 1, 0))
+    except BlockingIOError:
+        return False
+    return True
 
 
 class _Staged(NamedTuple):
@@ -188,7 +230,7 @@ class CacheFolder:
                 need += size
         if not new:
             return None
-        taken = None if scan else self._taken()
+        taken = None if scan else self.taken()
         if taken is None or taken + need > self._max_bytes:
             taken = self._evict(need)
         if taken + need > self._max_bytes:
@@ -215,11 +257,12 @@ class CacheFolder:
 
     def lower(self, freed: int) -> None:
         """Lower the number of bytes in use."""
-        taken = self._taken()
+        taken = self.taken()
         if taken is not None:
             self._note(taken - freed)
 
-    def _taken(self) -> int | None:
+    def taken(self) -> int | None:
+        """Return the number of bytes in use, if it is noted."""
         try:
             fd = os.open(_TOTAL, os.O_RDONLY | os.O_NONBLOCK | OPEN, dir_fd=self.fd)
         except FileNotFoundError:

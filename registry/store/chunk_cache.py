@@ -14,7 +14,7 @@ as 32 KiB at least; this bounds the number of files that a scan has to read.
 """
 
 # pathlib cannot use names in an open folder.
-# ruff: noqa: PTH100, PTH111, PTH118
+# ruff: noqa: PTH100, PTH111, PTH118, PTH120
 from __future__ import annotations
 
 import errno
@@ -24,22 +24,33 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.store.cache_folder import OPEN, CacheFolder, busy, open_folder
+from holdfast.registry.store.cache_folder import (
+    CLAIM_S,
+    OPEN,
+    CacheFolder,
+    busy,
+    claim,
+    open_folder,
+)
 from holdfast.registry.values import Digest, ProcessLock
 
 BYTES_VARIABLE = "HOLDFAST_CACHE_BYTES"
-DEFAULT_BYTES = 10 * 2**30
+#: The bound where the size of the disk is not known.
+_UNKNOWN_DISK_BYTES = 10 * 2**30
 
 _FOLDER = "chunks-v1"
 _TOUCH_S = 60.0
 #: After a failure nothing is kept for this time.
 _PAUSE_S = 10.0
+#: After so many waits for others that kept nothing, nobody is waited for until a minute has passed.
+_VAIN_WAITS = 4
+_ALONE_S = 60.0
 #: The most files that are made while the lock is held: others wait for it.
 _TURN_FILES = 128
 
@@ -60,12 +71,14 @@ class ChunkCache:
         self.path = os.path.abspath(
             os.path.expanduser(_default_path() if path is None else os.fspath(path))
         )
-        self.max_bytes = _bound(max_bytes)
         self._folder = os.path.join(self.path, _FOLDER)
+        self.max_bytes = _bound(max_bytes, self._folder)
         self._lock = ProcessLock()
         self._scanned = False
         self._said = False
         self._paused_until = 0.0
+        self._vain = 0
+        self._alone_until = 0.0
 
     def __repr__(self) -> str:
         return f"<ChunkCache {self.path} {self.max_bytes} bytes>"
@@ -99,6 +112,44 @@ class ChunkCache:
         except OSError as error:
             self._say(error)
             self._pause()
+
+    def fetch_once(
+        self,
+        wanted: Mapping[Digest, memoryview],
+        fetch: Callable[[Collection[Digest]], Mapping[Digest, memoryview]],
+    ) -> None:
+        """Fill memory with chunks that were missed, by one fetch of all processes.
+
+        If another one is fetching the first of them, wait for it; then fetch what is still missed.
+
+        Args:
+            wanted: The memory of each chunk.
+            fetch: Fetches the chunks of these digests, and returns what may be kept.
+        """
+        with self._claimed(next(iter(wanted))) as has_waited:
+            lacking = self.fill(wanted)
+            if has_waited:
+                self._note_wait(is_vain=len(lacking) == len(wanted))
+            if lacking:
+                self.offer(fetch(lacking))
+
+    @contextmanager
+    def _claimed(self, digest: Digest) -> Iterator[bool]:
+        patience_s = CLAIM_S if time.monotonic() >= self._alone_until else 0.0
+        with ExitStack() as stack:
+            has_waited = False
+            try:
+                fd = open_folder(self._folder, make=True)
+                stack.callback(os.close, fd)
+                has_waited = stack.enter_context(claim(fd, digest, patience_s))
+            except OSError as error:
+                self._say(error)
+            yield has_waited
+
+    def _note_wait(self, *, is_vain: bool) -> None:
+        self._vain = self._vain + 1 if is_vain else 0
+        if self._vain >= _VAIN_WAITS:
+            self._vain, self._alone_until = 0, time.monotonic() + _ALONE_S
 
     def _fill(self, folder: int, digest: Digest, view: memoryview, *, verified: bool) -> bool:
         name = digest.hex()
@@ -195,8 +246,11 @@ def _touch(fd: int) -> None:
             os.utime(fd)
 
 
-def _bound(asked: int | None) -> int:
-    said: object = os.environ.get(BYTES_VARIABLE) or DEFAULT_BYTES if asked is None else asked
+def _bound(asked: int | None, folder: str) -> int:
+    named = os.environ.get(BYTES_VARIABLE) if asked is None else None
+    if asked is None and not named:
+        return _half_of_disk(folder)
+    said: object = named or asked
     try:
         bound = int(said) if isinstance(said, str | int) and not isinstance(said, bool) else 0
     except ValueError:
@@ -209,6 +263,24 @@ def _bound(asked: int | None) -> int:
             found=quoted(said),
         )
     return bound
+
+
+def _half_of_disk(folder: str) -> int:
+    """Return half of the bytes that the cache has on its disk or could still take."""
+    above, held = folder, 0
+    try:
+        with suppress(FileNotFoundError):
+            fd = open_folder(folder)
+            try:
+                held = CacheFolder(fd, 1).taken() or 0
+            finally:
+                os.close(fd)
+        while not os.path.lexists(above):
+            above = os.path.dirname(above)
+        disk = os.statvfs(above)
+    except OSError:
+        return _UNKNOWN_DISK_BYTES
+    return max(1, (held + disk.f_bavail * disk.f_frsize) // 2)
 
 
 def _default_path() -> str:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -147,8 +148,10 @@ class Fetch:
         )
         if len(jobs) == 1:
             self._read_job(jobs[0])
-        else:
-            results([self._store.pools.bulk.submit(self._read_job, job) for job in jobs])
+            return
+        if self._store.cache is not None:  # processes that miss the same chunks share the work
+            random.shuffle(jobs)
+        results([self._store.pools.bulk.submit(self._read_job, job) for job in jobs])
 
     def _fill_from_caches(self, wanted: Mapping[Digest, memoryview]) -> Mapping[Digest, memoryview]:
         """Fill memory with the chunks that caches hold; return the rest."""
@@ -197,6 +200,24 @@ class Fetch:
         return Wanted(number, digest, row, raw_bytes, view, is_raw)
 
     def _read_job(self, job: Job) -> None:
+        cache = self._store.cache
+        views = {chunk.digest: chunk.view for chunk in job.chunks if chunk.view is not None}
+        if cache is None:
+            self._fetch_job(job)
+            return
+
+        def fetch(lacking: Collection[Digest]) -> Mapping[Digest, memoryview]:
+            if len(lacking) == len(views):
+                self._fetch_job(job)
+            else:
+                names = set(lacking)
+                for part in self._jobs(one for one in job.chunks if one.digest in names):
+                    self._fetch_job(part)
+            return {digest: views[digest] for digest in lacking}
+
+        cache.fetch_once(views, fetch)
+
+    def _fetch_job(self, job: Job) -> None:
         # First use cached bases unverified: the hash of the result covers them, at half the cost.
         is_made = False
         try:
@@ -207,9 +228,6 @@ class Fetch:
                 raise
         if not is_made:  # outside of `except`, where the error keeps the memory of the first try
             self._make(job, verified=True)
-        if self._store.cache is not None:
-            views = {chunk.digest: chunk.view for chunk in job.chunks if chunk.view is not None}
-            self._store.cache.offer(views)
 
     def _make(self, job: Job, *, verified: bool) -> None:
         """Make a job's chunks from the store and the caches."""

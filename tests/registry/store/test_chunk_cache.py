@@ -774,6 +774,104 @@ def test_what_a_dead_writer_left_is_cleared_up(tmp_path, monkeypatch):
     assert int((folder / ".total").read_bytes()) == 4 * 32 * KIB
 
 
+LOADER = """
+import sys
+import holdfast
+from holdfast.backends import open_backend
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.face.factory import open_on
+from holdfast.registry.store.chunk_cache import ChunkCache
+metered = Metered(open_backend(sys.argv[1]))
+with open_on(metered, cache=ChunkCache(sys.argv[2], max_bytes=2**26)) as reg:
+    checkpoint = reg.run("run").latest()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    before = metered.snapshot()
+    state = checkpoint.load()
+    print(metered.snapshot().since(before).read_bytes, int(state["model"]["w"].sum()), flush=True)
+"""
+
+FETCHER = """
+import sys, time
+from holdfast.registry.store.chunk_cache import ChunkCache
+from holdfast.registry.values.digest import Digest
+def fetch(lacking):
+    print("fetching", flush=True)
+    time.sleep(600)
+digest = Digest.parse(sys.argv[2])
+ChunkCache(sys.argv[1]).fetch_once({digest: memoryview(bytearray(9))}, fetch)
+"""
+
+
+def python(code: str, *arguments: object) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_processes_that_miss_the_same_chunks_fetch_them_once(tmp_path):
+    weights = np.random.default_rng(1).integers(0, 99, 24 * MIB, np.uint8)
+    with holdfast.init(tmp_path / "store", skip_race_probe=True) as reg:
+        reg.create_run("run").save({"model": {"w": weights}}, step=1)
+    running = [python(LOADER, tmp_path / "store", tmp_path / "cache") for _ in range(3)]
+    assert [one.stdout.readline() for one in running] == ["ready\n"] * 3
+    for one in running:
+        one.stdin.write("\n")
+        one.stdin.flush()
+    told = [[int(word) for word in one.communicate()[0].split()] for one in running]
+    assert {total for _, total in told} == {int(weights.sum())}
+    assert weights.nbytes <= sum(read for read, _ in told) < 1.1 * weights.nbytes
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_fetcher_that_dies_or_stalls_holds_nobody_up(tmp_path, monkeypatch, how):
+    monkeypatch.setattr(chunk_cache, "CLAIM_S", 60.0 if how == "killed" else 0.2)
+    digest, data = chunk(1, 100)
+    fetcher = python(FETCHER, tmp_path, digest)
+    assert fetcher.stdout.readline() == "fetching\n"
+    cache, asked, view = ChunkCache(tmp_path), [], memoryview(bytearray(100))
+
+    def fetch(lacking):
+        asked.extend(lacking)
+        view[:] = data
+        return {digest: view}
+
+    waiter = threading.Thread(target=cache.fetch_once, args=({digest: view}, fetch))
+    waiter.start()
+    try:
+        if how == "killed":
+            waiter.join(0.1)
+            assert not asked, "somebody else is fetching it"
+            fetcher.kill()
+        waiter.join(30)
+        assert not waiter.is_alive()
+        assert asked == [digest]
+        assert holds(cache, digest, 100)
+    finally:
+        fetcher.kill()
+        fetcher.communicate()
+
+
+def test_waits_that_keep_being_in_vain_end(tmp_path, monkeypatch):
+    """Others fetch, but the bound is too small to keep what they fetch."""
+    waits = []
+
+    @contextmanager
+    def held(folder, digest, patience_s):
+        waits.append(patience_s)
+        yield patience_s > 0
+
+    monkeypatch.setattr(chunk_cache, "claim", held)
+    cache = ChunkCache(tmp_path, max_bytes=1)
+    for number in range(6):
+        chunks = dict([chunk(number, 100)])
+        cache.fetch_once(dict.fromkeys(chunks, memoryview(bytearray(100))), lambda _, c=chunks: c)
+    assert [wait > 0 for wait in waits] == [True] * 4 + [False] * 2
+
+
 def test_a_forked_child_may_use_it(tmp_path):
     cache = ChunkCache(tmp_path, max_bytes=MIB)
     with cache._lock.here():  # as if another thread were at it
@@ -840,7 +938,9 @@ def test_the_platform_has_a_folder_for_it(tmp_path, monkeypatch):
     monkeypatch.delenv("HOLDFAST_CACHE_BYTES", raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
     assert ChunkCache().path == str(tmp_path / ".cache" / "holdfast")
-    assert ChunkCache().max_bytes == 10 * 2**30
+    disk = os.statvfs(tmp_path)
+    free = disk.f_bavail * disk.f_frsize
+    assert ChunkCache().max_bytes == pytest.approx(free / 2, rel=0.05)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert ChunkCache().path == str(tmp_path / "xdg" / "holdfast")
     assert ChunkCache("~/chunks").path == str(tmp_path / "chunks")
