@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from math import inf
+from typing import Any
 
 from holdfast.backends import ObjectInfo
 from holdfast.backends.escape import quoted
@@ -31,7 +32,6 @@ from holdfast.registry.history.replay import RunManifest, Slot
 from holdfast.registry.objects import (
     KINDS,
     RUNS,
-    Kind,
     ObjectKey,
     Placement,
     is_run_id,
@@ -45,6 +45,8 @@ from holdfast.registry.values import Digest
 _FOREIGN = (
     "No file of a registry has this name: move it away, or upgrade if a newer Holdfast put it."
 )
+#: The keys of one page of a listing of S3.
+_PAGE = 1000
 #: Errors of a run that cannot be read, which an operator may give up.
 UNREADABLE = (IntegrityError, UnsupportedFormat)
 
@@ -68,23 +70,42 @@ class RunFiles:
 
 
 def list_objects(store: Store) -> dict[ObjectKey, StoredFile]:
-    """Return every object."""
-
-    def listed(kind: Kind) -> dict[ObjectKey, StoredFile]:
-        found = {}
-        for info in store.backend.list(f"{kind}/"):
-            try:
-                key = ObjectKey.parse(info.key)
-            except Malformed as error:
-                error.hints = Hint.of(_FOREIGN)
-                raise
-            found[key] = StoredFile(info.size_bytes, info.modified_s)
-        return found
-
+    """Return every object; if there are many of a kind, 16 parts of it are listed at once."""
+    listed = partial(_listed, store)
+    firsts = list(store.pools.bulk.map(partial(listed, limit=_PAGE), [f"{k}/" for k in KINDS]))
+    rest = [
+        part
+        for first in firsts
+        if len(first) == _PAGE
+        for part in _rest(store, str(list(first)[-1]))
+    ]
     everything: dict[ObjectKey, StoredFile] = {}
-    for part in store.pools.bulk.map(listed, KINDS):
+    parts = store.pools.bulk.map(lambda part: listed(part[0], start_after=part[1]), rest)
+    for part in (*firsts, *parts):
         everything |= part
     return everything
+
+
+def _rest(store: Store, last: str) -> list[tuple[str, str]]:
+    """Return prefix and start of the listings that go on after the first page of a kind."""
+    kind, folder = last.split("/")[:2]
+    if not folder.startswith("0"):  # digests are spread evenly: fewer than 16 pages are left
+        return [(f"{kind}/", last)]
+    # From the names that are there, since foreign ones must be found as well.
+    folders = store.backend.list(f"{kind}/", delimiter=True)
+    return [(prefix, last) for prefix in sorted({one.key[: len(kind) + 2] for one in folders})]
+
+
+def _listed(store: Store, prefix: str, **options: Any) -> dict[ObjectKey, StoredFile]:
+    found = {}
+    for info in store.backend.list(prefix, **options):
+        try:
+            key = ObjectKey.parse(info.key)
+        except Malformed as error:
+            error.hints = Hint.of(_FOREIGN)
+            raise
+        found[key] = StoredFile(info.size_bytes, info.modified_s)
+    return found
 
 
 def list_run_ids(store: Store, known: Collection[str] = ()) -> list[str]:

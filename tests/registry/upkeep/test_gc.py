@@ -38,6 +38,7 @@ from holdfast.registry.objects.keys import (
     snapshot_prefix,
 )
 from holdfast.registry.spec import Draw, Phase, Pool, RunSpec
+from holdfast.registry.upkeep import live
 from holdfast.registry.upkeep.gc import DAY_S, Collector, collect
 from holdfast.registry.upkeep.live import Needs
 from holdfast.registry.upkeep.usage import measure
@@ -92,6 +93,25 @@ def test_where_nothing_is_to_collect_nothing_is_written(run, reg, backend):
     assert (report.epoch, report.condemned.objects, report.deleted.objects) == (None, 0, 0)
     assert report.objects.objects == len(objects(backend)) > 0
     assert report.objects.size_bytes == sum(len(before[key]) for key in objects(backend))
+
+
+def test_many_objects_are_listed_in_parts_and_none_is_missed(monkeypatch):
+    """The first page ends within the first sixteenth of the digests, or after it."""
+    monkeypatch.setattr(live, "_PAGE", 20)
+    for count, parts in ((1500, 16), (120, 0)):
+        backend, calls = new_backend(), []
+        keys = {str(ObjectKey("packs", Digest.of(b"%d" % n), n % 3)) for n in range(count)}
+        for key in keys:
+            backend.put(key, b"x")
+        with open_on(Metered(backend, calls)) as opened:
+            calls.clear()
+            assert {str(key) for key in live.list_objects(opened.store)} == keys
+            assert len([call for call in calls if len(call.key) == 7]) == (
+                parts if parts > 1 else 0
+            )
+            backend.put("packs/zz/foreign", b"x")
+            with pytest.raises(Malformed, match="packs/zz/foreign"):
+                live.list_objects(opened.store)
 
 
 def test_an_empty_registry_is_collected(reg):
@@ -704,7 +724,7 @@ def test_who_joins_a_sweep_marks_with_its_epoch(run, reg, backend, open_registry
     run.retention.prune(Retention(last=1))
     hooked = Hooked(backend)
     late = open_registry(hooked).create_run("late")
-    late.save(small_state(50), step=0)
+    late.save({"other": small_state(50)}, step=0)  # so that it looks for the packs of the next save
     killed = Collector(open_registry(backend).store, grace_s=0)
     killed.choose()
     assert killed.condemn() == 2
