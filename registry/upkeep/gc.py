@@ -1,9 +1,10 @@
 """Delete the objects that no run needs, while others write: the collector's side of the protocol.
 
-*A condemned name is never used again.* Rules G1 to G5 of docs/spec.md, section 13, are four steps:
-choose (G1), condemn (G1), mark (G2 to G4), delete (G5). Anyone may repeat any step after any crash,
-and any number of collectors may work at once. The proof is in docs/collection.md, the protocol as a
-program in tests/model; the writers' side is `holdfast.registry.writing.object_writer`.
+*A condemned name is never used again.* Rules G0 to G5 of docs/spec.md, section 13, are five steps:
+choose (G1), forget (G0), condemn (G1), mark (G2 to G4), delete (G5). Anyone may repeat any step
+after any crash, and any number of collectors may work at once. The proof is in docs/collection.md,
+the protocol as a program in tests/model; the writers' side is
+`holdfast.registry.writing.object_writer`.
 
 No clock decides whether a deletion is safe. The grace saves writers from storing an object again
 that they were about to name, and keeps `undo` possible for a while.
@@ -365,16 +366,18 @@ class Collector:
     """One collection, step by step; `collect` calls the steps.
 
     1. `choose` refuses links, lists all objects, and only then the logs of all runs.
-    2. It replays every log. An object is unneeded if no run names it, at its head or in the grace.
-    3. If no object is to be condemned, only step 10 follows.
+    2. It replays every log. An object that no run needs is condemned unless it is recent: put, or
+       needed by a run, within the grace.
+    3. If no object is to be condemned and no run to be forgotten, only step 10 follows.
     4. `forget` ends the logs of runs that the operator gives up, and records them in an epoch.
     5. `condemn` puts the unneeded objects as an epoch, or joins a sweep that has named them (G1).
        From now on no writer that has observed the epoch uses these names.
     6. `mark` lists the runs again: a run created later observes the epoch (G2).
     7. It appends a mark to each run's log, and reads all commits before the mark (G3).
     8. It spares the condemned objects that a run needs at its mark or later (G4).
-    9. `delete` removes the others (G5): manifests, placements and lists first, then packs.
-    10. `delete` removes stale snapshots and probes, and unfinished files of dead writers.
+    9. `delete` removes the others (G5): manifests and placements first, then packs.
+    10. `delete` removes stale snapshots and probes, and unfinished files of dead writers. On a full
+        store `collect` repeats all steps for the rest.
 
     Attributes:
         to_forget: The runs that this collection forgets.
@@ -448,6 +451,8 @@ class Collector:
             while not backend.put_if_absent(slot_key(run_id, ended), end):
                 ended += 1
         return ended
+
+    # G1: publish the choice
 
     def condemn(self) -> int | None:
         """Publish the chosen objects as an epoch, or join the sweep that condemned them already."""

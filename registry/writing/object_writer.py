@@ -2,14 +2,15 @@
 
 It obeys rules W1 to W5 of docs/spec.md, "Collecting garbage":
 
-- The run exists before the epoch is observed.
-- A condemned object is never named again; its content is put under a key of the observed epoch.
-- A newer mark in the log moves the observed epoch, and all chosen keys are checked again.
-- An object of a needed manifest of this run needs no check if the commit follows that run directly.
-- Objects of other writers are made durable before a commit names them.
+- W1: the run exists before the epoch is observed.
+- W2: a condemned object is never named again; its content is put under the observed epoch.
+- W2a: an object of a needed manifest of this run needs no check if the commit follows directly.
+- W3: a newer mark in the log moves the observed epoch, and all chosen keys are checked again.
+- W4: `RunLog.append` puts the slot behind the one that was read.
+- W5: objects of other writers are made durable before a commit names them.
 
-Every commit that names objects goes through `Writer`. It also reads packs that other writers have
-put before a commit relies on them (section 11).
+Every commit that names objects goes through `Writer`. Before a commit relies on a pack of another
+writer, `Writer` reads that pack whole (section 11).
 """
 
 from __future__ import annotations

@@ -57,13 +57,15 @@ class JournaledSaver:
     2. It raises outcomes of earlier saves that the caller must know: lost, stranded, refused.
     3. `await_room` waits until the states fit into the bound of the journal.
     4. `EntryStates` opens a store for the entry; objects of the entry before are linked into it.
-    5. `JournaledSave.check` checks the save against the expected run.
+    5. `JournaledSave.check` refuses a dropped or completed run early.
     6. `write_states` puts packs, manifests and placements into the entry's store (`WrittenSave`).
-    7. The first save of a handle commits a takeover to the registry, and reads it back (J1).
+    7. Its actions are composed for the expected run, or the save is refused. The first save of a
+       handle then takes the run over in the registry, reads that back (J1), and composes again.
     8. `RunFolder.acknowledge` puts the entry: the save is durable on this machine, and returns.
     9. A thread carries the entries in order (J5): `CarriedSave` copies an entry's states into the
        registry and commits them there, once, if the run was not taken over elsewhere (J2, J3).
-    10. The carrier reads the slot back (J4), notes the outcome, and deletes older carried entries.
+    10. The carrier reads the slot back (J4), notes the outcome, and deletes carried entries, but
+        for the newest save.
 
     Attributes:
         folder: The journal of the run.
