@@ -92,7 +92,7 @@ def upgrade(
     *,
     yes: bool = flag("--yes", "Do not ask."),
 ) -> Answer:
-    """Let newer rules begin; programs of an older version can only read the registry then.
+    """Let newer rules begin; older programs can only read then.
 
     Upgrade every program that writes first. This cannot be undone. It marks every run, so that
     trainers of an older version stop at their next commit. If it is killed, run it again.

@@ -265,7 +265,7 @@ def refuse(url: str) -> None:
         sharded.setattr(kind, "restore_checkpoint_after_setup", property(lambda _: True))
         with pytest.raises(InvalidInput, match="this sharded strategy is not supported"):
             training.fit(Net(), *data(DataLoader))
-        sharded.retention.undo()
+        sharded.undo()
         with pytest.raises(InvalidInput, match=r"do not save together.*ModelParallelStrategy"):
             is_sharding(ModelParallelStrategy(), run)
         net = Net()
