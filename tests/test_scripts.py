@@ -36,6 +36,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "collection": ("--objects 300", "300 objects: holdfast / list and unlink, per object:"),
     "dcp_metadata": ("2", "| 1 T |"),
     "follow": ("--mb 1 --rounds 1 --keyframe-every 2 --updates '1 %' --dir {dir}", "trusting"),
+    "import_time": ("--rounds 1", "first read, CPU"),
     "growth": (
         "--commits 10 --live 5 --rounds 1 --tensors 10 --runs 2 --dir {dir}",
         "peak of verify",

@@ -139,7 +139,7 @@ def finish_phase(run: holdfast.Run, training: Training) -> None:
     while training.step < training.end:
         loss = training.advance()
         if run.phases.is_due(training.step, training.phase):
-            metrics = {"loss": loss, **training.history.table()}
+            metrics = {"loss": loss, **training.metrics()}
             losses, training.losses = training.losses, []
             ck = run.save(
                 training.state(),

@@ -91,7 +91,7 @@ _TEXTS = {
     "dataclass_type": "must be an object",
     "literal_error": "must be {expected}",
     "string_pattern_mismatch": "must match the pattern {pattern}",
-    "string_too_short": "must have at least {min_length} characters",
+    "string_too_short": "must have at least {min_length} character",
     "string_too_long": "must have at most {max_length} characters",
     "too_short": "must have at least {min_length} item",
     "greater_than_equal": "must be greater than or equal to {ge}",

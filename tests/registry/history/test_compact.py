@@ -124,7 +124,7 @@ def said(act: str, x: int, y: int, run: RunManifest) -> list[Action]:
         case "leave":
             return [EvictEntries(versions=(1 + y % max(1, run.next_version - 1),), reason="r")]
         case "append":
-            stream = run.streams[name]
+            stream = run.stream(name)
             start = x % (stream.count + 1) if stream else 0
             return [
                 AppendStream(

@@ -46,7 +46,9 @@ def test_monitor_and_retention_take_the_place_of_the_presets(reg):
     run = reg.create_run("r", preset="default", monitor=acc, retention=Retention(last=1))
     assert (run.manifest.spec.name, run.manifest.spec.monitors) == ("default", (acc,))
     assert run.manifest.spec.retention == Retention(last=1)
-    assert reg.create_run("s", retention=Retention(last=2)).spec.retention == Retention(last=2)
+    assert reg.create_run("s", retention=Retention(last=2)).manifest.spec.retention == Retention(
+        last=2
+    )
 
 
 REFUSED = {

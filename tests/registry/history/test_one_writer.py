@@ -22,7 +22,10 @@ CHANGES = {
     "history/log.py": "snapshots, which are a cache",
     "store/store.py": "registry.json, once",
     "saving/journal/states.py": "objects of an entry of the journal, in a folder of its own",
+    "history/epochs.py": "epochs, which name objects to delete, and none to use",
+    "history/condemned_names.py": "the tables of these names, by their digest",
     "upkeep/gc.py": "epochs, deletions, and a file that tells the store's time",
+    "upkeep/upgrading.py": "the epoch of an upgrade",
     "upkeep/repairing.py": "objects under keys that live places name already",
     "upkeep/checkup.py": "the doctor's own probe",
 }
@@ -32,6 +35,7 @@ APPENDS = {
     "history/creating.py": "commit 0, which references nothing (W1)",
     "face/syncing.py": "commit 0 of a run at its destination",
     "upkeep/gc.py": "marks",
+    "upkeep/upgrading.py": "the marks of an upgrade",
 }
 #: The modules that may make the place of a manifest.
 PLACES = {
@@ -64,7 +68,7 @@ def touching(*methods: str, on: str = "") -> set[str]:
 
 
 def test_the_store_is_changed_by_those_alone():
-    changing = touching("put", "put_if_absent", "delete", on="backend")
+    changing = touching("put", "put_if_absent", "delete", "delete_many", on="backend")
     assert changing == set(CHANGES)
 
 
@@ -77,4 +81,4 @@ def test_places_are_made_by_those_alone():
 
 
 def test_what_commits_places_goes_through_the_writer():
-    assert touching("commit", on="writer") == {"writing/committer.py"}
+    assert touching("commit", on="writer.objects") == {"writing/committer.py"}

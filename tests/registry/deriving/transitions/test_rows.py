@@ -260,7 +260,7 @@ def test_what_is_not_there_need_not_be_dropped():
         ({"part": "a | b/c", "change": "carry"}, "all keys, or all patterns"),
         ({"part": "a*/b", "change": "reset"}, "a key must be written out"),
         ({"part": "model*", "change": "discard"}, "a key must be written out"),
-        ({"part": "", "change": "carry"}, "at least 1 item or character"),
+        ({"part": "", "change": "carry"}, "at least 1 character"),
         ({"part": "a", "change": "carry", "when": "x", "unless": "x"}, "never"),
         ({"part": "a", "change": "melt"}, "must be 'carry'"),
         ({"part": "a", "change": "reseed", "seeds": {"x": -1}}, "greater than or equal to 0"),
