@@ -143,7 +143,7 @@ def expected_save(
 
 
 class PushedSave(SaveCommit):
-    """Commit a save whose bytes are in a journal to another run, without its token."""
+    """The commit of a save whose bytes are in a journal, into another run by default."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ class EntryStates:
     """The states of one entry.
 
     Attributes:
-        write: The same.
+        write: The `write` of the entry's commit; it names their folder.
         store: The store of the states.
     """
 
