@@ -117,7 +117,7 @@ class Pipeline(Generic[Save]):
             self._background.close()
 
     def reset_after_fork(self) -> None:
-        """In a forked process begin anew: thread and token belong to the parent."""
+        """Start over in a forked process, since thread and token belong to the parent."""
         if self._own.is_forked:
             self._own.reset()
             self._background.reset()
