@@ -48,7 +48,7 @@ _FOLDER = "chunks-v1"
 _TOUCH_S = 60.0
 #: After a failure nothing is kept for this time.
 _PAUSE_S = 10.0
-#: After so many waits for others that kept nothing, nobody is waited for until a minute has passed.
+#: A handle that waited so often for chunks that never came fetches them itself for a minute.
 _VAIN_WAITS = 4
 _ALONE_S = 60.0
 #: The most files that are made while the lock is held: others wait for it.
