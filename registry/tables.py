@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from holdfast.registry.errors import InvalidInput, RegistryError, StoreUnavailable
 from holdfast.registry.history import decode_plain, json_ready, moment, parent_ref, step_ref
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.store import Store
+from holdfast.registry.values import Filter
 
 #: `time` is `timestamp[us, tz=UTC]`.
 Type = Literal["bool", "int64", "float64", "string", "time"]
@@ -141,20 +143,100 @@ RUN_COLUMNS = (
 )
 
 
-def run_table(store: Store, names: Iterable[str], read: Callable[[str], RunManifest]) -> Any:
-    """Return runs as a `pyarrow.Table`; several are read at once."""
+@dataclass(frozen=True, slots=True)
+class RunChoice:
+    """Which runs of a registry a table, a list or a page shows."""
+
+    where: str = ""  # a filter of their fields
+    since_s: float | None = None  # only those that were saved to in the last so many seconds
+    limit: int | None = None  # at most so many: those that were saved to last
+
+    def __post_init__(self) -> None:
+        """Refuse a filter that is none."""
+        Filter.parse(self.where)
+
+    def fits(self, row: Mapping[str, object]) -> bool:
+        """Return whether a row fits the filter."""
+        return Filter.parse(self.where).test(row)
+
+    def of(self, rows: Iterable[dict[str, object]]) -> list[dict[str, object]]:
+        """Return the rows that it has, of `run_fields` and `damaged_fields`, in their order.
+
+        Raises:
+            InvalidInput: The filter names a field that no run has.
+        """
+        kept = Filter.parse(self.where).of(rows)
+        if self.since_s is not None:
+            first = datetime.now(UTC) - timedelta(seconds=self.since_s)
+            kept = [row for row in kept if _saved(row) >= first]
+        if self.limit is not None and len(kept) > self.limit:
+            newest = sorted(kept, key=_saved, reverse=True)[: self.limit]
+            chosen = {str(row["run"]) for row in newest}
+            kept = [row for row in kept if row["run"] in chosen]
+        return kept  # type: ignore[return-value]
+
+
+def run_table(
+    store: Store,
+    names: Iterable[str],
+    read: Callable[[str], RunManifest],
+    choice: RunChoice = RunChoice(),
+) -> Any:
+    """Return the runs of a choice as a `pyarrow.Table`; several are read at once."""
 
     def row(name: str) -> dict[str, object] | None:
         try:
             run = read(name)
-            return _row(run) if run.commits else None
+            return run_fields(run) if run.commits else None
         except StoreUnavailable:
             raise  # the other runs would fail in the same way
         except RegistryError as error:
-            return {"run": name, "status": "damaged", "error": str(error)}
+            return damaged_fields(name, error)
 
     rows = store.pools.bulk.map(row, names)
-    return table(RUN_COLUMNS, [one for one in rows if one is not None])
+    return table(RUN_COLUMNS, choice.of([one for one in rows if one is not None]))
+
+
+def _saved(row: Mapping[str, object]) -> datetime:
+    """Return when a run was saved to last, or created. A damaged run is always shown: now."""
+    found = row.get("latest_time") or row.get("created")
+    return found if isinstance(found, datetime) else datetime.now(UTC)
+
+
+def run_fields(run: RunManifest) -> dict[str, object]:
+    """Return what filters find in a run.
+
+    Its columns, `name`, each number and text of its configuration (`lr`, `optimizer.lr`) and each
+    metric of its best checkpoint, or without a monitor of its latest. Where two have one name the
+    column comes before the configuration, and that before the metric; `config.NAME` and
+    `metrics.NAME` name the others.
+    """
+    monitor = next(iter(run.monitors), None)
+    shown = run.latest() if monitor is None else run.best(monitor)
+    metrics = {} if shown is None else dict(shown.metrics)
+    config = dict(_leaves(json_ready(decode_plain(run.created.config)))) if run.created else {}
+    return {
+        **metrics,
+        **config,
+        **{f"metrics.{name}": value for name, value in metrics.items()},
+        **{f"config.{name}": value for name, value in config.items()},
+        "name": run.run_id,
+        **_row(run),
+    }
+
+
+def damaged_fields(name: str, error: RegistryError) -> dict[str, object]:
+    """Return what filters find in a run that cannot be read."""
+    return {"run": name, "name": name, "status": "damaged", "error": str(error)}
+
+
+def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the numbers and texts of a configuration, each with its dotted path."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    elif path and not isinstance(value, list):
+        yield path, value
 
 
 def _row(run: RunManifest) -> dict[str, object]:

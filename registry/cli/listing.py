@@ -10,6 +10,7 @@ from typing import TypeVar
 from holdfast.registry.cli import output
 from holdfast.registry.errors import NotFound, RegistryError, StoreUnavailable
 from holdfast.registry.face import Registry, Run
+from holdfast.registry.tables import RunChoice, damaged_fields, run_fields
 
 _T = TypeVar("_T")
 
@@ -43,6 +44,15 @@ class Listing:
             return self._opened.run(name)
         except RegistryError as error:
             return error
+
+    def chosen(self, runs: Iterable[Run], choice: RunChoice) -> list[Run]:
+        """Return the runs of a choice; forget the damaged ones that it does not have."""
+        by_name = {run.id: run for run in runs}
+        rows = [run_fields(run.manifest) for run in by_name.values()]
+        rows += [damaged_fields(name, error) for name, error in self.damaged.items()]
+        kept = {str(row["run"]) for row in choice.of(rows)}
+        self.damaged = {name: error for name, error in self.damaged.items() if name in kept}
+        return [run for name, run in by_name.items() if name in kept]
 
     def described(self, runs: Iterable[Run], describe: Callable[[Run], _T]) -> dict[str, _T]:
         """Describe each run, by name; a run that cannot be described counts as damaged."""

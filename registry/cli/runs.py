@@ -26,7 +26,6 @@ from holdfast.registry.face import Registry, Run
 from holdfast.registry.history import (
     decode_or_keep,
     decode_plain,
-    forks_of,
     parent_ref,
     phase_value,
 )
@@ -34,6 +33,7 @@ from holdfast.registry.history.actions import Parent
 from holdfast.registry.saving.loop import LastHeard, failed_saves, last_heard, waited_share
 from holdfast.registry.spec import Monitor, Retention
 from holdfast.registry.spec.presets import load_preset
+from holdfast.registry.tables import RunChoice
 from holdfast.registry.upkeep import Damage
 from holdfast.registry.values import number
 
@@ -48,6 +48,7 @@ _LS = (
     *numbers("heard=last_heard.time", text=describe.age, none="-", drop=5),
     *numbers("age=created", text=describe.age, none="-", drop=6),
 )
+_WHERE = "Only runs that fit, such as 'lr < 1e-3 and status=failed and name~vit'."
 _NAME = argument("NAME", "Its name; by default made of date, time and seed.", default=None)
 
 
@@ -84,11 +85,19 @@ def create(
 
 
 @command(reads, table=True)
-def ls(opened: Registry) -> Answer:
+def ls(
+    opened: Registry,
+    *,
+    where: str = option("--where", "FILTER", _WHERE, default=""),
+    since: str | None = option("--since", "TIME", "Saved to since then, such as 12h or 7d."),
+    limit: int | None = option("-n", "COUNT", "At most this many: those saved to last.", min=1),
+) -> Answer:
     """List the runs by name."""
+    choice = RunChoice(where, None if since is None else options.seconds(since), limit)
     listing = Listing(opened)
-    runs = listing.runs()
-    forks, damage = forks_among(runs), Damage.of(opened.store)
+    opened_runs = listing.runs()
+    forks, damage = forks_among(opened_runs), Damage.of(opened.store)
+    runs = listing.chosen(opened_runs, choice)
 
     def rows(more: Callable[[Run], dict[str, Any]]) -> list[dict[str, Any]]:
         described = listing.described(
@@ -101,7 +110,13 @@ def ls(opened: Registry) -> Answer:
 
     return Answer(
         lambda: rows(lambda run: {}),  # noqa: ARG005
-        lambda: [Table(_LS, rows(lambda run: _for_people(run, damage)), none="no runs yet")],
+        lambda: [
+            Table(
+                _LS,
+                rows(lambda run: _for_people(run, damage)),
+                none="no run fits" if opened_runs else "no runs yet",
+            )
+        ],
         damaged=listing.damaged,
     )
 
@@ -143,8 +158,8 @@ def _waited_json(run: Run) -> float | None:
     return None if latest is None else waited_share(decode_plain(latest.meta))
 
 
-def run_json(run: Run, forks: list[str], damage: Damage | None = None) -> dict[str, Any]:
-    """Return a run; `forks` are the names of the runs that were forked from it."""
+def run_json(run: Run, forks: list[str] | None, damage: Damage | None = None) -> dict[str, Any]:
+    """Return a run; `forks` are its forks' names, `None` where nobody looked for them."""
     manifest, damage = run.manifest, damage or Damage.of(run.handle.store)
     created, latest, writer = manifest.created, manifest.latest(), manifest.writer
     backlog = run.backlog()
@@ -258,9 +273,7 @@ def drop(
         what = f"{run} holds {held}. Released checkpoints cannot be brought back."
         output.confirm_name(run, "drop", what)
     dropped.retention.drop(reason)
-    return Answer(
-        lambda: run_json(dropped, forks_of(opened.store, run)), lambda: [f"dropped: {run}"]
-    )
+    return Answer(lambda: run_json(dropped, None), lambda: [f"dropped: {run}"])
 
 
 def forks_among(runs: Iterable[Run]) -> dict[str, list[str]]:
@@ -279,7 +292,7 @@ def parent_of(run: Run) -> Parent | None:
     return None if created is None else created.parent
 
 
-def lineage_json(run: Run, forks: list[str]) -> dict[str, Any]:
+def lineage_json(run: Run, forks: list[str] | None) -> dict[str, Any]:
     """Return the parent, forks and phases of a run, and why it was dropped."""
     manifest, parent = run.manifest, parent_of(run)
     return {

@@ -66,13 +66,14 @@ def show(
     *,
     run: options.Run,
     follow: bool = flag("--follow", "Show it again whenever it changes, until it is over."),
+    forks: bool = flag("--forks", "List its forks too: one request for each run."),
 ) -> Answer:
     """Show a run: its settings, and its state now."""
     found = opened.run(run)
-    forks = forks_of(opened.store, run)
+    names = forks_of(opened.store, run) if forks else None
     if follow:
-        return _followed(opened, found, forks)
-    return Answer(lambda: run_json(found, forks), lambda: _text(_for_people(found, forks)))
+        return _followed(opened, found, names)
+    return Answer(lambda: run_json(found, names), lambda: _text(_for_people(found, names)))
 
 
 def _heard_text(heard: LastHeard) -> str:
@@ -87,7 +88,7 @@ def _waited_text(share: float | None) -> str | None:
     return None if share is None else f"{output.share(share)} of the time, for saves"
 
 
-def _for_people(run: Run, forks: list[str]) -> dict[str, Any]:
+def _for_people(run: Run, forks: list[str] | None) -> dict[str, Any]:
     shape = run_json(run, forks)
     return {
         **{name: shape[name] for name in ("run", "status")},
@@ -148,7 +149,7 @@ def _phase_text(phase: dict[str, Any]) -> str:
     return f"{phase['from']} to {phase['phase']}{' (superseded)' * phase['superseded']}"
 
 
-def _followed(opened: Registry, run: Run, forks: list[str]) -> Answer:
+def _followed(opened: Registry, run: Run, forks: list[str] | None) -> Answer:
     """Return a run as an answer that is printed again whenever its log has grown."""
     log = _Log(opened, run)
 
@@ -168,7 +169,7 @@ def _looks(run: Run, look: Callable[[], Any]) -> Iterator[Any]:
     return follow_run(run.handle.committer, look, Patience())
 
 
-def _on_screen(run: Run, forks: list[str], log: _Log) -> None:
+def _on_screen(run: Run, forks: list[str] | None, log: _Log) -> None:
     """Show the run at the same place of the terminal, with its trends and its newest commits."""
     from holdfast.registry.cli import terminal
 

@@ -21,13 +21,16 @@ from holdfast.registry.errors import (
 from holdfast.registry.history import RunLog, phase_segment, step_ref
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading import Checkpoint, StateHandle, Stored, find_checkpoint
+from holdfast.registry.objects import ObjectKey
 from holdfast.registry.spec import Monitor
 from holdfast.registry.store import Store
-from holdfast.registry.values import near
+from holdfast.registry.values import Digest, near
 
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
 _STEP = re.compile(r"step(\d{1,16})")
 _VERSION = re.compile(r"v\d{1,16}")
+#: Runs that are opened at once in search of an id.
+_AT_ONCE = 32
 FORMS = (
     "RUN, RUN/latest, RUN/best, RUN/best/METRIC, RUN/PHASE/latest, RUN/PHASE/best, "
     "RUN/PHASE/stepN, RUN/gates/NAME, RUN/tags/NAME, RUN/releases/VERSION, RUN/releases/latest, "
@@ -134,10 +137,28 @@ def _fits(checkpoint: CheckpointRecord, path: str) -> bool:
     return named and step.isdigit() and int(step) == checkpoint.step
 
 
+def stored_ids(store: Store, digits: str) -> set[Digest]:
+    """Return the ids of all stored states that begin with these digits: one listing."""
+    plain = digits.removeprefix("sha256:")
+    listed = store.backend.list(f"manifests/{plain[:2]}/{plain}")
+    return {ObjectKey.parse(one.key).digest for one in listed}
+
+
 def find_by_id(
-    store: Store, runs: Sequence[str], open_log: Callable[[str], RunLog], digits: str
+    store: Store,
+    runs: Sequence[str],
+    open_log: Callable[[str], RunLog],
+    digits: str,
+    stored: set[Digest],
 ) -> Stored:
-    """Return the one checkpoint of any run whose id begins with these digits."""
+    """Return the one checkpoint of any run whose id begins with these digits.
+
+    Runs are opened only until all `stored` states are found, the last by name first, since names
+    that Holdfast gives begin with the time.
+    """
+    url = store.backend.url
+    if not stored:
+        raise NotFound("no checkpoint with this id", where=f"{url}: {digits}")
 
     def look(name: str) -> Stored | RegistryError:
         try:
@@ -147,19 +168,23 @@ def find_by_id(
         except (NotFound, IntegrityError, UnsupportedFormat) as error:
             return error
 
-    url = store.backend.url
     found: dict[bytes, Stored] = {}
     damaged: dict[str, RegistryError] = {}
-    for name, one in zip(runs, store.pools.bulk.map(look, runs), strict=True):
-        if isinstance(one, Stored):
-            found[one.digest] = one
-        elif not isinstance(one, NotFound):
-            damaged[name] = one
+    latest = sorted(runs, reverse=True)
+    for start in range(0, len(latest), _AT_ONCE):
+        some = latest[start : start + _AT_ONCE]
+        for name, one in zip(some, store.pools.bulk.map(look, some), strict=True):
+            if isinstance(one, Stored):
+                found[one.digest] = one
+            elif not isinstance(one, NotFound):
+                damaged[name] = one
+        if found.keys() >= stored:
+            break
     if len(found) > 1:
         raise AmbiguousRef(
             "several checkpoints begin with these digits",
             where=digits,
-            found=", ".join(f"{one.run_id}/{one.digest.short}" for one in found.values()),
+            found=", ".join(sorted(f"{one.run_id}/{one.digest.short}" for one in found.values())),
             hint="Give more digits, or the run: RUN/DIGITS.",
         )
     if damaged and not found:

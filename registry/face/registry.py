@@ -248,20 +248,29 @@ class Registry:
             _LOGGER.warning("%s: the run %s was here and is gone", self.url, gone)
         return runs
 
-    def runs_table(self) -> Any:
+    def runs_table(
+        self, *, where: str = "", since_s: float | None = None, limit: int | None = None
+    ) -> Any:
         """Return a row for each run as a `pyarrow.Table`, sorted by name.
 
         docs/notebooks.md lists the columns. A run that cannot be read has the status `damaged` and
         its error. This opens each run, several at once: four to eleven requests for most.
 
+        Args:
+            where: A filter, such as `lr < 1e-3 and status=failed and name~vit`; see docs/cli.md.
+            since_s: Only runs that were saved to in the last so many seconds.
+            limit: At most so many runs: those that were saved to last.
+
         Raises:
-            InvalidInput: pyarrow is not installed.
+            InvalidInput: The filter is none, or pyarrow is not installed.
             StoreUnavailable: The store does not answer.
         """
         from holdfast.registry.history import RunLog
-        from holdfast.registry.tables import run_table
+        from holdfast.registry.tables import RunChoice, run_table
 
-        return run_table(self._store, self.runs(), lambda name: RunLog(self._store, name).open())
+        choice = RunChoice(where, since_s, limit)
+        read = lambda name: RunLog(self._store, name).open()  # noqa: E731
+        return run_table(self._store, self.runs(), read, choice)
 
     def diff_runs(self, first: str, second: str) -> Branches:
         """Compare two runs side by side: a fork and its parent, two forks, or any two.
@@ -343,7 +352,7 @@ class Registry:
             IntegrityError: A run is damaged: the one that is named or, where an id alone is in none
                 of the others, any.
         """
-        from holdfast.registry.face.refs import find_by_id, find_in_run, is_digest
+        from holdfast.registry.face.refs import find_by_id, find_in_run, is_digest, stored_ids
 
         if not isinstance(ref, str):
             raise InvalidInput(
@@ -351,9 +360,10 @@ class Registry:
             )
         name, _, path = ref.partition("/")
         if not path and is_digest(name):
-            runs = self.runs()
+            ids = self._store.pools.bulk.submit(stored_ids, self._store, name)
+            runs, open_log = self.runs(), partial(self._open_log, by_id=True)
             if name.removeprefix("sha256:") not in runs:
-                return find_by_id(self._store, runs, partial(self._open_log, by_id=True), name)
+                return find_by_id(self._store, runs, open_log, name, ids.result())
         return find_in_run(self._store, self._open_log(name, by_id=is_digest(path)), path)
 
     @contextmanager

@@ -6,6 +6,7 @@
 - `dtypes`: the closed list of element types; `semver`: versions of releases.
 - `amounts`: sizes, numbers and times as people read them; `markup`: facts and tables as HTML.
 - `environment`, `process`, `suggest`: the versions and the host of a run, near names.
+- `filters`: rows that fit a condition that a person types.
 - `first_use`, `gc_pause`: names imported when they are used, Python's cycle collector.
 
 `canonical`, `dtypes`, `digest` and `records` decide bytes and ids: they do not change. Specified in
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from holdfast.registry.values.dtypes import PrecisionName as PrecisionName
     from holdfast.registry.values.dtypes import item_size as item_size
     from holdfast.registry.values.environment import describe_environment as describe_environment
+    from holdfast.registry.values.filters import Filter as Filter
     from holdfast.registry.values.gc_pause import collector_paused as collector_paused
     from holdfast.registry.values.markup import text as text
     from holdfast.registry.values.parse_limits import CHARACTER_BYTES as CHARACTER_BYTES

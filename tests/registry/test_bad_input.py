@@ -244,6 +244,7 @@ def test_bad_input_20_ambiguous_digits(reg, backend):
     log_.open()
     for i in (1, 2):
         digest = Digest(bytes.fromhex("abcdef12") + bytes([i]) * 28)
+        reg.store.backend.put(f"manifests/ab/{digest.hex()}.0", b"")
         action = AddCheckpoint(manifest=digest, phase="main", step=i, size_bytes=0)
         log_.append(lambda state, action=action: [commit_line(state, [action])])
     for ref in ("run/abcdef12", "abcdef12"):

@@ -129,6 +129,7 @@ def _with_equal_digits(reg, monkeypatch):
         log = RunLog(reg.store, name)
         log.open()
         for i, digest in enumerate(digests):
+            reg.store.backend.put(f"manifests/ab/{digest.hex()}.0", b"")
             action = AddCheckpoint(manifest=digest, phase="main", step=i, size_bytes=0)
             log.append(lambda state, action=action: [commit_line(state, [action])])
     return digests
@@ -153,6 +154,7 @@ def test_digits_that_differ_between_runs_are_ambiguous(reg, monkeypatch):
         log = RunLog(reg.store, name)
         log.open()
         digest = Digest(bytes.fromhex("abcdef12") + bytes([i]) * 28)
+        reg.store.backend.put(f"manifests/ab/{digest.hex()}.0", b"")
         action = AddCheckpoint(manifest=digest, phase="main", step=i, size_bytes=0)
         log.append(lambda state, action=action: [commit_line(state, [action])])
     with pytest.raises(AmbiguousRef, match=r"found a/abcdef120000, b/abcdef120101.*RUN/DIGITS"):

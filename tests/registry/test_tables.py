@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,6 +130,30 @@ def test_a_registry_has_a_row_for_each_run_also_for_a_damaged_one(
     assert (c["status"], c["error"]) == ("dropped", "a mistake")
     assert (d["status"], d["checkpoints"]) == ("damaged", None)
     assert "runs/d/log" in d["error"]
+
+
+def test_runs_are_chosen_by_their_fields_and_their_age(reg: Registry, backend: Backend) -> None:
+    monitor = Monitor(metric="loss", mode="min")
+    for name, rate, loss in (("a", 0.1, 2.0), ("b", 0.01, 0.5), ("c", 0.01, 1.0)):
+        run = reg.create_run(name, monitor=monitor, config={"opt": {"lr": rate}, "status": "x"})
+        for step, factor in ((1, 1), (2, 2)):
+            run.save(small_state(step), step=step, metrics={"loss": loss * factor, "opt.lr": 9.0})
+    for key in slots(backend, "d" if reg.create_run("d") else ""):
+        backend.put(key, b"not a slot")
+
+    def chosen(**choice: Any) -> list[str]:
+        with open_on(backend) as other:
+            return other.runs_table(**choice).column("run").to_pylist()
+
+    assert chosen(where="opt.lr < 0.1") == ["b", "c"]  # the configuration's, not the metric's
+    assert chosen(where="metrics.opt.lr = 9 and loss <= 1") == ["b", "c"]  # of the best checkpoint
+    assert chosen(where="config.status=x and status=running and best=0.5") == ["b"]
+    assert chosen(where="status=damaged") == ["d"]
+    assert chosen(where="latest_step=2", limit=1) == ["c"]  # saved to last
+    assert chosen(since_s=3600) == ["a", "b", "c", "d"]
+    assert chosen(since_s=-1) == []
+    with pytest.raises(InvalidInput, match="no run has"):
+        chosen(where="rate=1")
 
 
 def test_entries_have_a_column_for_each_key(reg: Registry) -> None:

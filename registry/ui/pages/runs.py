@@ -14,8 +14,9 @@ from holdfast.registry.face import Run
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.saving.loop import last_heard
 from holdfast.registry.spec import Monitor
-from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, trouble_of
-from holdfast.registry.ui.source import FRESH_S, Source, now_ms
+from holdfast.registry.tables import RunChoice, damaged_fields, run_fields
+from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, tried, trouble_of
+from holdfast.registry.ui.source import FRESH_S, Opened, Source, now_ms
 from holdfast.registry.upkeep import Damage
 
 #: Rows of the first view, and of each "load more".
@@ -65,7 +66,7 @@ class RunsPage:
 
     rows: tuple[RunRow, ...]  # the runs that are shown
     total: int  # runs in the registry
-    matching: int  # the runs whose names match
+    matching: int  # the runs that have the words in their names and fit the filter
     undated: int  # runs of unknown age, which come last
 
 
@@ -74,6 +75,7 @@ def list_runs(
     *,
     count: int = PAGE,
     matching: str = "",
+    where: str = "",
     only: Sequence[str] = (),
     reads_births: bool = False,
     within_s: float | None = None,
@@ -83,13 +85,17 @@ def list_runs(
     The age of a run is in its name if Holdfast chose the name; of other runs the first commit is
     read, one request each and once only, unless there are more than `BIRTHS_UNASKED` of them.
     """
+    choice = RunChoice(where)  # refused before runs are read
     names = list(only) or source.names(max_age_s=0 if within_s is None else FRESH_S)
     wanted = [name for name in names if matching.lower() in name.lower()]
     ages = _ages(source, wanted, reads_births=reads_births)
     wanted = _sorted(wanted, ages)
+    opened = source.runs(wanted if where else wanted[:count], within_s)
+    pending, damage = set(opened.pending), Damage.of(source.registry.store)
+    if where:
+        fitting = _fitting(opened, choice)
+        wanted = [name for name in wanted if name in fitting or name in pending]
     chosen = wanted[:count]
-    opened, damage = source.runs(chosen, within_s), Damage.of(source.registry.store)
-    pending = set(opened.pending)
     return RunsPage(
         rows=tuple(
             _row(name, opened.runs, opened.failed, damage, is_pending=name in pending)
@@ -98,8 +104,17 @@ def list_runs(
         ),
         total=len(names),
         matching=len(wanted),
-        undated=len(wanted) - len(ages),
+        undated=len(set(wanted) - ages.keys()),
     )
+
+
+def _fitting(opened: Opened, choice: RunChoice) -> set[str]:
+    """Return the names of the runs of a choice; more may follow while runs are being read."""
+    rows = [run_fields(run.manifest) for run in opened.runs.values()]
+    rows += [damaged_fields(name, error) for name, error in opened.failed.items()]
+    # A run that is still being read may have a field that no other one has.
+    found = [one for one in rows if choice.fits(one)] if opened.pending else choice.of(rows)
+    return {str(row["run"]) for row in found}
 
 
 def newest_first(source: Source, names: Sequence[str]) -> list[str]:
@@ -212,17 +227,24 @@ _MOST = 2000
 
 
 def _ask(source: Source, asked: Asked) -> Shown:
-    found = list_runs(
-        source,
-        count=asked.number("count", PAGE, least=1, most=_MOST),
-        matching=asked.text("q"),
-        only=asked.texts("run"),
-        reads_births=asked.text("dates") == "all",
-        within_s=asked.within_s,
-    )
+    troubles: list[Trouble] = []
+    count = asked.number("count", PAGE, least=1, most=_MOST)
+    found = tried(
+        lambda: list_runs(
+            source,
+            count=count,
+            matching=asked.text("q"),
+            where=asked.text("where"),
+            only=asked.texts("run"),
+            reads_births=asked.text("dates") == "all",
+            within_s=asked.within_s,
+        ),
+        troubles,
+    ) or RunsPage((), total=len(source.names(max_age_s=FRESH_S)), matching=0, undated=0)
     return Shown(
         title="Runs",
         body=found,
+        troubles=tuple(troubles),
         live={row.name: row.commits for row in found.rows if row.is_live},
         is_partial=any(row.is_pending for row in found.rows),
     )

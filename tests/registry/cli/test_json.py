@@ -48,7 +48,7 @@ def test_show(call_json: CallJson) -> None:
 
 def test_runs(call_json: CallJson) -> None:
     (listed,) = call_json("run", "ls")
-    shown = call_json("run", "show", "demo")
+    shown = call_json("run", "show", "demo", "--forks")
     assert listed == shown
     assert set(shown) == RUN
     assert shown["seed"] == "0x000000000000002a"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast.backends.base import ObjectInfo
 from holdfast.registry.errors import Malformed, NotFound
 from holdfast.registry.history.actions import SetStatus
 from holdfast.registry.history.log import commit_line
@@ -40,6 +41,18 @@ def test_run_ls(call: Call, call_json: CallJson, damaged: Path) -> None:
     assert "closing digest" in second.pop("error")
     assert second == {"run": "bad", "status": "damaged"}
     assert "error" not in first
+
+
+def test_run_ls_shows_the_runs_that_fit(call: Call, call_json: CallJson, damaged: Path) -> None:
+    said = call("run", "ls", "--where", "name~DEM or name=also", "-n", "2", "--since", "1h")
+    assert [line.split()[0] for line in said.stdout.splitlines()[1:]] == ["also", "demo"]
+    assert "damaged" not in said.stderr
+    assert [
+        one["run"] for one in call_json("run", "ls", "--where", "status=damaged", status=6)
+    ] == ["bad"]
+    assert "no run fits" in call("run", "ls", "--where", "status=completed").stderr
+    refused = call("run", "ls", "--where", "name=", status=3).stderr
+    assert "character 6 of 'name='" in refused
 
 
 def test_ls(call: Call, call_json: CallJson, damaged: Path) -> None:
@@ -78,14 +91,27 @@ def test_a_run_of_a_newer_version_has_the_status_of_that(call: Call, url: str) -
     call("run", "show", "demo")
 
 
+def _manifests(opened: holdfast.Registry) -> list[ObjectInfo]:
+    return list(opened.store.backend.list("manifests/"))
+
+
+def _kept(opened: holdfast.Registry, name: str) -> list[holdfast.Checkpoint]:
+    return opened.run(name).checkpoints()
+
+
 def test_a_checkpoint_by_its_id_alone(url: str, damaged: Path, call: Call) -> None:
     with holdfast.open(url) as opened:
         demo = opened.run("demo").latest()
         assert demo is not None
         assert opened.checkpoint(demo.digest.hex()).ref == demo.ref
+        stored = {one.key.split("/")[2].partition(".")[0] for one in _manifests(opened)}
+        readable = {ck.digest.hex() for name in ("demo", "also") for ck in _kept(opened, name)}
+        (of_bad,) = stored - readable
         with pytest.raises(Malformed, match=r"in the runs that can be read.*bad") as caught:
-            opened.checkpoint("0" * 16)
+            opened.checkpoint(of_bad)
         assert caught.value.exit_code == 6
+        with pytest.raises(NotFound, match="no checkpoint with this id"):
+            opened.checkpoint("0" * 16)  # no state has it, whatever the damaged run says
         with pytest.raises(NotFound, match="Did you mean 'demo'"):
             opened.run("demmo")
     call("stats", demo.digest.hex()[:12])

@@ -44,6 +44,15 @@ def test_a_row_has_the_numbers_of_its_run(source: Source) -> None:
     assert rows["night-wide"].parent == "night"
 
 
+def test_runs_are_found_by_what_they_hold(source: Source) -> None:
+    found = list_runs(source, where="loss < 1 and not parent=none")
+    assert [row.name for row in found.rows] == ["night-wide"]
+    assert (found.matching, found.total) == (1, 3)
+    assert [row.name for row in list_runs(source, where="name~n", matching="wide").rows] == [
+        "night-wide"
+    ]
+
+
 def test_each_checkpoint_says_why_it_stays_or_went(night: RunShown) -> None:
     found = {row.saved.step: row for row in night.checkpoints}
     assert found[10].state == "evicted"
