@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from shutil import which
 from typing import Any
 
 import fsspec
@@ -54,6 +55,8 @@ def by_s3fs(url: str) -> Backend:
     return open_backend(url, transport="s3fs")
 
 
+# Where the real server is installed, the check asks that one, and the soak moto too.
+@(pytest.mark.soak if which("radosgw") else pytest.mark.usefixtures())
 class TestS3fsOnMoto(BackendContract):
     racy_create = "moto checks for the key and then writes it, in two steps"
     many = 25
