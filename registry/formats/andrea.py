@@ -211,7 +211,7 @@ def write(
     force: bool,
 ) -> WrittenFile:
     """Write a state with `step`, `weights`, `m` and `v`; equal states give equal files."""
-    flat = content.flat(content.parts)
+    flat = content.outline(content.parts)
     kept: dict[str, Any] = dict(content.skeletons)
     if sorted(kept) != sorted((*PARTS, "step")):
         raise _unfit(content, "a step file holds step, weights, m and v", ", ".join(kept))
@@ -227,9 +227,8 @@ def write(
         raise _unfit(content, "a step file counts parameters by 31 bits", str(count))
     with new_file(path, 8 + 12 * count, force=force) as file:
         file.write(_HEAD.pack(step, count))
-        for name in PARTS:
-            for leaf in parts[name].leaves:
-                file.write(leaf.buffer())
+        for part in content.stream(leaf.path for name in PARTS for leaf in parts[name].leaves):
+            file.write(part)
     return WrittenFile(path, FORMAT, 8 + 12 * count)
 
 

@@ -1,16 +1,18 @@
 """A state that is to be written to a file: one that a registry stores, or one in memory.
 
 A format writes both in the same way. The chunks of a stored state are read while the file is
-written, so a format that writes tensor by tensor needs no memory for the whole state.
+written, so a format that takes `outline` and `stream` needs no memory for the whole state.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
+from mmap import mmap
 from typing import Any
 
 from holdfast.registry import pytree
@@ -18,10 +20,18 @@ from holdfast.registry.errors import Hint, IncompatibleState
 from holdfast.registry.loading import Stored, check_components
 from holdfast.registry.objects import Component, TensorEntry
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState, TensorBytes, as_torch
+from holdfast.registry.store import abandon
 from holdfast.registry.values import Digest, Json
 
 #: The component of an opaque file: its name, and its bytes as an array.
 OPAQUE = "file"
+#: Tensors are streamed in windows of this many bytes. This many are in memory, each read by one
+#: thread, which may need three chunks of 4 MiB more to decode: below 128 MiB in all.
+_WINDOW_BYTES = 8 * 2**20
+_WINDOWS = 6
+
+#: Some chunks of the tensor of a path: the memory for each, by its number.
+_Chunks = tuple[str, Mapping[int, memoryview]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +72,20 @@ class Content(ABC):
         """Return some components as leaves, for which no torch is needed."""
 
     @abstractmethod
+    def outline(self, names: Iterable[str]) -> FlatState:
+        """Return components like `flat`; only `stream` may be asked for the bytes of leaves."""
+
+    @abstractmethod
+    def only(self, name: str) -> Content:
+        """Return one component."""
+
+    @abstractmethod
     def read_chunks(self, path: str, wanted: Mapping[int, memoryview]) -> None:
         """Fill memory with chunks of a tensor."""
 
-    def read_tensor(self, path: str, into: memoryview) -> None:
-        """Fill memory with a tensor."""
-        wanted, start = {}, 0
-        for number, size in enumerate(self.tensors[path].grid.sizes()):
-            wanted[number] = into[start : start + size]
-            start += size
-        self.read_chunks(path, wanted)
+    @abstractmethod
+    def stream(self, paths: Iterable[str]) -> Iterator[memoryview]:
+        """Yield the bytes of tensors one after the other; each part is valid until the next."""
 
 
 class StoredContent(Content):
@@ -108,19 +122,109 @@ class StoredContent(Content):
         """Read components."""
         return pytree.flatten(self._stored.handle.load(names, portable=True))
 
+    def outline(self, names: Iterable[str]) -> FlatState:
+        """Return components; only their long strings and parts of sparse tensors are read."""
+        parts = []
+        for name in names:
+            skeleton, tensors = self.parts[name].skeleton, self.parts[name].tensors
+            paths, kinds = pytree.leaf_paths(name, skeleton), pytree.portable_kinds(skeleton)
+            arrays = [self._array(paths[n], kinds[n], one) for n, one in enumerate(tensors)]
+            parts.append((name, skeleton, arrays))
+        flat = pytree.flatten(pytree.unflatten(self.kind, parts))
+        for part in flat.components:
+            for leaf in part.leaves:
+                leaf.nbytes = self.tensors[leaf.path].nbytes
+        return flat
+
+    def _array(self, path: str, kind: str, entry: TensorEntry) -> object:
+        if kind in ("numpy", "tensor"):
+            try:
+                return pytree.unread(entry.dtype, entry.shape, kind)
+            except ValueError as error:
+                raise IncompatibleState(
+                    "no library makes an array of this shape",
+                    where=f"{self.where}: {path}",
+                    found=f"{list(entry.shape)}: {error}",
+                ) from error
+        array, view = pytree.allocate(entry.dtype, entry.shape, kind)
+        start = 0
+        for part in self.stream([path]):
+            view[start : start + len(part)] = part
+            start += len(part)
+        return array
+
+    def only(self, name: str) -> StoredContent:
+        """Return one component."""
+        return StoredContent(self._stored, [name])
+
     def read_chunks(self, path: str, wanted: Mapping[int, memoryview]) -> None:
         """Read chunks; equal ones are read once."""
-        entry, reader = self.tensors[path], self._stored.handle.reader
-        if entry.inline is not None:
-            for view in wanted.values():
-                view[:] = entry.inline
-            return
-        digests = reader.chunk_digests(entry)
-        first = {digests[number]: view for number, view in wanted.items()}
+        self._read([(path, wanted)])
+
+    def _read(self, pieces: Iterable[_Chunks]) -> None:
+        first: dict[Digest, memoryview] = {}
+        copies, reader = [], self._stored.handle.reader
+        for path, wanted in pieces:
+            entry = self.tensors[path]
+            digests = () if entry.inline is not None else reader.chunk_digests(entry)
+            for number, view in wanted.items():
+                if entry.inline is not None:
+                    view[:] = entry.inline
+                elif first.setdefault(digests[number], view) is not view:
+                    copies.append((view, first[digests[number]]))
         reader.read_chunks(first)
-        for number, view in wanted.items():
-            if view is not first[digests[number]]:
-                view[:] = first[digests[number]]
+        for view, source in copies:
+            view[:] = source
+
+    def stream(self, paths: Iterable[str]) -> Iterator[memoryview]:
+        """Read windows ahead, and yield them in order; a chunk is read once for each window."""
+        bulk = self._stored.handle.store.pools.bulk
+        free = [memoryview(mmap(-1, _WINDOW_BYTES)) for _ in range(_WINDOWS)]
+        reading: deque[tuple[Future[None], memoryview, int]] = deque()
+        try:
+            for pieces in self._windows(paths):
+                if not free:
+                    yield from _first_of(reading, free)
+                memory, at = free.pop(), 0
+                window = []
+                for path, sizes in pieces:
+                    views = {}
+                    for number, size in sizes.items():
+                        views[number] = memory[at : at + size]
+                        at += size
+                    window.append((path, views))
+                reading.append((bulk.submit(self._read, window), memory, at))
+            while reading:
+                yield from _first_of(reading, free)
+        finally:
+            abandon(future for future, _, _ in reading)
+
+    def _windows(self, paths: Iterable[str]) -> Iterator[list[tuple[str, dict[int, int]]]]:
+        """Yield the chunks of tensors in windows: by path the size of each chunk by its number."""
+        window: list[tuple[str, dict[int, int]]] = []
+        held = 0
+        for path in paths:
+            sizes: dict[int, int] = {}
+            for number, size in enumerate(self.tensors[path].grid.sizes()):
+                if held + size > _WINDOW_BYTES:
+                    yield [*window, (path, sizes)]
+                    window, sizes, held = [], {}, 0
+                sizes[number] = size
+                held += size
+            window.append((path, sizes))
+        if held:
+            yield window
+
+
+def _first_of(
+    reading: deque[tuple[Future[None], memoryview, int]], free: list[memoryview]
+) -> Iterator[memoryview]:
+    """Yield the bytes of the window that was begun first, and free its memory."""
+    future, memory, size = reading[0]
+    future.result()
+    reading.popleft()
+    yield memory[:size]
+    free.append(memory)
 
 
 class MemoryContent(Content):
@@ -156,6 +260,16 @@ class MemoryContent(Content):
             self.kind, tuple(part for part in self._flat.components if part.name in wanted)
         )
 
+    outline = flat
+
+    def only(self, name: str) -> MemoryContent:
+        """Return one component."""
+        return MemoryContent(self._flat, [name], self.where)
+
+    def stream(self, paths: Iterable[str]) -> Iterator[memoryview]:
+        """Yield the bytes of each tensor."""
+        return (self._leaves[path].buffer() for path in paths)
+
     def read_chunks(self, path: str, wanted: Mapping[int, memoryview]) -> None:
         """Copy chunks."""
         data, grid = self._leaves[path].buffer(), self.tensors[path].grid
@@ -189,12 +303,15 @@ def _array_of(leaf: ArrayLeaf, kind: str, *, shares: bool) -> object:
     return array
 
 
-def portable(content: Content, names: Iterable[str] | None = None) -> dict[str, Any]:
+def portable(
+    content: Content, names: Iterable[str] | None = None, *, without: Collection[str] = ()
+) -> dict[str, Any]:
     """Return a state with tensors as `pytree.TensorBytes`, and arrays as arrays of NumPy.
 
     Tensors of a component without sparse ones share their memory with the content.
     """
-    flat = content.flat(content.parts if names is None else names)
+    wanted = content.parts if names is None else names
+    flat = content.flat([name for name in wanted if name not in without])
     parts = []
     for part in flat.components:
         kinds = pytree.portable_kinds(part.skeleton)
@@ -210,7 +327,7 @@ def portable(content: Content, names: Iterable[str] | None = None) -> dict[str, 
     state: dict[str, Any] = dict(pytree.unflatten(flat.kind, parts))
     if names is not None:
         return state
-    kept = {name: skeleton for name, skeleton in content.skeletons if name not in state}
+    kept = {name: skeleton for name, skeleton in content.skeletons if name not in content.parts}
     return state | {name: pytree.unflatten_component(node, ()) for name, node in kept.items()}
 
 
@@ -255,11 +372,11 @@ class NamedTensors:
     aside: str | None = None
 
     def of(self, content: Content) -> tuple[dict[str, ArrayLeaf], FlatComponent | None]:
-        """Return the tensors by name, and the component that is kept beside them."""
+        """Return the tensors by name, not yet read, and the component that is kept beside them."""
         wanted = self._choose(content)
         leaves: dict[str, ArrayLeaf] = {}
         aside = None
-        for part in content.flat(wanted).components:
+        for part in content.outline(wanted).components:
             if part.name == self.aside and len(wanted) > 1 and not part.leaves:
                 aside = part
             else:

@@ -251,14 +251,14 @@ def write(
     force: bool,  # noqa: ARG001 - a folder is never replaced
 ) -> WrittenFile:
     """Write a state as a folder, which appears whole or not at all."""
-    state = portable(content)
+    state = portable(content, without=_TENSORS.values())
     _check_state(state, content)
     about = state.get("metadata", {})
     with new_folder(path, content.size_bytes) as folder:
         for name, component in _TENSORS.items():
-            if component in state:
-                part = MemoryContent({component: state[component]}, None, content.where)
+            if component in content.parts:
                 kept = about.get(name, {"format": "pt"})
+                part = content.only(component)
                 safetensors.write(folder / name, part, metadata=kept, force=False)
         if "optimizer" in state:
             part = MemoryContent(state["optimizer"], None, f"{content.where}: optimizer")
@@ -281,12 +281,18 @@ def _dumped(name: str, value: Any) -> bytes:
         raise IncompatibleState("a value is not JSON", where=f"json/{name}", found=error) from error
 
 
+def _is_dict(skeleton: Any) -> bool:
+    return isinstance(skeleton, dict) and not {"d", "od", "sd"}.isdisjoint(skeleton)
+
+
 def _check_state(state: Mapping[str, Any], content: Content) -> None:
-    unknown = sorted(set(state) - set(_COMPONENTS))
+    names = [name for name, _ in content.skeletons]
+    weights: Any = {name: content.parts[name] for name in content.parts if name not in state}
     configs = state.get("json", {})
     if (
-        unknown
-        or not {"model", "adapter"} & set(state)
+        set(names) - set(_COMPONENTS)
+        or not weights
+        or not all(_is_dict(part.skeleton) for part in weights.values())
         or not all(isinstance(part, dict) for part in state.values())
         or not set(_CONFIGS) & set(configs)
     ):
@@ -294,7 +300,7 @@ def _check_state(state: Mapping[str, Any], content: Content) -> None:
             "not the state of a checkpoint folder of Hugging Face",
             where=content.where,
             expected="model or adapter, and json with config.json or adapter_config.json",
-            found=", ".join(state) or "nothing",
+            found=", ".join(names) or "nothing",
             hint="Choose components with `--only`, or pull to a .safetensors or .pt file.",
         )
     taken = {*_TENSORS, _INDEX, *configs} | ({_OPTIMIZER} & {f"{name}.pt" for name in state})

@@ -236,17 +236,26 @@ def write(path: Path, content: Content, *, metadata: None, force: bool) -> Writt
         if "\0" in name or len(name.encode()) > _MAX_NAME_BYTES:
             raise fitting.unfit(quoted(name)[:80], "the name of an array cannot be a file name")
     with new_file(path, content.size_bytes, force=force) as file:
+        rest = memoryview(b"")
+        parts = content.stream(leaf.path for leaf in leaves.values())
         with zipfile.ZipFile(file, "w") as archive:
             for name, leaf in leaves.items():
                 # Without a date of its own an entry has the same bytes in every call.
                 entry = zipfile.ZipInfo(name + _SUFFIX)
                 with archive.open(entry, "w", force_zip64=leaf.nbytes > _LARGE_BYTES) as into:
-                    np.lib.format.write_array(into, _array_of(leaf), allow_pickle=False)
+                    np.lib.format.write_array_header_1_0(into, _header_of(leaf))
+                    left = leaf.nbytes
+                    while left:
+                        rest = rest or next(parts)
+                        part, rest = rest[:left], rest[left:]
+                        into.write(part)
+                        left -= len(part)
         size = file.tell()
     return WrittenFile(path, "npz", size)
 
 
-def _array_of(leaf: ArrayLeaf) -> np.ndarray[Any, Any]:
-    if isinstance(leaf.source, np.ndarray):
-        return leaf.source
-    return np.frombuffer(leaf.buffer(), np.dtype(str(leaf.dtype))).reshape(leaf.shape)
+def _header_of(leaf: ArrayLeaf) -> dict[str, Any]:
+    is_array = isinstance(leaf.source, np.ndarray)  # an array of times has its unit
+    dtype = leaf.source.dtype if is_array else np.dtype(str(leaf.dtype))
+    descr = np.lib.format.dtype_to_descr(dtype)
+    return {"descr": descr, "fortran_order": False, "shape": leaf.shape}

@@ -6,7 +6,6 @@ from the registry into the new file.
 
 from __future__ import annotations
 
-import mmap
 import os
 from pathlib import Path
 
@@ -68,18 +67,6 @@ def write(path: Path, content: Content, *, metadata: None, force: bool) -> Writt
         )
     size = content.size_bytes
     with new_file(path, size, force=force) as file:
-        if size:
-            _take_space(file.fileno(), size)
-            # It closes with its last view, which the traceback of an error may hold.
-            memory = mmap.mmap(file.fileno(), size)
-            content.read_tensor(_PATH, memoryview(memory))
-            memory.flush()
+        for part in content.stream([_PATH]):
+            file.write(part)
     return WrittenFile(path, "opaque", size)
-
-
-def _take_space(fd: int, size: int) -> None:
-    # Reserve the space first: a disk that fills up under a mapping would kill the process.
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fd, 0, size)
-    else:  # macOS
-        os.truncate(fd, size)

@@ -123,8 +123,8 @@ def write(
     size = len(head) + sum(leaf.nbytes for leaf in leaves.values())
     with new_file(path, size, force=force) as file:
         file.write(head)
-        for leaf in order:
-            file.write(leaf.buffer())
+        for part in content.stream(leaf.path for leaf in order):
+            file.write(part)
     return WrittenFile(path, FORMAT, size)
 
 

@@ -94,15 +94,18 @@ def new_folder(path: Path, size_bytes: int) -> Iterator[Path]:
         fail(error, path, size_bytes)
 
 
-def put_file(path: Path, data: bytes | memoryview) -> int:
+def put_file(path: Path, data: bytes | memoryview | Iterator[memoryview]) -> int:
     """Write and sync a new file, with the folders around it; return its size."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    size = 0
     with path.open("xb", buffering=0) as file:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[file.write(rest) :]
+        for part in data if isinstance(data, Iterator) else [memoryview(data)]:
+            size += len(part)
+            rest = part
+            while rest:
+                rest = rest[file.write(rest) :]
         os.fsync(file.fileno())
-    return len(data)
+    return size
 
 
 def _exists(path: Path) -> InvalidInput:

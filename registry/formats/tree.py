@@ -175,11 +175,9 @@ def write(path: Path, content: Content, *, metadata: None, force: bool) -> Writt
             (root / name).mkdir(parents=True)
         for name, info in files.items():
             if info.format == "opaque" and name in opaque:
-                memory = bytearray(info.size_bytes)
                 if content.tensors[opaque[name]].nbytes != info.size_bytes:
                     raise _differs(content, name)
-                content.read_tensor(opaque[name], memoryview(memory))
-                put_file(root / name, bytes(memory))
+                put_file(root / name, content.stream([opaque[name]]))
         _write_states(root, files, content)
         for name, info in files.items():
             _check(root / name, name, info, content)

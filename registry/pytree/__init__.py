@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from holdfast.registry.pytree.adapters import register_adapter as register_adapter
     from holdfast.registry.pytree.arrays import allocate as allocate
     from holdfast.registry.pytree.arrays import describe as describe
+    from holdfast.registry.pytree.arrays import unread as unread
     from holdfast.registry.pytree.arrays import view_of as view_of
     from holdfast.registry.pytree.claims import check_arrays as check_arrays
     from holdfast.registry.pytree.encoding import Encoder as Encoder
@@ -141,6 +142,7 @@ __all__ = [
     "steps_at",
     "unflatten",
     "unflatten_component",
+    "unread",
     "view_of",
     "walk",
 ]

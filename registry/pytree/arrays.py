@@ -22,6 +22,16 @@ def allocate(dtype: str, shape: tuple[int, ...], kind: str) -> Destination:
     return allocator(dtype, shape)
 
 
+def unread(dtype: str, shape: tuple[int, ...], kind: str) -> object:
+    """Return an array or `TensorBytes` of this type and shape that takes no memory for its bytes.
+
+    Only its description may be used: an array repeats one element, `TensorBytes` have no bytes.
+    """
+    if kind == "numpy":
+        return libraries.numpy_wrapper().repeated(dtype, shape)
+    return tensor_bytes.TensorBytes(dtype, shape, memoryview(b""))
+
+
 def view_of(target: object) -> memoryview | None:
     """Return the writable bytes of a tensor or array, or None if they cannot be viewed."""
     if refusals.is_tensor_like(target):

@@ -85,6 +85,11 @@ def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[np.ndarray[Any, Any], 
     return array, memory_of(array)
 
 
+def repeated(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Return an array whose elements are all the same one in memory."""
+    return np.broadcast_to(np.zeros((), dtype_named(dtype)), shape)
+
+
 def view_of(target: np.ndarray[Any, Any]) -> memoryview | None:
     """Return the writable memory of an array, or None if it is not contiguous and writable."""
     flags = target.flags
