@@ -16,10 +16,13 @@ APART = {"torch", "holdfast"}
 
 
 def pins() -> dict[str, str]:
-    lines = (ROOT / "scripts" / "pins.txt").read_text().splitlines()
-    parsed = [re.fullmatch(r"([a-z0-9.-]+)==([A-Za-z0-9.]+)( ; [^@]+)?", line) for line in lines]
-    assert all(parsed), "a line that is not NAME==VERSION with a marker at most"
-    return {match[1]: match[2] for match in parsed if match}
+    text = (ROOT / "scripts" / "pins.txt").read_text()
+    row = r"([a-z0-9.-]+)==([A-Za-z0-9.]+)( ; [^@\\]+)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n"
+    parsed = list(re.finditer(row, text))
+    assert "".join(match[0] for match in parsed) == text, (
+        "a line that is not NAME==VERSION, a marker at most, and hashes"
+    )
+    return {match[1]: match[2] for match in parsed}
 
 
 def test_each_dependency_is_pinned_to_a_version_that_its_range_admits() -> None:
