@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from inspect import isgenerator
 from typing import Any
 
@@ -17,6 +18,26 @@ from holdfast.registry.face import rng
 
 _LOGGER = logging.getLogger("holdfast")
 _END = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The position of a loader of torchdata's within an epoch."""
+
+    batches: int
+    is_finished: bool  # whether its loop over the epoch has ended
+
+
+def position_of(state: object) -> Position | None:
+    """Return the position that a loader's state has, if torchdata made it."""
+    if not isinstance(state, Mapping) or "_iterator_finished" not in state:
+        return None
+    batches = state.get("_num_yielded")
+    if batches is None:  # with workers
+        snapshot, since = state.get("_snapshot"), state.get("_steps_since_snapshot")
+        step = snapshot.get("_snapshot_step") if isinstance(snapshot, Mapping) else None
+        batches = step + since if isinstance(step, int) and isinstance(since, int) else None
+    return Position(batches, bool(state["_iterator_finished"])) if type(batches) is int else None
 
 
 class Batches:
@@ -40,6 +61,7 @@ class Batches:
         self._has_own, self._generators = bool(own), {**own, **(generators or {})}
         self._loaded: Mapping[str, Any] | None = None
         self._taken, self._within, self._warned = 0, False, False
+        self._begun = 0  # the batches of this epoch that another process took
 
     def __iter__(self) -> Iterator[Any]:
         loaded, self._loaded = self._loaded, None
@@ -47,7 +69,9 @@ class Batches:
             self._set_epoch(self._epoch())
             if self._base is not self._loader and hasattr(self._base, "load_state_dict"):
                 self._base.load_state_dict({})  # Accelerate began it before it chose the sampler
-        self._taken, self._within = 0, True
+        self._taken, self._within, self._begun = 0, True, 0
+        if loaded is not None and (saved := position_of(loaded.get("loader"))) is not None:
+            self._begun = 0 if saved.is_finished else saved.batches
         for batch in iter(self._loader) if loaded is None else self._continued(loaded):
             self._taken += 1
             yield batch
@@ -63,9 +87,12 @@ class Batches:
         state: dict[str, Any] = {"rng": drawn, "epoch": self._epoch()}
         if hasattr(self._loader, "state_dict"):
             state["loader"] = self._loader.state_dict()
-        is_last = self._taken == _length(self._loader) and not self._has_own
+        is_last = self._taken == length_of(self._loader) and not self._has_own
         if self._within and ("loader" in state or not is_last):
             self._warn(lost_within_an_epoch(self._loader))
+        position, expected = position_of(state.get("loader")), self._begun + self._taken
+        if self._within and position is not None and position.batches != expected:
+            self._warn(f"it says that it is at batch {position.batches}, and is at {expected}")
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -173,11 +200,12 @@ def _parts(loader: Any) -> Iterator[tuple[Any, Any]]:
         )
 
 
-def _length(loader: Any) -> int | None:
+def length_of(loader: Any) -> int | None:
+    """Return the number of batches of an epoch; `None` if nobody knows it."""
     try:
         return len(loader)
     except TypeError:
-        return None  # nobody knows it
+        return None
 
 
 def _generator(one: Any) -> Any:

@@ -2,6 +2,7 @@
 
 `holdfast.registry.saving.restoring` finds the checkpoint, `holdfast.registry.deriving.transitions`
 carries out the tables of a preset; it is imported if they have something to do.
+`holdfast.registry.face.first_save` compares the next save; it is imported by a restore.
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ class Resuming:
 
             changed = pivoted(self.run.committer, restored.checkpoint, restored.state, None)
             restored = replace(restored, state=changed.state)
+        from holdfast.registry.face.first_save import check_after
+
+        newest = restored.checkpoint
+        handle.own.at_first_save = check_after(restored.state, newest.step, newest.ref)
         if sources is None and not run.spec.sources:
             return restored
         from holdfast.registry.deriving.transitions import find_stale

@@ -11,9 +11,10 @@ import importlib
 import json
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import IncompatibleState, InvalidInput
@@ -27,6 +28,8 @@ _NESTED = "holdfast.rng/1"
 _PARTS = {"format", "python", "numpy", "torch", "generators"}
 #: Where a part of the nested format stands: a part of torch's is bytes, any other is JSON.
 _CPU, _CUDA, _OF_TORCH, _GIVEN = "torch.cpu", "torch.cuda.", "torch.generators.", "generators."
+#: How often each state was restored in this process, by its fingerprint.
+_RESTORED = Counter[int]()
 _Setter = Callable[[], object]
 _Set = Callable[[Any], object]
 
@@ -74,7 +77,7 @@ def restore(state: Mapping[str, Any], generators: Mapping[str, object] | None = 
             machine, of other names than `generators`, or of other kinds; or a library that it
             needs is not installed.
     """
-    state = _nested(state)
+    flat, state = state, _nested(state)
     is_known = isinstance(state, Mapping) and str(state.get("format")) == _NESTED
     if not is_known or state.keys() - _PARTS:
         raise IncompatibleState(
@@ -92,6 +95,7 @@ def restore(state: Mapping[str, Any], generators: Mapping[str, object] | None = 
     setters += _given_setters(state.get("generators", {}), generators or {})
     for setter in setters:
         setter()
+    _RESTORED[_fingerprint(flat)] += 1
 
 
 def has(state: Mapping[str, Any], name: str) -> bool:
@@ -104,6 +108,27 @@ def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return one.keys() == other.keys() and all(
         _text(one[name]) == _text(other[name]) for name in one
     )
+
+
+def is_capture(state: object) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether a part of a state is what `capture` returned."""
+    if not isinstance(state, Mapping) or not {"format", "python"} <= state.keys():
+        return False
+    return state["format"] == _NESTED or _text(state["format"]) == _MARK
+
+
+def times_restored(state: Mapping[str, Any]) -> int:
+    """Return how often `restore` has set the generators to a state in this process."""
+    return _RESTORED[_fingerprint(state)]
+
+
+def of_torch(state: Mapping[str, Any]) -> list[Any]:
+    """Return the states of torch's generators on the CPU in a state; none of the nested format."""
+    return [one for name, one in state.items() if name == _CPU or str(name).startswith(_OF_TORCH)]
+
+
+def _fingerprint(state: Mapping[str, Any]) -> int:
+    return hash(tuple(sorted((str(name), _text(one)) for name, one in state.items())))
 
 
 def _packed(value: Any) -> Any:

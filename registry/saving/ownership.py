@@ -69,6 +69,7 @@ class Ownership:
         earlier: The components of the steps that this handle knows.
         failed: Failed saves since the last good one, after which training continued.
         lock: Held during a commit that takes the run over.
+        at_first_save: Compares the state and step of the first save after a resume; never raises.
         is_stopped: Whether a signal has ended the training run; it is then never `completed`, nor
             `failed` by an error that the signal caused.
     """
@@ -85,6 +86,7 @@ class Ownership:
         self.failed: list[SaveRequest] = []
         self.lock = RLock()
         self.is_stopped = False
+        self.at_first_save: Callable[[object, int], None] | None = None
         self._behind = behind
         self._unrated_told: set[str] = set()
         self._pid = os.getpid()

@@ -125,6 +125,10 @@ class Pipeline(Generic[Save]):
             self._begin_anew()
 
     def _prepared(self, state: object, request: SaveRequest) -> Save:
+        compare = self._own.at_first_save
+        if compare is not None and request.takes_over:
+            self._own.at_first_save = None
+            compare(state, request.step)
         with self._guard(request.step):
             return self._prepare(state, request)
 
