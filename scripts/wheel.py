@@ -62,7 +62,7 @@ USES = {
     "s3": "",
     "azure": "import adlfs, azure.storage.blob",
     "gs": "import gcsfs",
-    "pool": "run.pool.promote(run.latest()); run.pool.sample(seed=1)",
+    "pool": "run.pool.promote(run.latest()); run.pool.record_match([1, None], [1, 2])",
     "jax": "import jax.numpy as jnp; run.save({'w': jnp.ones(3)}, step=2)",
     "lightning": "from holdfast.lightning import HoldfastCheckpoint",
     "transformers": "from holdfast.transformers import HoldfastCallback",
@@ -125,7 +125,7 @@ def try_extra(folder: Path, wheel: Path, extra: str) -> None:
             with s3():
                 run(folder, python, BUCKET + FIRST, "s3://bucket/a")
         else:
-            ending = "run = reg.run('run')\n" + USES[extra]
+            ending = "run = reg.run('run')\nrun.restore()\n" + USES[extra]
             run(folder, python, f"{FIRST}\n{ending}", f"store-{extra}")
 
 
