@@ -32,7 +32,6 @@ _COMMANDS = {
     "diff": "comparing.diff: Compare two checkpoints; only --values reads their data.",
     "stats": "comparing.stats: Show minimum, maximum, mean, norm, zeros and NaN of tensors.",
     "merge": "checkpoints.merge: Average checkpoints, or pick parts of them, into a new one.",
-    "tag": "pins.tag: Point a name at a checkpoint.",
     "ui": "ui.ui: Look at a registry in a browser, read-only, until you press Ctrl-C.",
     "page": "ui.page: Write the pages of runs to one file, which opens offline.",
     "watch": "watch.watch: Run a command for each checkpoint of a run as it appears.",
@@ -83,6 +82,13 @@ _GROUPS = {
             "rate": "pool.rate: Record a match: update ratings, games and wins of its entries.",
             "sample": "pool.sample: Show which opponents the model in training plays.",
             "ls": "pool.ls: List the entries of a pool, newest last.",
+        },
+    ),
+    "tag": (
+        "Names that move from checkpoint to checkpoint.",
+        {
+            "set": "pins.set_tag: Point a name at a checkpoint.",
+            "rm": "pins.remove_tag: Remove a tag; its checkpoint stays until retention evicts it.",
         },
     ),
     "gate": (

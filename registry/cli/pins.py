@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from holdfast.backends.escape import quoted
 from holdfast.registry import formats
 from holdfast.registry.cli import describe, options, output
 from holdfast.registry.cli.columns import Column, Table, metrics, numbers
@@ -14,6 +15,7 @@ from holdfast.registry.cli.opening import moves, reads, writes
 from holdfast.registry.cli.options import argument, option
 from holdfast.registry.cli.output import Part
 from holdfast.registry.curation import Release, write_card
+from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face import Registry, Run
 
 _GATES = (
@@ -125,7 +127,7 @@ def list_artifacts(opened: Registry, *, run: options.Run) -> Answer:
 
 
 @command(writes)
-def tag(
+def set_tag(
     opened: Registry,
     *,
     ref: options.Ref,
@@ -138,6 +140,18 @@ def tag(
     checkpoint = opened.checkpoint(ref)
     opened.run(checkpoint.run_id).pins.tags.set(name, checkpoint)
     return f"{checkpoint.run_id}/tags/{name} -> {checkpoint.ref}"
+
+
+@command(writes)
+def remove_tag(
+    opened: Registry, *, ref: str = argument("RUN/tags/NAME", "The tag, as `tag set` prints it.")
+) -> str:
+    """Remove a tag; its checkpoint stays until retention evicts it."""
+    run, is_tag, name = ref.partition("/tags/")
+    if not is_tag:
+        raise InvalidInput("not a tag", expected="RUN/tags/NAME", found=quoted(ref))
+    opened.run(run).pins.tags.remove(name)
+    return f"removed: {ref}"
 
 
 def _release_json(release: Release) -> dict[str, Any]:

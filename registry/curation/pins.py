@@ -21,7 +21,7 @@ from holdfast.registry.errors import (
     NotFound,
 )
 from holdfast.registry.history import check_name, moment
-from holdfast.registry.history.actions import Action, SetPin, SetTag
+from holdfast.registry.history.actions import Action, RemoveTag, SetPin, SetTag
 from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
 from holdfast.registry.loading import Checkpoint, StateHandle, Stored, find_checkpoint
 from holdfast.registry.values import Digest, counted, near, number
@@ -109,6 +109,18 @@ class Tags(_Names):
         def compose(run: RunManifest) -> Sequence[Action]:
             kept(run, n, checkpoint.ref)
             return [SetTag(name=name, checkpoint=n)]
+
+        self._committer.commit(compose)
+
+    def remove(self, name: str) -> None:
+        """Remove a tag. Retention may evict its checkpoint then; `history` still has its events.
+
+        Raises:
+            NotFound: There is no such tag; near names are suggested.
+        """
+
+        def compose(run: RunManifest) -> Sequence[Action]:
+            return [RemoveTag(name=find_pin(run, self._kind, name).name)]
 
         self._committer.commit(compose)
 

@@ -120,6 +120,8 @@ def _checkpoint_in_words(action: Action, refs: Mapping[int, str], n: int) -> str
             return f"bring back {', '.join(_of(refs, back) for back in action.checkpoints)}"
         case actions.SetTag():
             return f"tag {action.name} at {_of(refs, action.checkpoint)}"
+        case actions.RemoveTag():
+            return f"remove tag {action.name}"
         case actions.SetPin():
             return _pinned(action, refs)
         case actions.PointRelease():

@@ -109,6 +109,17 @@ def _tag(registry: Registry, _: object) -> None:
     run.pins.tags.set("keeper", run.latest())
 
 
+def _untag(registry: Registry, _: object) -> None:
+    tags = registry.run(RUN).pins.tags
+    if "keeper" in tags.list():
+        tags.remove("keeper")
+
+
+def _tagged(registry: Registry) -> None:
+    _two_steps(registry)
+    _tag(registry, None)
+
+
 PUSHES = [
     Scenario("first save", _first_save),
     Scenario("later save", _later_save, nothing, _saved_once, reopened, (1,)),
@@ -117,6 +128,7 @@ PUSHES = [
     Scenario("save after rewind", _save_after_rewind, _two_steps, acknowledged=(1, 2)),
     Scenario("report", _report, _two_steps, acknowledged=(1, 2)),
     Scenario("tag", _tag, _two_steps, acknowledged=(1, 2)),
+    Scenario("untag", _untag, _tagged, acknowledged=(1, 2)),
 ]
 
 

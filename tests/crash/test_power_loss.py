@@ -134,7 +134,7 @@ OTHERS = [
     Scenario("repack", _repack, _half_dead),
 ]
 #: Programs that look whether another one has done it, and then do not even say that they know.
-LOOKS_FIRST = ("save after rewind", "undo", "fork")
+LOOKS_FIRST = ("save after rewind", "undo", "fork", "untag")
 SCENARIOS = [one for one in (*PUSHES, *LIVES, *SYNCS, *OTHERS) if not one.interrupt_source]
 
 

@@ -186,6 +186,8 @@ class Book:
             case actions.SetTag():
                 kept = run.checkpoints[action.checkpoint]
                 run.pins["tag", action.name] = (kept.manifest, None, action.checkpoint)
+            case actions.RemoveTag():
+                del run.pins["tag", action.name]
             case actions.SetPin():
                 pin = (action.manifest, action.card, action.checkpoint)
                 run.pins[action.kind, action.name] = pin

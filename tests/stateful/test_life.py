@@ -54,7 +54,7 @@ for _name, _weight in _WEIGHTS.items():
 #: What must have gone well at least once: a machine that is refused everything finds nothing.
 _EVERYTHING = (
     *("create", "save", "delta", "rewind and save", "fork", "prune", "undo", "drop", "report"),
-    *("tag", "gate", "artifact", "publish", "point back", "promote", "append", "archive"),
+    *("tag", "untag", "gate", "artifact", "publish", "point back", "promote", "append", "archive"),
     *("collect", "choose", "condemn", "mark", "delete", "repack", "sync", "read late", "load"),
 )
 _TROUBLE = (

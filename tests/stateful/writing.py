@@ -188,6 +188,10 @@ class Writing(Base):
 
         self.on_run("tag", side, who, which, stop, work)
 
+    @rule(side=sides, who=numbers, which=numbers, name=names, stop=stops)
+    def untag(self, side: int, who: int, which: int, name: str, stop: Stop) -> None:
+        self.on_run("untag", side, who, which, stop, lambda run, _: run.pins.tags.remove(name))
+
     @rule(side=sides, who=numbers, which=numbers, of=numbers, name=names, stop=stops)
     def gate(self, side: int, who: int, which: int, of: int, name: str, stop: Stop) -> None:
         def work(run: Run, known: RunBook) -> Check:

@@ -114,6 +114,13 @@ class SetTag(Record):
     checkpoint: int
 
 
+class RemoveTag(Record):
+    """Take a movable name away."""
+
+    action: Literal["tag.remove"] = "tag.remove"
+    name: Name
+
+
 class PinFields(Record):
     """A state that a name keeps.
 

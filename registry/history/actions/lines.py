@@ -12,6 +12,7 @@ from holdfast.registry.history.actions.checkpoints import (
     Evict,
     PointRelease,
     Recover,
+    RemoveTag,
     ReportMetrics,
     SetPin,
     SetTag,
@@ -51,6 +52,7 @@ Action = Annotated[
     | Evict
     | Recover
     | SetTag
+    | RemoveTag
     | SetPin
     | PointRelease
     | Promote

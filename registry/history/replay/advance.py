@@ -86,6 +86,7 @@ _APPLY: dict[type, Callable[[Draft, Any], None]] = {
     actions.Evict: apply.evict,
     actions.Recover: apply.recover,
     actions.SetTag: apply.set_tag,
+    actions.RemoveTag: apply.remove_tag,
     actions.SetPin: apply.set_pin,
     actions.PointRelease: apply.point_release,
     actions.Promote: apply_pool.promote,

@@ -20,6 +20,7 @@ from holdfast.registry.history.actions import (
     PinFields,
     PointRelease,
     Recover,
+    RemoveTag,
     ReportMetrics,
     Rewind,
     SegmentFields,
@@ -102,6 +103,12 @@ def set_tag(draft: Draft, action: SetTag) -> None:
         time_ms=draft.time_ms,
     )
     draft.set_pin(pin)
+
+
+def remove_tag(draft: Draft, action: RemoveTag) -> None:
+    """Take a movable name away."""
+    draft.require(("tag", action.name) in draft.pins, f"there is no tag {action.name} to remove")
+    draft.remove_pin("tag", action.name)
 
 
 def set_pin(draft: Draft, action: SetPin) -> None:

@@ -71,6 +71,8 @@ def _described(action: Action, n: int, refs: Mapping[int, str], *, first: bool) 
             yield "checkpoints", "report", _of(refs, action.checkpoint), names, action.checkpoint
         case actions.SetTag():
             yield "names", "tag", action.name, _of(refs, action.checkpoint), action.checkpoint
+        case actions.RemoveTag():
+            yield "names", "remove tag", action.name, "", None
         case actions.SetPin():
             source = "" if action.checkpoint is None else _of(refs, action.checkpoint)
             yield "names", action.kind, action.name, source, action.checkpoint

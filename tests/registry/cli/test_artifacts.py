@@ -80,7 +80,7 @@ def test_entries_of_a_pool_and_companions_are_shown_and_pulled(
 def test_what_is_only_of_checkpoints_says_so(call: Call, torch_file: Path) -> None:
     call("artifact", "add", "demo", "grp", torch_file)
     for command in (
-        ["tag", "demo/artifacts/grp", "x"],
+        ["tag", "set", "demo/artifacts/grp", "x"],
         ["metric", "add", "demo/artifacts/grp", "a=1"],
         ["release", "publish", "demo/artifacts/grp", "1.0.0"],
         ["gate", "set", "demo", "x", "demo/artifacts/grp"],

@@ -200,8 +200,11 @@ def test_diff(call: Call) -> None:
 def test_metric_and_tag(call: Call) -> None:
     assert "acc=0.75" in call("metric", "add", "demo/main/step10", "loss=0.1", "acc=0.75").stdout
     assert call("ls", "demo").stdout.splitlines()[1].endswith("best")
-    call("tag", "demo/best", "keeper")
+    call("tag", "set", "demo/best", "keeper")
     assert call("show", "demo/tags/keeper").stdout.startswith("ref        demo/main/step00000010")
+    assert call("tag", "rm", "demo/tags/keeper").stdout == "removed: demo/tags/keeper\n"
+    assert "no such tag" in call("tag", "rm", "demo/tags/keeper", status=4).stderr
+    assert "expected RUN/tags/NAME" in call("tag", "rm", "demo/best", status=3).stderr
 
 
 @pytest.mark.parametrize("text", ["loss", "=1", "loss=low", "loss="])

@@ -131,7 +131,7 @@ def test_a_run_that_cannot_be_read_hides_no_fork(call: Call, call_json, url: str
 def test_log_graph_goes_on_below_the_fork(call: Call, call_json: CallJson) -> None:
     call("run", "fork", "demo/phase2/step20", "child")
     call("run", "fork", "child", "grandchild")
-    call("tag", "demo", "late")
+    call("tag", "set", "demo", "late")
     header, *rows = call("log", "grandchild", "--graph").stdout.splitlines()
     assert header.split() == ["n", "time", "author", "what"]
     assert [row.split()[:2] for row in rows if row.startswith("*")] == [
@@ -412,6 +412,7 @@ _SAID = [
     ),
     (actions.Recover(checkpoints=(4, 5)), "bring back main/step00000004, main/step00000005"),
     (actions.SetTag(name="paper", checkpoint=5), "tag paper at main/step00000005"),
+    (actions.RemoveTag(name="paper"), "remove tag paper"),
     (
         actions.SetPin(kind="gate", name="bc", manifest=_ONE, checkpoint=4, replaces=_TWO),
         f"gate bc: {_ONE.short} from main/step00000004 in place of {_TWO.short}, damaged",

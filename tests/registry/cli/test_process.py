@@ -104,7 +104,7 @@ def test_an_output_that_is_closed_or_full(url: str, monkeypatch: pytest.MonkeyPa
             return process.wait(), process.communicate()[1]
 
     # The command writes files while it has no output: none may get its number.
-    assert redirected("<&- >&- 2>&-", "tag", "demo/latest", "kept") == (0, "")
+    assert redirected("<&- >&- 2>&-", "tag", "set", "demo/latest", "kept") == (0, "")
     status, said = redirected(">/dev/full", "show", "demo/tags/kept", "--json")
     assert status == 7
     assert said.startswith("error: the output could not be written; found [Errno 28]")

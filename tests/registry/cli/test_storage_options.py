@@ -80,7 +80,7 @@ def test_options_of_the_command_line_and_the_environment(
     credentials(monkeypatch)
     assert "demo" in ok("run", "ls", "-r", s3, *given(options))
     assert "demo" in ok("ls", "-r", s3, *given(options))
-    ok("tag", "demo/latest", "kept", "-r", s3, *given(options))
+    ok("tag", "set", "demo/latest", "kept", "-r", s3, *given(options))
     assert "fail" not in ok("doctor", "-r", s3, *given(options)).partition("race")[0]
     ok("trust", s3, *given(options))
     ok("pull", "demo", "--to", tmp_path / "x.safetensors", "-r", s3, *given(options))

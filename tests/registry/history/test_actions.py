@@ -34,6 +34,7 @@ from holdfast.registry.history.actions import (
     Rated,
     RateMatch,
     Recover,
+    RemoveTag,
     ReportMetrics,
     Rewind,
     SetPin,
@@ -121,6 +122,7 @@ actions = st.one_of(
     st.builds(Evict, evictions=several(st.builds(Eviction, checkpoint=numbers, reason=texts), 1)),
     st.builds(Recover, checkpoints=several(numbers, 1)),
     st.builds(SetTag, name=names, checkpoint=numbers),
+    st.builds(RemoveTag, name=names),
     st.builds(
         SetPin,
         kind=st.sampled_from(["gate", "release", "artifact"]),

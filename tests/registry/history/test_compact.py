@@ -30,6 +30,7 @@ from holdfast.registry.history.actions import (
     Rated,
     RateMatch,
     Recover,
+    RemoveTag,
     ReportMetrics,
     Rewind,
     SetPin,
@@ -93,6 +94,8 @@ def said(act: str, x: int, y: int, run: RunManifest) -> list[Action]:
             return [Rewind(to=None if y == 0 else n)]
         case "tag":
             return [SetTag(name=name, checkpoint=n)]
+        case "untag":
+            return [RemoveTag(name=name)]
         case "gate":
             named = run.by_n.get(n)
             standing = run.pin("gate", name)
@@ -165,7 +168,8 @@ def said(act: str, x: int, y: int, run: RunManifest) -> list[Action]:
 
 ACTS = (
     *["save"] * 6,
-    *["report", "late", "evict", "evict", "evict", "rewind", "recover", "tag", "gate", "release"],
+    *["report", "late", "evict", "evict", "evict", "rewind", "recover", "gate", "release"],
+    *["tag", "tag", "untag"],
     *["promote", "rate", "leave", "append", "append", "archive", "claim", "acknowledge", "enter"],
 )
 small = st.integers(0, 40)

@@ -14,6 +14,7 @@ from holdfast.registry.history.actions import (
     Commit,
     CreateRun,
     Mark,
+    RemoveTag,
     ReportMetrics,
     Rewind,
     SetStatus,
@@ -224,6 +225,16 @@ def test_a_tag_moves_and_may_name_what_is_superseded():
     assert history.then(SetTag(name="t", checkpoint=2), Rewind(to=1)).run.tags == {"t": 2}
 
 
+def test_a_tag_that_is_removed_holds_nothing():
+    history = begun().then(add(1)).then(add(2))
+    before = history.run
+    history.then(SetTag(name="t", checkpoint=1))
+    assert history.run.uses != before.uses
+    after = history.then(RemoveTag(name="t")).run
+    assert (after.tags, after.pinned, after.uses) == ({}, {}, before.uses)
+    assert history.then(SetTag(name="t", checkpoint=2)).run.tags == {"t": 2}
+
+
 def test_a_take_over_names_writer_host_and_time():
     writer = begun().then(TakeOver(token="tok", host="gpu7")).run.writer
     assert (writer.token, writer.host, writer.time_ms) == ("tok", "gpu7", 1001)
@@ -317,6 +328,11 @@ def _illegal():
         "tag of nothing",
         lambda: begun().then(SetTag(name="t", checkpoint=0)).run,
         "which added none",
+    )
+    yield (
+        "tag that is not there",
+        lambda: begun().then(add(1)).then(RemoveTag(name="t")).run,
+        "no tag t to remove",
     )
     yield (
         "report of nothing",
