@@ -17,8 +17,7 @@ import pytest
 from holdfast.registry.history import log, snapshots
 from holdfast.registry.history.actions import Action
 from holdfast.registry.history.epochs import Epochs
-from holdfast.registry.upkeep import gc, live
-from holdfast.registry.upkeep import gc as gc_plan
+from holdfast.registry.upkeep import gc, live, planning
 from holdfast.registry.values import Record
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing import committer, object_writer
@@ -35,7 +34,7 @@ CLASSES = {
     "Collector": gc.Collector,
     "Epochs": Epochs,
     "Needs": live.Needs,
-    "Planner": gc.Planner,
+    "Planner": planning.Planner,
     "RunLog": log.RunLog,
     "Writer": object_writer.Writer,
 }
@@ -85,7 +84,7 @@ def test_every_hazard_has_an_answer_and_a_test() -> None:
         ("(default: one day)", gc.DAY_S, 86_400.0),
         ("none of the last four epochs has condemned", gc._RECENT_EPOCHS, 4),
         ("all but the two newest snapshots of each run", snapshots._SNAPSHOTS_KEPT, 2),
-        ("if they are older than an hour and than the grace", gc_plan.LEFTOVER_S, 3600.0),
+        ("if they are older than an hour and than the grace", planning.LEFTOVER_S, 3600.0),
         ("gives up after five sweeps in a row", committer._ATTEMPTS, 5),
     ],
 )

@@ -1,7 +1,8 @@
 """Keep a registry in order: collect, verify, repair, repack, and count bytes.
 
 - `gc`: `Collector`, the collector's rules G1 to G5: choose, condemn, mark, delete. Nothing else
-  deletes an object. `live` finds what the runs need, `gc_report` has the result.
+  deletes an object. `planning` chooses, `live` finds what the runs need, `gc_report` has the
+  result.
 - `verifying`: `verify` checks structure, and with `deep` every byte. `histories`, `file_names`,
   `placement_checks`, `object_checks`, `data_pass`, `decoding` and `head_check` are its parts.
   `verify_notes` remembers its last result on this machine.

@@ -15,14 +15,11 @@ epoch (`tidy`), then use the reserve (`spend_reserve`).
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from holdfast.backends import ObjectInfo, ObjectNotFound, refuse_links
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import (
     Conflict,
@@ -30,8 +27,6 @@ from holdfast.registry.errors import (
     IntegrityError,
     InvalidInput,
     Malformed,
-    MissingObject,
-    NotFound,
     StorageError,
     StoreFull,
     StoreUnsuitable,
@@ -41,255 +36,27 @@ from holdfast.registry.history import (
     Epochs,
     RunLog,
     encode_forget,
-    stale_snapshots,
 )
 from holdfast.registry.history.actions import Forget, Line, Mark
 from holdfast.registry.history.replay import RunManifest, Slot
 from holdfast.registry.objects import (
-    FOLDERS,
     LAST,
-    PROBES,
     RUNS,
     ObjectKey,
     epoch_key,
-    is_probe,
     is_run_id,
     log_prefix,
     parse_number,
     slot_key,
-    snapshot_slot,
 )
 from holdfast.registry.store import DAY_S, Progress, Store
-from holdfast.registry.store.heads import Head
 from holdfast.registry.upkeep.gc_report import GcReport, Tally
 from holdfast.registry.upkeep.live import (
-    UNREADABLE,
-    Needs,
-    RunFiles,
-    StoredFile,
-    fold_recent,
     is_forgotten,
-    list_by_run,
-    list_objects,
     list_run_ids,
-    run_files,
-    with_way_out,
 )
+from holdfast.registry.upkeep.planning import LEFTOVER_S, Plan, Planner
 from holdfast.registry.upkeep.window import RUNS_AT_ONCE, in_batches
-
-# Plan a collection: list the objects, replay the runs, and find what none of them needs.
-
-
-#: Unfinished files and probes younger than this stay, whatever the grace: their writers may be
-#: alive.
-LEFTOVER_S = 3600.0
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Objects that a collector would condemn."""
-
-    #: Unneeded objects that are not recent, with their sizes in bytes.
-    to_condemn: Mapping[ObjectKey, int]
-    recent: Tally  # unneeded objects within the grace
-    objects: Tally
-    runs: int
-    #: Snapshots that newer ones have replaced, and files of probes that ended long ago.
-    stale: tuple[ObjectInfo, ...]
-
-
-class Planner:
-    """Finds the objects that no run needs.
-
-    Attributes:
-        logs: The logs that were replayed, by run.
-        passed: The runs that cannot be read and are passed over: they are in `forget`, or an epoch
-            says that they were forgotten.
-        forgotten: The slot that ends the log of each run that was forgotten up to now.
-    """
-
-    def __init__(
-        self, store: Store, epochs: Epochs, grace_s: float, forget: Collection[str] = ()
-    ) -> None:
-        self._store = store
-        self._epochs = epochs
-        self._grace_s = grace_s
-        self._needs = Needs(store)
-        self._seen: Mapping[str, Head] = {}
-        self._forget = frozenset(forget)
-        self.logs: dict[str, RunLog] = {}
-        self.passed: set[str] = set()
-        self.forgotten: dict[str, int] = {}
-
-    def plan(self, *, dry_run: bool = False) -> Plan:
-        """Find what no run needs; see `Collector.choose`."""
-        heads = self._store.heads
-        self.refuse_links()
-        if not dry_run:
-            self._store.prepare_writing()
-        # Before the logs, so that objects which are committed meanwhile are found to be needed.
-        objects = list_objects(self._store)
-        self._check_generations(objects)
-        self._needs, self.logs, self.passed = Needs(self._store, objects), {}, set()
-        self._seen = heads.all() if heads is not None else {}
-        probes = [p for p in self._store.backend.list(PROBES) if is_probe(p.key)]
-        newest_s = max((file.modified_s for file in objects.values()), default=0.0)
-        now_s = 0.0
-        if self._grace_s or probes:
-            now_s = self._now_s(newest_s, dry_run=dry_run)
-        cutoff_s = now_s - self._grace_s if self._grace_s else float("inf")
-        runs = []
-        for name, infos in list_by_run(self._store):
-            try:
-                runs.append(run_files(self._store, name, infos))
-            except UNREADABLE as error:
-                self._pass_over(name, error)
-        listed = {files.run_id for files in runs} | self.passed
-        # A run that was seen before and is gone: nobody knows what it needed.
-        self.passed |= self._forget & self._seen.keys() - listed
-        if heads is not None:
-            heads.check_runs(listed | self.passed, self._seen)
-        needed, needed_recently = self._read_runs(runs, cutoff_s)
-        self._check_forget()
-        unneeded = objects.keys() - needed
-        recent = {
-            key for key in unneeded if objects[key].modified_s > cutoff_s or key in needed_recently
-        }
-        return Plan(
-            {key: objects[key].size_bytes for key in unneeded - recent},
-            Tally.of(objects[key].size_bytes for key in recent),
-            Tally.of(file.size_bytes for file in objects.values()),
-            len(listed),
-            tuple(_stale(runs, probes, now_s - max(self._grace_s, LEFTOVER_S))),
-        )
-
-    def refuse_links(self) -> None:
-        """Raise if there is a link: a run may be behind it, and nothing there may be deleted."""
-        for folder in (*FOLDERS, PROBES):
-            refuse_links(self._store.backend, folder)
-
-    def _check_generations(self, objects: Mapping[ObjectKey, StoredFile]) -> None:
-        """Refuse objects whose generation is above the newest epoch: epochs were lost."""
-        newest = self._epochs.observe()
-        header = self._epochs.header(newest)
-        self.forgotten = dict((header and header.forgotten) or {})
-        for key in objects:
-            if key.generation > newest:
-                raise Malformed(
-                    "an object was put under an epoch that is not there",
-                    where=key,
-                    expected=f"a generation of at most {newest}",
-                    hint=f"Restore {epoch_key(newest + 1)} and all later epochs from a backup, or "
-                    "move the object away if Holdfast did not write it.",
-                )
-
-    def _now_s(self, newest_s: float, *, dry_run: bool) -> float:
-        """Return the store's time; in a dry run, which writes nothing, this machine's.
-
-        A completely full store cannot give its time: then the result is at least `newest_s`.
-        """
-        if dry_run:
-            return time.time()
-        key = f"{PROBES}clock-{secrets.token_hex(8)}"
-        try:
-            self._store.with_reserve(lambda: self._store.backend.put(key, b""))
-        except StoreFull:
-            return newest_s
-        try:
-            return self._store.backend.stat(key).modified_s
-        except ObjectNotFound:  # this one stalled, and another one deleted the old probe
-            return self._now_s(newest_s, dry_run=dry_run)
-        finally:
-            self._store.backend.delete(key)
-
-    def _read_runs(
-        self, runs: Iterable[RunFiles], cutoff_s: float
-    ) -> tuple[set[ObjectKey], set[ObjectKey]]:
-        """Return the objects that runs need now, and those that they needed within the grace."""
-        needed: set[ObjectKey] = set()
-        needed_recently: set[ObjectKey] = set()
-        read = partial(self._read_unless_passed, cutoff_s=cutoff_s)
-        found = in_batches(self._store.pools.bulk, read, runs, at_once=RUNS_AT_ONCE)
-        for log, now, recently in filter(None, found):
-            self.logs[log.run_id] = log
-            needed |= now
-            needed_recently |= recently
-        return needed, needed_recently
-
-    def _read_unless_passed(
-        self, files: RunFiles, cutoff_s: float
-    ) -> tuple[RunLog, set[ObjectKey], set[ObjectKey]] | None:
-        try:
-            return self._read_run(files, cutoff_s)
-        except UNREADABLE as error:
-            self._pass_over(files.run_id, error)
-            return None
-
-    def _read_run(
-        self, files: RunFiles, cutoff_s: float
-    ) -> tuple[RunLog, set[ObjectKey], set[ObjectKey]]:
-        newest = snapshot_slot(files.snapshots[0].key) if files.snapshots else -1
-        log = RunLog(self._store, files.run_id, snapshot_slot=newest)
-        log.seen.head = self._seen.get(files.run_id)
-        # Slots are put in order: a slot before an old one is old, whatever its time says.
-        ages = enumerate(files.slots_s, start=1)
-        settled = max((number for number, put_s in ages if put_s <= cutoff_s), default=0)
-        recent = range(settled, len(files.slots_s))
-        if recent:
-            log.recall()  # an undo among them names what was evicted before
-        log.read_to(settled)
-        places = fold_recent(log, list(log.fetch(recent)))
-        log.check_head()
-        log.forget()
-        return log, self.needed_by(log), self._needs.of_evicted(places)
-
-    def needed_by(self, log: RunLog) -> set[ObjectKey]:
-        """Return the objects that a run needs at its head, or at an earlier slot already read."""
-        while True:
-            try:
-                return self._needs.of(log.run)
-            except MissingObject:
-                # Evicted since, and deleted by another collector? Then the log has grown.
-                read = log.run.next_slot
-                if log.refresh().next_slot == read:
-                    raise
-
-    # Runs that cannot be read
-
-    def _pass_over(self, run_id: str, error: IntegrityError | UnsupportedFormat) -> None:
-        """Raise an error of reading a run unless an operator gives the run up, or has done so."""
-        if run_id not in self._forget and not is_forgotten(self._store, self.forgotten, run_id):
-            raise with_way_out(error, run_id, "collects for the others")
-        self.passed.add(run_id)
-
-    def to_forget(self) -> list[str]:
-        """Return the runs that this collection has to forget."""
-        new = self.passed & self._forget
-        return sorted(one for one in new if not is_forgotten(self._store, self.forgotten, one))
-
-    def _check_forget(self) -> None:
-        """Refuse to forget a run that can be read, or that nobody has heard of."""
-        for name in sorted(self._forget - self.passed):
-            log = self.logs.get(name)
-            if log is None:
-                raise NotFound("no such run", where=name, hint="`holdfast run ls` lists the runs.")
-            if log.run.dropped is None:
-                raise InvalidInput(
-                    "only a run that cannot be read is forgotten",
-                    where=name,
-                    found="it can be read",
-                    hint=f"To release what it holds, run `holdfast run drop {name}`.",
-                )
-
-
-def _stale(
-    runs: Iterable[RunFiles], probes: Iterable[ObjectInfo], before_s: float
-) -> Iterator[ObjectInfo]:
-    """Yield snapshots and probes that nobody uses any more."""
-    for files in runs:
-        yield from stale_snapshots(files.snapshots)
-    yield from (info for info in probes if info.modified_s <= before_s)
-
 
 #: The longest grace: 30,000 years.
 _LONGEST_S = 10**12

@@ -9,6 +9,7 @@ import pytest
 
 import holdfast.registry.history.log
 import holdfast.registry.upkeep.gc
+import holdfast.registry.upkeep.planning
 import holdfast.registry.writing.object_writer
 from holdfast.backends import ObjectInfo
 from holdfast.registry.history.epochs import Epochs
@@ -186,7 +187,7 @@ def cover_by_evicted(patch: Patch) -> None:
 
 def run_overlooked(patch: Patch) -> None:
     """G2 to G4 leave out a run that the collector cannot see, such as one behind a link."""
-    by_run = holdfast.registry.upkeep.gc.list_by_run
+    by_run = holdfast.registry.upkeep.planning.list_by_run
 
     def seen_files(store: Store) -> Iterator[tuple[str, Iterable[ObjectInfo]]]:
         return (found for found in by_run(store) if found[0] != OTHER)
@@ -194,7 +195,7 @@ def run_overlooked(patch: Patch) -> None:
     def seen_ids(store: Store, known: Collection[str]) -> list[str]:
         return [name for name in list_run_ids(store, known) if name != OTHER]
 
-    patch.setattr(holdfast.registry.upkeep.gc, "list_by_run", seen_files)
+    patch.setattr(holdfast.registry.upkeep.planning, "list_by_run", seen_files)
     patch.setattr(holdfast.registry.upkeep.gc, "list_run_ids", seen_ids)
 
 

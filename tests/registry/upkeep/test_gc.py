@@ -440,7 +440,7 @@ def test_the_clock_is_the_stores_own(thinned, reg, backend, monkeypatch):
             info = super().stat(key)
             return type(info)(info.key, info.size_bytes, now)
 
-    monkeypatch.setattr("holdfast.registry.upkeep.gc.time.time", lambda: now + 1e9)
+    monkeypatch.setattr("holdfast.registry.upkeep.planning.time.time", lambda: now + 1e9)
     with open_on(StoreTime(backend)) as opened:
         assert opened.gc().deleted.objects == 0
     assert key in objects(backend)
