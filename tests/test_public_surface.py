@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 
@@ -42,6 +43,25 @@ def test_all_is_what_the_package_defines() -> None:
         if not name.startswith("_") and not isinstance(value, ModuleType) and name != "annotations"
     }
     assert names - lazy == set(holdfast.__all__)
+
+
+@pytest.mark.parametrize(
+    ("program", "now"),
+    [("holdfast.Old", "Retention"), ("None; from holdfast import Old as found", "rng.Batches")],
+)
+def test_an_old_name_works_and_says_the_new_one(
+    monkeypatch: pytest.MonkeyPatch, program: str, now: str
+) -> None:
+    monkeypatch.setitem(vars(holdfast)["_RENAMED"], "Old", (now, "0.3"))
+    said = f"holdfast.Old is now holdfast.{now}; the old name ends in version 0.3"
+    code = compile(f"found = None\nfound = {program}", "user.py", "exec")
+    for _ in range(2):  # each use, at the line that uses it
+        names: dict[str, object] = {"holdfast": holdfast}
+        with pytest.warns(DeprecationWarning, match=f"^{said}$") as warned:
+            exec(code, names)
+        assert (warned[0].filename, warned[0].lineno) == ("user.py", 2)
+        assert names["found"] is attrgetter(now)(holdfast)
+    assert "Old" not in dir(holdfast)
 
 
 def test_all_of_the_backends_is_there() -> None:

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from operator import attrgetter
 
 _LISTED = re.compile(r"^    from ([\w.]+) import (?:\(([^)]*)\)|(.+))$", re.MULTILINE)
 
 
-def at_first_use(module: str) -> Callable[[str], object]:
+def at_first_use(
+    module: str, renamed: Mapping[str, tuple[str, str]] | None = None
+) -> Callable[[str], object]:
     """Return the `__getattr__` of a module that offers names which other modules define.
 
     The module lists them once, as imports below `if TYPE_CHECKING:`, for type checkers, readers and
     this function. Python calls the result for a name that the module does not have yet; the name is
     an ordinary global of the module from then on.
+
+    Each use of a renamed one is warned of: it has the new name and the version in which it ends.
     """
     homes: dict[str, tuple[str, str]] = {}
 
     def find(name: str) -> object:
         if not homes and not name.startswith("__"):
             homes.update(_listed(module))
+        if renamed and name in renamed:
+            now, ends = renamed[name]
+            text = f"{module}.{name} is now {module}.{now}; the old name ends in version {ends}"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            return attrgetter(now)(sys.modules[module])
         if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         home, there = homes[name]

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 else:
     from holdfast.registry.values.first_use import at_first_use
 
-    __getattr__ = at_first_use(__name__)
+    #: By old name: the new one, such as `rng.Batches`, and the version in which the old one ends.
+    _RENAMED: dict[str, tuple[str, str]] = {}
+    __getattr__ = at_first_use(__name__, _RENAMED)
     #: The modules that users import from.
     _MODULES = (
         *("dcp", "distributed", "errors", "filesystem", "formats", "ipython", "jax", "lightning"),
