@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tarfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import holdfast
 from holdfast.registry.objects.codecs import codec_name
 from tests.golden.make_registries import REGISTRIES, STEPS, state
+from tests.support.commands import invoke
 from tests.support.sameness import assert_same
 
 FOLDER = Path(__file__).parent / "registries"
@@ -29,6 +31,17 @@ def test_every_kind_of_registry_is_kept() -> None:
     for version in VERSIONS:
         kept = {path.name.removesuffix(".tar.gz") for path in (FOLDER / version).glob("*.gz")}
         assert kept == set(REGISTRIES)
+
+
+@pytest.mark.parametrize("name", REGISTRIES)
+def test_the_page_has_what_a_reader_says_of_each(name: str, tmp_path: Path) -> None:
+    page = (FOLDER.parents[2] / "docs" / "compatibility.md").read_text()
+    (listed,) = re.findall(rf"^\| `{name}` \| [^|]+ \| (.+) \|$", page, re.M)
+    registry = unpacked("v1", name, tmp_path)
+    said = invoke("verify", "--deep", "-r", registry)
+    assert (said.output, said.exit_code) == (f"{listed}\n", 0)
+    if name == "raw":
+        assert "the registry asks for 1;" in invoke("doctor", "-r", registry).output
 
 
 @pytest.mark.parametrize("version", VERSIONS)
