@@ -63,7 +63,7 @@ def collect_holdfast(folder: Path) -> dict[str, Any]:
     calls: list[Any] = []
     seconds: dict[str, float] = {}
     with open_on(Metered(LocalBackend(folder), calls)) as reg:
-        collector = Collector(reg.store, grace_s=0)
+        collector = Collector(reg.handle.store, grace_s=0)
         for step in ("choose", "condemn", "mark", "delete"):
             begun = time.perf_counter()
             getattr(collector, step)()

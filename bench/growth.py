@@ -89,13 +89,13 @@ class Life:
 
     def snapshot_bytes(self) -> int:
         """Return the size of the newest snapshot."""
-        found = list(self.registry.store.backend.list("runs/r/snapshots/", limit=1))
+        found = list(self.registry.handle.store.backend.list("runs/r/snapshots/", limit=1))
         return found[0].size_bytes if found else 0
 
     def open_ms(self) -> float:
         """Return how long it takes to open the run."""
         start = time.perf_counter()
-        self.registry._open_log("r")  # unlike `run` it is not kept open
+        self.registry.handle.open_log("r")  # unlike `run` it is not kept open
         return 1000 * (time.perf_counter() - start)
 
 
@@ -191,8 +191,8 @@ def _over_runs(size: int, folder: Path) -> tuple[list[float], int]:
             for step in range(4):
                 run.save({"w": np.array([number, step])}, step=step)
             run.close()
-        names = timed(registry.runs)
-        timed(lambda: [registry._open_log(name) for name in names])
+        names = timed(registry.run_names)
+        timed(lambda: [registry.handle.open_log(name) for name in names])
         timed(registry.verify)
         timed(lambda: registry.gc(grace_s=0))
         tracemalloc.start()

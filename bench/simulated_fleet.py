@@ -112,9 +112,9 @@ class Fleet:
         create_config(self._metered, "skipped")
         registry = open_on(self._metered)
         registry.create_run("fleet")
-        log = RunLog(registry.store, "fleet")
+        log = RunLog(registry.handle.store, "fleet")
         log.open()
-        self._writer = StateWriter(registry.store, log)
+        self._writer = StateWriter(registry.handle.store, log)
         self.figures = Figures()
 
     def run(self) -> Figures:

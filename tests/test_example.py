@@ -31,7 +31,7 @@ def test_the_main_job_where_one_was_broken_off_before(tmp_path: Path) -> None:
     assert "every claim held" in done.stdout
     with holdfast.open(tmp_path / "demo" / "registry", read_only=True) as reg:
         branch = "demo2-killed-branch"
-        assert reg.runs() == ["demo1-killed", "demo2-killed", branch, "demo2-straight"]
+        assert reg.run_names() == ["demo1-killed", "demo2-killed", branch, "demo2-straight"]
         assert (
             reg.checkpoint(branch).digest == reg.checkpoint("demo2-killed/gates/plain_best").digest
         )

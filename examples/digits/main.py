@@ -134,13 +134,15 @@ def make_registry(story: Story, folder: Path) -> Registry:
     place = folder / "registry"
     there = (place / "registry.json").exists()
     reg = holdfast.open(place) if there else holdfast.init(place)
-    story.say(f"{place}: {'opened' if there else 'made'}, {len(reg.runs())} runs, id {reg.id[:12]}")
+    story.say(
+        f"{place}: {'opened' if there else 'made'}, {len(reg.run_names())} runs, id {reg.id[:12]}"
+    )
     return reg
 
 
 def train_twice(story: Story, reg: Registry, folder: Path) -> tuple[str, str]:
     """Train one run that is killed and resumed, and the same without a kill beside it."""
-    taken = {name.partition("-")[0] for name in reg.runs()}
+    taken = {name.partition("-")[0] for name in reg.run_names()}
     name = next(name for name in map("demo{}".format, count(1)) if name not in taken)
     killed, straight = f"{name}-killed", f"{name}-straight"
     story.chapter(f"Two runs train side by side; {killed} will not live long")
@@ -181,7 +183,7 @@ def wait_for_checkpoints(reg: Registry, run_id: str, trainer: Program) -> None:
         if not trainer.running or time.monotonic() > deadline:
             sys.exit(f"{trainer.log}: no {wanted} checkpoints:\n{trainer.log.read_text()}")
         time.sleep(0.01)
-        if run is None and run_id in reg.runs():
+        if run is None and run_id in reg.run_names():
             run = reg.run(run_id)
         if run is not None:
             found = run.refresh().manifest.count
@@ -211,7 +213,7 @@ def compare(story: Story, reg: Registry, folder: Path, killed: str, straight: st
         f"so have all {expected} steps",
         histories[0] == histories[1] and len(histories[0]) == expected,
     )
-    every = [one for run in reg.runs() for one in reg.run(run).history.manifest().checkpoints]
+    every = [one for run in reg.run_names() for one in reg.run(run).history.manifest().checkpoints]
     total = sum(one.size_bytes for one in every)
     kept = bytes_in(folder)
     story.claim(
@@ -371,7 +373,7 @@ def mirror(story: Story, reg: Registry, endpoint: str) -> str:
         took_s = time.monotonic() - began
         story.say(f"synced {len(report.runs)} runs: {size(report.bytes_copied)}, {took_s:.1f} s")
         ids = [
-            {name: [ck.digest for ck in side.run(name).checkpoints()] for name in side.runs()}
+            {name: [ck.digest for ck in side.run(name).checkpoints()] for name in side.run_names()}
             for side in (reg, there)
         ]
         story.claim("it holds the same runs, with the same ids", ids[0] == ids[1])

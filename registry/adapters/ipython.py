@@ -80,10 +80,10 @@ def _of_registry(reg: Registry, method: str, begun: str) -> Iterator[str]:
     if method in ("run", "diff_runs", "repack") or (
         method in ("checkpoint", "stored", "fork", "diff") and "/" not in begun
     ):
-        yield from reg.runs()
+        yield from reg.run_names()
     elif method in ("checkpoint", "stored", "fork", "diff"):
         run_id = begun.partition("/")[0]
-        run = RunLog(reg.store, check_run_id(run_id)).open()
+        run = RunLog(reg.handle.store, check_run_id(run_id)).open()
         yield from (f"{run_id}/{ref}" for ref in refs_of(run))
 
 

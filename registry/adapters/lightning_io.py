@@ -86,7 +86,7 @@ class HoldfastIO(CheckpointIO):
         state, meta = components(checkpoint), {_PATH: str(path)}
         self.saver.save(state, step, _metrics(checkpoint), meta)
         if before is not None:  # as a file of this name would be overwritten
-            self._unwanted[before.n] = before
+            self._unwanted[before.handle.n] = before
         self._evict_unwanted()
 
     def load_checkpoint(
@@ -125,7 +125,7 @@ class HoldfastIO(CheckpointIO):
         self._run.wait(remote=True)  # the registry evicts only checkpoints that it has
         found = self._named(path)
         if found is not None:
-            self._unwanted[found.n] = found
+            self._unwanted[found.handle.n] = found
             self._evict_unwanted()
 
     def teardown(self) -> None:
@@ -177,7 +177,7 @@ class HoldfastIO(CheckpointIO):
         tagged = self._run.manifest.tags.get(_tag(path))
         if tagged is not None:
             named.append(self._run.history.checkpoint(tagged))
-        return max(named, key=lambda one: one.n, default=None)
+        return max(named, key=lambda one: one.handle.n, default=None)
 
     def _name_again(self, path: Any) -> None:
         newest = self.saver.settle()

@@ -227,10 +227,10 @@ def _unless_evicted(
     run: Run, checkpoint: Checkpoint, test: Callable[[Checkpoint], _Answer]
 ) -> _Answer:
     """Test a checkpoint; it is undecided if retention evicts it before or during the test."""
-    if run.refresh().manifest.is_evicted(checkpoint.n):
+    if run.refresh().manifest.is_evicted(checkpoint.handle.n):
         return None, "evicted meanwhile"
     answer, why = test(checkpoint)
-    if answer and run.refresh().manifest.is_evicted(checkpoint.n):
+    if answer and run.refresh().manifest.is_evicted(checkpoint.handle.n):
         return None, f"{why}, evicted meanwhile"
     return answer, why
 

@@ -203,7 +203,7 @@ def _print_stored(stored: Stored, shape: dict[str, Any]) -> Iterator[Part]:
     file = {"file": shape["file"] and f"{shape['file']} (opaque: stored byte for byte, not read)"}
     lossy = {"size": size, "lossy": describe.lossy_text(shape["lossy"])}
     if isinstance(stored, Checkpoint):
-        head["created"] = output.date(stored.record.time_ms)
+        head["created"] = output.date(stored.handle.newest_record().time_ms)
         marks = {name: ", ".join(shape[name]) for name in ("marks", "nonfinite")}
         yield {**head, **lossy, **marks, **values, **file, **_meta(shape["meta"])}
     else:

@@ -90,7 +90,7 @@ def run_diff(
     states. Of more runs shows a row each: the values of configuration and settings that are not
     the same in all, and the metrics of the best checkpoint, or of the newest without a monitor.
     """
-    names = options.matching(run, opened.runs)
+    names = options.matching(run, opened.run_names)
     if len(names) < 2:
         raise InvalidInput(
             "a run is compared with others", where=", ".join(run), expected="RUN RUN"

@@ -78,10 +78,10 @@ def record_json(run_id: str, record: CheckpointRecord, pointed: list[str]) -> di
 
 def checkpoint_json(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return a checkpoint of a run with its components."""
-    pointed = checkpoint_marks(run.manifest).get(checkpoint.n, [])
-    pointed += Damage.of(run.handle.store).marks(run.id, checkpoint.record)
+    pointed = checkpoint_marks(run.manifest).get(checkpoint.handle.n, [])
+    pointed += Damage.of(run.handle.store).marks(run.id, checkpoint.handle.newest_record())
     return {
-        **record_json(checkpoint.run_id, checkpoint.record, pointed),
+        **record_json(checkpoint.run_id, checkpoint.handle.newest_record(), pointed),
         "components": components_json(checkpoint),
         "lossy": lossy_json(checkpoint),
     }

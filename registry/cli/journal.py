@@ -75,7 +75,7 @@ def carry(opened: Registry, *, journal: str | None = _JOURNAL) -> Answer:
 def _carried(opened: Registry, folder: RunFolder) -> dict[str, Any]:
     notes: list[Note] = []
     if folder.waiting():
-        Carrier(opened.store, folder, lambda _, note: notes.append(note)).carry()
+        Carrier(opened.handle.store, folder, lambda _, note: notes.append(note)).carry()
     carried = sum(note.outcome == "carried" for note in notes)
     return {"run": folder.run_id, "carried": carried, "waiting": len(folder.waiting())}
 
@@ -98,7 +98,7 @@ def push(
     """
     if url is not None:
         folder = _lost(opened, run, journal, origin)
-        target = opened.run(fork) if fork in opened.runs() else opened.create_run(fork)
+        target = opened.run(fork) if fork in opened.run_names() else opened.create_run(fork)
         return _pushed(target, pushing.rescue(target.handle.committer, folder))
     folder = _folder(opened, run, journal)
     first = next((one for one in pushing.listed(folder) if _is_outside(one)), None)
@@ -108,7 +108,9 @@ def push(
             where=folder.path,
             hint="`holdfast journal ls` lists the entries.",
         )
-    target = opened.run(fork) if fork in opened.runs() else _forked(opened, folder, first, fork)
+    target = (
+        opened.run(fork) if fork in opened.run_names() else _forked(opened, folder, first, fork)
+    )
     return _pushed(target, pushing.push(target.handle.committer, folder))
 
 
@@ -143,7 +145,7 @@ def _is_outside(one: Listed) -> bool:
 
 def _forked(opened: Registry, folder: RunFolder, first: Listed, name: str) -> Run:
     assert first.entry is not None  # only such entries are pushed
-    log = RunLog(opened.store, folder.run_id)
+    log = RunLog(opened.handle.store, folder.run_id)
     run = log.open()
     n = pushing.fork_point(log, folder, first.entry)
     if n is not None:

@@ -26,9 +26,9 @@ class Listing:
     def runs(self) -> list[Run]:
         """Return the runs that can be read, opened several at once; name stray folders."""
         found = []
-        names = self._opened.runs()
+        names = self._opened.run_names()
         for name, run in zip(
-            names, self._opened.store.pools.bulk.map(self._open, names), strict=True
+            names, self._opened.handle.store.pools.bulk.map(self._open, names), strict=True
         ):
             if isinstance(run, NotFound):
                 place = f"{self._opened.url}: runs/{name}"

@@ -52,7 +52,7 @@ def init(
         keyframe_every=keyframe_every,
         skip_race_probe=skip_race_probe,
     ) as made:
-        config = made.store.config
+        config = made.handle.store.config
         place = made.url
     text: list[Part] = [f"made: {place}  {config.id}"]
     if config.compression:

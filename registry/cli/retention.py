@@ -62,7 +62,7 @@ def prune(
     checkpoints back.
     """
     own = options.retention(last, best, every, days)
-    runs = [opened.run(name) for name in options.matching([run], opened.runs)]
+    runs = [opened.run(name) for name in options.matching([run], opened.run_names)]
     if best is not None:
         for one in runs:
             for phase in dict.fromkeys(record.phase for record in one.manifest.live()):
@@ -125,7 +125,7 @@ def evict(
     found = opened.checkpoint(ref)
     opened.run(found.run_id).retention.evict(found, reason)
     return answer_of(
-        describe.record_json(found.run_id, found.record, []),
+        describe.record_json(found.run_id, found.handle.newest_record(), []),
         f"evicted: {found.ref}  {found.digest.short}",
     )
 
@@ -151,7 +151,10 @@ def undo(
     back = into.retention.undo(*(find_evicted(handle.store, handle.log, ref) if ref else ()))
     marks = checkpoint_marks(into.manifest)
     return answer_of(
-        [describe.record_json(run, one.record, marks.get(one.n, [])) for one in back],
+        [
+            describe.record_json(run, one.handle.newest_record(), marks.get(one.handle.n, []))
+            for one in back
+        ],
         *(f"back: {one.ref}  {one.digest.short}" for one in back),
     )
 
@@ -169,7 +172,7 @@ def du(
     is what gc and repack can free once the run is dropped or the checkpoint is evicted.
     """
     with workers_at(dask) as executor:
-        usage = measure(opened.store, executor=executor)
+        usage = measure(opened.handle.store, executor=executor)
     chosen = _chosen(usage, run or [one.run for one in usage.runs])
     damaged = {name: error for name, error in usage.damaged.items() if not run or name in run}
     return Answer(

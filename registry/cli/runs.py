@@ -96,7 +96,7 @@ def ls(
     choice = RunChoice(where, None if since is None else options.seconds(since), limit)
     listing = Listing(opened)
     opened_runs = listing.runs()
-    forks, damage = forks_among(opened_runs), Damage.of(opened.store)
+    forks, damage = forks_among(opened_runs), Damage.of(opened.handle.store)
     runs = listing.chosen(opened_runs, choice)
 
     def rows(more: Callable[[Run], dict[str, Any]]) -> list[dict[str, Any]]:

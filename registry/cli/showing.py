@@ -70,7 +70,7 @@ def show(
 ) -> Answer:
     """Show a run: its settings, and its state now."""
     found = opened.run(run)
-    names = forks_of(opened.store, run) if forks else None
+    names = forks_of(opened.handle.store, run) if forks else None
     if follow:
         return _followed(opened, found, names)
     return Answer(lambda: run_json(found, names), lambda: _text(_for_people(found, names)))
@@ -202,7 +202,7 @@ class _Log:
     """The commits of a run in words, each once."""
 
     def __init__(self, opened: Registry, run: Run) -> None:
-        self._log = RunLog(opened.store, run.id)
+        self._log = RunLog(opened.handle.store, run.id)
         self._start = 0
         self._refs: dict[int, str] = {}
 
@@ -261,7 +261,7 @@ def _descent(opened: Registry, run: Run) -> Iterator[_Chapter]:
         except (IntegrityError, UnsupportedFormat) as error:
             yield _Chapter(parent.run, (), {}, f"{at}, which cannot be read: {error.summary}")
             return
-        slots = RunLog(opened.store, run.id).slots()
+        slots = RunLog(opened.handle.store, run.id).slots()
         shared = [pair for slot in slots for pair in slot.commits if pair[1].n <= parent.commit]
         if run.id in seen or not shared or line_digest(shared[-1][0]) != parent.head:
             yield _Chapter(parent.run, (), {}, f"{at}, and the run of this name is another one")

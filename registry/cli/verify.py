@@ -22,6 +22,7 @@ from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Bar, Part
 from holdfast.registry.errors import IntegrityError, InvalidInput, StoreUnsuitable
 from holdfast.registry.face import Registry, ResumeReport, verify_segments
+from holdfast.registry.face import repair as mend
 from holdfast.registry.saving import EXIT_WAIT
 from holdfast.registry.store import BYTES_VARIABLE, FOLDER_VARIABLE, Address
 from holdfast.registry.store.heads import MEMORY
@@ -156,7 +157,7 @@ def repair(
     with opened_at(
         address_of(mirror, mirror_storage_option, side="from"), read_only=True
     ) as source:
-        report = opened.repair(source, deep=deep, dry_run=dry_run, progress=advance)
+        report = mend(opened, source, deep=deep, dry_run=dry_run, progress=advance)
     return Answer(
         lambda: {
             **picked(report, "ok dry_run"),

@@ -51,7 +51,7 @@ def inheritance(store: Store, source: Checkpoint) -> Inheritance:
     """
     if not isinstance(source, Checkpoint):
         raise InvalidInput("a fork continues from a checkpoint", found=quoted(source))
-    n, log = source.n, RunLog(store, source.run_id)
+    n, log = source.handle.n, RunLog(store, source.run_id)
     slots = list(log.slots())
     log.recall()  # the records of evicted checkpoints are needed too
     now = log.fold(slots)
@@ -123,7 +123,7 @@ class _InheritedCommits(NewCommits):
 
 def _record(store: Store, now: RunManifest, source: Checkpoint) -> CheckpointRecord:
     """Return this registry's record of a checkpoint; it may come from another registry."""
-    record = now.by_n.get(source.n)
+    record = now.by_n.get(source.handle.n)
     if record is None or record.manifest != source.digest:
         run = f"a run of {now.commits} commits" if now.commits else "no such run"
         raise NotFound(

@@ -206,7 +206,9 @@ class Gates(_Names):
     ) -> CheckpointRecord:
         """Return the record of the given checkpoint, or of the best one of the gate's phase."""
         phase = _gate_phase(run, name)
-        record = _best(run, name, phase) if checkpoint is None else checkpoint.record
+        record = (
+            _best(run, name, phase) if checkpoint is None else checkpoint.handle.newest_record()
+        )
         if checkpoint is not None:
             own(self._committer, checkpoint, f"a gate ({name})")
         if phase is not None and record.phase != phase:
@@ -307,7 +309,7 @@ def own(committer: Committer, checkpoint: Checkpoint, what: str) -> int:
     """Return the commit number of a checkpoint of this run."""
     run = committer.log.run
     if isinstance(checkpoint, Checkpoint) and checkpoint.run_id == run.run_id:
-        n = checkpoint.n
+        n = checkpoint.handle.n
         if n not in run.by_n and not run.is_evicted(n):
             committer.log.refresh()
         run = committer.log.knowing(n)

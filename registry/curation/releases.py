@@ -322,7 +322,7 @@ class _Publication(NewCommit):
         if existing is not None:
             self._check_same(existing)
             return None
-        record = sound(run, self.checkpoint.n, self.checkpoint.ref)
+        record = sound(run, self.checkpoint.handle.n, self.checkpoint.ref)
         assert self.digest is not None  # the states are written
         return [
             SetPin(

@@ -1,8 +1,8 @@
 """A registry, and a run of it, as users hold them. These are public: names, arguments, errors stay.
 
-- `factory`: `init` and `open`. `registry`: `Registry`. `refs`: from `RUN/latest` or a part of
-  an id to a stored state. `syncing`: copies the missing history of runs from one registry to
-  another, fast-forward only.
+- `factory`: `init` and `open`. `registry`: `Registry`; `registry_handle`: its inner value. `refs`:
+  from `RUN/latest` or a part of an id to a stored state. `syncing`: copies the missing history of
+  runs from one registry to another, fast-forward only, and repairs one from a mirror.
 - `run`: `Run`, the handle that trains; `resuming`: how its training comes back, and how a `with`
   block ends. Its facets: `phases`, `exchange`, `follow`, `history`; `pins`, `releases`, `pool`,
   `streams` and `retention` are those of `curation`.
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from holdfast.registry.face.resume_check import ResumeReport as ResumeReport
     from holdfast.registry.face.resume_check import verify_segments as verify_segments
     from holdfast.registry.face.run import Run as Run
+    from holdfast.registry.face.syncing import repair as repair
     from holdfast.registry.face.syncing import sync as sync
 else:
     __getattr__ = at_first_use(__name__)

@@ -1,11 +1,12 @@
-"""A run as HTML for notebooks, as its handle has read it."""
+"""A registry and a run as HTML for notebooks; a run as its handle has read it."""
 
 from __future__ import annotations
 
 from itertools import islice
 
 from holdfast.registry.curation import run_remarks
-from holdfast.registry.history import format_time, step_ref
+from holdfast.registry.face.registry_handle import RegistryHandle
+from holdfast.registry.history import format_time, list_runs, step_ref
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.values import markup, size
 
@@ -53,3 +54,15 @@ def _best(record: CheckpointRecord | None) -> str | None:
 
 def _names(run: RunManifest, kind: str) -> str:
     return ", ".join(pin.name for pin in run.pins_of(kind)[: markup.MOST_ROWS])
+
+
+def registry_html(registry: RegistryHandle) -> str:
+    """Return a registry as HTML; this asks for the names of the runs, one listing."""
+    facts = {"id": registry.store.config.id}
+    try:
+        names = list_runs(registry.store)
+    except Exception as error:  # shown in the place of the runs
+        return markup.describe("Registry", registry.url, facts, error)
+    rows = ((name,) for name in reversed(names))
+    runs = markup.Rows(("run",), rows, len(names), "runs: reg.runs_table() has all")
+    return markup.describe("Registry", registry.url, {**facts, "runs": len(names)}, runs)

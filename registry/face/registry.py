@@ -16,27 +16,23 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.errors import Conflict, Hint, InvalidInput, NotFound
+from holdfast.registry.errors import Hint, InvalidInput
 from holdfast.registry.face.options import NewRun, shows_options
-from holdfast.registry.objects import check_run_id
+from holdfast.registry.face.registry_handle import RegistryHandle
 from holdfast.registry.objects.codecs import Compression
-from holdfast.registry.store import DAY_S, Address, Store, open_store
-from holdfast.registry.values import near
+from holdfast.registry.store import DAY_S, Store
 
 if TYPE_CHECKING:
     from holdfast.registry.comparing import Branches, Diff
     from holdfast.registry.face.run import Run
-    from holdfast.registry.history import RunLog
     from holdfast.registry.history.actions import CreateRun
     from holdfast.registry.loading import Checkpoint, Stored
-    from holdfast.registry.saving import RunHandle
     from holdfast.registry.saving.collective import Group
     from holdfast.registry.saving.journal import Journal
     from holdfast.registry.store import Transfers
     from holdfast.registry.upkeep import (
         GcReport,
         Progress,
-        RepairReport,
         UpgradeReport,
         Usage,
         VerifyReport,
@@ -50,8 +46,7 @@ class Registry:
     """An open registry. Close it, or use it as a context manager, to finish running saves."""
 
     def __init__(self, store: Store, journal: Journal | None = None) -> None:
-        self._store = store
-        self._journal = journal
+        self._handle = RegistryHandle(store, journal)
         self._opened: list[Run] = []
         self._transfers: Transfers | None = None
 
@@ -59,23 +54,10 @@ class Registry:
         return f"<Registry {self.url}>"
 
     def _repr_html_(self) -> str:
+        from holdfast.registry.face.html import registry_html
         from holdfast.registry.values import markup
 
-        return markup.safely("Registry", self._html)
-
-    def _html(self) -> str:
-        """Return it as HTML; this asks for the names of the runs, one listing."""
-        from holdfast.registry.history import list_runs
-        from holdfast.registry.values import markup
-
-        facts = {"id": self.id}
-        try:
-            names = list_runs(self._store)
-        except Exception as error:  # shown in the place of the runs
-            return markup.describe("Registry", self.url, facts, error)
-        rows = ((name,) for name in reversed(names))
-        runs = markup.Rows(("run",), rows, len(names), "runs: reg.runs_table() has all")
-        return markup.describe("Registry", self.url, {**facts, "runs": len(names)}, runs)
+        return markup.safely("Registry", lambda: registry_html(self._handle))
 
     def __enter__(self) -> Self:
         return self
@@ -89,14 +71,19 @@ class Registry:
         self.close()
 
     @property
+    def handle(self) -> RegistryHandle:
+        """Its inner value, which other parts of Holdfast take; not for programs."""
+        return self._handle
+
+    @property
     def url(self) -> str:
         """Where it is, without secrets."""
-        return self._store.backend.url
+        return self._handle.url
 
     @property
     def id(self) -> str:
         """The registry's own id; the same wherever it is mounted."""
-        return self._store.config.id
+        return self._handle.store.config.id
 
     @shows_options(NewRun)
     def create_run(self, run_id: str | None = None, **options: Unpack[NewRun]) -> Run:
@@ -152,8 +139,8 @@ class Registry:
                 if one.id == source.partition("/")[0]:
                     one.wait(remote=True)
         checkpoint = self.checkpoint(source) if isinstance(source, str) else source
-        inherited = inheritance(self._store, checkpoint)
-        parent = self._open_log(checkpoint.run_id).run
+        inherited = inheritance(self._handle.store, checkpoint)
+        parent = self._handle.open_log(checkpoint.run_id).run
         run = self._create(run_id, forked(parent, inherited.parent, own))
         inherit(run.handle.committer, inherited)
         return run
@@ -199,14 +186,14 @@ class Registry:
         name = os.environ.get("HOLDFAST_RUN") if run_id is None else run_id
         if name is None:
             raise InvalidInput("no run is named", hint="Pass its id, or set HOLDFAST_RUN.")
-        if group is not None and self._journal is not None:
+        if group is not None and self._handle.journal is not None:
             raise InvalidInput(
                 "ranks that save together do not use a journal",
                 where="group",
                 hint="Carry what is only in it (`holdfast journal carry`), or the ranks continue "
                 "from an older checkpoint; then open the registry with journal=''.",
             )
-        log = self._opened_here(name) or self._open_log(name, must_exist=not create)
+        log = self._handle.open_copy(name) or self._handle.open_log(name, must_exist=not create)
         wanted = RunOptions(**options)
         if log.run.commits == 0 and not begin(log, creation(wanted)):
             log.refresh()
@@ -214,39 +201,17 @@ class Registry:
             check_not_dropped(log.run)
             log.make_durable()  # the caller may rely on the run
         check_same(log.run, wanted)
-        return self._hold(Run(self._handle(log, group), wanted.compared))
+        return self._hold(Run(self._handle.run_handle(log, group), wanted.compared))
 
     def _create(self, run_id: str | None, action: CreateRun) -> Run:
         from holdfast.registry.face.run import Run
-        from holdfast.registry.history import RunLog, begin, default_ids
-        from holdfast.registry.spec import RunSpec
 
-        for name in [run_id] if run_id is not None else default_ids(int(action.seed, 16)):
-            log = RunLog(self._store, check_run_id(name))
-            if self._store.heads is not None and self._store.heads.seen(name) is not None:
-                log.open()  # it exists, or did: `open` refuses a run that is gone
-            if begin(log, action):
-                if log.run.spec == RunSpec(monitors=action.monitors):
-                    _LOGGER.info("%s: no preset: every checkpoint is kept", name)
-                return self._hold(Run(self._handle(log)))
-        raise Conflict(
-            "a run of this name exists",
-            where=run_id,
-            hint=Hint(
-                "Continue it with reg.run(id), or choose another name.", "Choose another name."
-            ),
-        )
+        log = self._handle.begin_run(run_id, action)
+        return self._hold(Run(self._handle.run_handle(log)))
 
-    def runs(self) -> list[str]:
-        """Return the names of all runs, sorted."""
-        from holdfast.registry.history import list_runs
-
-        # Before the listing: a run that begins meanwhile would be seen, and not listed.
-        seen = self._store.heads.all() if self._store.heads is not None else {}
-        runs = list_runs(self._store)
-        for gone in sorted(seen.keys() - set(runs)):
-            _LOGGER.warning("%s: the run %s was here and is gone", self.url, gone)
-        return runs
+    def run_names(self) -> list[str]:
+        """Return the names of all runs, sorted; `run` opens one, `runs_table` describes all."""
+        return self._handle.run_names()
 
     def runs_table(
         self, *, where: str = "", since_s: float | None = None, limit: int | None = None
@@ -269,8 +234,8 @@ class Registry:
         from holdfast.registry.tables import RunChoice, run_table
 
         choice = RunChoice(where, since_s, limit)
-        read = lambda name: RunLog(self._store, name).open()  # noqa: E731
-        return run_table(self._store, self.runs(), read, choice)
+        read = lambda name: RunLog(self._handle.store, name).open()  # noqa: E731
+        return run_table(self._handle.store, self.run_names(), read, choice)
 
     def diff_runs(self, first: str, second: str) -> Branches:
         """Compare two runs side by side: a fork and its parent, two forks, or any two.
@@ -288,8 +253,8 @@ class Registry:
         """
         from holdfast.registry.comparing import compare_runs
 
-        one, two = (self._open_log(name) for name in (first, second))
-        return compare_runs(self._store, one, two)
+        one, two = (self._handle.open_log(name) for name in (first, second))
+        return compare_runs(self._handle.store, one, two)
 
     def diff(
         self, before: Checkpoint | str, after: Checkpoint | str, *, values: bool = False
@@ -360,11 +325,12 @@ class Registry:
             )
         name, _, path = ref.partition("/")
         if not path and is_digest(name):
-            ids = self._store.pools.bulk.submit(stored_ids, self._store, name)
-            runs, open_log = self.runs(), partial(self._open_log, by_id=True)
+            ids = self._handle.store.pools.bulk.submit(stored_ids, self._handle.store, name)
+            runs, open_log = self.run_names(), partial(self._handle.open_log, by_id=True)
             if name.removeprefix("sha256:") not in runs:
-                return find_by_id(self._store, runs, open_log, name, ids.result())
-        return find_in_run(self._store, self._open_log(name, by_id=is_digest(path)), path)
+                return find_by_id(self._handle.store, runs, open_log, name, ids.result())
+        log = self._handle.open_log(name, by_id=is_digest(path))
+        return find_in_run(self._handle.store, log, path)
 
     @contextmanager
     def progress(
@@ -384,7 +350,7 @@ class Registry:
         from holdfast.registry.store import Transfers, bar
 
         if self._transfers is None:
-            self._transfers = Transfers(self._store)
+            self._transfers = Transfers(self._handle.store)
         shown = nullcontext(report) if report is not None else bar(label, total)
         with shown as tell, self._transfers.observed(tell):
             yield
@@ -393,59 +359,13 @@ class Registry:
         """Finish saves under way, stop the threads, close the connections."""
         runs, self._opened = self._opened, []
         with ExitStack() as stack:  # the store last, even if a run's last save failed
-            stack.callback(self._store.close)
+            stack.callback(self._handle.store.close)
             for run in runs:
                 stack.callback(run.close)
-
-    def _open_log(self, name: str, *, must_exist: bool = True, by_id: bool = False) -> RunLog:
-        from holdfast.registry.history import RunLog, list_runs
-
-        log = RunLog(self._store, check_run_id(name))
-        log.open(check_head=not by_id)  # an id names the same bytes, however old the log is
-        if must_exist and log.run.commits == 0:
-            raise NotFound(
-                "no such run",
-                where=f"{self.url}: {name}",
-                hint=near(name, list_runs(self._store)),
-            )
-        return log
-
-    def _opened_here(self, name: str) -> RunLog | None:
-        """Return a run from the journal, if the registry is away and the journal has the run."""
-        if self._journal is None or not self._store.is_away:
-            return None
-        from holdfast.registry.history import RunLog
-        from holdfast.registry.saving.journal import RunFolder
-
-        log = RunLog(self._store, check_run_id(name))
-        return log if RunFolder(self._journal, self.id, name).open_copy(log) else None
-
-    def _handle(self, log: RunLog, group: Group | None = None) -> RunHandle:
-        from holdfast.registry.saving import RunHandle
-        from holdfast.registry.writing import Committer, StateWriter
-
-        committer = Committer(StateWriter(self._store, log))
-        if group is not None:
-            from holdfast.registry.saving.collective import CollectiveSaver
-
-            ranks = CollectiveSaver(committer, group)
-            line = ranks.line
-            return RunHandle(self._store, log, committer, line, ranks, line, ranks=ranks)
-        if self._journal is not None:
-            from holdfast.registry.saving.journal import JournaledSaver
-
-            saver = JournaledSaver(committer, self._journal)
-            return RunHandle(self._store, log, committer, saver.own, saver, saver, journal=saver)
-        return RunHandle.local(committer)
 
     def _hold(self, run: Run) -> Run:
         self._opened.append(run)
         return run
-
-    @property
-    def store(self) -> Store:
-        """The objects behind it, for maintenance."""
-        return self._store
 
     def verify(
         self,
@@ -491,7 +411,7 @@ class Registry:
         from holdfast.registry.upkeep import note_verify, verify
 
         report = verify(
-            self._store,
+            self._handle.store,
             deep=deep,
             sample=sample,
             resume=resume,
@@ -501,45 +421,8 @@ class Registry:
             executor=executor,
             progress=progress,
         )
-        note_verify(self._store, report)
+        note_verify(self._handle.store, report)
         return report
-
-    def repair(
-        self,
-        mirror: str | os.PathLike[str] | Registry,
-        *,
-        deep: bool = True,
-        dry_run: bool = False,
-        progress: Progress | None = None,
-    ) -> RepairReport:
-        """Restore missing and damaged objects from a mirror, while others write and collect.
-
-        Every byte is verified before it is written. Logs, epochs and `registry.json` are not
-        rebuilt: only a backup of this registry has them.
-
-        Args:
-            mirror: A registry that holds the same states, or its URL.
-            deep: Read and hash everything to find damage, instead of names and sizes only.
-            dry_run: Only report; write nothing.
-            progress: Called with the number of bytes checked so far.
-
-        Returns:
-            A report with `.ok`, `.mended` and `.left`.
-
-        Raises:
-            InvalidInput: The mirror is this very registry.
-            NotFound: There is no registry at its URL.
-            UnsupportedFormat: This registry demands a newer writer.
-        """
-        from holdfast.registry.upkeep import repair
-
-        with ExitStack() as stack:
-            if isinstance(mirror, Registry):
-                source = mirror.store
-            else:
-                source = open_store(Address(mirror), read_only=True)
-                stack.callback(source.close)
-            return repair(self._store, source, deep=deep, dry_run=dry_run, progress=progress)
 
     def gc(
         self,
@@ -574,7 +457,7 @@ class Registry:
         from holdfast.registry.upkeep import collect
 
         return collect(
-            self._store, grace_s=grace_s, forget=forget, dry_run=dry_run, progress=progress
+            self._handle.store, grace_s=grace_s, forget=forget, dry_run=dry_run, progress=progress
         )
 
     def upgrade(self) -> UpgradeReport:
@@ -591,7 +474,7 @@ class Registry:
         """
         from holdfast.registry.upkeep import upgrade
 
-        return upgrade(self._store)
+        return upgrade(self._handle.store)
 
     def repack(
         self,
@@ -635,7 +518,7 @@ class Registry:
         from holdfast.registry.upkeep.repacking import repack
 
         return repack(
-            self._store,
+            self._handle.store,
             runs,
             min_dead=min_dead,
             compression=compression,
@@ -657,4 +540,4 @@ class Registry:
         """
         from holdfast.registry.upkeep import measure
 
-        return measure(self._store, executor=executor)
+        return measure(self._handle.store, executor=executor)

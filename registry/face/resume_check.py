@@ -197,7 +197,7 @@ def _trained(segment: Segment, place: Path, stops: Sequence[int]) -> list[Checkp
 
 
 def _saved(registry: Registry, stop: int) -> Checkpoint:
-    names = registry.runs()
+    names = registry.run_names()
     latest = registry.run(names[0]).latest() if len(names) == 1 else None
     if latest is None or latest.step != stop:
         at = "nothing" if latest is None else f"step {latest.step}"

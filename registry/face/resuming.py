@@ -81,7 +81,11 @@ class Resuming:
         """Fill the tensors of a model, and continue the run from there."""
         handle, run = self.run, self._read()
         if at is None:
-            kept = (one for one in handle.line.newest_first() if not one.record.held_back)
+            kept = (
+                one
+                for one in handle.line.newest_first()
+                if not one.handle.newest_record().held_back
+            )
             newest = next(kept, None)
         else:
             newest = self._checked(at, "run.restore_into")
@@ -89,7 +93,7 @@ class Resuming:
             return None
         # A pivot waits until the registry has every save, so none is after one that it has not.
         is_carried = newest.durable_in == "registry"
-        if at is None and is_carried and run.pivots_after(newest.n):
+        if at is None and is_carried and run.pivots_after(newest.handle.n):
             raise Conflict(
                 "a pivot came after the newest checkpoint, and changes more than tensors",
                 where=newest.ref,

@@ -1,4 +1,4 @@
-"""Copy runs between registries: a writer at its destination, fast-forward only.
+"""Copy runs from one registry to another, fast-forward only, and repair one from a mirror.
 
 History is copied byte for byte; places are the destination's own. All missing commits of a run
 become visible in one slot, so a checkpoint is never visible there before its objects. Packs that
@@ -30,7 +30,9 @@ from holdfast.registry.history import RunLog
 from holdfast.registry.history.actions import Commit, Forget, Line, Place, line_digest
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import PackRef
-from holdfast.registry.store import Progress, Store, Workers
+from holdfast.registry.store import Address, Progress, Store, Workers, open_store
+from holdfast.registry.upkeep import RepairReport
+from holdfast.registry.upkeep import repair as mend
 from holdfast.registry.values import Digest, near
 from holdfast.registry.writing import Change, ChosenKeys, Committer, Stale, StateWriter, adopt
 
@@ -102,9 +104,10 @@ def sync(
         destination = _opened(dst, dst_storage_options, "dst", stack)
         if source.url == destination.url:
             raise InvalidInput("a registry cannot be synced to itself", where=source.url)
-        workers = Workers(executor, source.store, destination.store, writes=True)
-        seen = source.store.heads.all() if source.store.heads is not None else {}
-        known = source.runs()
+        stores = source.handle.store, destination.handle.store
+        workers = Workers(executor, *stores, writes=True)
+        seen = stores[0].heads.all() if stores[0].heads is not None else {}
+        known = source.run_names()
         # A run that was seen before and is gone is refused, like a log that went back.
         gone = sorted(seen.keys() - set(known))
         chosen = [*known, *gone] if runs is None else list(runs)
@@ -116,12 +119,50 @@ def sync(
         failed: dict[str, IntegrityError | UnsupportedFormat | Diverged] = {}
         for name in chosen:
             try:
-                done.append(_copied(_RunCopy(source.store, destination.store, workers, name, sent)))
+                done.append(_copied(_RunCopy(*stores, workers, name, sent)))
             except (IntegrityError, UnsupportedFormat, Diverged) as error:
                 failed[name] = error  # copy the other runs first
         if failed:
             raise _first_of(failed, [run.run_id for run in done])
         return SyncReport(tuple(done))
+
+
+def repair(
+    damaged: str | os.PathLike[str] | Registry,
+    mirror: str | os.PathLike[str] | Registry,
+    *,
+    deep: bool = True,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RepairReport:
+    """Restore missing and damaged objects of a registry, while others write and collect.
+
+    Every byte is verified before it is written. Logs, epochs and `registry.json` are not
+    rebuilt: only a backup of this registry has them.
+
+    Args:
+        damaged: The registry to repair, or its URL.
+        mirror: A registry that holds the same states, or its URL.
+        deep: Read and hash everything to find damage, instead of names and sizes only.
+        dry_run: Only report; write nothing.
+        progress: Called with the number of bytes checked so far.
+
+    Returns:
+        A report with `.ok`, `.mended` and `.left`.
+
+    Raises:
+        InvalidInput: The mirror is this very registry.
+        NotFound: There is no registry at a URL.
+        UnsupportedFormat: The damaged registry demands a newer writer.
+    """
+    with ExitStack() as stack:
+        target = _opened(damaged, None, "damaged", stack)
+        if isinstance(mirror, Registry):
+            source = mirror.handle.store
+        else:
+            source = open_store(Address(mirror), read_only=True)
+            stack.callback(source.close)
+        return mend(target.handle.store, source, deep=deep, dry_run=dry_run, progress=progress)
 
 
 def _first_of(

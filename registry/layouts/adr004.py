@@ -62,13 +62,13 @@ def _training(run: RunContents, names: Mapping[str, str]) -> Iterator[Entry]:
             continue  # only a milestone, never a training file
         if not noted and one not in recent:
             continue  # a milestone, which the run keeps
-        paths[one.n] = noted or written(
+        paths[one.handle.n] = noted or written(
             names["training"], {"step": one.step, "global_step": _global_step(one)}
         )
-        yield StateFile(paths[one.n], one, "torch", f"{one.n}:{one.digest}")
+        yield StateFile(paths[one.handle.n], one, "torch", f"{one.handle.n}:{one.digest}")
     latest = run.latest()
-    if latest is not None and latest.n in paths:
-        yield Link(names["latest"], Path(paths[latest.n]).name)
+    if latest is not None and latest.handle.n in paths:
+        yield Link(names["latest"], Path(paths[latest.handle.n]).name)
 
 
 def _kept(run: RunContents) -> int:
@@ -94,14 +94,14 @@ def _milestones(run: RunContents, names: Mapping[str, str]) -> Iterator[Entry]:
     best: dict[str, float] = {}
     for one in run.checkpoints:
         improved = []
-        for monitor in run.monitors(one.record.phase):
-            rank = one.record.rank(monitor)
+        for monitor in run.monitors(one.handle.record.phase):
+            rank = one.handle.newest_record().rank(monitor)
             if rank < best.get(monitor.label, float("inf")):
                 best[monitor.label] = rank
                 improved.append(monitor.metric)
         for path in _milestone_names(run, names, one, improved):
             of = one.companions.get(_companion(path), one)
-            yield StateFile(path, of, "torch", f"{one.n}:{of.digest}")
+            yield StateFile(path, of, "torch", f"{one.handle.n}:{of.digest}")
 
 
 def _milestone_names(
@@ -113,7 +113,7 @@ def _milestone_names(
         return [one for one in mine if _milestone_fields(names, one) is not None]
     if one.tier != MILESTONE:
         return []
-    tiers = {tier.name: tier for tier in run.run.spec.phase(one.record.phase).tiers}
+    tiers = {tier.name: tier for tier in run.run.spec.phase(one.handle.record.phase).tiers}
     every = tiers[MILESTONE].every if MILESTONE in tiers else None
     found = [
         written(

@@ -38,7 +38,7 @@ def entries(run: RunContents) -> Iterator[Entry]:
     for one in run.checkpoints:
         stem = imported_as(one, NAME).get("stem", stem)
         path = written(CHECKPOINT, {"step": one.step})
-        yield StateFile(path, one, andrea.FORMAT, f"{one.n}:{one.digest}", _COMPONENTS)
+        yield StateFile(path, one, andrea.FORMAT, f"{one.handle.n}:{one.digest}", _COMPONENTS)
     for name, stream in run.streams.items():
         if name not in _STREAMS:
             continue

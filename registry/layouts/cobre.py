@@ -40,12 +40,12 @@ def entries(run: RunContents) -> Iterator[Entry]:
     paths = {}
     for one in run.checkpoints:
         is_real = imported_as(one, NAME).get("file") == REAL and one == run.latest()
-        paths[one.n] = REAL if is_real else written(CHECKPOINT, {"step": one.step})
-        key = f"{one.n}:{one.digest}"
-        yield StateFile(paths[one.n], one, NAME, key, state=lambda one=one: _policy(one))  # type: ignore[misc]
+        paths[one.handle.n] = REAL if is_real else written(CHECKPOINT, {"step": one.step})
+        key = f"{one.handle.n}:{one.digest}"
+        yield StateFile(paths[one.handle.n], one, NAME, key, state=lambda one=one: _policy(one))  # type: ignore[misc]
     latest = run.latest()
-    if latest is not None and paths[latest.n] != REAL:
-        yield Link(LATEST, paths[latest.n])
+    if latest is not None and paths[latest.handle.n] != REAL:
+        yield Link(LATEST, paths[latest.handle.n])
     for name, artifact in run.artifacts.items():
         if name == Path(DICTIONARY).stem:
             yield StateFile(DICTIONARY, artifact, "opaque", str(artifact.digest))

@@ -32,12 +32,12 @@ class RunContents:
     @property
     def phases(self) -> list[str]:
         """The phases that have checkpoints."""
-        return list(dict.fromkeys(one.record.phase for one in self.checkpoints))
+        return list(dict.fromkeys(one.handle.record.phase for one in self.checkpoints))
 
     def latest(self, phase: str | None = None) -> Checkpoint | None:
         """Return the newest checkpoint."""
         record = self.run.latest(phase)
-        return next((one for one in self.checkpoints if record and one.n == record.n), None)
+        return next((one for one in self.checkpoints if record and one.handle.n == record.n), None)
 
     def monitors(self, phase: str) -> tuple[Monitor, ...]:
         """Return the monitors of a phase, or of the run if it declares no phases."""
@@ -47,7 +47,9 @@ class RunContents:
         """Return the best checkpoint of a phase, by its first monitor."""
         for monitor in self.monitors(phase)[:1]:
             record = self.run.best(monitor, phase)
-            return next((one for one in self.checkpoints if record and one.n == record.n), None)
+            return next(
+                (one for one in self.checkpoints if record and one.handle.n == record.n), None
+            )
         return None
 
     @property

@@ -30,7 +30,7 @@ def entries(run: RunContents) -> Iterator[Entry]:
     """Yield a folder for each checkpoint."""
     for one in run.checkpoints:
         path = written(CHECKPOINT, {"step": one.step})
-        yield StateFile(path, one, NAME, f"{one.n}:{one.digest}")
+        yield StateFile(path, one, NAME, f"{one.handle.n}:{one.digest}")
 
 
 def find(files: Mapping[str, str | None]) -> Iterable[Found]:

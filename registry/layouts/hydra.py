@@ -52,16 +52,16 @@ def entries(run: RunContents) -> Iterator[Entry]:
     for one in run.checkpoints:
         if fields_of(names["gate"], imported_as(one, NAME).get("file", "")):
             continue  # the imported folder had only the gate
-        fields = {"phase": one.record.phase, "step": one.step}
-        paths[one.n] = written(names["checkpoint"], fields)
-        yield _file(paths[one.n], one)
+        fields = {"phase": one.handle.record.phase, "step": one.step}
+        paths[one.handle.n] = written(names["checkpoint"], fields)
+        yield _file(paths[one.handle.n], one)
         for name, companion in one.companions.items():
             yield _file(written(names["companion"], {**fields, "name": name}), companion)
     for phase in run.phases:
         for link, target in (("latest", run.latest(phase)), ("best", run.best(phase))):
-            if target is not None and target.n in paths:
+            if target is not None and target.handle.n in paths:
                 path = written(names[link], {"phase": phase, "step": target.step})
-                yield Link(path, Path(paths[target.n]).name)
+                yield Link(path, Path(paths[target.handle.n]).name)
     for name, gate in run.gates.items():
         yield _file(written(names["gate"], {"name": name}), gate)
     for entry in run.pool:

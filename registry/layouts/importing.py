@@ -205,7 +205,7 @@ class Importer:
         if phase is not None:
             self._enter(phase)
         saved = self._saver.pipeline.save(reading.state, request)
-        self._imported()[found.path, sha256] = saved.n
+        self._imported()[found.path, sha256] = saved.handle.n
         return saved.ref, saved
 
     def _next_step(self) -> int:

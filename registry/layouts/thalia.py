@@ -42,13 +42,13 @@ def entries(run: RunContents) -> Iterator[Entry]:
     """Yield a file for each checkpoint, its metadata, and the newest one as a link."""
     paths = {}
     for one in run.checkpoints:
-        paths[one.n] = _name(one)
-        yield StateFile(paths[one.n], one, NAME, f"{one.n}:{one.digest}")
+        paths[one.handle.n] = _name(one)
+        yield StateFile(paths[one.handle.n], one, NAME, f"{one.handle.n}:{one.digest}")
         text = json.dumps(_metadata(one), indent=2, default=str)
-        yield TextFile(f"{paths[one.n]}.meta", f"{text}\n".encode())
+        yield TextFile(f"{paths[one.handle.n]}.meta", f"{text}\n".encode())
     latest = run.latest()
     if latest is not None:
-        yield Link(LATEST, Path(paths[latest.n]).name)
+        yield Link(LATEST, Path(paths[latest.handle.n]).name)
 
 
 def _name(checkpoint: Checkpoint) -> str:

@@ -47,14 +47,10 @@ class Checkpoint(Stored):
     def _record(self) -> CheckpointRecord:
         return self._handle.record
 
-    @property
-    def _n(self) -> int:
-        return self._handle.record.n
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Checkpoint):
             return NotImplemented
-        mine, theirs = ((one.run_id, one._n, one.digest) for one in (self, other))
+        mine, theirs = ((one.run_id, one._record.n, one.digest) for one in (self, other))
         return mine == theirs
 
     def __hash__(self) -> int:
@@ -70,7 +66,7 @@ class Checkpoint(Stored):
         from holdfast.registry.values import size
 
         run = self._handle.log.run
-        record = run.by_n.get(self._n, self._record)  # `self.record` may read the log
+        record = run.by_n.get(self._record.n, self._record)  # `newest_record` may read the log
         facts = {
             "id": self.digest,
             "time": format_time(record.time_ms),
@@ -84,27 +80,14 @@ class Checkpoint(Stored):
         return facts, self._html_of_parts()
 
     @property
-    def n(self) -> int:
-        """Number of the commit that added it."""
-        return self._n
-
-    @property
     def durable_in(self) -> Literal["journal", "registry"]:
         """Where it is durable: `journal` until a save with a journal is in the registry."""
         return "registry"
 
     @property
-    def record(self) -> CheckpointRecord:
-        """The record in the run's log, as far as this handle has read.
-
-        For an evicted checkpoint, the whole log is read once.
-        """
-        return self._handle.log.knowing(self._n).by_n.get(self._n, self._record)
-
-    @property
     def is_evicted(self) -> bool:
         """Whether it was evicted, as far as this handle has read."""
-        return self._handle.log.run.is_evicted(self._n)
+        return self._handle.log.run.is_evicted(self._record.n)
 
     @property
     def phase(self) -> int | str:
@@ -119,7 +102,7 @@ class Checkpoint(Stored):
     @property
     def metrics(self) -> dict[str, float]:
         """The newest value of each metric."""
-        return dict(self.record.metrics)
+        return dict(self._handle.newest_record().metrics)
 
     @property
     def meta(self) -> Any:
@@ -148,12 +131,12 @@ class Checkpoint(Stored):
         """
         from holdfast.registry.history import describe_eviction
 
-        return describe_eviction(self._handle.log, self.record)
+        return describe_eviction(self._handle.log, self._handle.newest_record())
 
     @property
     def tier(self) -> str | None:
         """Its retention class within the phase; `None` if the phase has no tiers."""
-        return self.record.tier
+        return self._handle.newest_record().tier
 
     @property
     def nonfinite(self) -> tuple[str, ...]:
@@ -247,7 +230,7 @@ class Checkpoint(Stored):
         from holdfast.registry.history import check_metrics, tier_after_report
         from holdfast.registry.writing import Committer, StateWriter
 
-        checked, n = check_metrics(metrics), self.n
+        checked, n = check_metrics(metrics), self.handle.n
 
         def actions(run: RunManifest) -> list[ReportMetrics]:
             tier = tier_after_report(run, n, checked)

@@ -171,6 +171,16 @@ class CheckpointHandle(StateHandle):
         return cls(store, log, record.manifest, step_ref(record), record)
 
     @property
+    def n(self) -> int:
+        """Number of the commit that added it."""
+        return self.record.n
+
+    def newest_record(self) -> CheckpointRecord:
+        """Return its record, as far as the log was read; for an evicted one read all of the log."""
+        n = self.record.n
+        return self.log.knowing(n).by_n.get(n, self.record)
+
+    @property
     def superseded(self) -> bool:
         """Whether training went back to an earlier one."""
         run, n = self.log.run, self.record.n

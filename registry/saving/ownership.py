@@ -114,7 +114,7 @@ class Ownership:
 
     def resume_at(self, checkpoint: Checkpoint) -> None:
         """Continue from exactly a checkpoint: the next save supersedes all that came later."""
-        self.token.resume_at(checkpoint.n, self.run)
+        self.token.resume_at(checkpoint.handle.n, self.run)
         self.failed.clear()
         self.earlier.forget()
 
@@ -122,10 +122,10 @@ class Ownership:
         """Continue from a checkpoint and, if it is the newest, from the pivots after it."""
         run = self.run
         self.failed.clear()
-        kept = run.pivots_after(checkpoint.n)
-        self.token.resume_at(checkpoint.n, run, keeps=kept[-1].n if kept else None)
+        kept = run.pivots_after(checkpoint.handle.n)
+        self.token.resume_at(checkpoint.handle.n, run, keeps=kept[-1].n if kept else None)
         for one in run.pivots:
-            if one.n > checkpoint.n and not kept:
+            if one.n > checkpoint.handle.n and not kept:
                 _LOGGER.warning(
                     "%s: the next save undoes the pivot %s, which came after %s; to keep it, pivot "
                     "again",

@@ -105,7 +105,7 @@ def _first_intact(
     skipped: list[Attempt] = []
     strange = False
     for checkpoint in checkpoints:
-        if checkpoint.record.held_back:
+        if checkpoint.handle.newest_record().held_back:
             why = f"weights that are not finite: {', '.join(checkpoint.nonfinite)}"
             skipped.append(Attempt(checkpoint.ref, checkpoint.digest, why))
             continue
@@ -140,7 +140,7 @@ def _first_intact(
         return None
     if strange:
         hint = "Register the missing migrations (register_migration)."
-    elif any(not checkpoint.record.held_back for checkpoint in checkpoints):
+    elif any(not checkpoint.handle.newest_record().held_back for checkpoint in checkpoints):
         hint = "Restore the damaged files from a mirror; `holdfast verify --deep` names them."
     else:
         hint = "Continue from an older one with run.restore(at=...), or create another run."

@@ -111,7 +111,7 @@ class Source:
         """Return the names of all runs, sorted: one request for a thousand runs."""
         at_s, names = self._listed
         if time.monotonic() - at_s > max_age_s:
-            names = self.registry.runs()
+            names = self.registry.run_names()
             self._listed = time.monotonic(), names
         return list(names)
 
@@ -185,7 +185,7 @@ class Source:
         An open run has its own. A run whose beginning cannot be read has `None`.
         """
         unknown = self.unread_births(names)
-        store = self.registry.store
+        store = self.registry.handle.store
         read = store.pools.small.map(lambda name: read_birth(store, name), unknown)
         found = dict(zip(unknown, read, strict=True))
         with self._lock:
@@ -211,7 +211,7 @@ class Source:
             run, known = self._runs.get(name), self._chronicles.get(name)
         if known is not None and known.errors:
             known = None  # what is damaged may be restored meanwhile
-        log = RunLog(self.registry.store, name) if run is None else run.handle.log
+        log = RunLog(self.registry.handle.store, name) if run is None else run.handle.log
         end = log.length() if run is None else log.run.next_slot
         found = Chronicle()
         for found in read_on(log, known, end, most):

@@ -1,8 +1,9 @@
 """Holdfast: a checkpoint registry for machine learning that needs no server.
 
-`init` creates a registry, `open` opens one, `sync` copies runs between two, `trust` accepts one
-that went back. Everything else is a method of the objects that they return. `docs/spec.md`
-specifies the bytes on a store, `docs/architecture.md` describes the code.
+`init` creates a registry, `open` opens one, `sync` copies runs between two, `repair` restores
+damaged objects of one from another, `trust` accepts one that went back. Everything else is a method
+of the objects that they return. `docs/spec.md` specifies the bytes on a store,
+`docs/architecture.md` describes the code.
 
 A name is loaded when it is first used, so `import holdfast` is cheap.
 """
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.registry.face.registry import Registry
     from holdfast.registry.face.resume_check import verify_resume
     from holdfast.registry.face.run import Run
-    from holdfast.registry.face.syncing import sync
+    from holdfast.registry.face.syncing import repair, sync
     from holdfast.registry.loading.checkpoint import Checkpoint
     from holdfast.registry.loading.stored import Stored
     from holdfast.registry.pytree import register_adapter
@@ -71,6 +72,7 @@ __all__ = [
     "open",
     "register_adapter",
     "register_migration",
+    "repair",
     "sync",
     "trust",
     "verify_resume",

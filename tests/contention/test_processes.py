@@ -48,7 +48,7 @@ def _check_annotations(url: str, processes: int, commits: int = _COMMITS) -> Non
         assert _names(reg) == Counter(acknowledged)
         numbers = [commit.n for commit in reg.run("shared").history.commits()]
         assert numbers == list(range(2 + len(acknowledged)))
-        slots = [info.key for info in reg.store.backend.list("runs/shared/log/")]
+        slots = [info.key for info in reg.handle.store.backend.list("runs/shared/log/")]
         assert [int(key[-20:]) for key in slots] == numbers
         assert reg.verify(deep=True).findings == ()
 
@@ -96,7 +96,7 @@ def _check_beginners(url: str, processes: int) -> None:
     told = all_at_once(url, begin, processes, "requeued")
     assert len(set(told)) == 1
     with holdfast.open(url) as reg:
-        assert reg.runs() == ["requeued"]
+        assert reg.run_names() == ["requeued"]
         assert [commit.n for commit in reg.run("requeued").history.commits()] == [0]
         assert reg.run("requeued").config == {"begun by": told[0][1]}
 
@@ -117,8 +117,8 @@ def _check_same_content(url: str, processes: int) -> None:
         for number in range(processes):
             assert_same(reg.checkpoint(f"run{number}/latest").load(), make_state(5))
         # The same content has one name, whoever was first.
-        packs = list(reg.store.backend.list("packs/"))
-        manifests = list(reg.store.backend.list("manifests/"))
+        packs = list(reg.handle.store.backend.list("packs/"))
+        manifests = list(reg.handle.store.backend.list("manifests/"))
         assert (len(packs), len(manifests)) == (2, 1)
         assert reg.verify(deep=True).findings == ()
 

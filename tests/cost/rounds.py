@@ -127,6 +127,6 @@ class _Pools:
 
 def timed(registry: Registry, clock: Clock) -> Registry:
     """Let a registry work by the logical clock."""
-    registry.store.pools.close()
-    registry.store.pools = _Pools(clock, registry.store.backend.concurrency)
+    registry.handle.store.pools.close()
+    registry.handle.store.pools = _Pools(clock, registry.handle.store.backend.concurrency)
     return registry

@@ -232,7 +232,7 @@ def _keys_of_newest(registry: Registry, digest: str) -> list[str]:
     found = [
         info.key
         for kind, wanted in (("manifests", place.manifest), ("placements", place.placement))
-        for info in registry.store.backend.list(f"{kind}/{wanted.hex()[:2]}/{wanted.hex()}")
+        for info in registry.handle.store.backend.list(f"{kind}/{wanted.hex()[:2]}/{wanted.hex()}")
     ]
-    slots = list(registry.store.backend.list("runs/night/log/"))
+    slots = list(registry.handle.store.backend.list("runs/night/log/"))
     return [*found, slots[-1].key]

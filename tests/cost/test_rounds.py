@@ -36,7 +36,7 @@ def long_run(commits: int) -> Scratch:
     """Return a registry with a run of so many commits, a checkpoint at every tenth."""
     store = new_backend()
     with without_threads(open_on(store)) as registry:
-        log = RunLog(registry.store, "long")
+        log = RunLog(registry.handle.store, "long")
         for n in range(commits):
             action = _action(n)
             log.append(
@@ -74,7 +74,7 @@ def test_clock_counts_what_depends() -> None:
     for number in range(2500):
         store.put(f"runs/{number:04d}", b"")
     with timed(open_on(Timed(store, clock)), clock) as registry:
-        backend, pools = registry.store.backend, registry.store.pools
+        backend, pools = registry.handle.store.backend, registry.handle.store.pools
         assert clock.now == 1  # registry.json
         keys = [f"runs/{number:04d}" for number in range(128)]
         assert clock.rounds(lambda: [backend.get(key) for key in keys]) == 128
@@ -109,7 +109,7 @@ def test_head_of_a_long_run_is_the_newest_commit() -> None:
         run = registry.run("long")
         assert run.manifest.commits == _COMMITS
         assert len(run.checkpoints()) == _COMMITS // 100
-        snapshots = list(registry.store.backend.list("runs/long/snapshots/"))
+        snapshots = list(registry.handle.store.backend.list("runs/long/snapshots/"))
         assert len(snapshots) == _COMMITS // SNAPSHOT_EVERY
 
 

@@ -206,7 +206,7 @@ def _gated_life(registry: Registry) -> None:
 
 
 def _fork(registry: Registry, _: object) -> None:
-    if "fork" not in registry.runs() or registry.run("fork").latest() is None:
+    if "fork" not in registry.run_names() or registry.run("fork").latest() is None:
         registry.fork(f"{RUN}/phase2/step3", "fork")
 
 

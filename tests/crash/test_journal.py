@@ -29,7 +29,7 @@ __all__ = ["by_hand"]
 def _check(machine: Machine, acknowledged: list[int], possible: list[int]) -> None:
     """Carry everything in a new process; check what is in the run."""
     with opened(machine.backend) as registry:
-        if RUN not in registry.runs():  # not even that was acknowledged
+        if RUN not in registry.run_names():  # not even that was acknowledged
             assert acknowledged == []
             return
     machine.carry()
@@ -180,7 +180,7 @@ def test_a_loss_of_power_keeps_what_was_acknowledged(
 
 def _check_whole(machine: Machine) -> None:
     """Check that every entry that waits has all its bytes here, whatever the registry has (J4)."""
-    store = machine.registry().store
+    store = machine.registry().handle.store
     for _, entry in machine.folder.entries(machine.folder.waiting()):
         assert entry.save is not None
         EntryStates(machine.folder, entry.write, store).check_whole([entry.save.place])

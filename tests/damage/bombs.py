@@ -30,7 +30,7 @@ def peak():  # what getrusage tells begins with the memory of the process that s
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
 
 with holdfast.open(sys.argv[1]) as opened:
-    opened.runs()
+    opened.run_names()
     before = peak()
     try:
         said = ACT
@@ -91,7 +91,7 @@ def plant(
 
 def _append(opened: Registry, digest: Digest, data: bytes, name: Digest, placed: bytes) -> None:
     place = Place(manifest=digest, manifest_generation=0, placement=name, placement_generation=0)
-    store = opened.store
+    store = opened.handle.store
     store.backend.put(str(ObjectKey("manifests", digest, 0)), data)
     store.backend.put(str(ObjectKey("placements", name, 0)), placed)
     log = RunLog(store, "bomb")

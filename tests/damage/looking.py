@@ -187,7 +187,7 @@ def _calm(opened: Registry) -> None:
     checkpoint = opened.run(CALM).latest()
     assert checkpoint is not None
     assert checkpoint.load()["model"]["w"].shape == (30,)
-    assert CALM in opened.runs()
+    assert CALM in opened.run_names()
     assert opened.checkpoint(checkpoint.digest.hex()).run_id == CALM
 
 

@@ -169,7 +169,7 @@ def test_bombs_do_not_add_up(tmp_path, monkeypatch):
     with holdfast.open(tmp_path / "r") as opened:
         for found in opened.run("run").checkpoints():
             assert found.manifest.content_bytes > 300_000
-        assert len(opened.store._manifests) == 2
+        assert len(opened.handle.store._manifests) == 2
 
 
 def test_what_is_regular_is_no_bomb(tmp_path):

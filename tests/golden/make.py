@@ -246,8 +246,8 @@ def _live(folder: Path) -> None:
         kept = run.save(first, step=10, phase=1, metrics={"loss": 2.0}, meta={"epoch": 1})
         run.save(second, step=20, phase=1, metrics={"loss": 1.0})
         run.pins.tags.set("keeper", kept)
-        reg.store.backend.put_if_absent(epoch_key(1), encode_sweep(1, condemned()))
-        log = RunLog(reg.store, "golden")
+        reg.handle.store.backend.put_if_absent(epoch_key(1), encode_sweep(1, condemned()))
+        log = RunLog(reg.handle.store, "golden")
         log.open()
         log.append(lambda state: [Mark(epoch=1)])
         # Another handle: it observes epoch 1, takes the run over and goes back to the first.

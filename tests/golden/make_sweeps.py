@@ -20,7 +20,7 @@ def build(backend: Backend) -> None:
     """Put the epochs into a new registry."""
     backend.put(epoch_key(1), encode_upgrade(1, 3))
     with open_on(backend) as reg:
-        epochs = Epochs(reg.store)
+        epochs = Epochs(reg.handle.store)
         for epoch, keys in SWEEPS.items():
             assert epochs.observe() == epoch - 1
             assert epochs.put_sweep(epoch, keys, joins=True)

@@ -28,7 +28,7 @@ def test_a_journal_of_each_version_is_carried(version: str, tmp_path: Path) -> N
     assert [entry.follows for entry in entries] == followed
     with holdfast.open(tmp_path / "it" / "registry") as opened:
         assert opened.id == registry_id
-        assert Carrier(opened.store, folder).carry()
+        assert Carrier(opened.handle.store, folder).carry()
         run = opened.run("run")
         assert [one.step for one in run.checkpoints()] == list(STEPS)
         for one in run.checkpoints():

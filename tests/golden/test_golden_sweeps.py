@@ -22,7 +22,7 @@ def test_the_sweeps_are_read():
     for key, data in _samples().items():
         backend.put(key, data)
     with open_on(backend) as reg:
-        epochs = Epochs(reg.store)
+        epochs = Epochs(reg.handle.store)
         assert epochs.observe() == 3
         for epoch, keys in make_sweeps.SWEEPS.items():
             assert epochs.condemned_by(epoch, keys) == set(keys)

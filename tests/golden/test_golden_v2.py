@@ -103,7 +103,7 @@ def golden(tmp_path):
 def test_the_registry_is_sound(golden):
     report = golden.verify(deep=True)
     assert report.findings == ()
-    assert (report.runs, golden.runs()) == (3, ["dropped", "fork", "golden"])
+    assert (report.runs, golden.run_names()) == (3, ["dropped", "fork", "golden"])
 
 
 def test_every_checkpoint_of_the_registry_comes_back(golden):
@@ -124,7 +124,7 @@ def test_what_the_registry_tells_of_its_runs(golden):
         2,
         make_v2.lived_spec(),
     )
-    assert [(c.step, c.tier, c.record.recovered) for c in run.checkpoints()] == [
+    assert [(c.step, c.tier, c.handle.newest_record().recovered) for c in run.checkpoints()] == [
         (10, None, False),
         (20, "rolling", True),
         (30, "rolling", False),

@@ -86,9 +86,9 @@ def _publish(registry: Registry, skeleton: Json) -> None:
     """Commit a checkpoint whose every digest is right, and whose state is evil."""
     manifest = Manifest("dict", {"model": Component.build(skeleton, [])})
     placement = Placement(manifest.digest, (), Rows(()))
-    log = RunLog(registry.store, RUN)
+    log = RunLog(registry.handle.store, RUN)
     log.open()
-    writer = Writer(registry.store, log)
+    writer = Writer(registry.handle.store, log)
     writer.put_small("manifests", manifest.digest, manifest.encode(), Manifest)
     writer.put_small("placements", placement.digest, placement.encode(), Placement)
     place = Place(

@@ -47,5 +47,5 @@ def test_promise_6_init_refuses_a_racy_store(
 
 def test_promise_6_init_accepts_a_store_that_has_one_winner(tmp_path: Path) -> None:
     with holdfast.init(tmp_path) as reg:
-        assert reg.store.config.race_probe == "passed"
-        assert [info.key for info in reg.store.backend.list()] == ["registry.json"]
+        assert reg.handle.store.config.race_probe == "passed"
+        assert [info.key for info in reg.handle.store.backend.list()] == ["registry.json"]

@@ -46,7 +46,7 @@ def of(operation: str, part: str = "") -> Callable[[Request], bool]:
 
 
 def keys(held: Registry) -> list[str]:
-    return [info.key for info in held.store.backend.list()]
+    return [info.key for info in held.handle.store.backend.list()]
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
@@ -74,7 +74,7 @@ def test_listing_of_nothing_is_not_believed(
     with holdfast.init(tmp_path / "copy") as copy:
         gateway.lie(of("list"), lie)
         for call in (
-            held.runs,
+            held.run_names,
             lambda: holdfast.sync(held, copy),
             lambda: held.run("r").restore(),
             held.gc,
@@ -82,7 +82,7 @@ def test_listing_of_nothing_is_not_believed(
         ):
             with pytest.raises(StoreUnavailable, match="something between"):
                 call()
-        assert copy.runs() == []
+        assert copy.run_names() == []
         gateway.be_honest()
         holdfast.sync(held, copy)
         assert [c.digest for c in copy.run("r").checkpoints()] == [saved.digest]

@@ -240,11 +240,11 @@ def test_bad_input_20_ambiguous_digits(reg, backend):
     from holdfast.registry.history.actions import AddCheckpoint
 
     reg.create_run("run")
-    log_ = RunLog(reg.store, "run")
+    log_ = RunLog(reg.handle.store, "run")
     log_.open()
     for i in (1, 2):
         digest = Digest(bytes.fromhex("abcdef12") + bytes([i]) * 28)
-        reg.store.backend.put(f"manifests/ab/{digest.hex()}.0", b"")
+        reg.handle.store.backend.put(f"manifests/ab/{digest.hex()}.0", b"")
         action = AddCheckpoint(manifest=digest, phase="main", step=i, size_bytes=0)
         log_.append(lambda state, action=action: [commit_line(state, [action])])
     for ref in ("run/abcdef12", "abcdef12"):
@@ -643,7 +643,7 @@ def test_an_option_that_there_is_not_is_refused(reg, run):
     for call in calls:
         with pytest.raises(TypeError, match="unexpected keyword argument"):
             call()
-    assert reg.runs() == ["run"]
+    assert reg.run_names() == ["run"]
     assert run.latest() is None
 
 

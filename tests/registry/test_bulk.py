@@ -77,8 +77,8 @@ def misplace(registry: Registry, run_id: str, place: Place, placement: Placement
     rows[0] = rows[0]._replace(stored_bytes=rows[0].stored_bytes - 1)
     wrong = replace(placement, rows=Rows(rows))
     key = ObjectKey("placements", wrong.digest, 0)
-    registry.store.backend.put(str(key), wrong.encode())
-    log = RunLog(registry.store, run_id)
+    registry.handle.store.backend.put(str(key), wrong.encode())
+    log = RunLog(registry.handle.store, run_id)
     log.open()
     log.append(lambda _: [place_of(place.manifest_key, key)])
 
@@ -87,7 +87,7 @@ def misplace(registry: Registry, run_id: str, place: Place, placement: Placement
 def damaged(sound: Path) -> Path:
     """The same with every kind of damage to an object."""
     with closing(copied(sound, "damaged")) as registry:
-        backend = registry.store.backend
+        backend = registry.handle.store.backend
         needed = [registry.run("run1").checkpoints()[n].handle.reader.placement for n in range(8)]
         packs = [str(placement.packs[-1].key) for placement in needed]
         flip(backend, packs[0])
@@ -166,7 +166,9 @@ def test_a_sync_copies_the_same(sound: Path, tmp_path: Path) -> None:
             reports.append(sync(source, mirror, executor=executor, progress=shown.append))
             assert shown[-1] == reports[-1].bytes_copied > 0
             assert mirror.verify(deep=True, decode=True).ok
-            held.append((objects(mirror.store.backend), commit_lines(mirror.store.backend)))
+            held.append(
+                (objects(mirror.handle.store.backend), commit_lines(mirror.handle.store.backend))
+            )
             again = sync(source, mirror, executor=executor)
             assert again.bytes_copied == 0
     assert as_json(reports[0]) == as_json(reports[1])
@@ -179,13 +181,16 @@ def test_nothing_damaged_is_copied_by_a_worker(damaged: Path, tmp_path: Path) ->
         holdfast.init(tmp_path / "mirror") as mirror,
     ):
         with pytest.raises(Damaged, match="packs/"):
-            backend = source.store.backend
+            backend = source.handle.store.backend
             places = [one.handle.reader.place for one in source.run("run0").checkpoints()]
-            flip(backend, str(source.store.placement(places[0].placement_key).packs[0].key))
+            flip(backend, str(source.handle.store.placement(places[0].placement_key).packs[0].key))
             try:
                 sync(source, mirror, ["run0"], executor=Crossing())
             finally:
-                flip(backend, str(source.store.placement(places[0].placement_key).packs[0].key))
+                flip(
+                    backend,
+                    str(source.handle.store.placement(places[0].placement_key).packs[0].key),
+                )
         assert mirror.run("run0").checkpoints() == []
         assert sync(source, mirror, ["run0"], executor=Crossing()).runs[0].checkpoints
 
@@ -200,7 +205,7 @@ def test_a_sweep_while_workers_copy_asks_for_new_keys(sound: Path, tmp_path: Pat
         deleted: list[int] = []
 
         def sweep() -> None:
-            if not deleted and len(contents(mirror.store.backend, "placements/")) == 8:
+            if not deleted and len(contents(mirror.handle.store.backend, "placements/")) == 8:
                 deleted.append(other.gc(grace_s=0).deleted.objects)
 
         sync(source, mirror, ["run1"], executor=Crossing(after=sweep))
@@ -220,7 +225,7 @@ def test_a_repack_makes_the_same_packs(sound: Path) -> None:
                 (as_json(planned), as_json(registry.repack(executor=executor, **options)))
             )
             assert registry.verify(deep=True, decode=True).ok
-            held.append(objects(registry.store.backend))
+            held.append(objects(registry.handle.store.backend))
     assert reports[0] == reports[1]
     assert held[0] == held[1]
     assert json.loads(reports[0][1])["packs_written"]
@@ -246,7 +251,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with holdfast.init(place) as registry:
         fill(registry, 2, 12)
         pack = registry.run("run1").latest().handle.reader.placement.packs[-1]
-        flip(registry.store.backend, str(pack.key))
+        flip(registry.handle.store.backend, str(pack.key))
     return place
 
 

@@ -33,7 +33,9 @@ def test_life(
         run = place.create_run("life", seed=1)
         saved.append([run.save(state, step=n) for n, state in enumerate(states)])
     here, there = saved
-    assert [one.record.manifest for one in here] == [one.record.manifest for one in there]
+    assert [one.handle.record.manifest for one in here] == [
+        one.handle.record.manifest for one in there
+    ]
 
     run = registry.run("life")
     run.pins.gates.set("good", here[1])
@@ -69,7 +71,7 @@ def test_options_lead_to_a_registry(
     state = {"w": np.arange(70_000)}
     with holdfast.init(url, skip_race_probe=True, storage_options=options) as made:
         digest = made.create_run("run", seed=1).save(state, step=1).digest
-        id_ = made.store.config.id
+        id_ = made.handle.store.config.id
     bucket = url.removeprefix("s3://")
     cache = tmp_path / "cache"
     ways = [

@@ -187,8 +187,8 @@ def test_the_reserve_is_restored_and_grows_with_the_runs(disk: Path, reg: Regist
     assert set_aside(disk) == reserve.FILE_BYTES * reserve.BASE_FILES
     reg.gc()
     assert set_aside(disk) == reserve.FILE_BYTES * (reserve.BASE_FILES + 4)
-    assert reg.store.backend.give_up_reserve(3) == 3
-    assert reg.store.backend.give_up_reserve() == reserve.BASE_FILES + 1
+    assert reg.handle.store.backend.give_up_reserve(3) == 3
+    assert reg.handle.store.backend.give_up_reserve() == reserve.BASE_FILES + 1
     assert set_aside(disk) == 0
     with holdfast.open(disk / "r") as again:
         assert again.run("run0").manifest.checkpoints == ()

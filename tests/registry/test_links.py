@@ -159,7 +159,7 @@ def test_a_pack_behind_a_link_is_not_used_again(root: Path) -> None:
 
 
 def test_a_link_that_comes_between_stops_the_sweep(root: Path, reg: Registry) -> None:
-    collector = Collector(reg.store, grace_s=0)
+    collector = Collector(reg.handle.store, grace_s=0)
     collector.choose()
     collector.condemn()
     put_elsewhere(root, "runs/other/log")
@@ -168,7 +168,7 @@ def test_a_link_that_comes_between_stops_the_sweep(root: Path, reg: Registry) ->
 
 
 def test_deletion_goes_through_no_link_that_comes_late(root: Path, reg: Registry) -> None:
-    collector = Collector(reg.store, grace_s=0)
+    collector = Collector(reg.handle.store, grace_s=0)
     collector.choose()
     collector.condemn()
     collector.mark()
@@ -271,7 +271,7 @@ def test_folders_nested_without_end_hide_no_run(
     os.close(os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=fd))
     os.close(fd)
     with holdfast.open(tmp_path / "reg") as reg:
-        assert "good" in reg.runs()
+        assert "good" in reg.run_names()
         reg.verify()
         with suppress(RegistryError):  # it must know what every run needs
             reg.gc(dry_run=True)

@@ -86,9 +86,9 @@ def test_each_phase_has_a_line_and_a_band_where_they_do_not_overlap(reg: Registr
     titles = {one.layout.xaxis.title.text for one in (by_step, by_commit)}
     assert titles == {"update", "commit"}
     first, second = (run.checkpoints(phase) for phase in (1, "tune"))
-    assert words(by_commit) == {"phase1": first[0].n, "tune": second[0].n}
+    assert words(by_commit) == {"phase1": first[0].handle.n, "tune": second[0].handle.n}
     (band,) = by_commit.layout.shapes
-    assert (band.x0, band.x1) == (first[0].n, first[1].n)
+    assert (band.x0, band.x1) == (first[0].handle.n, first[1].handle.n)
     assert set(lines(run.history.plot(phase="tune"))) == {"loss", "best loss"}
 
 

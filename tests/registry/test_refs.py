@@ -50,7 +50,10 @@ def test_a_ref_finds_its_checkpoint(reg, filled, ref, value):
 
 def test_the_ref_of_a_checkpoint_finds_it_again(reg, filled):
     for checkpoint in filled.checkpoints():
-        assert reg.checkpoint(checkpoint.ref).record == checkpoint.record
+        assert (
+            reg.checkpoint(checkpoint.ref).handle.newest_record()
+            == checkpoint.handle.newest_record()
+        )
 
 
 @pytest.mark.parametrize("length", [8, 12, 63, 64])
@@ -126,10 +129,10 @@ def _with_equal_digits(reg, monkeypatch):
     digests = [Digest(bytes.fromhex("abcdef12") + bytes([i]) * 28) for i in (1, 2)]
     for name in ("a", "b"):
         reg.create_run(name)
-        log = RunLog(reg.store, name)
+        log = RunLog(reg.handle.store, name)
         log.open()
         for i, digest in enumerate(digests):
-            reg.store.backend.put(f"manifests/ab/{digest.hex()}.0", b"")
+            reg.handle.store.backend.put(f"manifests/ab/{digest.hex()}.0", b"")
             action = AddCheckpoint(manifest=digest, phase="main", step=i, size_bytes=0)
             log.append(lambda state, action=action: [commit_line(state, [action])])
     return digests
@@ -151,10 +154,10 @@ def test_digits_that_differ_between_runs_are_ambiguous(reg, monkeypatch):
 
     for i, name in enumerate(("a", "b")):
         reg.create_run(name)
-        log = RunLog(reg.store, name)
+        log = RunLog(reg.handle.store, name)
         log.open()
         digest = Digest(bytes.fromhex("abcdef12") + bytes([i]) * 28)
-        reg.store.backend.put(f"manifests/ab/{digest.hex()}.0", b"")
+        reg.handle.store.backend.put(f"manifests/ab/{digest.hex()}.0", b"")
         action = AddCheckpoint(manifest=digest, phase="main", step=i, size_bytes=0)
         log.append(lambda state, action=action: [commit_line(state, [action])])
     with pytest.raises(AmbiguousRef, match=r"found a/abcdef120000, b/abcdef120101.*RUN/DIGITS"):

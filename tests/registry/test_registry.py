@@ -25,7 +25,7 @@ from tests.support.stores import contents, new_backend
 def test_a_registry_is_made_and_opened(tmp_path):
     with holdfast.init(tmp_path / "reg") as made:
         assert re.fullmatch(r"[0-9a-f]{32}", made.id)
-        assert made.runs() == []
+        assert made.run_names() == []
     with holdfast.open(tmp_path / "reg") as opened:
         assert opened.id == made.id
         assert opened.url == made.url
@@ -38,7 +38,7 @@ def test_what_a_registry_kept_goes_with_it():
         run.save(small_state(), step=1)
         run.restore()
         opened.gc(dry_run=True)
-    kept = weakref.ref(opened.store)
+    kept = weakref.ref(opened.handle.store)
     del opened, run
     gc.collect()
     assert kept() is None
@@ -48,19 +48,19 @@ def test_a_second_registry_in_the_same_place_is_refused(tmp_path):
     with holdfast.init(tmp_path / "reg") as made:
         with pytest.raises(Conflict, match=r"a registry exists here already.*Open it"):
             holdfast.init(tmp_path / "reg")
-        assert read_config(made.store.backend).id == made.id
+        assert read_config(made.handle.store.backend).id == made.id
 
 
 def test_init_records_whether_the_store_was_raced():
     with holdfast.init("memory://raced") as raced:
-        assert raced.store.config.race_probe == "passed"
+        assert raced.handle.store.config.race_probe == "passed"
     with holdfast.init("memory://not-raced", skip_race_probe=True) as skipped:
-        assert skipped.store.config.race_probe == "skipped"
+        assert skipped.handle.store.config.race_probe == "skipped"
 
 
 def test_the_race_leaves_nothing_behind():
     with holdfast.init("memory://clean") as made:
-        assert list(contents(made.store.backend)) == ["registry.json"]
+        assert list(contents(made.handle.store.backend)) == ["registry.json"]
 
 
 def test_a_lost_answer_to_the_config_is_our_registry():
@@ -101,7 +101,7 @@ def test_read_only_refuses_every_write(tmp_path):
     with holdfast.init(tmp_path / "reg") as made:
         made.create_run("run").save(small_state(), step=1)
     with holdfast.open(tmp_path / "reg", read_only=True) as reader:
-        before = contents(reader.store.backend)
+        before = contents(reader.handle.store.backend)
         run = reader.run("run")
         assert same(run.latest().load(), small_state())
         for write in (
@@ -113,7 +113,7 @@ def test_read_only_refuses_every_write(tmp_path):
         ):
             with pytest.raises(ReadOnlyStore, match="opened for reading"):
                 write()
-        assert contents(reader.store.backend) == before
+        assert contents(reader.handle.store.backend) == before
         assert reader.verify(deep=True).ok
 
 
@@ -208,7 +208,7 @@ def test_an_empty_name_is_not_the_environments(reg, monkeypatch, ask):
 def test_runs_are_listed(reg):
     for name in ("b", "a", "c"):
         reg.create_run(name)
-    assert reg.runs() == ["a", "b", "c"]
+    assert reg.run_names() == ["a", "b", "c"]
 
 
 def test_opening_a_run_that_is_not_there_writes_nothing(reg, backend):
@@ -235,7 +235,7 @@ def test_other_files_among_the_runs_are_no_runs(reg, run, backend, key):
     checkpoint = run.save(small_state(), step=1)
     backend.put(key, b"x")
     assert reg.checkpoint(checkpoint.digest.hex()[:12]).digest == checkpoint.digest
-    assert set(reg.runs()) <= {"run", "x"}
+    assert set(reg.run_names()) <= {"run", "x"}
 
 
 # What the face refuses in another way than it says

@@ -45,7 +45,7 @@ def place(request: pytest.FixtureRequest) -> Mapping[str, Any]:
 
 def objects(registry: holdfast.Registry, folder: str) -> dict[str, bytes]:
     """Return objects by name, without the generation of the writer."""
-    backend = registry.store.backend
+    backend = registry.handle.store.backend
     return {
         info.key.rpartition(".")[0]: backend.get(info.key) for info in backend.list(f"{folder}/")
     }
@@ -61,7 +61,7 @@ def test_a_state_is_the_same_everywhere(place: Mapping[str, Any], tmp_path: Path
             for one in (here, there)
         ]
         assert saved[0].digest == saved[1].digest
-        assert saved[0].record.manifest == saved[1].record.manifest
+        assert saved[0].handle.record.manifest == saved[1].handle.record.manifest
         for folder in ("manifests", "packs"):
             assert len(objects(here, folder)) == 1
             assert objects(here, folder) == objects(there, folder)
@@ -80,8 +80,12 @@ def test_synced_commits_are_the_same_everywhere(place: Mapping[str, Any], tmp_pa
             run.save({**STATE, "n": step}, step=step, metrics={"loss": 1 / (step + 1)})
         run.pins.tags.set("kept", run.latest())
         holdfast.sync(here, there)
-        assert len(commit_lines(here.store.backend, "run")) >= 4
-        assert commit_lines(there.store.backend, "run") == commit_lines(here.store.backend, "run")
+        assert len(commit_lines(here.handle.store.backend, "run")) >= 4
+        assert commit_lines(there.handle.store.backend, "run") == commit_lines(
+            here.handle.store.backend, "run"
+        )
         holdfast.sync(there, again)
-        assert commit_lines(again.store.backend, "run") == commit_lines(here.store.backend, "run")
+        assert commit_lines(again.handle.store.backend, "run") == commit_lines(
+            here.handle.store.backend, "run"
+        )
         assert again.verify(deep=True).ok

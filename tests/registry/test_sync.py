@@ -147,11 +147,11 @@ def test_progress_is_told_of_every_pack(source, target, filled):
 def test_only_chosen_runs(source, target, filled):
     source.create_run("other").save(small_state(7), step=1)
     sync(source, target, ["other"])
-    assert target.runs() == ["other"]
+    assert target.run_names() == ["other"]
     sync(source, target, [])
-    assert target.runs() == ["other"]
+    assert target.run_names() == ["other"]
     sync(source, target)
-    assert target.runs() == ["other", "run"]
+    assert target.run_names() == ["other", "run"]
 
 
 def test_packs_that_another_run_brought_are_not_sent_again(source, target, filled):
@@ -175,7 +175,7 @@ def test_a_run_of_a_newer_version_does_not_hold_up_the_others(source, target, sr
     src.put(slot_key("newer", 1), join_lines([newer]))
     with pytest.raises(UnsupportedFormat, match=r"Not copied: newer\. Copied .*: run"):
         sync(source, target)
-    assert target.runs() == ["run"]
+    assert target.run_names() == ["run"]
 
 
 def test_a_registry_is_not_synced_to_itself(source, src, filled, open_registry):
@@ -310,7 +310,7 @@ def test_a_sweep_at_the_destination_between_copy_and_commit_asks_for_new_choices
     def collector():
         keys = [ObjectKey.parse(key) for key in objects(dst)]
         dst.put(epoch_key(1), encode_sweep(1, keys))
-        log = RunLog(rival.store, "twin")
+        log = RunLog(rival.handle.store, "twin")
         log.open()
         log.append(lambda state: [Mark(epoch=1)])
 
@@ -352,10 +352,10 @@ def test_what_was_let_go_at_the_destination_meanwhile_is_copied_anew(
         assert dst.put_if_absent(
             epoch_key(1), encode_sweep(1, [ObjectKey.parse(key) for key in keys])
         )
-        log = RunLog(open_registry(dst).store, "run")
+        log = RunLog(open_registry(dst).handle.store, "run")
         log.open()
         state = log.append(lambda state: [Mark(epoch=1)])
-        store = open_registry(dst).store
+        store = open_registry(dst).handle.store
         places = [state.by_manifest[manifest] for manifest in state.held]
         live = {str(k) for p in places for k in placed_keys(p, store.placement(p.placement_key))}
         assert keys - live

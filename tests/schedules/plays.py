@@ -74,7 +74,7 @@ def prepare_evicted(registry: Registry) -> None:
 def prepare_swept(registry: Registry) -> None:
     """Collect it, and then save and evict the same state again."""
     prepare_evicted(registry)
-    collect(registry.store, grace_s=0.0)
+    collect(registry.handle.store, grace_s=0.0)
     registry.run(OLD).exchange.push(content(OLD, AGAIN), step=AGAIN)
     registry.run(OLD).exchange.push(content(OLD, LATER), step=LATER)
 
@@ -118,7 +118,7 @@ def evict(session: Session) -> None:
 def gather(session: Session) -> None:
     """Collect all unneeded objects, without a grace."""
     session.ready()
-    collect(session.open().store, grace_s=0.0)
+    collect(session.open().handle.store, grace_s=0.0)
 
 
 def undo(session: Session) -> Saved:
@@ -161,7 +161,7 @@ def read(session: Session) -> None:
 def repack_all(session: Session) -> None:
     """Combine the small packs of the old run."""
     session.ready()
-    repack(session.open().store, [OLD])
+    repack(session.open().handle.store, [OLD])
 
 
 def bring(source: Registry) -> Program:

@@ -117,7 +117,7 @@ class Stage:
         with opened(backend) as registry:
             for _ in range(2):
                 try:
-                    collect(registry.store, grace_s=0.0)
+                    collect(registry.handle.store, grace_s=0.0)
                 except RegistryError as error:
                     raise Violation(f"a quiet collection stops: {error}") from error
         after = World.of(backend)

@@ -127,11 +127,11 @@ class Soundness:
         """Load whatever a run holds by the public surface."""
         self.loads += 1
         registry = opened(world.backend())
-        log = RunLog(registry.store, state.run_id)
+        log = RunLog(registry.handle.store, state.run_id)
         log.open()
         try:
             for digest in state.held:
-                StateHandle(registry.store, log, digest, "held").load()
+                StateHandle(registry.handle.store, log, digest, "held").load()
             for found in registry.run(state.run_id).checkpoints():
                 expected = self._content(state.run_id, found.step)
                 if not same(found.load(), expected):

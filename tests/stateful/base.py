@@ -143,7 +143,7 @@ class Base(RuleBasedStateMachine):
 
     def _new_side(self, truths: dict[Digest, Any]) -> Side:
         shelf = new_shelf()
-        book = Book(shelf, Process(shelf).registry.store, truths)
+        book = Book(shelf, Process(shelf).registry.handle.store, truths)
         return Side(shelf, book, [Process(shelf) for _ in range(PROCESSES)])
 
     # Choosing
@@ -298,9 +298,9 @@ class Base(RuleBasedStateMachine):
         registry = Process(side.shelf).registry
         report = registry.verify(deep=True)
         assert report.ok, report.findings
-        assert registry.runs() == sorted(side.book.runs)
+        assert registry.run_names() == sorted(side.book.runs)
         for name, known in side.book.runs.items():
-            state = RunLog(registry.store, name).open()
+            state = RunLog(registry.handle.store, name).open()
             assert state.held == known.held()
             if state.commits:
                 check_loads(registry.run(name), known, side.book)
@@ -314,7 +314,7 @@ def check_loads(run: Run, known: RunBook, book: Book) -> None:
         assert same(found.load(), book.truth(digest)), ref
     if known.is_dropped:
         return
-    assert [one.record.n for one in run.checkpoints()] == sorted(known.live())
+    assert [one.handle.n for one in run.checkpoints()] == sorted(known.live())
     assert {entry.version for entry in run.pool.roster()} == known.pool.keys()
     for name, stream in known.streams.items():
         assert run.streams[name].read() == stream.entries

@@ -98,7 +98,9 @@ class Collecting(Base):
                 return
             there.sweeps.remove(gone)
         process = Process(there.shelf)
-        there.sweeps.append(Sweep(process, Collector(process.registry.store, grace_s=grace_s)))
+        there.sweeps.append(
+            Sweep(process, Collector(process.registry.handle.store, grace_s=grace_s))
+        )
         self._step(there.sweeps[-1], stop)
 
     @precondition(lambda self: self._sweeps())

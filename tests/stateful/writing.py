@@ -153,7 +153,7 @@ class Writing(Base):
 
         def check() -> None:
             known = self.sides[side].book.runs[checkpoint.run_id].checkpoints
-            assert known[checkpoint.record.n].manifest == digest_of(content, number)
+            assert known[checkpoint.handle.n].manifest == digest_of(content, number)
             if any(row.base != NO_BASE for row in checkpoint.handle.reader.placement.rows):
                 self.tally["delta: done"] += 1
 
@@ -313,7 +313,7 @@ class Writing(Base):
         def work(run: Run, known: RunBook) -> Check:
             gone = run.retention.evicted()
             back = run.retention.undo(*([self.pick(gone, of)] if of % 2 and gone else ()))
-            known_again = [known.checkpoints[one.record.n].manifest for one in back]
+            known_again = [known.checkpoints[one.handle.n].manifest for one in back]
             assert known_again == [one.digest for one in back]
             return lambda: None
 

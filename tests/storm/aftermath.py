@@ -40,7 +40,7 @@ def check_collected(url: str, seeds: Mapping[str, int]) -> None:
             reg.gc(grace_s=0)
     assert _unfinished(url) == []
     with holdfast.open(url) as reg:
-        found = {i.key for i in reg.store.backend.list() if i.key.startswith(KINDS)}
+        found = {i.key for i in reg.handle.store.backend.list() if i.key.startswith(KINDS)}
         needed = needed_keys(reg, replayed(reg))
         assert needed - found == set(), "gone, and needed"
         assert found - needed == set(), "left, and needed by nothing"
@@ -51,8 +51,8 @@ def check_collected(url: str, seeds: Mapping[str, int]) -> None:
 def replayed(reg: Registry) -> dict[str, RunManifest]:
     """Replay every log from its first slot, and hold it against what its snapshots give."""
     states = {}
-    for name in list_runs(reg.store):
-        log = RunLog(reg.store, name)
+    for name in list_runs(reg.handle.store):
+        log = RunLog(reg.handle.store, name)
         states[name] = advance(RunManifest(run_id=name), log.slots())
         assert log.open() == states[name].compact(), (
             f"{name}: a snapshot gives another run than its log"
@@ -66,7 +66,7 @@ def needed_keys(reg: Registry, states: dict[str, RunManifest]) -> set[str]:
     for state in states.values():
         for manifest in state.held:
             place = state.by_manifest[manifest]
-            placement = reg.store.placement(place.placement_key)
+            placement = reg.handle.store.placement(place.placement_key)
             needed |= {str(key) for key in placed_keys(place, placement)}
     return needed
 
@@ -79,7 +79,7 @@ def errors(reg: Registry) -> list[object]:
 def check_live(reg: Registry, seeds: Mapping[str, int]) -> int:
     """Load everything that can be loaded, and hold it against its seed; return how much it is."""
     loaded = 0
-    for name in reg.runs():
+    for name in reg.run_names():
         run = reg.run(name)
         for ref in refs(run.manifest):
             stored = ref.find(run)

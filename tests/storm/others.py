@@ -46,7 +46,7 @@ class Pruner(Worker):
 
     def _live(self) -> list[str]:
         """Return the runs that are not known to be dropped; of the oldest all is known."""
-        live = [name for name in self.reg.runs() if name not in self._dropped]
+        live = [name for name in self.reg.run_names() if name not in self._dropped]
         for name in list(live):
             if self.reg.run(name).manifest.dropped is None:
                 break

@@ -71,7 +71,7 @@ class Pusher(Worker):
         else:
             checkpoint = save(state_of(seed), step=step, phase=PHASE)
         reused, again = self.weather.packs_used()
-        told = {"run": run.id, "n": checkpoint.record.n, "id": checkpoint.digest.hex()}
+        told = {"run": run.id, "n": checkpoint.handle.n, "id": checkpoint.digest.hex()}
         self.journal.say("saved", **told, seed=seed, step=step, reused=reused, again=again)
         if self.part.seeds[checkpoint.digest.hex()] != seed:
             self.violation(f"{run.id}, step {step}: saved as the id of another seed than {seed}")
@@ -101,7 +101,7 @@ class Pusher(Worker):
         """Return the run that this worker trains: what it had, its newest one, or a new one."""
         if self._own is not None and self._own.manifest.dropped is None:
             return self._own
-        mine = [name for name in self.reg.runs() if f"-{self.part.who}-" in name][-1:]
+        mine = [name for name in self.reg.run_names() if f"-{self.part.who}-" in name][-1:]
         for name in mine:
             run = self.reg.run(name)
             state = run.manifest
@@ -126,7 +126,7 @@ class Pusher(Worker):
         source = self._any_of(run.checkpoints())
         if source is None:
             return
-        with self.confirming(run.id, Ref("checkpoint", source.record.n)):
+        with self.confirming(run.id, Ref("checkpoint", source.handle.n)):
             fork = self.reg.fork(source, self.new_name())
             self.journal.say("forked", run=fork.id, id=source.digest.hex())
             self._own = fork
@@ -136,7 +136,7 @@ class Pusher(Worker):
         at = self._any_of(run.checkpoints())
         if at is None:
             return
-        with self.confirming(run.id, Ref("checkpoint", at.record.n)):
+        with self.confirming(run.id, Ref("checkpoint", at.handle.n)):
             restored = run.restore(at if self.chance.random() < 0.5 else None)
             if restored is None:
                 return
@@ -159,7 +159,7 @@ class Pusher(Worker):
         evicted = self._any_of(run.retention.evicted()[-3:])
         if evicted is None:
             return
-        n = evicted.record.n
+        n = evicted.handle.n
         with self.confirming(run.id, Ref("checkpoint", n)):
             run.retention.undo(evicted)
             self.journal.say("undone", run=run.id, n=n)
@@ -176,7 +176,7 @@ class Pusher(Worker):
         checkpoint = self._any_of(run.checkpoints())
         if checkpoint is None:
             return
-        with self.confirming(run.id, Ref("checkpoint", checkpoint.record.n)):
+        with self.confirming(run.id, Ref("checkpoint", checkpoint.handle.n)):
             told = act(run, checkpoint)
             self.journal.say(did, run=run.id, id=checkpoint.digest.hex(), **told)
 

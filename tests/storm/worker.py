@@ -211,12 +211,12 @@ class Worker:
 
     def recent(self) -> list[str]:
         """Return the names of the newest runs."""
-        return self.reg.runs()[-_RECENT:]
+        return self.reg.run_names()[-_RECENT:]
 
     def may_begin(self) -> bool:
         """Return whether one more run may be begun by now."""
         share = min(1.0, self.part.elapsed_s / self.part.seconds)
-        return len(self.reg.runs()) < 12 + (self.part.runs - 12) * share
+        return len(self.reg.run_names()) < 12 + (self.part.runs - 12) * share
 
     def new_name(self) -> str:
         """Return a name for a run; names sort by the time at which they were made up."""

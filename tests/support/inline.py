@@ -33,6 +33,6 @@ class InlinePools:
 
 def without_threads(registry: Registry) -> Registry:
     """Let a registry do all its work in the caller's thread."""
-    registry.store.pools.close()
-    registry.store.pools = InlinePools()
+    registry.handle.store.pools.close()
+    registry.handle.store.pools = InlinePools()
     return registry

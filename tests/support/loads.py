@@ -34,7 +34,7 @@ def steps_at(url: str | Path | None, run: str) -> list[int]:
 def check_states(reg: Registry, expected: Callable[[Checkpoint], object]) -> None:
     """Check that a registry is whole, and that each checkpoint is what it is expected to be."""
     assert reg.verify(deep=True).findings == ()
-    for name in reg.runs():
+    for name in reg.run_names():
         for checkpoint in reg.run(name).checkpoints():
             assert same(checkpoint.load(), expected(checkpoint)), checkpoint.ref
 

@@ -48,7 +48,8 @@ def picture_of_runs(backend: Backend) -> Any:
     """Return what a user sees of each run of a registry."""
     with opened(backend) as registry:
         return {
-            name: picture_of_run(registry.run(name).history.manifest()) for name in registry.runs()
+            name: picture_of_run(registry.run(name).history.manifest())
+            for name in registry.run_names()
         }
 
 
@@ -63,12 +64,12 @@ def pictures_on_the_way(backend: Backend, run: str = RUN) -> list[Any]:
     with opened(backend) as registry:
         others = {
             name: picture_of_run(registry.run(name).history.manifest())
-            for name in registry.runs()
+            for name in registry.run_names()
             if name != run
         }
         state = RunManifest(run_id=run)
         seen: list[Any] = [others]
-        for slot in RunLog(registry.store, run).slots():
+        for slot in RunLog(registry.handle.store, run).slots():
             state = advance(state, [slot])
             seen.append({**others, run: picture_of_run(state)})
     return seen

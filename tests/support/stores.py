@@ -113,12 +113,14 @@ def slots(backend: Backend, run_id: str = "run") -> dict[str, bytes]:
 def needed(registry: Registry) -> set[str]:
     """Return the objects that places of what is held name, by way of the public face alone."""
     keys: set[str] = set()
-    for name in registry.runs():
+    for name in registry.run_names():
         state = registry.run(name).manifest
         for digest in state.held:
             place = state.by_manifest[digest]
             keys |= {str(place.manifest_key), str(place.placement_key)}
-            keys |= {str(pack.key) for pack in registry.store.placement(place.placement_key).packs}
+            keys |= {
+                str(pack.key) for pack in registry.handle.store.placement(place.placement_key).packs
+            }
     return keys
 
 

@@ -335,7 +335,7 @@ def test_every_claim_is_traced_to_an_entry_and_the_commit_that_wrote_it(
     assert claimed == {"step": 150, "loss": 7.5}
     assert run.streams["loss"].count == 200
     writers = {one.n: one.author for one in run.history.commits()}
-    assert writers[run.latest().n] == writers[run.checkpoints()[0].n]
+    assert writers[run.latest().handle.n] == writers[run.checkpoints()[0].handle.n]
     assert verified(tmp_path / "registry")
 
 
@@ -469,7 +469,7 @@ def test_the_end_of_a_stage_is_saved_without_a_call(reg: Registry) -> None:
             for _ in range(7):
                 step += 1
                 curriculum.step(step, {**brain(), "training_steps": step})
-    assert [(one.record.phase, one.step) for one in run.checkpoints()] == [
+    assert [(one.handle.record.phase, one.step) for one in run.checkpoints()] == [
         ("sensorimotor", 7),
         ("phonology", 14),
     ]

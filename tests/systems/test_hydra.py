@@ -235,7 +235,7 @@ def test_gate_keeps_its_checkpoint_for_good(hydra: Life[Hydra], read_hydra: Read
         assert_same(run.pins.gates.get(name).load(), best.load())
         plan = run.retention.prune(dry_run=True)
         (reasons,) = (
-            v.reasons for v in plan.kept if v.checkpoint.n == run.pins.gates.get(name).record.n
+            v.reasons for v in plan.kept if v.checkpoint.n == run.pins.gates.get(name).handle.n
         )
         assert f"gates/{name}" in reasons
     assert hydra.story.added["gate"] < KIB

@@ -159,7 +159,7 @@ def test_oracle_features_must_be_gone(hydra: Life[Hydra], read_hydra: Reader) ->
         damage(place, run, run.pins.gates.get("distill_best"))
     with place.open() as reg:
         run = reg.run(run_id)
-        run.pins.gates.set("distill_best", run.history.checkpoint(seeing.record.n))
+        run.pins.gates.set("distill_best", run.history.checkpoint(seeing.handle.n))
         with pytest.raises(IncompatibleState, match=r"mask_opp is not zero.*mask_wall is not zero"):
             acts.enter(run, 3)
         assert run.refresh().phases.current == 2

@@ -137,7 +137,7 @@ def test_entries_are_weights_alone_and_store_none(hydra: Life[Hydra], read_hydra
 
 def test_entries_outlive_their_checkpoints(read_hydra: Reader) -> None:
     run = read_hydra(acts.aftermath)
-    evicted = {one.record.n for one in run.retention.evicted()}
+    evicted = {one.handle.n for one in run.retention.evicted()}
     anchors_and_gone = [one for one in run.pool.entries() if one.checkpoint in evicted]
     for entry in run.pool.roster():
         assert list(entry.load()) == ["model_record"]

@@ -42,7 +42,7 @@ def _objects(world: World) -> set[str]:
 def test_a_collector_collects(thinned: str, become: Become, world: World) -> None:
     before = keys_of_world(world)
     with holdfast.open(become("collector")) as reg:
-        report = collect(reg.store, grace_s=0)
+        report = collect(reg.handle.store, grace_s=0)
     assert (report.epoch, report.deleted.objects, report.keeps_versions) == (1, 3, False)
     assert report.noncurrent_bytes == 0
     after = keys_of_world(world)
@@ -61,7 +61,7 @@ def test_a_collector_asks_for_the_time_and_tidies_up(
 ) -> None:
     before = keys_of_world(world)
     with holdfast.open(become("collector")) as reg:
-        report = collect(reg.store, grace_s=DAY_S)
+        report = collect(reg.handle.store, grace_s=DAY_S)
     assert (report.recent.objects, report.deleted.objects) == (3, 0)
     assert keys_of_world(world) == before, "its file under .probe/ is gone again"
     backend = open_backend(become("operator"))
@@ -77,7 +77,7 @@ def test_a_collector_asks_for_the_time_and_tidies_up(
 def test_nobody_else_collects(thinned: str, become: Become, world: World, role: str) -> None:
     before = keys_of_world(world)
     with holdfast.open(become(role)) as reg, pytest.raises(AccessDenied):
-        collect(reg.store, grace_s=0)
+        collect(reg.handle.store, grace_s=0)
     assert keys_of_world(world) == before
 
 
@@ -95,7 +95,7 @@ def test_what_is_collected_stays_as_a_version(thinned: str, become: Become, worl
     owner = client(world.owner)
     owner.put_bucket_versioning(Bucket=world.bucket, VersioningConfiguration={"Status": "Enabled"})
     with holdfast.open(become("collector")) as reg:
-        report = collect(reg.store, grace_s=0)
+        report = collect(reg.handle.store, grace_s=0)
     assert report.keeps_versions is True
     assert report.noncurrent_bytes == report.deleted.size_bytes > 0
     found = owner.list_object_versions(Bucket=world.bucket)["Versions"]
@@ -120,7 +120,7 @@ def test_a_collector_repacks(scattered: str, become: Become) -> None:
         reg.repack()
     with holdfast.open(become("collector")) as reg:
         assert reg.repack().packs_written == 1
-        assert collect(reg.store, grace_s=0).deleted.objects > 1
+        assert collect(reg.handle.store, grace_s=0).deleted.objects > 1
         assert reg.verify(deep=True).ok
 
 
@@ -130,9 +130,9 @@ def test_a_collector_repairs(scattered: str, become: Become, world: World, tmp_p
     lost = min(key for key in _objects(world) if key.startswith("packs/"))
     client(world.owner).delete_object(Bucket=world.bucket, Key=f"{PREFIX}/{lost}")
     with holdfast.open(become("annotator")) as reg, pytest.raises(AccessDenied):
-        reg.repair(tmp_path / "mirror")
+        holdfast.repair(reg, tmp_path / "mirror")
     with holdfast.open(become("collector")) as reg:
-        assert reg.repair(tmp_path / "mirror").ok
+        assert holdfast.repair(reg, tmp_path / "mirror").ok
         assert reg.verify(deep=True).ok
 
 
@@ -172,7 +172,7 @@ def test_a_collector_needs_every_right_that_it_has(
     become = _less(guard_judge, policies, monkeypatch, right)
     _make_thinned(become("operator"), become)
     with pytest.raises(AccessDenied), holdfast.open(become("collector")) as reg:
-        collect(reg.store, grace_s=grace_s)
+        collect(reg.handle.store, grace_s=grace_s)
 
 
 def test_a_collector_that_may_not_ask_for_versions_does_not_know(
@@ -181,7 +181,7 @@ def test_a_collector_that_may_not_ask_for_versions_does_not_know(
     become = _less(guard_judge, policies, monkeypatch, "Versioning")
     _make_thinned(become("operator"), become)
     with holdfast.open(become("collector")) as reg:
-        report = collect(reg.store, grace_s=0)
+        report = collect(reg.handle.store, grace_s=0)
     assert (report.deleted.objects, report.keeps_versions) == (3, None)
 
 

@@ -103,7 +103,7 @@ def test_a_trainer_mirrors_a_registry(
         local.create_run("b").save(_OTHER, step=1)
     holdfast.sync(f"{tmp_path}/local", become("trainer"))
     with holdfast.open(become("evaluator")) as reg:
-        assert reg.runs() == ["a", "b"]
+        assert reg.run_names() == ["a", "b"]
 
 
 @pytest.mark.parametrize("role", ["trainer", "evaluator", "annotator", "operator"])

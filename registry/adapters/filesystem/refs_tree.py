@@ -40,7 +40,7 @@ class RefsTree:
     @property
     def root(self) -> Folder:
         """The folder of runs."""
-        return Folder(lambda: self._session.registry.runs(), self._run, has_folders_only=True)
+        return Folder(lambda: self._session.registry.run_names(), self._run, has_folders_only=True)
 
     def _run(self, name: str) -> Folder | None:
         run = self._session.run(name)

@@ -90,7 +90,7 @@ class Session:
             found = self._find_in(name, path) if path else self._find_id(ref)
             if found is not None:
                 exact = found.ref.partition("/")[2]
-                at = found.n if isinstance(found, Checkpoint) else exact
+                at = found.handle.n if isinstance(found, Checkpoint) else exact
                 self.resolved[ref] = found.run_id, at, found.digest.hex()
             return found
 

@@ -466,4 +466,4 @@ def _meta(checkpoint: Checkpoint) -> Any:
     try:
         return checkpoint.meta
     except IncompatibleState:  # only another program can rebuild it
-        return checkpoint.record.meta
+        return checkpoint.handle.newest_record().meta

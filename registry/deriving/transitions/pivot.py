@@ -40,7 +40,7 @@ def pivoted(
     """Return a state as the last pivot changes it."""
     run = committer.log.run
     table = _table(run, checkpoint, state)
-    ordinal = _pivots_in(run, checkpoint.record.phase)
+    ordinal = _pivots_in(run, checkpoint.handle.record.phase)
     return _changed(run, checkpoint, table, initialise, ordinal)
 
 
@@ -150,7 +150,7 @@ def _changed(
         state=table.carry_out(initialise or {}).state,
         companions={},
         seeds={
-            name: pivot_child(run.spec, seed, checkpoint.record.phase, index or 0, ordinal)
+            name: pivot_child(run.spec, seed, checkpoint.handle.record.phase, index or 0, ordinal)
             for name, index in table.reseeded.items()
         },
         checkpoint=checkpoint,

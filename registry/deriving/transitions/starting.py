@@ -277,7 +277,7 @@ def _at(handle: RunHandle, checkpoint: Checkpoint, state: Any, place: str) -> li
 def _last_entry(handle: RunHandle, checkpoint: Checkpoint, name: str) -> Any:
     """Return the last entry of a stream at a checkpoint, if it was not archived since."""
     run = handle.log.run
-    stream, mark = run.stream(name), checkpoint.record.streams.get(name)
+    stream, mark = run.stream(name), checkpoint.handle.newest_record().streams.get(name)
     if stream is None or mark is None or mark.archives < len(stream.archives):
         return None
     segments = stream.at(mark)

@@ -36,8 +36,8 @@ _T = TypeVar("_T")
 class JournaledCheckpoint(Checkpoint):
     """A checkpoint that a journal has acknowledged.
 
-    `n` is its number in the expected run. `find` returns the checkpoint in the registry, or `None`
-    while it is not there.
+    `n` is its number in the expected run, which its handle refuses to give. `find` returns the
+    checkpoint in the registry, or `None` while it is not there.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class JournaledCheckpoint(Checkpoint):
     ) -> None:
         log = _EntryLog(states, entry, expected)
         super().__init__(states.store, log, expected.by_n[n])
+        self._handle = _LocalHandle.of(states.store, log, expected.by_n[n])
         self._find: Callable[[int, Entry], Checkpoint | None] | None = find
         self._number, self._entry, self._states = number, entry, states
 
@@ -74,24 +75,6 @@ class JournaledCheckpoint(Checkpoint):
         """The place where it is durable: the `journal` of this machine, or the `registry`."""
         self._look()
         return "registry" if self._find is None else "journal"
-
-    @property
-    def n(self) -> int:
-        """Number of the commit that added it."""
-        self._look()
-        if self._find is not None:
-            raise OnlyLocal(
-                "this checkpoint is durable on this machine, but not in the registry yet",
-                where=self.ref,
-                hint=Hint.of(
-                    Hint(
-                        "Call `run.wait(remote=True)` first:",
-                        "Call `holdfast journal carry` first:",
-                    ),
-                    "reports, pins and promotions need the commit in the registry.",
-                ),
-            )
-        return self._n
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Checkpoint):
@@ -172,6 +155,25 @@ class JournaledCheckpoint(Checkpoint):
 def carried_here(states: EntryStates, entry: Entry, run: RunManifest, n: int) -> Checkpoint:
     """Return a checkpoint of the registry that is read from the states that are still here."""
     return Checkpoint(states.store, _EntryLog(states, entry, run), run.by_n[n])
+
+
+class _LocalHandle(CheckpointHandle):
+    """The inner value of a checkpoint that only this machine has: its number is provisional."""
+
+    @property
+    def n(self) -> int:
+        """Refuse: reports and pins would name a commit that is not in the registry."""
+        raise OnlyLocal(
+            "this checkpoint is durable on this machine, but not in the registry yet",
+            where=self.ref,
+            hint=Hint.of(
+                Hint(
+                    "Call `run.wait(remote=True)` first:",
+                    "Call `holdfast journal carry` first:",
+                ),
+                "reports, pins and promotions need the commit in the registry.",
+            ),
+        )
 
 
 class _EntryLog(RunLog):

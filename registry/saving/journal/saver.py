@@ -380,9 +380,9 @@ class JournaledSaver:
             self._resumes, self._search_from = checkpoint.write, checkpoint.search_from
             self._follows = checkpoint.number, checkpoint.write
         else:
-            self._resumes = checkpoint.n
+            self._resumes = checkpoint.handle.n
         components = checkpoint.manifest.components
-        self.own.earlier.remember(checkpoint.record.phase, checkpoint.step, components)
+        self.own.earlier.remember(checkpoint.handle.record.phase, checkpoint.step, components)
         self._takeover, self._expected, self._last = 0, None, None
 
     # Everything else is committed to the registry directly, after the entries.

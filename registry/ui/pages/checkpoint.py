@@ -96,7 +96,7 @@ def state_view(source: Source, ref: str) -> StateView:
     stored = find(source, ref)
     run = stored.handle.log.run
     troubles: list[Trouble] = []
-    record = stored.record if isinstance(stored, Checkpoint) else None
+    record = stored.handle.newest_record() if isinstance(stored, Checkpoint) else None
     contents = tried(lambda: contents_of(stored), troubles)
     files = None if contents is None else tried(stored.files, troubles)
     card = tried(stored.card_yaml, troubles) if isinstance(stored, Release) else None
@@ -109,7 +109,7 @@ def state_view(source: Source, ref: str) -> StateView:
         names=()
         if record is None
         else (
-            *Damage.of(source.registry.store).marks(stored.run_id, record),
+            *Damage.of(source.registry.handle.store).marks(stored.run_id, record),
             *_names(run, record),
         ),
         metrics=stored.metrics if isinstance(stored, Checkpoint | Release) else {},
@@ -140,13 +140,13 @@ def _names(run: RunManifest, record: CheckpointRecord) -> Iterator[str]:
 def _previous(source: Source, stored: Stored, record: CheckpointRecord) -> str | None:
     log = stored.handle.log
     before = [one for one in log.run.live() if one.n < record.n]
-    return Checkpoint(source.registry.store, log, before[-1]).ref if before else None
+    return Checkpoint(source.registry.handle.store, log, before[-1]).ref if before else None
 
 
 def _made_from(source: Source, stored: Stored) -> str | None:
     log, n = stored.handle.log, source_of(stored)
     record = None if n is None else log.run.by_n.get(n)
-    return None if record is None else Checkpoint(source.registry.store, log, record).ref
+    return None if record is None else Checkpoint(source.registry.handle.store, log, record).ref
 
 
 def _kind(stored: Stored) -> str:
@@ -237,14 +237,14 @@ def sharing(source: Source, ref: str, *, neighbours: int = NEIGHBOURS) -> Sharin
     stored = find(source, ref)
     log = stored.handle.log
     kept = [one for one in log.run.checkpoints if one.evicted is None]
-    n = stored.n if isinstance(stored, Checkpoint) else source_of(stored)
+    n = stored.handle.n if isinstance(stored, Checkpoint) else source_of(stored)
     others = [one for one in kept if one.n != n or one.manifest != stored.digest]
     near = sorted(others, key=lambda one: abs(one.n - (log.run.commits if n is None else n)))
     chosen = sorted(near[:neighbours], key=lambda one: one.n)
     mine = tensors_by_path(stored.manifest.components)
 
     def compare(record: CheckpointRecord) -> Shared:
-        other = Checkpoint(source.registry.store, log, record)
+        other = Checkpoint(source.registry.handle.store, log, record)
         values = other.ref, record.manifest, record.step, record.phase
         try:
             equal = [n for n, d in stored.components.items() if other.components.get(n) == d]
@@ -254,7 +254,7 @@ def sharing(source: Source, ref: str, *, neighbours: int = NEIGHBOURS) -> Sharin
         except RegistryError as error:
             return Shared(*values, 0, (), error.summary)
 
-    found = tuple(source.registry.store.pools.small.map(compare, chosen))
+    found = tuple(source.registry.handle.store.pools.small.map(compare, chosen))
     return Sharing(found, stored.manifest.nbytes, len(others) - len(chosen))
 
 

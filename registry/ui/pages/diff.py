@@ -255,7 +255,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _side(checkpoint: Checkpoint) -> Side:
-    record = checkpoint.record
+    record = checkpoint.handle.newest_record()
     return Side(
         checkpoint.ref,
         checkpoint.run_id,

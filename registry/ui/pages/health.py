@@ -129,7 +129,7 @@ class HealthView:
 
 def health_view(source: Source, *, within_s: float | None = None) -> HealthView:
     """Return the health of a registry, by its epochs and its newest runs."""
-    store = source.registry.store
+    store = source.registry.handle.store
     epoch = source.begin(lambda: _epoch(store))
     names = source.names(max_age_s=0 if within_s is None else FRESH_S)
     opened = source.runs(newest_first(source, names)[:PAGE], within_s)
@@ -235,7 +235,7 @@ def _mirror_state(
     if ours.commits == theirs.commits:
         return "same" if ours.head == theirs.head else "diverged"
     longer, shorter = (ours, theirs) if ours.commits > theirs.commits else (theirs, ours)
-    store = (source if longer is ours else mirror).registry.store
+    store = (source if longer is ours else mirror).registry.handle.store
     follows = _follows(store, longer, shorter)
     if follows is None:
         return "unknown"

@@ -136,7 +136,7 @@ def show_run(
     troubles.extend(trouble_of(error) for error in chronicle.errors)
     saved = saved_of(manifest, chronicle.commits)
     events = tuple(read_events(chronicle.commits, forks))
-    damage = Damage.of(source.registry.store)
+    damage = Damage.of(source.registry.handle.store)
     rows = tuple(read_rows(saved, events, manifest, damage))
     counts = Counter(name for one in saved for name in one.metrics)
     return RunShown(

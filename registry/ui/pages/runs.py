@@ -91,7 +91,7 @@ def list_runs(
     ages = _ages(source, wanted, reads_births=reads_births)
     wanted = _sorted(wanted, ages)
     opened = source.runs(wanted if where else wanted[:count], within_s)
-    pending, damage = set(opened.pending), Damage.of(source.registry.store)
+    pending, damage = set(opened.pending), Damage.of(source.registry.handle.store)
     if where:
         fitting = _fitting(opened, choice)
         wanted = [name for name in wanted if name in fitting or name in pending]

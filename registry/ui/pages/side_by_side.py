@@ -72,7 +72,7 @@ def compare_runs(
         )
     opened = source.runs(names)
     runs = [opened.runs[name].manifest for name in names if name in opened.runs]
-    damage = Damage.of(source.registry.store)
+    damage = Damage.of(source.registry.handle.store)
     troubles = [trouble_of(error) for error in opened.failed.values()]
     chronicles = _chronicles(source, [run.run_id for run in runs if run.evicted_count], within_s)
     saved: dict[str, tuple[Saved, ...]] = {}

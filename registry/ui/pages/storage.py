@@ -104,7 +104,7 @@ def storage_view(source: Source) -> StorageView:
 
     Keys begin with digests, so the first ones of a listing are a random sample of all.
     """
-    store = source.registry.store
+    store = source.registry.handle.store
 
     def listed(kind: str) -> list[ObjectInfo]:
         return list(islice(store.backend.list(f"{kind}/", limit=LISTED + 1), LISTED + 1))

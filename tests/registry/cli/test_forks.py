@@ -124,7 +124,7 @@ def test_a_run_that_cannot_be_read_hides_no_fork(call: Call, call_json, url: str
     call("run", "fork", "demo", "child")
     call("run", "create", "broken")
     with holdfast.open(url) as opened:
-        opened.store.backend.put("runs/broken/log/00000000000000000000", b"x")
+        opened.handle.store.backend.put("runs/broken/log/00000000000000000000", b"x")
     assert call_json("run", "show", "demo", "--forks")["forks"] == ["child"]
 
 

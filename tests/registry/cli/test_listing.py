@@ -92,7 +92,7 @@ def test_a_run_of_a_newer_version_has_the_status_of_that(call: Call, url: str) -
 
 
 def _manifests(opened: holdfast.Registry) -> list[ObjectInfo]:
-    return list(opened.store.backend.list("manifests/"))
+    return list(opened.handle.store.backend.list("manifests/"))
 
 
 def _kept(opened: holdfast.Registry, name: str) -> list[holdfast.Checkpoint]:

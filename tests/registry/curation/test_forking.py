@@ -116,7 +116,7 @@ def test_it_says_where_it_is_from_and_inherits_what_it_was_begun_with(parent, re
     origin = created.parent
     assert (origin.run, origin.commit, origin.checkpoint) == (
         "parent",
-        source.record.n,
+        source.handle.n,
         source.digest,
     )
     assert (origin.phase, origin.step) == ("2", 3)
@@ -166,7 +166,7 @@ def test_it_is_one_slot_after_commit_0(parent, reg):
 
 def test_a_fork_of_a_gate_is_that_gate(parent, reg):
     fork = reg.fork("parent/gates/bc_best", "fork")
-    assert fork.pins.gates.get("bc_best").record.n == fork.latest().record.n
+    assert fork.pins.gates.get("bc_best").handle.n == fork.latest().handle.n
     assert fork.latest().step == 1
 
 
@@ -241,8 +241,8 @@ def test_the_parents_evictions_and_end_do_it_no_harm(parent, reg, open_registry,
     unneeded = sorted(objects(backend) - live)
     assert unneeded
     sweep(backend, 1, unneeded)
-    for name in fresh.runs():
-        mark(fresh.store, name, 1)
+    for name in fresh.run_names():
+        mark(fresh.handle.store, name, 1)
     collect(backend, unneeded)
     after = open_registry(backend)
     fork = after.run("fork")
@@ -269,7 +269,7 @@ def test_a_fork_while_a_sweep_condemned_what_it_takes_puts_it_anew(
 
 def test_a_fork_of_a_superseded_checkpoint(parent, reg):
     abandoned = parent.latest()
-    parent.restore(at=parent.history.checkpoint(reg.checkpoint("parent/phase2/step2").record.n))
+    parent.restore(at=parent.history.checkpoint(reg.checkpoint("parent/phase2/step2").handle.n))
     parent.save(small_state(9), step=3)
     assert abandoned.superseded
     fork = reg.fork(abandoned, "fork")
@@ -280,10 +280,10 @@ def test_a_fork_of_a_superseded_checkpoint(parent, reg):
 def test_a_fork_of_an_evicted_checkpoint_is_refused_until_it_is_back(parent, reg):
     save_small(parent, 4, 5, 6, 7)
     gone = parent.retention.evicted()[0]
-    before = reg.runs()
+    before = reg.run_names()
     with pytest.raises(Conflict, match=r"a fork cannot continue from an evicted checkpoint.*undo"):
         reg.fork(gone, "fork")
-    assert reg.runs() == before
+    assert reg.run_names() == before
     parent.retention.undo(gone)
     assert same(reg.fork(gone, "fork").latest().load(), small_state(gone.step))
 
@@ -387,10 +387,10 @@ def test_a_checkpoint_that_this_registry_does_not_have(parent, reg, open_registr
         mirror.fork(new, "fork")
     other = new_backend(uuid.uuid4().hex)
     namesake = lived(open_registry(other)).save(small_state(5), step=5)
-    assert namesake.record.n == new.record.n
+    assert namesake.handle.n == new.handle.n
     with pytest.raises(NotFound, match=f"{new.digest.short} in its place"):
         reg.fork(namesake, "fork")
-    assert (mirror.runs(), reg.runs()) == (["parent"], ["parent"])
+    assert (mirror.run_names(), reg.run_names()) == (["parent"], ["parent"])
     assert same(mirror.fork(known, "fork").latest().load(), small_state(3))
 
 
@@ -398,7 +398,7 @@ def test_what_is_no_checkpoint_is_not_forked(parent, reg):
     for source in (parent.pins.artifacts.get("seeds"), parent, None):
         with pytest.raises(InvalidInput, match="a fork continues from a checkpoint"):
             reg.fork(source, "fork")
-    assert reg.runs() == ["parent"]
+    assert reg.run_names() == ["parent"]
 
 
 # Forks of forks, and their way to another registry
@@ -426,7 +426,7 @@ def test_a_fork_alone_is_synced_whole(parent, reg, open_registry):
     elsewhere = new_backend(uuid.uuid4().hex)
     sync(reg, open_registry(elsewhere), ["fork"])
     fresh = open_registry(elsewhere)
-    assert fresh.runs() == ["fork"]
+    assert fresh.run_names() == ["fork"]
     assert fresh.verify(deep=True).ok
     assert same(fresh.run("fork").restore().state, small_state(3))
 
@@ -439,7 +439,7 @@ def test_forks_of_equal_checkpoints_share_every_byte(parent, reg, backend):
 
 
 def test_what_was_inherited_once_is_not_inherited_again(parent, reg):
-    inherited = inheritance(reg.store, parent.latest())
+    inherited = inheritance(reg.handle.store, parent.latest())
     fork = reg.fork("parent/latest", "fork")
     commits = fork.manifest.commits
     inherit(fork.handle.committer, inherited)

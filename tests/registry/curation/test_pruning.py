@@ -117,7 +117,7 @@ def test_what_is_superseded_can_be_evicted(reg):
     old = run.checkpoints()[3]
     run.restore(at=run.checkpoints()[1])
     run.save(small_state(9), step=9)
-    run.retention.evict(run.history.checkpoint(old.n), "a dead end")
+    run.retention.evict(run.history.checkpoint(old.handle.n), "a dead end")
     assert [one.step for one in run.retention.evicted()] == [4]
 
 
@@ -224,7 +224,7 @@ def test_a_mirror_that_never_held_it_says_so(reg, open_registry):
     (back,) = run.retention.undo()  # as the hint has it
     sync(reg, open_registry(elsewhere))
     assert same(
-        open_registry(elsewhere).run("run").history.checkpoint(back.record.n).load(), small_state(1)
+        open_registry(elsewhere).run("run").history.checkpoint(back.handle.n).load(), small_state(1)
     )
 
 
@@ -309,7 +309,7 @@ def test_undo_under_a_sweep_puts_everything_anew(reg, backend, open_registry):
     condemned = dead_keys(run)
     assert condemned
     sweep(backend, 1, condemned)
-    mark(open_registry(backend).store, "run", 1)
+    mark(open_registry(backend).handle.store, "run", 1)
     fresh = open_registry(backend).run("run")
     (back,) = fresh.retention.undo()
     assert not set(_keys(back)) & set(condemned)
@@ -327,7 +327,7 @@ def test_undo_while_a_sweep_passes_puts_everything_anew(reg, backend, open_regis
 
     def collector():
         sweep(backend, 1, condemned)
-        mark(open_registry(backend).store, "run", 1)
+        mark(open_registry(backend).handle.store, "run", 1)
 
     hooked.before = Once("runs/run/log/", collector, "put_if_absent")
     (back,) = mine.retention.undo()
@@ -355,7 +355,7 @@ def test_undo_of_what_another_checkpoint_held_until_a_moment_ago(reg, backend, o
         rival.save(small_state(6), step=6)  # step 4 goes
         condemned = dead_keys(rival)
         sweep(backend, 1, condemned)
-        mark(open_registry(backend).store, "run", 1)
+        mark(open_registry(backend).handle.store, "run", 1)
         collect(backend, condemned)
 
     hooked.before = Once("runs/run/log/", others, "put_if_absent")
@@ -449,4 +449,4 @@ def test_what_happened_before_a_drop_can_still_be_told(reg):
         Conflict, match=r"run: the run was dropped, .* found dropped for the reason 'a mistake'"
     ):
         reg.fork(saved, "fork")
-    assert reg.runs() == ["run"]
+    assert reg.run_names() == ["run"]

@@ -61,7 +61,7 @@ def test_a_release_of_everything_is_the_checkpoint(run, ck):
     assert release.digest == ck.digest
     assert same(release.load(), small_state())
     assert release.ref == "run/releases/1.0.0"
-    assert (release.version, release.checkpoint, release.source) == ("1.0.0", ck.record.n, ck.ref)
+    assert (release.version, release.checkpoint, release.source) == ("1.0.0", ck.handle.n, ck.ref)
     assert release.metrics["loss"] == 0.5
     assert np.isnan(release.metrics["nan"])
     assert release.is_latest

@@ -46,7 +46,7 @@ def test_reading_and_annotating_take_nothing(run, backend, open_registry):
     other.pins.tags.set("t", other.latest())
     other.restore()
     run.save(small_state(2), step=2)
-    assert run.manifest.tags == {"t": first.record.n}
+    assert run.manifest.tags == {"t": first.handle.n}
 
 
 def test_a_trainer_that_was_taken_over_is_fenced_with_host_and_time(run, backend, open_registry):
@@ -110,7 +110,10 @@ def test_the_same_step_with_the_same_content_is_a_no_op(run, backend):
     first = run.save(small_state(), step=1)
     before = contents(backend)
     again = run.save(small_state(), step=1)
-    assert (again.record, again.digest) == (first.record, first.digest)
+    assert (again.handle.newest_record(), again.digest) == (
+        first.handle.newest_record(),
+        first.digest,
+    )
     assert contents(backend) == before
 
 
@@ -119,7 +122,7 @@ def test_the_same_step_with_the_same_content_from_a_new_trainer_only_takes_over(
 ):
     first = run.save(small_state(), step=1)
     other = open_registry(backend).run("run")
-    assert other.save(small_state(), step=1).record.n == first.record.n
+    assert other.save(small_state(), step=1).handle.n == first.handle.n
     assert actions_of(other)[2:] == [["run.take_over"]]
     with pytest.raises(Fenced):
         run.save(small_state(2), step=2)
@@ -128,7 +131,7 @@ def test_the_same_step_with_the_same_content_from_a_new_trainer_only_takes_over(
 def test_a_repeated_save_adds_the_metrics_that_are_new(run, backend):
     first = run.save(small_state(), step=1, metrics={"loss": 1.0, "bad": float("nan")})
     again = run.save(small_state(), step=1, metrics={"acc": 0.5, "bad": float("nan")})
-    assert again.record.n == first.record.n
+    assert again.handle.n == first.handle.n
     assert (again.metrics["loss"], again.metrics["acc"]) == (1.0, 0.5)
     assert actions_of(run)[2:] == [["checkpoint.report"]]
     before = contents(backend)
@@ -151,7 +154,7 @@ def test_a_push_takes_nothing_over(run, backend, open_registry):
 def test_a_push_of_other_content_at_a_taken_step_is_a_conflict(run, backend, open_registry):
     run.save(small_state(1), step=1)
     other = open_registry(backend).run("run")
-    assert other.exchange.push(small_state(1), step=1).record.n == 1
+    assert other.exchange.push(small_state(1), step=1).handle.n == 1
     with pytest.raises(Conflict, match="phase main, step 1"):
         other.exchange.push(small_state(2), step=1)
     assert steps(run) == [1]
@@ -275,7 +278,7 @@ def test_the_superseded_state_may_be_saved_again_at_its_step(run):
     run.restore(at=first)
     again = run.save(small_state(2), step=2)
     assert again.digest == second.digest
-    assert again.record.n != second.record.n
+    assert again.handle.n != second.handle.n
     assert steps(run) == [1, 2]
 
 

@@ -101,7 +101,7 @@ def test_the_log_takes_no_arrays_and_no_long_texts(run, backend, value):
 def test_the_same_state_at_another_time_is_the_same_checkpoint(run):
     first = run.save(state(1.0), step=1)
     again = run.save(state(2.0), step=1)
-    assert again.record.n == first.record.n
+    assert again.handle.n == first.handle.n
     assert again.load()["timestamp"] == 1.0
 
 

@@ -64,7 +64,7 @@ def test_a_table_has_its_keys_and_no_other(reg, small_parts, monkeypatch, single
     there = {_key(i, i % 3, kind) for i in range(90) for kind in KINDS if (i + len(kind)) % 2}
     # More generations of one digest than a block and a shard hold.
     there |= {_key(1_000, generation) for generation in range(40)}
-    names = CondemnedNames(reg.store)
+    names = CondemnedNames(reg.handle.store)
     table = names.put(shuffled.sample(sorted(there), len(there)), epoch=50)
     assert (table.keys, table.last, table.sweeps) == (len(there), 50, 1)
     absent = {_key(i, 7, kind) for i in range(200) for kind in KINDS} | {_key(1_000, 40)}
@@ -74,10 +74,10 @@ def test_a_table_has_its_keys_and_no_other(reg, small_parts, monkeypatch, single
 
 
 def test_every_sweep_since_the_upgrade_and_before_counts(reg, small_parts):
-    backend = reg.store.backend
+    backend = reg.handle.store.backend
     backend.put(epoch_key(1), encode_sweep(1, [_key(1), _key(2)]))
-    backend.put(epoch_key(2), encode_forget(2, {"gone": 4}, Epochs(reg.store).header(1)))
-    epochs = Epochs(reg.store)
+    backend.put(epoch_key(2), encode_forget(2, {"gone": 4}, Epochs(reg.handle.store).header(1)))
+    epochs = Epochs(reg.handle.store)
     backend.put(epoch_key(3), encode_upgrade(3, 3, epochs.header(2)))
     assert epochs.condemned([_key(1), _key(3)], 3) == {_key(1)}
     # Without joins the sweep from before is still read by itself.
@@ -87,7 +87,7 @@ def test_every_sweep_since_the_upgrade_and_before_counts(reg, small_parts):
     for i in range(5, 30):
         _sweep(epochs, _key(i))
     backend.delete(epoch_key(1))  # its names are in a table by now
-    fresh = Epochs(reg.store)
+    fresh = Epochs(reg.handle.store)
     assert fresh.condemned([*keys, _key(29), _key(4, 4), _key(30)], 29) == {*keys, _key(29)}
     # Of the sweeps up to an older epoch only those count.
     assert fresh.condemned([_key(28), _key(29)], 28) == {_key(28)}
@@ -96,9 +96,9 @@ def test_every_sweep_since_the_upgrade_and_before_counts(reg, small_parts):
 
 
 def test_an_entry_without_names_repeats_the_tables(upgraded, reg):
-    epochs = Epochs(reg.store)
+    epochs = Epochs(reg.handle.store)
     _sweep(epochs, _key(1))
-    reg.store.backend.put(epoch_key(3), encode_forget(3, {"gone": 4}, epochs.header(2)))
+    reg.handle.store.backend.put(epoch_key(3), encode_forget(3, {"gone": 4}, epochs.header(2)))
     assert epochs.condemned([_key(1)], 3) == {_key(1)}
     assert epochs.condemned_by(3, [_key(1)]) == set()
     assert _sweep(epochs, _key(2)) == 4
@@ -106,7 +106,7 @@ def test_an_entry_without_names_repeats_the_tables(upgraded, reg):
 
 
 def test_at_most_one_table_of_each_size_stays(upgraded, reg):
-    epochs = Epochs(reg.store)
+    epochs = Epochs(reg.handle.store)
     most = 0
     for i in range(80):
         _sweep(epochs, _key(i))
@@ -122,8 +122,8 @@ def test_at_most_one_table_of_each_size_stays(upgraded, reg):
 
 @pytest.mark.parametrize("harm", ["absent", "damaged", "cut off"])
 def test_a_lost_part_condemns_for_a_writer_and_stops_a_collector(upgraded, reg, harm):
-    _sweep(Epochs(reg.store), _key(1))
-    backend = reg.store.backend
+    _sweep(Epochs(reg.handle.store), _key(1))
+    backend = reg.handle.store.backend
     for info in list(backend.list("sweeps/")):
         whole = backend.get(info.key)
         if harm == "absent":
@@ -132,19 +132,19 @@ def test_a_lost_part_condemns_for_a_writer_and_stops_a_collector(upgraded, reg, 
             flip(backend, info.key)
         else:
             backend.put(info.key, whole[:-1])
-        epochs = Epochs(reg.store)
+        epochs = Epochs(reg.handle.store)
         assert epochs.condemned([_key(1), _key(2), _key(3, 2)], 2) == {_key(1), _key(2)}
         with pytest.raises(Malformed if harm == "absent" else Damaged, match="sweeps/"):
             epochs.condemned_by(2, [_key(2)])
         backend.put(info.key, whole)
-    assert Epochs(reg.store).condemned([_key(1), _key(2)], 2) == {_key(1)}
+    assert Epochs(reg.handle.store).condemned([_key(1), _key(2)], 2) == {_key(1)}
 
 
 def test_the_header_is_small_and_of_a_format_that_older_programs_refuse(upgraded, reg):
-    epochs = Epochs(reg.store)
+    epochs = Epochs(reg.handle.store)
     for i in range(80):
         _sweep(epochs, _key(i))
-    assert len(reg.store.backend.get(epoch_key(81))) < 4096
+    assert len(reg.handle.store.backend.get(epoch_key(81))) < 4096
     header = epochs.header(81)
     assert header.format == "holdfast.epoch/2"
     for wrong in (
@@ -152,15 +152,15 @@ def test_the_header_is_small_and_of_a_format_that_older_programs_refuse(upgraded
         [header.changed(tables=None).encode()],
         [header.encode(), b'{"keys":[],"shard":"00"}'],
     ):
-        reg.store.backend.put(epoch_key(81), join_lines(wrong))
+        reg.handle.store.backend.put(epoch_key(81), join_lines(wrong))
         with pytest.raises(Malformed):
-            Epochs(reg.store).header(81)
+            Epochs(reg.handle.store).header(81)
 
 
 def test_programs_of_an_older_version_are_refused(upgraded, reg, monkeypatch):
     monkeypatch.setattr("holdfast.registry.store.store.WRITER_VERSION", 2)
     with pytest.raises(UnsupportedFormat, match=r"expected writer version 3.*version 2"):
-        Epochs(reg.store).observe()
+        Epochs(reg.handle.store).observe()
 
 
 @pytest.mark.parametrize("count", [100_000, pytest.param(1_000_000, marks=pytest.mark.soak)])
@@ -169,8 +169,8 @@ def test_one_answer_takes_100_kb_however_many_names_a_sweep_has(count):
     with open_on(metered) as reg:
         metered.put(epoch_key(1), encode_upgrade(1, 3))
         keys = _random_keys(count)
-        _sweep(Epochs(reg.store), *keys)
-        epochs, before = Epochs(reg.store), metered.snapshot()
+        _sweep(Epochs(reg.handle.store), *keys)
+        epochs, before = Epochs(reg.handle.store), metered.snapshot()
         u = epochs.observe()
         assert metered.snapshot().since(before).read_bytes < 4096
         assert epochs.condemned([keys[0]], u) == {keys[0]}
@@ -187,10 +187,10 @@ def test_30_packs_of_200_sweeps_ago_take_200_requests(size):
     metered = Metered(new_backend())
     with open_on(metered) as reg:
         metered.put(epoch_key(1), encode_upgrade(1, 3))
-        epochs = Epochs(reg.store)
+        epochs = Epochs(reg.handle.store)
         for epoch in range(2, 202):
             assert epochs.put_sweep(epoch, _random_keys(size, epoch - 1), joins=True)
-        fresh, before = Epochs(reg.store), metered.snapshot()
+        fresh, before = Epochs(reg.handle.store), metered.snapshot()
         assert not fresh.condemned(_random_keys(30), fresh.observe())
         used = metered.snapshot().since(before)
         print(f"200 sweeps of {size} keys: {used}")
@@ -200,10 +200,10 @@ def test_30_packs_of_200_sweeps_ago_take_200_requests(size):
 
 def test_a_part_has_one_name(reg, upgraded):
     """Two collectors that condemn the same put the same files."""
-    first, second = Epochs(reg.store), Epochs(reg.store)
+    first, second = Epochs(reg.handle.store), Epochs(reg.handle.store)
     first.observe(), second.observe()
     assert first.put_sweep(2, [_key(1)], joins=True)
     assert not second.put_sweep(2, [_key(1)], joins=True)
-    parts = [info.key for info in reg.store.backend.list("sweeps/")]
+    parts = [info.key for info in reg.handle.store.backend.list("sweeps/")]
     assert len(parts) == 2
     assert part_key(first.header(2).tables[0].table) in parts

@@ -106,7 +106,7 @@ def test_what_contradicts_itself_begins_no_run(reg, backend, options, error, tol
 
 
 def test_a_run_of_an_older_version_with_two_monitors_of_a_metric_is_read(reg):
-    log = RunLog(reg.store, "old")
+    log = RunLog(reg.handle.store, "old")
     both = (LOSS, Monitor(metric="loss", mode="max"))
     begin(log, creation(RunOptions()).changed(monitors=both))
     run = reg.run("old")

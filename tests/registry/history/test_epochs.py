@@ -30,7 +30,7 @@ def _key(i: int, generation: int = 0) -> ObjectKey:
 
 @pytest.fixture
 def epochs(reg):
-    return Epochs(reg.store)
+    return Epochs(reg.handle.store)
 
 
 def _sweep(backend, epoch, *keys):
@@ -67,7 +67,7 @@ def test_a_listing_that_others_overtake_is_no_gap(backend):
                     yield info
 
     with open_on(Overtaken(backend)) as reg:
-        assert Epochs(reg.store).observe() == 3
+        assert Epochs(reg.handle.store).observe() == 3
 
 
 @quick

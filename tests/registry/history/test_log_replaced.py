@@ -215,7 +215,7 @@ def _mark() -> bytes:
 def test_a_collector_stops_at_a_run_that_was_replaced(
     backend: MemoryBackend, open_registry: Open
 ) -> None:
-    collector = Collector(open_registry(backend).store, grace_s=0)
+    collector = Collector(open_registry(backend).handle.store, grace_s=0)
     collector.choose()
     collector.condemn()
     newest_slot_deleted(backend)
@@ -244,7 +244,7 @@ def test_the_look_is_made_at_each_commit(backend: MemoryBackend, open_registry: 
 def test_a_look_that_others_have_overtaken_is_made_again(
     backend: MemoryBackend, open_registry: Open
 ) -> None:
-    log = RunLog(open_registry(backend).store, RUN)
+    log = RunLog(open_registry(backend).handle.store, RUN)
     log.open()
     look = log.look()
     other = open_registry(backend).run(RUN)

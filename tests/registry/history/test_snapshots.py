@@ -54,7 +54,7 @@ def reopened(trained, backend, open_registry):
 
 def replayed(backend) -> RunManifest:
     with open_on(backend) as reg:
-        return advance(RunManifest(run_id="run"), RunLog(reg.store, "run").slots())
+        return advance(RunManifest(run_id="run"), RunLog(reg.handle.store, "run").slots())
 
 
 def test_what_was_evicted_is_not_in_the_snapshot(trained, backend):
@@ -73,10 +73,13 @@ def test_a_handle_that_reads_a_snapshot_is_one_that_replays_the_log(reopened, tr
     whole = replayed(backend)
     assert reopened.manifest.encode() == trained.manifest.encode() == whole.compact().encode()
     assert reopened.history.manifest() == trained.history.manifest() == whole
-    assert [one.record for one in reopened.retention.evicted()] == whole.evicted
+    assert [one.handle.newest_record() for one in reopened.retention.evicted()] == whole.evicted
     for n, record in whole.by_n.items():
         found = reopened.history.checkpoint(n)
-        assert (found.record, found.is_evicted) == (record, record.evicted is not None)
+        assert (found.handle.newest_record(), found.is_evicted) == (
+            record,
+            record.evicted is not None,
+        )
         assert (found.superseded, found.metrics) == (record.superseded, record.metrics)
         assert found.handle.reader.place == whole.by_manifest[record.manifest]
         assert same(found.load(), trained.history.checkpoint(n).load())
@@ -115,9 +118,9 @@ def test_what_was_evicted_comes_back_through_a_snapshot(reopened, trained, reg, 
     commits = [action for commit in reopened.history.commits() for action in commit.actions]
     last = [action for action in commits if isinstance(action, Evict)][-1]
     back = reopened.retention.undo()
-    assert {one.n for one in back} == {one.checkpoint for one in last.evictions}
+    assert {one.handle.n for one in back} == {one.checkpoint for one in last.evictions}
     (named,) = reopened.retention.undo(reopened.retention.evicted()[0])
-    assert named.record.recovered
+    assert named.handle.newest_record().recovered
     assert same(named.load(), small_state(named.step))
     assert trained.refresh().manifest.encode() == reopened.manifest.encode()
     assert reopened.manifest.encode() == replayed(backend).compact().encode()
@@ -163,9 +166,9 @@ def test_a_gate_on_what_was_evicted_is_read_through_a_snapshot(reg, backend, ope
     run.retention.prune(Retention(last=1))
     log = run.handle.log
     # Not by `run.pins.gates.set`, which refuses it; a log in which it stands is legal.
-    gate = SetPin(kind="gate", name="g", manifest=first.digest, checkpoint=first.n)
+    gate = SetPin(kind="gate", name="g", manifest=first.digest, checkpoint=first.handle.n)
     log.append(lambda run: [commit_line(run, [gate])])
-    snapshots = Snapshots(reg.store, "gated")
+    snapshots = Snapshots(reg.handle.store, "gated")
     (newest, *_) = snapshots.listed()
     (slot, *_) = log.slots(newest)
     assert snapshots.parse(snapshots.read(newest), slot) == log.run
@@ -180,7 +183,7 @@ def test_the_pool_rates_by_what_was_evicted(reg, backend, open_registry):
     first = run.save(small_state(1), step=1, metrics={"mu": 31.0, "sigma": 1.5})
     run.pool.promote(first)
     save_small(run, *range(2, 6))
-    assert run.manifest.gone.rating.n == first.n
+    assert run.manifest.gone.rating.n == first.handle.n
     fresh = open_registry(backend).run("run")
     entry = fresh.pool.promote(fresh.latest())
     assert entry.mu == 31.0
@@ -210,7 +213,7 @@ def test_the_same_state_saved_again_by_a_version_that_knew_its_place(reg, backen
     place, digest = checkpoint.handle.reader.place, checkpoint.digest
     run.save(small_state(2), step=2)
     assert digest not in run.manifest.by_manifest
-    log = RunLog(reg.store, "run")
+    log = RunLog(reg.handle.store, "run")
     log.open()
     again = AddCheckpoint(manifest=digest, phase="main", step=3, size_bytes=1)
     log.append(lambda run: [commit_line(run, [again])])
@@ -225,7 +228,7 @@ def _complete(backend, key: str) -> bytes:
     """Return a snapshot as the version before wrote it."""
     slot = snapshot_slot(key)
     with open_on(backend) as reg:
-        slots = list(RunLog(reg.store, "run").slots())
+        slots = list(RunLog(reg.handle.store, "run").slots())
     run = advance(RunManifest(run_id="run"), slots[: slot + 1])
     header, _ = split_lines(backend.get(key), where=key)
     older = canonical.encode({**canonical.decode(header, where=key), "replay": 3})
@@ -279,17 +282,17 @@ def test_verification_holds_no_records_of_what_was_evicted(reg, backend):
     """Many runs are replayed at once: each takes what it keeps, unless an undo needs more."""
     run = reg.create_run("run", seed=1, retention=Retention(last=2))
     save_small(run, *range(1, 20))
-    read = read_run(reg.store, Asked("run"))[1]
+    read = read_run(reg.handle.store, Asked("run"))[1]
     assert (len(read.checkpoints), len(read.places), read.evicted_count) == (2, 2, 17)
     run.retention.undo()
-    read = read_run(reg.store, Asked("run"))[1]
+    read = read_run(reg.handle.store, Asked("run"))[1]
     assert read.compact().encode() == run.manifest.encode()
     assert reg.verify().ok
 
 
 def test_records_are_encoded_once_and_the_bytes_are_those_of_the_whole(reg):
     run = reg.create_run("run", seed=1, retention=Retention(last=8), monitor=LOSS)
-    draw, snapshots = random.Random(0), Snapshots(reg.store, "run")
+    draw, snapshots = random.Random(0), Snapshots(reg.handle.store, "run")
     encoded: list[int] = []
     for step in range(1, 60):
         checkpoint = run.save(small_state(step), step=step, metrics={"loss": draw.random()})
@@ -323,7 +326,7 @@ def test_a_snapshot_is_due_when_it_is_cheap(reg, kept, megabytes, status, apart)
     """Or the bytes written for each slot would grow with the number of checkpoints."""
     one = CheckpointRecord.unchecked(n=1, size_bytes=megabytes * 10**6)
     run = RunManifest.unchecked(run_id="r", checkpoints=(one,) * kept, gone=None)
-    snapshots = Snapshots(reg.store, "r", newest=99)
+    snapshots = Snapshots(reg.handle.store, "r", newest=99)
 
     def is_due(number: int) -> bool:
         line = commit_line(RunManifest.empty("r"), [SetStatus(status=status)])

@@ -154,7 +154,7 @@ def test_nothing_is_removed_or_made_through_a_link(reg: Registry, tmp_path: Path
     for checkpoint in run.checkpoints():
         with suppress(RegistryError):
             run.retention.evict(checkpoint, "old")
-    gone = [one.record.phase for one in run.retention.evicted()]
+    gone = [one.handle.record.phase for one in run.retention.evicted()]
     assert "1" in gone
     with suppress(RegistryError):
         run.exchange.checkout(out)

@@ -434,7 +434,7 @@ def test_commands(tmp_path: Path) -> None:
     holdfast.init(str(url))
     dry = invoke("import", folder, "--layout", "andrea", "--dry-run", "-r", url)
     assert dry.stdout == "would import: step_000100.bin as my-run/main/step00000100\n"
-    assert holdfast.open(str(url)).runs() == []
+    assert holdfast.open(str(url)).run_names() == []
     done = invoke("import", folder, "--layout", "andrea", "-r", url)
     assert done.stdout == "imported: step_000100.bin as my-run/main/step00000100\n"
     out = invoke("checkout", "my-run", tmp_path / "out", "-r", url)
@@ -448,7 +448,7 @@ def test_commands(tmp_path: Path) -> None:
     for file, status, text in ((model, 8, "ONNX is out of scope"), (url / "x", 3, "not a folder")):
         wrong = invoke("import", file, "other", "--layout", "andrea", "-r", url)
         assert (wrong.exit_code, text in wrong.stderr) == (status, True)
-    assert holdfast.open(str(url)).runs() == ["my-run"]  # none was created for them
+    assert holdfast.open(str(url)).run_names() == ["my-run"]  # none was created for them
     (folder / "step_000200.bin").write_bytes(b"short")
     bad = invoke("import", folder, "--layout", "andrea", "-r", url, "--json")
     assert (bad.exit_code, '"refused"' in bad.stdout) == (3, True)

@@ -213,7 +213,7 @@ def test_a_reader_follows_a_repack_and_tries_once_more(run, backend, open_regist
         f"manifests/{checkpoint.digest.hex()[:2]}/{checkpoint.digest.hex()}.{g}" for g in "03"
     )
     backend.put(new, backend.get(old))
-    log = RunLog(reg.store, "run")
+    log = RunLog(reg.handle.store, "run")
     log.open()
     log.append(lambda run: [moved])
     backend.delete(old)
@@ -234,7 +234,7 @@ def test_a_checkpoint_that_the_log_does_not_place_is_missing(backend, open_regis
     from holdfast.registry.values.digest import Digest
 
     reg.create_run("run")
-    log = RunLog(reg.store, "run")
+    log = RunLog(reg.handle.store, "run")
     log.open()
     action = AddCheckpoint(manifest=Digest.of(b"?"), phase="main", step=1, size_bytes=0)
     log.append(lambda run: [commit_line(run, [action])])

@@ -195,7 +195,7 @@ def forged(reg, checkpoint, frame: bytes, codec: str = ZSTD, **claims):
     before = checkpoint.handle.reader.placement
     row = next(number for number, row in enumerate(before.rows) if row.codec)
     place = before.rows[row]
-    table = reg.store.table(before.packs[place.pack])
+    table = reg.handle.store.table(before.packs[place.pack])
     digest = table.at(place.offset).digest
     entry = {
         "digest": digest,
@@ -208,14 +208,14 @@ def forged(reg, checkpoint, frame: bytes, codec: str = ZSTD, **claims):
     made = PackTable((type(table[0])(**(entry | claims)),)).encode()
     data = frame + made + trailer(made)
     pack = PackRef(ObjectKey("packs", Digest.of(made), 0), len(data))
-    reg.store.backend.put(str(pack.key), data)
+    reg.handle.store.backend.put(str(pack.key), data)
     rows = list(before.rows)
     number = CODECS.index(codec)
     rows[row] = type(place)(len(before.packs), 0, len(frame), number, place.base)
     after = type(before)(before.manifest, (*before.packs, pack), Rows(rows), before.extra)
     moved = checkpoint.handle.reader.place.changed(placement=after.digest)
-    reg.store.backend.put(str(moved.placement_key), after.encode())
-    log = RunLog(reg.store, "run")
+    reg.handle.store.backend.put(str(moved.placement_key), after.encode())
+    log = RunLog(reg.handle.store, "run")
     log.open()
     log.append(lambda _: [moved])
     return table.at(place.offset)
@@ -234,7 +234,7 @@ def test_a_frame_that_claims_gigabytes_takes_none(zipped, reg, backend, open_reg
 
 def test_a_frame_of_another_chunk_is_found_by_its_hash(zipped, reg, backend, open_registry):
     row = next(row for row in zipped.handle.reader.placement.rows if row.codec)
-    table = reg.store.table(zipped.handle.reader.placement.packs[row.pack])
+    table = reg.handle.store.table(zipped.handle.reader.placement.packs[row.pack])
     frame = codecs.encode(bytes(table.at(row.offset).raw_bytes), 2, ZSTD)
     forged(reg, zipped, frame)
     refused(backend, open_registry, "do not hash")

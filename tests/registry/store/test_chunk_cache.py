@@ -117,7 +117,7 @@ def test_a_second_load_asks_for_no_pack(world):
 def test_without_a_cache_nothing_is_kept(world):
     world.save(small_state())
     with open_on(world.backend) as plain:
-        assert plain.store.cache is None
+        assert plain.handle.store.cache is None
         plain.run("run").latest().load()
     assert not world.path.exists()
 
@@ -245,7 +245,7 @@ def test_the_base_of_a_delta_comes_from_it_and_goes_into_it(world):
 
     def base_was_asked_for() -> bool:
         target = bytearray(5000)
-        fetch = fetching.Fetch(world.open().store, placement, ChunkIndex(placement, names))
+        fetch = fetching.Fetch(world.open().handle.store, placement, ChunkIndex(placement, names))
         fetch.read({names[1]: memoryview(target)})
         assert target == new.tobytes()
         return ByteRange(0, 5000) in [call.byte_range for call in world.packs_asked()]
@@ -270,7 +270,7 @@ def test_a_damaged_base_is_not_kept(world):
     data[7] ^= 1
     world.backend.delete(str(pack.key))
     world.backend.put(str(pack.key), bytes(data))
-    fetch = fetching.Fetch(world.open().store, placement, ChunkIndex(placement, names))
+    fetch = fetching.Fetch(world.open().handle.store, placement, ChunkIndex(placement, names))
     with pytest.raises(Damaged):
         fetch.read({names[1]: memoryview(bytearray(len(new)))})
     assert world.files() == {}
@@ -896,9 +896,9 @@ def local(tmp_path):
 def test_a_local_registry_has_none_unless_asked_for(local, tmp_path, monkeypatch):
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
     with holdfast.open(local) as reg:
-        assert reg.store.cache is None
+        assert reg.handle.store.cache is None
     with holdfast.open(local, cache=tmp_path / "mine") as reg:
-        assert reg.store.cache.path == str(tmp_path / "mine")
+        assert reg.handle.store.cache.path == str(tmp_path / "mine")
         assert same(reg.run("run").latest().load(), small_state())
     assert (tmp_path / "mine" / "chunks-v1").is_dir()
     assert not (tmp_path / "cache").exists()
@@ -909,27 +909,27 @@ def test_a_bucket_has_the_one_of_the_environment(s3_url, tmp_path, monkeypatch):
     monkeypatch.delenv("HOLDFAST_CACHE", raising=False)
     with holdfast.init(url, skip_race_probe=True) as reg:
         reg.create_run("run").save(small_state(), step=1)
-        assert reg.store.cache is None
+        assert reg.handle.store.cache is None
     with holdfast.open(url) as reg:
-        assert reg.store.cache is None
+        assert reg.handle.store.cache is None
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HOLDFAST_CACHE_BYTES", "12345678")
     with holdfast.open(url, cache="") as reg:
-        assert reg.store.cache is None
+        assert reg.handle.store.cache is None
     for _ in range(2):
         with holdfast.open(url) as reg:
-            assert reg.store.cache.max_bytes == 12345678
+            assert reg.handle.store.cache.max_bytes == 12345678
             assert same(reg.run("run").latest().load(), small_state())
     assert len(list((tmp_path / "cache" / "chunks-v1").glob("[0-9a-f]*"))) == 3
     monkeypatch.setenv("HOLDFAST_CACHE", "")
     with holdfast.open(url) as reg:
-        assert reg.store.cache is None
+        assert reg.handle.store.cache is None
 
 
 def test_one_cache_serves_several_handles(local, tmp_path):
     cache = ChunkCache(tmp_path / "cache")
     with holdfast.open(local, cache=cache) as one, holdfast.open(local, cache=cache) as other:
-        assert one.store.cache is other.store.cache is cache
+        assert one.handle.store.cache is other.handle.store.cache is cache
 
 
 def test_the_platform_has_a_folder_for_it(tmp_path, monkeypatch):

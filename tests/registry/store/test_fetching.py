@@ -19,7 +19,7 @@ CHUNK_BYTES = 16 * 1024
 def test_what_is_stored_of_a_state_is_not_held_all_at_once(
     keyframe_every: int | None, reg: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reg.store.backend, "least_read_bytes", CHUNK_BYTES)
+    monkeypatch.setattr(reg.handle.store.backend, "least_read_bytes", CHUNK_BYTES)
     asked: dict[str, list[int]] = {}
     take = ranged_reads.Scratch.take
 

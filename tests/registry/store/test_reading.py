@@ -169,7 +169,9 @@ MANIFEST = Manifest("dict", {"m": Component.build({"B": 0}, [ENTRY])})
 
 def _read(reg, *rows):
     placement = Placement(MANIFEST.digest, (PackRef(KEY, 1000),), Rows(rows))
-    reading.read_tensors(reg.store, MANIFEST, placement, [(ENTRY, memoryview(bytearray(100)))])
+    reading.read_tensors(
+        reg.handle.store, MANIFEST, placement, [(ENTRY, memoryview(bytearray(100)))]
+    )
 
 
 def test_a_row_of_another_length_than_its_tensor_gives_is_malformed(reg):
@@ -189,7 +191,7 @@ def test_a_placement_without_a_row_for_a_list_is_malformed(reg):
         manifest = Manifest("dict", {"m": Component.build({"B": 0}, [entry])})
         placement = Placement(manifest.digest, (PackRef(KEY, 1000),), Rows(()))
         with pytest.raises(IntegrityError):
-            reading.read_lists(reg.store, manifest, placement)
+            reading.read_lists(reg.handle.store, manifest, placement)
 
 
 @pytest.mark.parametrize("base", [1, 3])
@@ -216,7 +218,7 @@ def test_a_list_longer_than_its_tensor_gives_it_takes_no_memory(reg):
         rows = Rows([ChunkRow(0, 0, 65), *[ChunkRow(0, 100, 50)] * 2])
         placement = Placement(manifest.digest, (PackRef(KEY, 1000),), rows)
         with pytest.raises(Malformed, match=r"another length.*expected 64 bytes; found 65"):
-            reading.read_lists(reg.store, manifest, placement)
+            reading.read_lists(reg.handle.store, manifest, placement)
 
 
 @pytest.mark.parametrize("stored", [100, 101])

@@ -125,7 +125,7 @@ def test_nobody_waits_for_the_slowest(
 
 @pytest.fixture
 def store(tmp_path) -> Store:
-    return holdfast.init(tmp_path / "any").store
+    return holdfast.init(tmp_path / "any").handle.store
 
 
 def refuse_two(_: Store, number: int) -> int:
@@ -308,6 +308,6 @@ def test_a_worker_refuses_another_registry(tmp_path) -> None:
     """As on a machine that has a folder of the same name."""
     first = holdfast.init(tmp_path / "one")
     first.create_run("run")
-    first.store.config = first.store.config.changed(id="0" * 32)
+    first.handle.store.config = first.handle.store.config.changed(id="0" * 32)
     with pytest.raises(errors.Conflict, match="another registry"):
         first.verify(deep=True, executor=Crossing())

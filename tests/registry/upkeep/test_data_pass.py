@@ -191,7 +191,7 @@ def test_rows_are_checked_also_for_what_was_read_before(run, reg, backend, tmp_p
         forged = replace(old, rows=Rows([*old.rows[:-1], old.rows[-1]._replace(offset=0)]))
         name = forged.digest.hex()
         backend.put(f"placements/{name[:2]}/{name}.0", forged.encode())
-        log = RunLog(reg.store, "run")
+        log = RunLog(reg.handle.store, "run")
         log.open()
         log.append(lambda state: [checkpoint.handle.reader.place.changed(placement=forged.digest)])
         report, read = verify(backend, resume=notes)

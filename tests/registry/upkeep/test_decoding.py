@@ -107,7 +107,7 @@ def test_each_chunk_is_decoded_once_and_counted(reg, backend):
         report = reg.verify(decode=True)
         assert report.ok
         tables = [
-            reg.store.table(pack)
+            reg.handle.store.table(pack)
             for ck in run.checkpoints()
             for pack in ck.handle.reader.placement.packs
         ]

@@ -56,9 +56,9 @@ GARBAGE = {
 
 def _needed(reg) -> set[str]:
     """Return what the other run needs."""
-    log = RunLog(reg.store, "other")
+    log = RunLog(reg.handle.store, "other")
     log.open()
-    return set(map(str, Needs(reg.store).of(log.run)))
+    return set(map(str, Needs(reg.handle.store).of(log.run)))
 
 
 @pytest.fixture
@@ -163,15 +163,15 @@ def test_a_run_of_a_name_that_no_run_may_have_is_forgotten(two, backend, open_re
 
 def test_it_is_recorded_in_an_epoch_that_older_writers_refuse(two, backend, open_registry):
     backend.put(_JUNK, b"")
-    collector = Collector(two.store, grace_s=0, forget=["x"])
+    collector = Collector(two.handle.store, grace_s=0, forget=["x"])
     assert collector.choose().to_condemn
     collector.forget()
     # Another collector is faster with the next epoch, and knows of it by then.
-    assert collect(open_registry(backend).store, grace_s=0).epoch == 2
+    assert collect(open_registry(backend).handle.store, grace_s=0).epoch == 2
     assert collector.condemn() == 2
     collector.mark()
     collector.delete()
-    epochs = Epochs(two.store)
+    epochs = Epochs(two.handle.store)
     kinds = {1: "forget", 2: "sweep"}
     for epoch, kind in kinds.items():
         header = epochs.header(epoch)
@@ -261,7 +261,7 @@ def test_a_run_of_deeply_nested_folders_is_forgotten(tmp_path):
             reg.gc(grace_s=0)
         assert reg.gc(grace_s=0, forget=["x"]).forgotten == ("x",)
         assert reg.gc(grace_s=0).forgotten == ()
-        assert reg.runs() == ["other", "x"]
+        assert reg.run_names() == ["other", "x"]
         assert same(reg.checkpoint("other").load(), small_state(2))
     os.unlink(f"{nested}/notes")  # noqa: PTH108
     while nested.endswith("/d"):  # pytest could not

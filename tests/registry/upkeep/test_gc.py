@@ -70,7 +70,7 @@ class Aged(Wrapper):
 
 
 def marks(registry, run_id: str) -> list[int]:
-    slots = RunLog(registry.store, run_id).slots()
+    slots = RunLog(registry.handle.store, run_id).slots()
     return [line.epoch for slot in slots for _, line in slot.lines if isinstance(line, Mark)]
 
 
@@ -105,13 +105,13 @@ def test_many_objects_are_listed_in_parts_and_none_is_missed(monkeypatch):
             backend.put(key, b"x")
         with open_on(Metered(backend, calls)) as opened:
             calls.clear()
-            assert {str(key) for key in live.list_objects(opened.store)} == keys
+            assert {str(key) for key in live.list_objects(opened.handle.store)} == keys
             assert len([call for call in calls if len(call.key) == 7]) == (
                 parts if parts > 1 else 0
             )
             backend.put("packs/zz/foreign", b"x")
             with pytest.raises(Malformed, match="packs/zz/foreign"):
-                live.list_objects(opened.store)
+                live.list_objects(opened.handle.store)
 
 
 def test_an_empty_registry_is_collected(reg):
@@ -221,7 +221,7 @@ def test_what_was_collected_cannot_be_undone(thinned, reg):
 
 def grow(registry) -> None:
     """Write slots to the run's log until it has four further snapshots."""
-    log = RunLog(registry.store, "run")
+    log = RunLog(registry.handle.store, "run")
     log.open()
     for _ in range(4 * SNAPSHOT_EVERY):
         log.append(lambda state: [Mark(epoch=1)])
@@ -239,14 +239,14 @@ def long_log(run, reg, backend):
 
 def test_snapshots_but_the_newest_two_are_deleted(long_log, reg, backend, open_registry):
     planned = reg.gc(grace_s=0, dry_run=True)
-    before = measure(reg.store)
+    before = measure(reg.handle.store)
     report = reg.gc(grace_s=0)
     assert [info.key for info in backend.list(snapshot_prefix("run"))] == long_log[:2]
     assert report.stale == planned.stale
     assert report.stale.objects == 2
     assert report.freed_bytes == report.stale.size_bytes > 0
     assert before.unneeded_bytes == report.stale.size_bytes
-    assert measure(reg.store) == replace(before, unneeded_bytes=0)
+    assert measure(reg.handle.store) == replace(before, unneeded_bytes=0)
     assert open_registry(backend).run("run").manifest.epoch == 1
 
 
@@ -283,7 +283,7 @@ def test_a_reader_may_hold_names_of_snapshots_that_are_deleted(
     store = Meanwhile(backend, snapshot_prefix("run"), collected)
     read = open_registry(store).run("run").manifest
     assert store.prefix == "done"
-    log = RunLog(reg.store, "run")
+    log = RunLog(reg.handle.store, "run")
     assert read == log.read_to(log.length()).compact()
 
 
@@ -509,7 +509,7 @@ def _line(line: bytes) -> Callable:
 
 def _other_place(backend, reg) -> None:
     """A live checkpoint whose place names the placement of another."""
-    log = RunLog(reg.store, "run")
+    log = RunLog(reg.handle.store, "run")
     state = log.open()
     live = state.latest().manifest
     other = next(place for place in log.history().places if place.manifest != live)
@@ -570,7 +570,7 @@ def test_doubt_stops_the_collection_before_anything_is_deleted(
 @pytest.mark.parametrize("kind", ["a damaged slot", "an unknown line", "a lost placement"])
 def test_doubt_that_comes_after_condemning_stops_it_too(thinned, reg, backend, open_registry, kind):
     save_small(reg.create_run("other"), 50)
-    collector = Collector(reg.store, grace_s=0)
+    collector = Collector(reg.handle.store, grace_s=0)
     collector.choose()
     assert collector.condemn() == 1
     before = objects(backend)
@@ -599,7 +599,7 @@ def test_a_state_that_was_condemned_between_choosing_and_marking_is_spared(
     """W1 at an older epoch: the save names what is about to be condemned, before the mark."""
     early = open_registry(backend)
     condemned = small_state(2)
-    collector = Collector(reg.store, grace_s=0)
+    collector = Collector(reg.handle.store, grace_s=0)
     plan = collector.choose()
     other = early.create_run("other")
     again = other.save(condemned, step=1)
@@ -618,7 +618,7 @@ def test_a_save_that_meets_the_mark_stores_anew(thinned, reg, backend, open_regi
     trainer.save(small_state(6), step=6)
     hooked = Hooked(backend)
     late = open_registry(hooked).create_run("late")
-    collector = Collector(reg.store, grace_s=0)
+    collector = Collector(reg.handle.store, grace_s=0)
     collector.choose()
     steps = []
 
@@ -638,7 +638,7 @@ def test_a_save_that_meets_the_mark_stores_anew(thinned, reg, backend, open_regi
 def test_a_run_that_is_born_during_a_sweep_refuses_what_was_condemned(
     thinned, reg, backend, open_registry
 ):
-    collector = Collector(reg.store, grace_s=0)
+    collector = Collector(reg.handle.store, grace_s=0)
     collector.choose()
     collector.condemn()
     collector.mark()
@@ -674,7 +674,7 @@ def test_deletions_may_land_late_and_twice(thinned, reg, backend, open_registry)
 
 def test_no_pack_goes_while_an_object_that_names_packs_stays(thinned, reg, backend):
     """A store may refuse single keys: the others go, the error says how many stay."""
-    collector = Collector(reg.store, grace_s=0)
+    collector = Collector(reg.handle.store, grace_s=0)
     gone = sorted(map(str, collector.choose().to_condemn))
     packs = [key for key in gone if key.startswith("packs/")]
     held = next(key for key in gone if key.startswith("manifests/"))
@@ -698,7 +698,7 @@ def test_no_pack_goes_while_an_object_that_names_packs_stays(thinned, reg, backe
 
 @pytest.mark.parametrize("died_after", ["condemn", "mark"])
 def test_anyone_finishes_what_a_dead_collector_left(thinned, reg, backend, died_after):
-    killed = Collector(reg.store, grace_s=0)
+    killed = Collector(reg.handle.store, grace_s=0)
     killed.choose()
     killed.condemn()
     if died_after == "mark":
@@ -725,7 +725,7 @@ def test_who_joins_a_sweep_marks_with_its_epoch(run, reg, backend, open_registry
     hooked = Hooked(backend)
     late = open_registry(hooked).create_run("late")
     late.save({"other": small_state(50)}, step=0)  # so that it looks for the packs of the next save
-    killed = Collector(open_registry(backend).store, grace_s=0)
+    killed = Collector(open_registry(backend).handle.store, grace_s=0)
     killed.choose()
     assert killed.condemn() == 2
     epochs = []
@@ -742,7 +742,7 @@ def test_who_joins_a_sweep_marks_with_its_epoch(run, reg, backend, open_registry
 
 
 def test_a_sweep_that_condemned_less_is_not_enough(thinned, reg, backend):
-    killed = Collector(reg.store, grace_s=0)
+    killed = Collector(reg.handle.store, grace_s=0)
     killed.choose()
     killed.condemn()
     thinned.save(small_state(6), step=6)
@@ -753,7 +753,10 @@ def test_a_sweep_that_condemned_less_is_not_enough(thinned, reg, backend):
 
 
 def test_two_collectors_at_every_step(thinned, reg, backend, open_registry):
-    one, two = Collector(reg.store, grace_s=0), Collector(open_registry(backend).store, grace_s=0)
+    one, two = (
+        Collector(reg.handle.store, grace_s=0),
+        Collector(open_registry(backend).handle.store, grace_s=0),
+    )
     for step in ("choose", "condemn", "mark", "delete"):
         getattr(one, step)()
         getattr(two, step)()
@@ -774,7 +777,7 @@ def test_what_another_collector_deleted_meanwhile_is_no_damage(
         open_registry(backend).gc(grace_s=0)
 
     hooked = Hooked(backend)
-    collector = Collector(open_registry(hooked).store, grace_s=0)
+    collector = Collector(open_registry(hooked).handle.store, grace_s=0)
     if step == "mark":
         save_small(reg.create_run("other"), 70)
         reg.run("other").retention.drop(reason="gone")
@@ -795,7 +798,7 @@ def test_every_run_is_marked_once_and_no_more(thinned, reg, backend):
         reg.create_run(name)
     reg.gc(grace_s=0)
     reg.gc(grace_s=0)
-    assert {name: marks(reg, name) for name in reg.runs()} == {"a": [1], "b": [1], "run": [1]}
+    assert {name: marks(reg, name) for name in reg.run_names()} == {"a": [1], "b": [1], "run": [1]}
 
 
 def test_a_listing_that_writers_overtake_is_no_gap(thinned, reg, backend):
@@ -822,14 +825,14 @@ def test_a_dropped_run_is_not_marked(thinned, reg, backend):
 def test_the_least_writer_version_never_falls(thinned, reg, backend, monkeypatch):
     monkeypatch.setattr("holdfast.registry.store.store.WRITER_VERSION", 2)
     backend.put(epoch_key(1), encode_upgrade(1, 2))
-    collector = Collector(reg.store, grace_s=0)
+    collector = Collector(reg.handle.store, grace_s=0)
     collector.choose()
     assert collector.condemn() == 2
     assert b'"min_writer":2' in backend.get(epoch_key(2))
 
 
 def test_nothing_is_deleted_before_every_run_is_marked(thinned, reg, backend):
-    collector = Collector(reg.store, grace_s=0)
+    collector = Collector(reg.handle.store, grace_s=0)
     collector.choose()
     collector.condemn()
     before = objects(backend)
@@ -867,7 +870,7 @@ def test_a_second_collection_reads_each_slot_and_placement_once(thinned, reg, ba
     reg.gc(grace_s=0)
     calls = []
     with open_on(Metered(backend, calls)) as opened:
-        collect(opened.store, grace_s=0)
+        collect(opened.handle.store, grace_s=0)
     got = [call.key for call in calls if call.method == "get"]
     assert len(got) == len(set(got))
     assert not [key for key in got if key.startswith(("packs/", "manifests/", "runs/run/snap"))]
@@ -879,7 +882,7 @@ def test_a_second_collection_reads_each_slot_and_placement_once(thinned, reg, ba
 def test_marking_an_idle_run_costs_two_requests(thinned, backend, reg):
     calls = []
     with open_on(Metered(backend, calls)) as opened:
-        collector = Collector(opened.store, grace_s=0)
+        collector = Collector(opened.handle.store, grace_s=0)
         collector.choose()
         collector.condemn()
         calls.clear()
@@ -907,7 +910,7 @@ def test_what_a_collector_read_after_its_mark_is_durable_before_it_deletes(
             super().delete(key)
 
     with open_on(Noting(backend)) as opened:
-        collector = Collector(opened.store, grace_s=0)
+        collector = Collector(opened.handle.store, grace_s=0)
         collector.choose()
         collector.condemn()
         of = Needs.of
@@ -954,7 +957,7 @@ def test_a_load_of_what_was_collected_says_so(thinned, reg, backend, open_regist
     gone = thinned.retention.evicted()[0]
     reg.gc(grace_s=0)
     with pytest.raises(MissingObject, match="was evicted, and its data was collected"):
-        open_registry(backend).run("run").history.checkpoint(gone.record.n).load()
+        open_registry(backend).run("run").history.checkpoint(gone.handle.n).load()
 
 
 @pytest.mark.parametrize(

@@ -21,18 +21,18 @@ def place(tmp_path: Path) -> Path:
 
 def test_the_last_one_is_kept_with_its_depth_and_findings(place: Path) -> None:
     with holdfast.open(place) as reg:
-        assert last_verify(reg.store) is None
+        assert last_verify(reg.handle.store) is None
         reg.verify()
-        found = last_verify(reg.store)
+        found = last_verify(reg.handle.store)
         assert (found.depth, found.errors, found.checkpoints) == ("structure", 0, 1)
         reg.verify(deep=True)
     (pack,) = (one for one in (place / "packs").rglob("*.0"))
     pack.write_bytes(pack.read_bytes()[:-1])
     with holdfast.open(place) as again:
-        assert last_verify(again.store).depth == "deep"
+        assert last_verify(again.handle.store).depth == "deep"
         again.verify(sample=1)
-        assert last_verify(again.store).errors == 1
-        assert last_verify(again.store).findings[0].where.startswith("packs/")
+        assert last_verify(again.handle.store).errors == 1
+        assert last_verify(again.handle.store).findings[0].where.startswith("packs/")
 
 
 def test_damage_stays_known_until_a_check_that_looks_for_it_passes(place: Path) -> None:
@@ -47,11 +47,13 @@ def test_damage_stays_known_until_a_check_that_looks_for_it_passes(place: Path) 
     def known(**asked: object) -> list[tuple[str, ...]]:
         with holdfast.open(place) as reg:
             reg.verify(**asked)
-            damage = Damage.of(reg.store)
-            assert damage.marks("r", kept[0].record) == []
-            assert bool(damage.marks("r", kept[1].record)) == bool(damage.in_run("r"))
+            damage = Damage.of(reg.handle.store)
+            assert damage.marks("r", kept[0].handle.newest_record()) == []
+            assert bool(damage.marks("r", kept[1].handle.newest_record())) == bool(
+                damage.in_run("r")
+            )
             assert not damage.in_run("other")
-            return [one.affects for one in last_verify(reg.store).damage]
+            return [one.affects for one in last_verify(reg.handle.store).damage]
 
     assert known() == []
     assert known(deep=True) == [("r/main/step00000002",)]
@@ -60,7 +62,7 @@ def test_damage_stays_known_until_a_check_that_looks_for_it_passes(place: Path) 
         report = reg.verify()
         assert report.ok
         assert [one.needs for one in report.standing] == ["deep"]
-        assert set(last_verify(reg.store).depths) == {"structure", "deep"}
+        assert set(last_verify(reg.handle.store).depths) == {"structure", "deep"}
     packs[-1].write_bytes(whole)
     assert known() != []
     assert known(decode=True) == []
@@ -85,11 +87,11 @@ def test_a_sample_clears_only_what_it_read_and_a_repair_what_it_mended(
         assert (
             len(reg.verify(sample=1e-9).standing) == 1
         )  # one pack was read, and the other was not
-        assert len(known_damage(reg.store)) == 2
-        assert reg.repair(tmp_path / "mirror", dry_run=True).left == ()
-        assert len(known_damage(reg.store)) == 2
-        reg.repair(tmp_path / "mirror")
-        assert known_damage(reg.store) == []
+        assert len(known_damage(reg.handle.store)) == 2
+        assert holdfast.repair(reg, tmp_path / "mirror", dry_run=True).left == ()
+        assert len(known_damage(reg.handle.store)) == 2
+        holdfast.repair(reg, tmp_path / "mirror")
+        assert known_damage(reg.handle.store) == []
 
 
 def test_it_belongs_to_one_registry_and_goes_with_its_heads(place: Path) -> None:
@@ -97,9 +99,9 @@ def test_it_belongs_to_one_registry_and_goes_with_its_heads(place: Path) -> None
         reg.verify()
     assert holdfast.trust(place)
     with holdfast.open(place) as reg:
-        assert last_verify(reg.store) is None
-        reg.store.heads.keep(".verified", b"nonsense\n")
-        assert last_verify(reg.store) is None
+        assert last_verify(reg.handle.store) is None
+        reg.handle.store.heads.keep(".verified", b"nonsense\n")
+        assert last_verify(reg.handle.store) is None
 
 
 def test_what_cannot_be_kept_stops_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +111,8 @@ def test_what_cannot_be_kept_stops_nothing(place: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(folder, "replace", full)
     with holdfast.open(place) as reg:
         assert reg.verify().ok
-        assert last_verify(reg.store) is None
+        assert last_verify(reg.handle.store) is None
     monkeypatch.setenv(memory.MEMORY, "0")
     with holdfast.open(place) as reg:
         assert reg.verify().ok
-        assert last_verify(reg.store) is None
+        assert last_verify(reg.handle.store) is None

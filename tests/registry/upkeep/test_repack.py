@@ -53,20 +53,22 @@ def loads(registry: Registry) -> None:
 
 def slots(registry: Registry, run_id: str = "run") -> list[list[object]]:
     """Return the lines of each slot."""
-    return [[line for _, line in slot.lines] for slot in RunLog(registry.store, run_id).slots()]
+    return [
+        [line for _, line in slot.lines] for slot in RunLog(registry.handle.store, run_id).slots()
+    ]
 
 
 def named_packs(registry: Registry, run_id: str = "run") -> set[str]:
     run_state = registry.run(run_id).manifest
     places = [run_state.by_manifest[manifest] for manifest in run_state.held]
-    store = registry.store
+    store = registry.handle.store
     return {str(p.key) for place in places for p in store.placement(place.placement_key).packs}
 
 
 def collected(backend) -> None:
     """Collect everything that no run needs, in another process."""
     with open_on(backend) as registry:
-        collect(registry.store, grace_s=0)
+        collect(registry.handle.store, grace_s=0)
 
 
 def repacked(backend) -> None:
@@ -208,7 +210,7 @@ def test_every_kind_of_state_is_moved(reg, backend, open_registry):
     run.pins.artifacts.set("bank", small_state(50))
     run.status = "completed"
     run.retention.prune(Retention(last=2))
-    store, now = reg.store, run.manifest
+    store, now = reg.handle.store, run.manifest
     held = [store.placement(now.by_manifest[manifest].placement_key) for manifest in now.held]
     report = reg.repack()
     assert report.checkpoints == sum(bool(placement.packs) for placement in held) >= 6
@@ -254,7 +256,7 @@ def test_stored_bytes_are_moved_as_they_are(run, reg, backend, monkeypatch):
     pack = placement.packs[row.pack]
     assert pack != encoded.packs[encoded.rows[number].pack]
     assert backend.get(str(pack.key))[row.offset :][: row.stored_bytes] == delta
-    table = reg.store.read_table(pack)
+    table = reg.handle.store.read_table(pack)
     (entry,) = [one for one in table if one.codec == "xor"]
     assert (entry.base, entry.stored_digest) == (base, Digest.of(delta))
 
@@ -277,7 +279,7 @@ def test_a_dead_chunk_may_be_damaged(run, reg, backend, open_registry):
     newest = run.latest().handle.reader.placement
     (oldest,) = [ref.key for ref in newest.packs if ref.key != newest.packs[-1].key][:1]
     alive = {row.offset for row in newest.rows if newest.packs[row.pack].key == oldest}
-    table = reg.store.read_table(next(ref for ref in newest.packs if ref.key == oldest))
+    table = reg.handle.store.read_table(next(ref for ref in newest.packs if ref.key == oldest))
     unneeded = next(entry for entry in table if entry.offset not in alive)
     flip(backend, str(oldest), 8 * unneeded.offset)
     reg.repack()
@@ -776,7 +778,9 @@ def test_everybody_at_once(backend, open_registry):
     assert not errors
     with open_on(backend) as fresh:
         loads(fresh)
-        steps = {name: [ck.step for ck in fresh.run(name).checkpoints()] for name in fresh.runs()}
+        steps = {
+            name: [ck.step for ck in fresh.run(name).checkpoints()] for name in fresh.run_names()
+        }
     assert steps == {"run": [10, 11, 12], "other": [10, 11, 12]}
 
 
@@ -794,8 +798,8 @@ def test_sync_works_both_ways_after_it(run, reg, backend, open_registry):
         sync(moved, mirror)
         loads(mirror)
         mirror.repack()
-        collect(mirror.store, grace_s=0)
-        with open_on(mirror.store.backend) as fresh:
+        collect(mirror.handle.store, grace_s=0)
+        with open_on(mirror.handle.store.backend) as fresh:
             loads(fresh)
             fresh.run("run").save(state(5), step=5)
             sync(fresh, moved)
@@ -861,14 +865,14 @@ def test_reads_bridge_gaps_and_are_bounded(run, reg, backend, open_registry, mon
 
     def reads() -> int:
         calls.clear()
-        plan = repack_plan.plan_repack(reg.store)
-        store = open_registry(Metered(backend, calls)).store
+        plan = repack_plan.plan_repack(reg.handle.store)
+        store = open_registry(Metered(backend, calls)).handle.store
         for target in plan.new:
             body = repack_packs.make_body(store, target)
             assert len(body) == target.size_bytes
         return sum(call.key.startswith("packs/") for call in calls)
 
-    sources = len(repack_plan.plan_repack(reg.store).rewritten)
+    sources = len(repack_plan.plan_repack(reg.handle.store).rewritten)
     assert reads() == sources
     monkeypatch.setattr(repack_packs, "_GAP_BYTES", -1)
     each = reads()

@@ -107,12 +107,12 @@ def link(reg: Registry, run_id: str, below: dict[int, int], codec: str = ZSTD) -
             ).encode()
             body = stored + table + trailer(table)
             pack = PackRef(ObjectKey("packs", Digest.of(table), 0), len(body))
-            reg.store.backend.put(str(pack.key), body)
+            reg.handle.store.backend.put(str(pack.key), body)
             number = CODECS.index(codec)
             locations[digest] = ChunkLocation(pack, 0, len(stored), number, weights_of(base))
         placement = build_placement(checkpoint.manifest, {}, locations)
         place = checkpoint.handle.reader.place.changed(placement=placement.digest)
-        reg.store.backend.put(str(place.placement_key), placement.encode())
+        reg.handle.store.backend.put(str(place.placement_key), placement.encode())
         run.handle.log.append(lambda _, place=place: [place])
 
 
@@ -135,8 +135,8 @@ def chain(reg: Registry, run, last: int, *steps: int) -> None:
     """Save weights as a chain of deltas, and keep the newest."""
     save(run, *steps)
     link(reg, "run", {step: step - 1 for step in steps[1:]})
-    with open_on(reg.store.backend) as other:
-        collect(other.store, grace_s=0)
+    with open_on(reg.handle.store.backend) as other:
+        collect(other.handle.store, grace_s=0)
         other.run("run").retention.prune(Retention(last=last))
 
 
@@ -147,7 +147,7 @@ def loads(registry: Registry, share: float = 0.01) -> None:
 def collected(backend) -> int:
     """Collect; return the bytes of all objects that are left."""
     with open_on(backend) as registry:
-        collect(registry.store, grace_s=0)
+        collect(registry.handle.store, grace_s=0)
     kinds = ("packs/", "manifests/", "placements/")
     return sum(len(data) for key, data in contents(backend).items() if key.startswith(kinds))
 
@@ -337,7 +337,7 @@ def test_options_that_are_none_are_refused(reg, wrong):
 def test_the_chunk_cache_is_left_out_of_it(run, reg, backend, tmp_path):
     save(run, 1, 2)
     with open_on(backend) as cached:
-        cached.store.cache = ChunkCache(tmp_path / "cache", max_bytes=2**20)
+        cached.handle.store.cache = ChunkCache(tmp_path / "cache", max_bytes=2**20)
         assert cached.repack(compression="zstd").recoded
         cached.verify(deep=True)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -345,11 +345,11 @@ def test_the_chunk_cache_is_left_out_of_it(run, reg, backend, tmp_path):
 
 def test_what_is_encoded_to_other_bytes_than_planned_is_not_written(run, reg, backend, monkeypatch):
     save(run, 1)
-    plan = repack_plan.plan_repack(reg.store, codec=ZSTD)
+    plan = repack_plan.plan_repack(reg.handle.store, codec=ZSTD)
     encode = codecs.encode
     monkeypatch.setattr(codecs, "encode", lambda *all_: encode(*all_)[:-1] + b"?")
     with pytest.raises(Damaged, match="other bytes than a moment ago"):
-        repack_packs.make_body(reg.store, plan.new[0])
+        repack_packs.make_body(reg.handle.store, plan.new[0])
 
 
 def test_what_is_encoded_together_is_bounded(reg, monkeypatch):
@@ -357,7 +357,7 @@ def test_what_is_encoded_together_is_bounded(reg, monkeypatch):
     pack = PackRef(ObjectKey("packs", Digest.of(b""), 0), 10**6)
     names = [Digest.of(b"%d" % n) for n in range(10)]
     stored = {name: (pack, PackEntry(name, 40 * n, 40, 40)) for n, name in enumerate(names)}
-    batches = list(repack_chunks.RawChunks(reg.store, stored).batches(names))
+    batches = list(repack_chunks.RawChunks(reg.handle.store, stored).batches(names))
     assert [len(batch) for batch in batches] == [3, 3, 3, 1]
     assert [name for batch in batches for name in batch] == names
 
@@ -469,11 +469,11 @@ def stars(reg: Registry, run, make) -> None:
         table = PackTable((entry,)).encode()
         body = stored + table + trailer(table)
         pack = PackRef(ObjectKey("packs", Digest.of(table), 0), len(body))
-        reg.store.backend.put(str(pack.key), body)
+        reg.handle.store.backend.put(str(pack.key), body)
         locations = first | {digest: ChunkLocation(pack, 0, len(stored), CODECS.index(ZSTD), root)}
         placement = build_placement(checkpoint.manifest, {}, locations)
         place = checkpoint.handle.reader.place.changed(placement=placement.digest)
-        reg.store.backend.put(str(place.placement_key), placement.encode())
+        reg.handle.store.backend.put(str(place.placement_key), placement.encode())
         run.handle.log.append(lambda _, place=place: [place])
 
 
@@ -885,7 +885,7 @@ def test_of_two_that_share_the_work_each_old_pack_is_freed_by_one(
     save(run, 1, 2, 3)
     reg.fork(run.latest(), "fork")
     with open_on(backend) as other:
-        order = list(plan_repack(other.store, codec=LZ4).places)
+        order = list(plan_repack(other.handle.store, codec=LZ4).places)
     assert order == ["run", "fork"]
     winner, loser = overtaken(backend, f"runs/{at}/log/", monkeypatch)
     assert loser.runs == (() if at == "run" else ("run",))
@@ -1038,7 +1038,9 @@ def test_one_that_broke_off_between_runs_is_finished(run, reg, backend, open_reg
 
 
 def test_planning_takes_no_notice_of_threads(mixed, open_registry):
-    plans = [repack_plan.plan_repack(open_registry(mixed).store, codec=ZSTD) for _ in range(2)]
+    plans = [
+        repack_plan.plan_repack(open_registry(mixed).handle.store, codec=ZSTD) for _ in range(2)
+    ]
     assert plans[0].new
     first, second = ([target.name for target in plan.new] for plan in plans)
     assert first == second

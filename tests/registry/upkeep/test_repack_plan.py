@@ -39,7 +39,7 @@ def rows(plan) -> list[list[str]]:
 def test_a_pack_goes_from_a_share_of_dead_bytes_on(run, reg, dead_alone, min_dead, goes):
     first = run.save(state(1), step=1)
     thin(run, 2)
-    plan = plan_repack(reg.store, min_dead=min_dead)
+    plan = plan_repack(reg.handle.store, min_dead=min_dead)
     assert keys(plan) == (set(packs_of(first)) if goes else set())
     if goes:
         (one,) = plan.rewritten.values()
@@ -50,7 +50,7 @@ def test_a_pack_goes_from_a_share_of_dead_bytes_on(run, reg, dead_alone, min_dea
 
 def test_a_pack_that_is_needed_throughout_stays(run, reg, dead_alone):
     thin(run, 1, 2, 3, last=3)
-    plan = plan_repack(reg.store, min_dead=0.0001)
+    plan = plan_repack(reg.handle.store, min_dead=0.0001)
     assert not plan.rewritten
     assert not plan.new
     assert not plan.places
@@ -62,22 +62,22 @@ def test_the_table_of_a_pack_is_no_dead_weight(run, reg, dead_alone):
         run.save(state(1), step=1)
     (pack,) = run.latest().handle.reader.placement.packs
     assert pack.size_bytes > 2 * (FIXED + CHANGING)
-    assert not plan_repack(reg.store, min_dead=0.01).rewritten
+    assert not plan_repack(reg.handle.store, min_dead=0.01).rewritten
 
 
 def test_what_several_runs_need_is_counted_once_and_in_all_of_them(run, reg, dead_alone):
     checkpoint = run.save(state(1), step=1)
     fork = reg.fork(checkpoint, "fork")
     thin(run, 2)
-    assert not plan_repack(reg.store).rewritten
+    assert not plan_repack(reg.handle.store).rewritten
     fork.retention.drop("over")
-    assert keys(plan_repack(reg.store)) == set(packs_of(checkpoint))
+    assert keys(plan_repack(reg.handle.store)) == set(packs_of(checkpoint))
 
 
 def test_a_dropped_run_needs_nothing(run, reg):
     thin(run, 1, 2, 3)
     run.retention.drop("over")
-    plan = plan_repack(reg.store)
+    plan = plan_repack(reg.handle.store)
     assert not plan.named
     assert not plan.rewritten
 
@@ -85,7 +85,7 @@ def test_a_dropped_run_needs_nothing(run, reg):
 def test_what_is_held_beside_checkpoints_counts(run, reg, dead_alone):
     for name in ("a", "b"):
         run.pins.artifacts.set(name, state(ord(name)))
-    plan = plan_repack(reg.store, min_dead=0.3)
+    plan = plan_repack(reg.handle.store, min_dead=0.3)
     # The part that both have is stored twice; one of the packs keeps it, the other is rewritten.
     assert len(plan.named) == 2
     assert [one.live_bytes for one in plan.rewritten.values()] == [CHANGING]
@@ -97,9 +97,9 @@ def test_what_is_held_beside_checkpoints_counts(run, reg, dead_alone):
 
 def test_small_packs_are_put_together_where_that_leaves_fewer(run, reg):
     run.save(state(1), step=1)
-    assert not plan_repack(reg.store).rewritten  # there is nothing to put it together with
+    assert not plan_repack(reg.handle.store).rewritten  # there is nothing to put it together with
     run.save(state(2), step=2)
-    plan = plan_repack(reg.store)
+    plan = plan_repack(reg.handle.store)
     assert {one.reason for one in plan.rewritten.values()} == {"small"}
     assert len(plan.rewritten) == 2
     assert [target.chunk_bytes for target in plan.new] == [FIXED + 2 * CHANGING]
@@ -107,7 +107,7 @@ def test_small_packs_are_put_together_where_that_leaves_fewer(run, reg):
 
 def test_a_small_pack_joins_what_is_left_of_a_dead_one(run, reg):
     thin(run, 1, 2)
-    plan = plan_repack(reg.store)
+    plan = plan_repack(reg.handle.store)
     assert sorted(one.reason for one in plan.rewritten.values()) == ["dead", "small"]
     assert [target.chunk_bytes for target in plan.new] == [FIXED + CHANGING]
 
@@ -115,7 +115,7 @@ def test_a_small_pack_joins_what_is_left_of_a_dead_one(run, reg):
 def test_small_packs_that_do_not_fit_together_stay(run, reg, monkeypatch):
     monkeypatch.setattr(repack_plan, "PACK_BYTES", 4000)
     thin(run, 1, 2, last=2)
-    assert not plan_repack(reg.store).rewritten
+    assert not plan_repack(reg.handle.store).rewritten
 
 
 def test_small_packs_that_would_only_be_cut_otherwise_stay(run, reg, monkeypatch):
@@ -127,16 +127,16 @@ def test_small_packs_that_would_only_be_cut_otherwise_stay(run, reg, monkeypatch
         for step, parts in enumerate(sizes):
             tensors = {k: np.frombuffer(fresh.bytes(n), np.uint8) for k, n in parts.items()}
             run.save({"model": tensors}, step=step)
-    assert not plan_repack(reg.store).rewritten
+    assert not plan_repack(reg.handle.store).rewritten
     monkeypatch.setattr(repack_plan, "PACK_BYTES", 1100)
-    assert len(plan_repack(reg.store).rewritten) == 2
+    assert len(plan_repack(reg.handle.store).rewritten) == 2
 
 
 def test_a_pack_that_would_come_out_as_it_went_in_stays(run, reg, monkeypatch):
     """Three small packs, of which only two fit together."""
     monkeypatch.setattr(repack_plan, "PACK_BYTES", FIXED + 2 * CHANGING)
     saved = [run.save(state(step), step=step) for step in (1, 2, 3)]
-    plan = plan_repack(reg.store)
+    plan = plan_repack(reg.handle.store)
     alone = set(packs_of(saved[2])) - set(packs_of(saved[1])) - set(packs_of(saved[0]))
     assert len(alone) == 1
     assert keys(plan) == (set(packs_of(saved[0])) | set(packs_of(saved[1])))
@@ -146,12 +146,12 @@ def test_a_pack_that_would_come_out_as_it_went_in_stays(run, reg, monkeypatch):
 def test_runs_are_not_mixed(run, reg):
     thin(run, 1, 2, last=2)
     thin(reg.create_run("other"), 1, 2, last=2, seed=5)
-    plan = plan_repack(reg.store)
+    plan = plan_repack(reg.handle.store)
     assert len(plan.new) == 2
     assert set(plan.places) == {"other", "run"}
     # What one run saves does not change the packs of the others.
     reg.run("other").save(state(3, 5), step=3)
-    assert len([pack for pack in rows(plan_repack(reg.store)) if pack in rows(plan)]) == 1
+    assert len([pack for pack in rows(plan_repack(reg.handle.store)) if pack in rows(plan)]) == 1
 
 
 # What the new packs hold
@@ -161,7 +161,7 @@ def test_chunks_follow_the_states_that_name_them(run, reg):
     with small_grid():
         thin(run, 1, 2, 3, 4, last=2)
         older, newer = run.checkpoints()
-        plan = plan_repack(reg.store)
+        plan = plan_repack(reg.handle.store)
         names = [*older.manifest.direct_chunks]
         names += [digest for digest in newer.manifest.direct_chunks if digest not in names]
         assert rows(plan) == [[name.hex() for name in names]]
@@ -171,7 +171,7 @@ def test_a_pack_takes_no_more_than_its_limit(run, reg, monkeypatch):
     monkeypatch.setattr(repack_plan, "PACK_BYTES", 1000)
     for step in range(1, 6):
         run.save({"w": np.full(400, step, np.uint8)}, step=step)
-    plan = plan_repack(reg.store)
+    plan = plan_repack(reg.handle.store)
     assert [target.chunk_bytes for target in plan.new] == [800, 800]
     assert len(plan.rewritten) == 4  # the fifth would have a pack for itself, as it has
 
@@ -180,7 +180,7 @@ def test_two_who_look_choose_the_same(run, reg, backend, open_registry):
     thin(run, 1, 2, 3, 4, last=2)
     run.pins.artifacts.set("a", small_state(3))
     reg.fork(run.latest(), "fork").save(state(5), step=5)
-    first, second = (plan_repack(open_registry(backend).store) for _ in range(2))
+    first, second = (plan_repack(open_registry(backend).handle.store) for _ in range(2))
     assert first.new
     assert [target.name for target in first.new] == [target.name for target in second.new]
     assert first.places == second.places
@@ -215,17 +215,17 @@ def test_a_chunk_in_two_encodings_goes_to_two_packs():
 def test_only_what_the_named_runs_need(run, reg):
     thin(run, 1, 2, 3)
     thin(reg.create_run("other"), 1, 2, 3, seed=5)
-    both = plan_repack(reg.store)
-    one = plan_repack(reg.store, ["other"])
+    both = plan_repack(reg.handle.store)
+    one = plan_repack(reg.handle.store, ["other"])
     assert list(one.places) == ["other"]
     assert 0 < len(one.rewritten) < len(both.rewritten)
-    assert not plan_repack(reg.store, []).rewritten
+    assert not plan_repack(reg.handle.store, []).rewritten
 
 
 def test_a_run_that_shares_a_pack_with_a_named_one_is_placed_anew_too(run, reg):
     thin(run, 1, 2, 3)
     reg.fork(run.latest(), "fork")
-    assert set(plan_repack(reg.store, ["fork"]).places) == {"fork", "run"}
+    assert set(plan_repack(reg.handle.store, ["fork"]).places) == {"fork", "run"}
 
 
 def test_an_older_run_decides_the_order(reg, run, monkeypatch):
@@ -233,16 +233,16 @@ def test_an_older_run_decides_the_order(reg, run, monkeypatch):
     import time
 
     thin(run, 1, 2, last=2)
-    before = rows(plan_repack(reg.store))
+    before = rows(plan_repack(reg.handle.store))
     monkeypatch.setattr(time, "time", lambda: 4e9)
     reg.fork(run.latest(), "a-fork")
-    assert list(plan_repack(reg.store).places) == ["run", "a-fork"]
-    assert rows(plan_repack(reg.store)) == before
+    assert list(plan_repack(reg.handle.store).places) == ["run", "a-fork"]
+    assert rows(plan_repack(reg.handle.store)) == before
 
 
 def test_a_run_that_is_none_is_told_with_a_near_name(run, reg):
     with pytest.raises(NotFound, match="rum") as caught:
-        plan_repack(reg.store, ["rum"])
+        plan_repack(reg.handle.store, ["rum"])
     assert "run" in caught.value.hint
 
 
@@ -252,7 +252,7 @@ def test_a_run_that_is_none_is_told_with_a_near_name(run, reg):
 def test_neither_chunks_nor_manifests_are_read(run, backend, open_registry):
     thin(run, 1, 2, 3)
     calls = []
-    plan_repack(open_registry(Metered(backend, calls)).store)
+    plan_repack(open_registry(Metered(backend, calls)).handle.store)
     read = [call for call in calls if call.method == "get"]
     assert not [call for call in read if call.key.startswith("manifests/")]
     packs = [call for call in read if call.key.startswith("packs/")]
@@ -265,7 +265,7 @@ def test_a_table_longer_than_the_tail_is_read_as_well(run, reg, backend, monkeyp
         run.save(state(1), step=1)
     monkeypatch.setattr("holdfast.registry.objects.pack.TAIL_GUESS_BYTES", tail_bytes)
     for pack in run.latest().handle.reader.placement.packs:
-        table = reg.store.read_table(pack)
+        table = reg.handle.store.read_table(pack)
         assert isinstance(table, PackTable)
         assert table == open_pack(backend.get(str(pack.key)), pack.key.digest, where="test")
 
@@ -285,7 +285,7 @@ def test_a_damaged_table_stops_it(run, reg, backend, harm, error):
     else:
         backend.delete(key)
     with pytest.raises(error, match=key):
-        plan_repack(reg.store)
+        plan_repack(reg.handle.store)
 
 
 def test_a_placement_that_fits_no_pack_stops_it(run, reg):
@@ -296,20 +296,20 @@ def test_a_placement_that_fits_no_pack_stops_it(run, reg):
     first, *others = placement.rows
     shifted = replace(placement, rows=Rows([first._replace(offset=1), *others]))
     moved = checkpoint.handle.reader.place.changed(placement=shifted.digest)
-    reg.store.backend.put(str(moved.placement_key), shifted.encode())
+    reg.handle.store.backend.put(str(moved.placement_key), shifted.encode())
     run.handle.log.append(lambda _: [moved])
     with pytest.raises(Malformed, match="name different chunks at one offset"):
-        plan_repack(reg.store)
+        plan_repack(reg.handle.store)
 
 
 def test_planning_writes_nothing(run, reg, backend):
     thin(run, 1, 2, 3)
     before = contents(backend)
-    assert plan_repack(reg.store).new
+    assert plan_repack(reg.handle.store).new
     assert contents(backend) == before
 
 
 def test_an_empty_registry_has_nothing_to_do(open_registry):
-    plan = plan_repack(open_registry(new_backend()).store)
+    plan = plan_repack(open_registry(new_backend()).handle.store)
     assert not plan.rewritten
     assert not plan.named

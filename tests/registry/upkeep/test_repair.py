@@ -7,7 +7,7 @@ import uuid
 import numpy as np
 import pytest
 
-from holdfast import sync
+from holdfast import repair, sync
 from holdfast.backends.wrappers import Metered, ReadOnly
 from holdfast.registry.errors import Conflict, InvalidInput, UnsupportedFormat
 from holdfast.registry.history.actions import Mark
@@ -15,7 +15,6 @@ from holdfast.registry.history.epochs import encode_sweep, encode_upgrade
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.objects.keys import ObjectKey, epoch_key, slot_key
 from holdfast.registry.objects.placement import Rows
-from holdfast.registry.upkeep.repairing import repair
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, save_small, small_state
 from tests.support.stores import contents, new_backend, objects, packs_of, small_grid
@@ -91,7 +90,7 @@ def test_every_object_comes_back_bit_for_bit(home, open_registry, synced, kind, 
     before = contents(home)
     for key in keys(home, kind):
         HARM[harm](home, key)
-        report = open_registry(home).repair(synced)
+        report = repair(open_registry(home), synced)
         (mended,) = report.mended
         assert (mended.where, mended.how) == (key, "restored")
         assert mended.size_bytes == len(before[key])
@@ -106,7 +105,7 @@ def test_all_of_it_comes_back_at_once(home, open_registry, synced):
     before = contents(home)
     for key in objects(home):
         home.delete(key)
-    report = open_registry(home).repair(synced)
+    report = repair(open_registry(home), synced)
     # Which packs were missed is known only once the placements are back.
     assert {mended.where for mended in report.mended} == {k for k in before if k in objects(home)}
     assert report.ok
@@ -117,7 +116,7 @@ def test_all_of_it_comes_back_at_once(home, open_registry, synced):
 def test_a_whole_registry_is_left_alone(home, open_registry, synced):
     before = contents(home)
     metered = Metered(home)
-    report = open_registry(metered).repair(synced)
+    report = repair(open_registry(metered), synced)
     assert (report.ok, report.mended, report.left) == (True, (), ())
     assert contents(home) == before
     assert not metered.snapshot().written_bytes
@@ -125,18 +124,18 @@ def test_a_whole_registry_is_left_alone(home, open_registry, synced):
 
 def test_repairing_twice_does_nothing_the_second_time(home, open_registry, synced):
     flip(home, keys(home, "packs")[0])
-    open_registry(home).repair(synced)
-    assert open_registry(home).repair(synced).mended == ()
+    repair(open_registry(home), synced)
+    assert repair(open_registry(home), synced).mended == ()
 
 
 def test_shallow_repairs_what_names_and_sizes_tell(home, open_registry, synced):
     first, second, *_ = keys(home, "packs")
     home.delete(first)
     flip(home, second)
-    report = open_registry(home).repair(synced, deep=False)
+    report = repair(open_registry(home), synced, deep=False)
     assert [one.where for one in report.mended] == [first]
     assert report.found.data is None
-    deep = open_registry(home).repair(synced)
+    deep = repair(open_registry(home), synced)
     assert [one.where for one in deep.mended] == [second]
 
 
@@ -144,10 +143,10 @@ def test_a_dry_run_writes_nothing_and_says_what_would_come_back(home, open_regis
     flip(home, keys(home, "packs")[0])
     home.delete(keys(home, "manifests")[0])
     before = contents(home)
-    dry = open_registry(ReadOnly(home)).repair(synced, dry_run=True)
+    dry = repair(open_registry(ReadOnly(home)), synced, dry_run=True)
     assert contents(home) == before
     assert dry.dry_run
-    wet = open_registry(home).repair(synced)
+    wet = repair(open_registry(home), synced)
     assert dry.mended == wet.mended
     assert (dry.left, wet.left) == ((), ())
 
@@ -157,7 +156,7 @@ def test_another_generation_at_home_is_as_good_as_a_mirror(home, open_registry, 
     home.put(epoch_key(1), encode_sweep(1, []))
     home.put(key[:-1] + "1", home.get(key))
     flip(home, key)
-    report = open_registry(home).repair(mirror)
+    report = repair(open_registry(home), mirror)
     assert [one.source for one in report.mended] == [f"{home.url}: {key[:-1]}1"]
     check_whole(home, open_registry)
 
@@ -174,7 +173,7 @@ def test_what_is_damaged_at_the_mirror_too_is_told_and_not_passed_on(
     HARM[harm](home, key)
     HARM[harm](away, key)
     before, there = contents(home), contents(away)
-    report = open_registry(home).repair(open_registry(away))
+    report = repair(open_registry(home), open_registry(away))
     assert not report.ok
     assert report.mended == ()
     (left,) = report.left
@@ -190,7 +189,7 @@ def test_a_good_copy_behind_a_damaged_one_is_found(home, away, open_registry, sy
     away.put(key[:-1] + "7", away.get(key))
     flip(home, key)
     flip(away, key)
-    report = open_registry(home).repair(synced)
+    report = repair(open_registry(home), synced)
     assert [one.source for one in report.mended] == [f"{away.url}: {key[:-1]}7"]
 
 
@@ -199,7 +198,7 @@ def test_a_forged_object_at_the_mirror_is_not_taken(home, away, open_registry, s
     first, second = keys(home, "manifests")
     home.delete(first)
     away.put(first, away.get(second))
-    report = open_registry(home).repair(open_registry(away))
+    report = repair(open_registry(home), open_registry(away))
     assert "another checkpoint's manifest" in report.left[0].reason
     assert first not in contents(home)
 
@@ -208,7 +207,7 @@ def test_a_mirror_that_does_not_know_the_state(home, open_registry, run, mirror)
     mirror.create_run("other").save(small_state(7), step=1)
     key = keys(home, "packs")[0]
     home.delete(key)
-    (left,) = open_registry(home).repair(mirror).left
+    (left,) = repair(open_registry(home), mirror).left
     assert "holds no object of this digest" in left.reason
     assert "no such state in any run" in left.reason
 
@@ -219,14 +218,14 @@ def test_a_registry_is_not_its_own_mirror(url, reg, run, tmp_path, open_registry
 
     if url == "memory":
         with pytest.raises(InvalidInput, match="its own mirror"):
-            reg.repair(reg.url)
+            repair(reg, reg.url)
         return
     (tmp_path / "link").symlink_to(tmp_path / "path")
     with (
         holdfast.init(tmp_path / "path", skip_race_probe=True) as opened,
         pytest.raises(InvalidInput, match="its own mirror"),
     ):
-        opened.repair(tmp_path / url)
+        repair(opened, tmp_path / url)
 
 
 # States that the mirror has in other objects
@@ -238,7 +237,7 @@ def test_a_mirror_of_another_epoch_gives_packs_and_manifests(home, open_registry
     before = contents(home)
     for key in keys(home, kind):
         HARM[harm](home, key)
-    report = open_registry(home).repair(aged)
+    report = repair(open_registry(home), aged)
     assert {one.how for one in report.mended} == {"restored"}
     assert contents(home) == before
 
@@ -250,7 +249,7 @@ def test_a_placement_is_made_anew_from_a_mirror_of_another_epoch(
     (key, other), there = keys(home, "placements"), contents(away)
     HARM[harm](home, key)
     before = contents(home, "packs/")
-    report = open_registry(home).repair(aged)
+    report = repair(open_registry(home), aged)
     (mended,) = report.mended
     assert mended.how == "adopted"
     assert mended.size_bytes == 0, "its packs were here"
@@ -282,8 +281,8 @@ def test_a_state_that_the_mirror_packs_otherwise_is_adopted(
     broken = keys(home, kind)[0]
     HARM[harm](home, broken)
     with small_grid(256):
-        dry = open_registry(ReadOnly(home)).repair(mirror, dry_run=True)
-        report = open_registry(home).repair(mirror)
+        dry = repair(open_registry(ReadOnly(home)), mirror, dry_run=True)
+        report = repair(open_registry(home), mirror)
         (mended,) = report.mended
         assert mended.how == "adopted"
         assert mended.source.startswith(away.url)
@@ -294,7 +293,7 @@ def test_a_state_that_the_mirror_packs_otherwise_is_adopted(
         fresh = open_registry(home)
         assert same(fresh.checkpoint("run").load(), packed_otherwise)
         assert fresh.verify(deep=True).ok
-        assert open_registry(home).repair(mirror).mended == ()
+        assert repair(open_registry(home), mirror).mended == ()
 
 
 def test_what_is_adopted_does_not_build_on_what_is_damaged(
@@ -306,7 +305,7 @@ def test_what_is_adopted_does_not_build_on_what_is_damaged(
         home.put(orphan, away.get(orphan))
         flip(home, orphan)
         flip(home, next(key for key in keys(home, "packs") if key != orphan))
-        assert open_registry(home).repair(mirror).ok
+        assert repair(open_registry(home), mirror).ok
         assert home.get(orphan) == away.get(orphan)
         assert same(open_registry(home).checkpoint("run").load(), packed_otherwise)
 
@@ -323,12 +322,12 @@ def test_a_mirror_whose_placement_lies_is_refused(
         rows[0], rows[1] = rows[1], rows[0]
         forged = replace(old, rows=Rows(rows))
         away.put(f"placements/{forged.digest.hex()[:2]}/{forged.digest.hex()}.0", forged.encode())
-        log = RunLog(mirror.store, "theirs")
+        log = RunLog(mirror.handle.store, "theirs")
         log.open()
         log.append(lambda state: [theirs.handle.reader.place.changed(placement=forged.digest)])
         home.delete(keys(home, "packs")[0])
         before = contents(home)
-        report = open_registry(home).repair(open_registry(away))
+        report = repair(open_registry(home), open_registry(away))
         assert "different chunks" in report.left[0].reason
         assert contents(home) == before
 
@@ -340,7 +339,7 @@ def test_another_run_at_home_gives_what_the_mirror_lacks(home, open_registry, ru
     twin.save(small_state(1), step=1)
     lost = str(run.checkpoints()[0].handle.reader.place.placement_key)
     home.delete(lost)
-    report = open_registry(home).repair(mirror)
+    report = repair(open_registry(home), mirror)
     (mended,) = report.mended
     assert (mended.how, mended.source.startswith(home.url)) == ("adopted", True)
     check_whole(home, open_registry)
@@ -352,11 +351,11 @@ def test_a_checkpoint_without_a_place_gets_one(home, open_registry, synced):
 
     synced.create_run("more").save(small_state(9), step=9)
     manifest = synced.checkpoint("more").digest
-    log = RunLog(open_registry(home).store, "run")
+    log = RunLog(open_registry(home).handle.store, "run")
     log.open()
     added = AddCheckpoint(manifest=manifest, phase="main", step=9, size_bytes=0)
     log.append(lambda run: [commit_line(run, [added])])
-    report = open_registry(home).repair(synced)
+    report = repair(open_registry(home), synced)
     assert [one.how for one in report.mended] == ["adopted"]
     assert same(open_registry(home).checkpoint("run").load(), small_state(9))
 
@@ -378,14 +377,14 @@ def test_w3_what_is_condemned_while_it_is_adopted_is_not_named(
             live = {str(key) for key in _needed(home, open_registry)}
             condemned = sorted(map(ObjectKey.parse, placed))
             assert home.put_if_absent(epoch_key(1), encode_sweep(1, condemned))
-            log = RunLog(open_registry(home).store, "run")
+            log = RunLog(open_registry(home).handle.store, "run")
             log.open()
             log.append(lambda state: [Mark(epoch=1)])
             for key in placed - live:
                 home.delete(key)
 
         hooked.before = Once(slot_key("run", slots), sweep, "put_if_absent")
-        assert open_registry(hooked).repair(mirror).ok
+        assert repair(open_registry(hooked), mirror).ok
         assert hooked.before.done
         assert same(open_registry(home).checkpoint("run").load(), packed_otherwise)
         assert open_registry(home).verify(deep=True).ok
@@ -403,7 +402,7 @@ def test_a_collection_after_a_repair_spares_what_came_back(home, open_registry, 
         home.delete(key)
     # Everything was condemned once, and found live.
     home.put(epoch_key(1), encode_sweep(1, map(ObjectKey.parse, objects(home))))
-    assert open_registry(home).repair(synced).ok
+    assert repair(open_registry(home), synced).ok
     open_registry(home).gc(grace_s=0)
     check_whole(home, open_registry)
 
@@ -419,7 +418,7 @@ def test_what_is_let_go_meanwhile_leaves_an_orphan_that_is_collected(home, open_
         open_registry(home).gc(grace_s=0)
 
     hooked.before = Once(key, let_go, "put")
-    report = open_registry(hooked).repair(synced)
+    report = repair(open_registry(hooked), synced)
     assert hooked.before.done
     assert [one.where for one in report.mended] == [key]
     assert objects(home) == {key}
@@ -438,10 +437,10 @@ def test_a_state_that_moved_while_it_is_adopted_stays_where_it_moved(
 
         def move():
             home.put(epoch_key(1), encode_sweep(1, []))  # so that the other one's keys are others
-            assert open_registry(home).repair(mirror).ok
+            assert repair(open_registry(home), mirror).ok
 
         hooked.before = Once(slot_key("run", slots), move, "put_if_absent")
-        open_registry(hooked).repair(mirror)
+        repair(open_registry(hooked), mirror)
         assert hooked.before.done
         assert len(contents(home, "runs/run/log/")) == slots + 1, "one new place, not two"
         fresh = open_registry(home).checkpoint("run")
@@ -461,7 +460,7 @@ def test_a_state_that_is_let_go_while_it_is_adopted_gets_no_place(
             open_registry(home).run("run").retention.drop("not wanted")
 
         hooked.before = Once(slot_key("run", slots), let_go, "put_if_absent")
-        report = open_registry(hooked).repair(mirror)
+        report = repair(open_registry(hooked), mirror)
         assert hooked.before.done
         assert report.ok
         assert len(contents(home, "runs/run/log/")) == slots + 1, "the drop alone"
@@ -477,7 +476,7 @@ def test_another_writers_commit_meanwhile_is_kept(home, open_registry, mirror, p
             open_registry(home).checkpoint("run").report({"loss": 0.5})
 
         hooked.before = Once(slot_key("run", slots), report_metric, "put_if_absent")
-        assert open_registry(hooked).repair(mirror).ok
+        assert repair(open_registry(hooked), mirror).ok
         assert open_registry(home).checkpoint("run").metrics == {"loss": 0.5}
         assert same(open_registry(home).checkpoint("run").load(), packed_otherwise)
 
@@ -489,7 +488,7 @@ def test_a_slot_is_not_rebuilt(home, open_registry, synced):
     flip(home, slot_key("run", 2))
     flip(home, packs_of(synced.run("run").checkpoints()[0])[0])
     before = contents(home, "runs/")
-    report = open_registry(home).repair(synced)
+    report = repair(open_registry(home), synced)
     assert len(report.mended) == 1, "the other one is mended"
     (left,) = report.left
     assert left.where == "run"
@@ -502,7 +501,7 @@ def test_a_damaged_epoch_keeps_no_object_from_coming_back(home, open_registry, s
     home.put(epoch_key(1), b"noise")
     before = contents(home)
     home.delete(keys(home, "packs")[0])
-    report = open_registry(home).repair(synced)
+    report = repair(open_registry(home), synced)
     assert [one.how for one in report.mended] == ["restored"]
     assert [one.where for one in report.left] == [epoch_key(1)]
     assert contents(home) == before
@@ -515,7 +514,7 @@ def test_a_damaged_epoch_keeps_states_from_being_adopted(
         home.put(epoch_key(1), b"noise")
         home.delete(keys(home, "packs")[0])
         before = contents(home)
-        report = open_registry(home).repair(mirror)
+        report = repair(open_registry(home), mirror)
         assert not report.mended
         assert contents(home) == before
 
@@ -525,7 +524,7 @@ def test_a_registry_that_demands_a_newer_writer_is_not_written(home, open_regist
     home.delete(keys(home, "packs")[0])
     before = contents(home)
     with pytest.raises(UnsupportedFormat):
-        open_registry(home).repair(synced)
+        repair(open_registry(home), synced)
     assert contents(home) == before
 
 
@@ -533,7 +532,7 @@ def test_a_damaged_orphan_is_left_to_collection(home, open_registry, synced):
     orphan = keys(home, "packs")[0]
     orphan = orphan[:-3] + ("7" if orphan[-3] != "7" else "8") + ".0"
     home.put(orphan, b"noise")
-    report = open_registry(home).repair(synced)
+    report = repair(open_registry(home), synced)
     assert (report.ok, report.mended) == (True, ())
     assert home.get(orphan) == b"noise"
 
@@ -547,7 +546,7 @@ def test_a_run_that_loses_its_slots_to_others_is_told(
     with small_grid(256):
         home.delete(keys(home, "packs")[0])
         monkeypatch.setattr("holdfast.registry.writing.committer.Committer.commit", lose)
-        report = open_registry(home).repair(mirror)
+        report = repair(open_registry(home), mirror)
     assert "overtook" in report.left[0].reason
 
 
@@ -561,7 +560,7 @@ def test_gates_releases_and_pool_come_back_with_their_refs(home, open_registry, 
     sync(reg, mirror)
     for key in objects(home):
         home.delete(key)
-    report = open_registry(home).repair(mirror)
+    report = repair(open_registry(home), mirror)
     refs = {ref for one in report.mended for ref in one.affects}
     assert first.ref in refs
     assert "run/gates/good" in refs
@@ -575,9 +574,9 @@ def test_a_repair_that_died_goes_on(home, open_registry, synced):
     for key in keys(home, "packs"):
         home.delete(key)
     with pytest.raises(InjectedCrash):
-        repair(open_registry(Faulty(home, [Fault(at=2)])).store, synced.store)
+        repair(open_registry(Faulty(home, [Fault(at=2)])), synced)
     assert len(objects(home)) < len([key for key in before if not key.startswith("runs/")])
-    assert open_registry(home).repair(synced).ok
+    assert repair(open_registry(home), synced).ok
     assert contents(home) == before
 
 
@@ -597,11 +596,11 @@ def test_a_placement_that_lies_at_home_is_replaced(home, open_registry, synced, 
         name = wrong.hex()
         home.put(f"placements/{name[:2]}/{name}.0", forged.encode())
         # A mirror that was copied byte for byte has it as well.
-        synced.store.backend.put(f"placements/{name[:2]}/{name}.0", forged.encode())
-    log = RunLog(reg.store, "run")
+        synced.handle.store.backend.put(f"placements/{name[:2]}/{name}.0", forged.encode())
+    log = RunLog(reg.handle.store, "run")
     log.open()
     log.append(lambda state: [first.handle.reader.place.changed(placement=wrong)])
-    report = open_registry(home).repair(synced)
+    report = repair(open_registry(home), synced)
     assert not report.found.ok
     assert [one.how for one in report.mended] == ["adopted"]
     assert report.ok

@@ -33,7 +33,7 @@ def old(reg):
 
 
 def _marks(reg) -> dict[str, int]:
-    logs = {name: RunLog(reg.store, name) for name in reg.runs()}
+    logs = {name: RunLog(reg.handle.store, name) for name in reg.run_names()}
     return {name: log.open().epoch for name, log in logs.items()}
 
 
@@ -75,7 +75,7 @@ def test_sweeps_after_it_have_tables_with_the_names_of_those_before(old, backend
     before = objects(backend)
     old.upgrade()
     assert _sweep(old, 3) == 3
-    header = Epochs(old.store).header(3)
+    header = Epochs(old.handle.store).header(3)
     assert [table.sweeps for table in header.tables] == [1, 1]
     assert header.since == 1
     # The content of the first save was swept before the upgrade, that of the second after it.
@@ -138,7 +138,7 @@ def test_a_first_save_reads_100_kb_more_after_a_large_sweep(old, backend, count)
 
     old.upgrade()
     before = _measured(backend, saves)
-    assert Epochs(old.store).put_sweep(3, _random_keys(count, 2), joins=True)
+    assert Epochs(old.handle.store).put_sweep(3, _random_keys(count, 2), joins=True)
     after = _measured(backend, saves)
     print(f"{count} names: {before} before, {after} after")
     assert after.read_bytes - before.read_bytes < 100_000
@@ -156,7 +156,7 @@ def test_a_fork_of_30_packs_of_200_sweeps_ago_takes_200_requests_more(old, backe
         base.save(state := {**state, part: state[part] + 0.5}, step=step)  # a pack each
     assert len(base.latest().handle.reader.placement.packs) == 30
     before = _measured(backend, forks)
-    epochs = Epochs(old.store)
+    epochs = Epochs(old.handle.store)
     for epoch in range(3, 203):
         epochs.header(epoch - 1)
         assert epochs.put_sweep(epoch, _random_keys(size, epoch - 1), joins=True)

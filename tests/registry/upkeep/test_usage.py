@@ -38,9 +38,9 @@ def chunk_bytes(reg: Registry) -> int:
     """Return the bytes of all chunks by the tables of all packs."""
     packs = [
         PackRef(ObjectKey.parse(info.key), info.size_bytes)
-        for info in reg.store.backend.list("packs/")
+        for info in reg.handle.store.backend.list("packs/")
     ]
-    return sum(e.stored_bytes for pack in packs for e in reg.store.read_table(pack))
+    return sum(e.stored_bytes for pack in packs for e in reg.handle.store.read_table(pack))
 
 
 def of(usage: Usage, ref: str):
@@ -56,7 +56,7 @@ def small_files(checkpoint) -> int:
 
 
 def evict(run, checkpoint) -> None:
-    gone = Evict(evictions=(Eviction(checkpoint=checkpoint.record.n, reason="for room"),))
+    gone = Evict(evictions=(Eviction(checkpoint=checkpoint.handle.n, reason="for room"),))
     run.handle.committer.commit(lambda _: [gone])
 
 
@@ -68,7 +68,7 @@ def settle(reg: Registry) -> None:
 
 
 def test_an_empty_registry(reg, backend):
-    usage = measure(reg.store)
+    usage = measure(reg.handle.store)
     assert usage == Usage((), 0, 0, 0, 0, 0, 0, bytes_in(backend))
     assert usage.total_bytes == bytes_in(backend) > 0
 
@@ -76,14 +76,14 @@ def test_an_empty_registry(reg, backend):
 def test_a_registry_tells_its_usage(run, reg):
     run.save(state(1, 2), step=1)
     usage = reg.usage()
-    assert usage == measure(reg.store)
+    assert usage == measure(reg.handle.store)
     assert [one.run for one in usage.runs] == ["run"]
     assert usage.own_bytes > 2 * PART
 
 
 def test_own_and_shared(run, reg, backend):
     first, second = run.save(state(0, 1), step=1), run.save(state(0, 2), step=2)
-    usage = measure(reg.store)
+    usage = measure(reg.handle.store)
     one, two = usage.runs[0].states
     assert (one.ref, two.ref) == (first.ref, second.ref)
     assert (one.id, two.id) == (first.digest, second.digest)
@@ -101,11 +101,11 @@ def test_what_is_dead_in_a_pack_and_what_is_all_of_an_object(run, reg, backend):
     gone = small_files(first)
     run.save(state(0, 2), step=2)
     run.retention.prune(Retention(last=1))
-    usage = measure(reg.store)
+    usage = measure(reg.handle.store)
     assert (usage.dead_bytes, usage.unneeded_bytes) == (PART, gone)
     assert usage.total_bytes == bytes_in(backend)
     run.retention.drop("over")
-    usage = measure(reg.store)
+    usage = measure(reg.handle.store)
     objects = {k: v for k, v in contents(backend).items() if k[:4] in ("pack", "mani", "plac")}
     assert usage.unneeded_bytes == sum(map(len, objects.values()))
     assert usage.runs[0].states == ()
@@ -116,7 +116,7 @@ def test_what_lies_twice_counts_once(run, reg):
     """Two artifacts have a part in common, each in a pack of its own."""
     run.pins.artifacts.set("a", state(0, 1))
     run.pins.artifacts.set("b", state(0, 2))
-    usage = measure(reg.store)
+    usage = measure(reg.handle.store)
     a, b = of(usage, "run/artifacts/a"), of(usage, "run/artifacts/b")
     assert a.shared_bytes == b.shared_bytes == usage.shared_bytes == usage.dead_bytes == PART
     assert a.id is b.id is a.freed_bytes is b.freed_bytes is None
@@ -130,7 +130,7 @@ def test_the_base_of_a_delta_counts_for_whoever_needs_it(run, reg, monkeypatch):
     )
     as_delta(reg, second, next(iter(first.manifest.direct_chunks)), b"few bytes")
     run.refresh()
-    usage = measure(reg.store)
+    usage = measure(reg.handle.store)
     one, two = usage.runs[0].states
     assert one.own_bytes == 150 + small_files(first)
     assert two.own_bytes == len(b"few bytes") + 150 + small_files(second)
@@ -142,7 +142,7 @@ def test_bytes_are_counted_as_they_are_stored(run, reg):
     saved = run.save({"w": np.zeros(2**18, np.uint8)}, step=1, storing=Storing(compression="zstd"))
     stored = sum(row.stored_bytes for row in saved.handle.reader.placement.rows)
     assert stored < 2**12
-    assert of(measure(reg.store), saved.ref).own_bytes == stored + small_files(saved)
+    assert of(measure(reg.handle.store), saved.ref).own_bytes == stored + small_files(saved)
 
 
 def test_what_goes_while_this_looks_is_no_error(backend, open_registry):
@@ -158,7 +158,7 @@ def test_what_goes_while_this_looks_is_no_error(backend, open_registry):
     store = Hooked(backend)
     store.before = Once("placements/", let_go)
     with open_on(store) as reg:
-        usage = measure(reg.store)
+        usage = measure(reg.handle.store)
     assert [one.ref for one in usage.runs[0].states] == ["run/main/step00000002"]
     assert usage.total_bytes == bytes_in(backend)
 
@@ -166,7 +166,7 @@ def test_what_goes_while_this_looks_is_no_error(backend, open_registry):
 def test_what_a_companion_has_in_common_with_its_checkpoint_is_its_own(run, reg):
     saved = run.save(state(1, 2), step=1, companions={"ema": state(1)})
     files = small_files(saved) + small_files(saved.companion("ema"))
-    found = of(measure(reg.store), saved.ref)
+    found = of(measure(reg.handle.store), saved.ref)
     assert (found.own_bytes, found.shared_bytes) == (2 * PART + files, 0)
 
 
@@ -174,18 +174,18 @@ def test_what_a_companion_has_in_common_with_its_checkpoint_is_its_own(run, reg)
 def test_a_pin_keeps_what_it_names(run, reg, kind):
     saved = run.save(state(1), step=1, companions={"ema": state(2)})
     run.save(state(3), step=2)
-    before = of(measure(reg.store), saved.ref)
+    before = of(measure(reg.handle.store), saved.ref)
     assert before.own_bytes == before.freed_bytes
     getattr(run.pins, kind).set("name", saved)
-    after = of(measure(reg.store), saved.ref)
+    after = of(measure(reg.handle.store), saved.ref)
     assert (after.own_bytes, after.freed_bytes) == (before.own_bytes, 0)
-    assert len(measure(reg.store).runs[0].states) == 2
+    assert len(measure(reg.handle.store).runs[0].states) == 2
 
 
 def test_the_pool_keeps_its_part(run, reg):
     saved = run.save(state(1), step=1)
     run.pool.promote(saved, mu=1.0, sigma=1.0)
-    usage = measure(reg.store)
+    usage = measure(reg.handle.store)
     shared = PART + small_files(saved)
     assert of(usage, saved.ref) == StateUsage(saved.ref, saved.digest, 0, shared, 0)
     assert of(usage, "run/pool/v0001") == StateUsage("run/pool/v0001", None, 0, shared, None)
@@ -195,12 +195,12 @@ def test_a_fork_shares(run, reg):
     saved = run.save(state(1), step=1)
     fork = reg.fork(saved, "fork")
     fork.save(state(1, 2), step=2)
-    child, parent = measure(reg.store).runs
+    child, parent = measure(reg.handle.store).runs
     assert (child.run, parent.run) == ("fork", "run")
     assert parent.own_bytes == 0
     assert child.shared_bytes == parent.shared_bytes == PART + small_files(saved)
     fork.retention.drop("over")
-    assert measure(reg.store).runs[1].own_bytes == parent.shared_bytes
+    assert measure(reg.handle.store).runs[1].own_bytes == parent.shared_bytes
 
 
 def test_a_superseded_checkpoint_is_named_by_its_id(run, reg):
@@ -208,7 +208,7 @@ def test_a_superseded_checkpoint_is_named_by_its_id(run, reg):
     second = run.save(state(2), step=2)
     run.restore(at=first)
     run.save(state(3), step=2)
-    names = [one.ref for one in measure(reg.store).runs[0].states]
+    names = [one.ref for one in measure(reg.handle.store).runs[0].states]
     assert names[1] == f"run/{second.digest.short}"
 
 
@@ -225,14 +225,14 @@ def test_a_run_that_cannot_be_read_hides_no_other(run, reg, backend):
         whole = backend.get(name)
         (harm or (lambda name=name: backend.delete(name)))()
         with open_on(backend) as opened:
-            usage = measure(opened.store)
+            usage = measure(opened.handle.store)
         assert [one.run for one in usage.runs] == ["sound"]
         assert {name: type(why) for name, why in usage.damaged.items()} == {"run": error}
         assert usage.total_bytes == bytes_in(backend)
         backend.put(name, whole)
     backend.delete(key)
     with open_on(backend) as opened:
-        usage = measure(opened.store)
+        usage = measure(opened.handle.store)
     assert type(usage.damaged["run"]) is MissingObject
     assert [one.run for one in usage.runs] == ["sound"]
 
@@ -242,7 +242,7 @@ def test_no_chunk_is_read(run, backend):
         run.save({"w": np.zeros(2**20, np.uint8) + np.arange(2**20) % 251}, step=1)
     metered = Metered(backend)
     with open_on(metered) as opened, metered.measure() as made:
-        measure(opened.store)
+        measure(opened.handle.store)
     assert 0 < made.read_bytes < 2**19
 
 
@@ -303,7 +303,7 @@ def test_parts_add_up_and_what_is_freed_goes(life, chosen):
     backend = new_backend()
     live(backend, life)
     with open_on(backend) as reg:
-        usage = measure(reg.store)
+        usage = measure(reg.handle.store)
         assert usage.total_bytes == bytes_in(backend)
         states = [one for run in usage.runs for one in run.states]
         assert usage.own_bytes == sum(one.own_bytes for one in states)
@@ -322,7 +322,7 @@ def test_parts_add_up_and_what_is_freed_goes(life, chosen):
 
 
 def number_of(reg: Registry, ref: str) -> int:
-    return reg.checkpoint(ref).record.n
+    return reg.checkpoint(ref).handle.n
 
 
 def pins(reg: Registry, ref: str) -> list:
@@ -355,7 +355,7 @@ def gone_placements(backend: MemoryBackend, reg: Registry) -> int:
     A repack writes the others again.
     """
     needed = set()
-    for name in reg.runs():
+    for name in reg.run_names():
         state = reg.run(name).refresh().manifest
         needed |= {
             str(place.placement_key) for place in state.places if place.manifest in state.held

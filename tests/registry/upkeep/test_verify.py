@@ -197,7 +197,7 @@ def test_a_checkpoint_without_a_place_is_found(two, check, backend, reg):
     from holdfast.registry.history.log import commit_line
     from holdfast.registry.values.digest import Digest
 
-    log = RunLog(reg.store, "run")
+    log = RunLog(reg.handle.store, "run")
     log.open()
     action = AddCheckpoint(manifest=Digest.of(b"?"), phase="main", step=9, size_bytes=0)
     log.append(lambda run: [commit_line(run, [action])])
@@ -233,7 +233,7 @@ def test_an_upgrade_is_no_damage(two, check, backend):
 
 
 def _place(checkpoint, reg, **changes) -> None:
-    log = RunLog(reg.store, "run")
+    log = RunLog(reg.handle.store, "run")
     log.open()
     moved: Place = checkpoint.handle.reader.place.changed(**changes)
     log.append(lambda run: [moved])
@@ -299,7 +299,7 @@ def _forged(checkpoint, reg, entries, *, rows=None) -> None:
     encoded = PackTable(tuple(table)).encode()
     data = b"".join(entry[1] for entry in entries) + encoded + trailer(encoded)
     pack = PackRef(ObjectKey("packs", Digest.of(encoded), 0), len(data))
-    reg.store.backend.put(str(pack.key), data)
+    reg.handle.store.backend.put(str(pack.key), data)
     digests = [entry.digest for entry in table]
     own = [
         ChunkRow(
@@ -314,7 +314,7 @@ def _forged(checkpoint, reg, entries, *, rows=None) -> None:
     extra = tuple(digests[len(checkpoint.manifest.direct_chunks) :])
     placement = Placement(checkpoint.manifest.digest, (pack,), Rows(rows or own), Digests(extra))
     key = ObjectKey("placements", placement.digest, 0)
-    reg.store.backend.put(str(key), placement.encode())
+    reg.handle.store.backend.put(str(key), placement.encode())
     _place(checkpoint, reg, placement=placement.digest, placement_generation=0)
 
 
@@ -581,7 +581,7 @@ def test_an_object_above_the_highest_epoch_tells_that_the_epochs_lost_their_end(
 
 def test_a_mark_above_the_highest_epoch_tells_the_same(two, check, backend, reg):
     backend.put(epoch_key(1), encode_sweep(1, []))
-    log = RunLog(reg.store, "run")
+    log = RunLog(reg.handle.store, "run")
     log.open()
     log.append(lambda state: [Mark(epoch=1)])
     assert check().ok
@@ -708,10 +708,12 @@ def _move(registry, checkpoint) -> None:
     from holdfast.registry.writing.adopting import adopt
     from holdfast.registry.writing.object_writer import Writer
 
-    log = RunLog(registry.store, "run")
+    log = RunLog(registry.handle.store, "run")
     log.open()
-    writer = Writer(registry.store, log)
-    places, choice = adopt(registry.store, registry.store, writer, [checkpoint.handle.reader.place])
+    writer = Writer(registry.handle.store, log)
+    places, choice = adopt(
+        registry.handle.store, registry.handle.store, writer, [checkpoint.handle.reader.place]
+    )
     writer.commit(lambda state: places, choice)
 
 

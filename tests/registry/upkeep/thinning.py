@@ -54,10 +54,10 @@ def as_delta(reg, checkpoint, base: Digest, delta: bytes):
     first = reg.run("run").checkpoints()[0]
     source = first.handle.reader.placement.packs[first.handle.reader.placement.rows[0].pack]
     start = first.handle.reader.placement.rows[0].offset
-    raw = reg.store.backend.get(str(source.key))[start:][:raw_bytes]
+    raw = reg.handle.store.backend.get(str(source.key))[start:][:raw_bytes]
     data = delta + raw + table + trailer(table)
     pack = PackRef(ObjectKey("packs", Digest.of(table), 0), len(data))
-    reg.store.backend.put(str(pack.key), data)
+    reg.handle.store.backend.put(str(pack.key), data)
     before = checkpoint.handle.reader.placement
     n = len(before.packs)
     rows = [
@@ -67,7 +67,7 @@ def as_delta(reg, checkpoint, base: Digest, delta: bytes):
     ]
     after = replace(before, packs=(*before.packs, pack), rows=Rows(rows), extra=Digests([base]))
     place = checkpoint.handle.reader.place.changed(placement=after.digest)
-    reg.store.backend.put(str(place.placement_key), after.encode())
+    reg.handle.store.backend.put(str(place.placement_key), after.encode())
     reg.run("run").handle.log.append(lambda _: [place])
     return after
 
@@ -86,6 +86,6 @@ def settled(
     """Repack and collect in a healthy process, and check; return the packs that are left."""
     with without_threads(open_on(backend)) as registry:
         registry.repack(compression=compression)
-        collect(registry.store, grace_s=0)
+        collect(registry.handle.store, grace_s=0)
         check(registry)
     return packs(backend)

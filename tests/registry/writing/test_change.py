@@ -123,14 +123,14 @@ def taken(store: Store) -> None:
 @pytest.fixture
 def other(run: object, backend: Backend, open_registry: Open) -> Store:
     """The store of another handle; the run is there."""
-    return open_registry(backend).store
+    return open_registry(backend).handle.store
 
 
 def committer_on(backend: Backend, open_registry: Open) -> Committer:
     registry: Registry = open_registry(backend)
-    log = RunLog(registry.store, RUN)
+    log = RunLog(registry.handle.store, RUN)
     log.open()
-    return Committer(StateWriter(registry.store, log))
+    return Committer(StateWriter(registry.handle.store, log))
 
 
 @pytest.fixture
@@ -366,7 +366,7 @@ def test_records_of_evicted_checkpoints_are_read_when_they_are_needed(committer,
     save_small(run, 1, 2)
     run.retention.prune(Retention(last=1))
     committer.log.refresh()
-    evicted = reg.run(RUN).retention.evicted()[0].n
+    evicted = reg.run(RUN).retention.evicted()[0].handle.n
 
     class Knowing(Pinned):
         def write_states(self):

@@ -401,8 +401,8 @@ def placed(reg, checkpoint, rows, packs=None) -> None:
     before = checkpoint.handle.reader.placement
     after = Placement(before.manifest, packs or before.packs, Rows(rows), before.extra)
     moved = checkpoint.handle.reader.place.changed(placement=after.digest)
-    reg.store.backend.put(str(moved.placement_key), after.encode())
-    log = RunLog(reg.store, "run")
+    reg.handle.store.backend.put(str(moved.placement_key), after.encode())
+    log = RunLog(reg.handle.store, "run")
     log.open()
     log.append(lambda _: [moved])
 
@@ -414,7 +414,7 @@ def test_a_circle_of_differences_ends(chain, reg, backend, open_registry):
     data = backend.get(str(chain.handle.reader.placement.packs[link.pack].key))
     frame = data[link.offset : link.offset + link.stored_bytes]
     names = [*chain.manifest.direct_chunks, *chain.handle.reader.placement.extra]
-    entry = reg.store.table(chain.handle.reader.placement.packs[link.pack]).at(link.offset)
+    entry = reg.handle.store.table(chain.handle.reader.placement.packs[link.pack]).at(link.offset)
     forged = PackTable(
         (type(entry)(names[1], 0, len(frame), entry.raw_bytes, entry.codec, names[1],
                      Digest.of(frame)),)
@@ -459,7 +459,7 @@ def test_deltas_of_several_lengths_on_one_chunk_are_refused(run, reg, backend, o
         long, short = rows[0], rows[1]
         base = next(iter(first.manifest.direct_chunks))
         entries = [
-            reg.store.table(second.handle.reader.placement.packs[row.pack]).at(row.offset)
+            reg.handle.store.table(second.handle.reader.placement.packs[row.pack]).at(row.offset)
             for row in (long, short)
         ]
         forged = PackTable(tuple(entry._replace(base=base) for entry in entries))

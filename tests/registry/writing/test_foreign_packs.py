@@ -107,12 +107,12 @@ def test_a_foreign_pack_is_read_once_by_all_runs_of_a_machine(tmp_path: Any) -> 
     made = packs_that_a_save_puts(STATE)
     with holdfast.open(url) as registry:
         for key, data in made.items():
-            registry.store.backend.put(key, data)
+            registry.handle.store.backend.put(key, data)
     read = []
     for name in ("one", "two", "three"):
         with holdfast.open(url) as registry:
             calls: list[Any] = []
-            registry.store.backend = Metered(registry.store.backend, calls)
+            registry.handle.store.backend = Metered(registry.handle.store.backend, calls)
             registry.create_run(name).save(STATE, step=1)
             registry.create_run(f"{name}-more").save(STATE, step=1)
             read.append(len(packs_read(calls)))

@@ -86,12 +86,12 @@ def test_a_save_waits_for_blocks_and_never_has_more(few, open_registry):
     store = Hooked(new_backend())
     reg = open_registry(store)
     left: list[int] = []
-    store.before = lambda method, key: left.append(reg.store.blocks._left)
+    store.before = lambda method, key: left.append(reg.handle.store.blocks._left)
     saved = reg.create_run("run").save(state(), step=1)
     assert len(packs_of(saved)) > 10 * MOST
     assert min(left) == 0
     assert same(saved.load(), state())
-    assert reg.store.blocks._left == MOST
+    assert reg.handle.store.blocks._left == MOST
 
 
 @pytest.mark.parametrize("how", [{}, {"storing": Storing(compression="zstd")}])
@@ -109,7 +109,7 @@ def test_blocks_come_back_whatever_fails(few, open_registry, how):
         store.before = fail
         with pytest.raises(StoreUnavailable):
             run.save(state(fails_at), step=fails_at, **how)
-        assert reg.store.blocks._left == MOST
+        assert reg.handle.store.blocks._left == MOST
     store.before = lambda method, key: None
     assert same(run.save(state(), step=99, **how).load(), state())
 
@@ -129,9 +129,9 @@ def test_blocks_are_lost_where_the_wait_for_their_threads_is_interrupted(
         with pytest.raises(KeyboardInterrupt):
             run.save(state(), step=1)
     # A save that waited for the missing ones would never end.
-    assert reg.store.blocks._left == MOST
+    assert reg.handle.store.blocks._left == MOST
     assert same(run.save(state(1), step=1).load(), state(1))
-    assert reg.store.blocks._left == MOST
+    assert reg.handle.store.blocks._left == MOST
 
 
 def test_a_block_that_may_be_in_use_is_not_used_again():
@@ -151,7 +151,7 @@ def test_saves_that_share_a_handle_end(few, open_registry):
         saves = [threads.submit(run.save, state(n), step=1) for n, run in enumerate(runs)]
         found = [save.result() for save in saves]
     assert all(same(saved.load(), state(n)) for n, saved in enumerate(found))
-    assert reg.store.blocks._left == MOST
+    assert reg.handle.store.blocks._left == MOST
 
 
 def test_a_block_that_waits_is_used_again():

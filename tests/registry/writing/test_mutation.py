@@ -130,7 +130,7 @@ def test_a_repeat_of_a_request_sends_the_same_bytes(moto_url, monkeypatch):
         scribble(given)
         return AWSResponse(request.url, 503, {}, _Empty())
 
-    backend = reg.store.backend
+    backend = reg.handle.store.backend
     client = next(one for one in _inner(backend) if isinstance(one, S3Backend))._client()
     client.meta.events.register("before-send.s3.PutObject", busy)
     monkeypatch.setattr(time, "sleep", lambda _: None)  # the SDK's pause

@@ -175,7 +175,7 @@ def test_w3_a_mark_between_planning_and_commit_asks_for_new_choices(
 
     def collector():
         sweep(backend, 1, orphans)
-        mark(open_registry(backend).store, "run", 1)
+        mark(open_registry(backend).handle.store, "run", 1)
         collect(backend, orphans)
 
     hooked.before = Once("runs/run/log/", collector, "put_if_absent")
@@ -193,7 +193,7 @@ def test_w3_a_mark_that_condemns_nothing_of_it_costs_no_upload(orphans, backend,
 
     def collector():
         sweep(backend, 1, [ObjectKey("packs", Digest.of(b"elsewhere"), 0)])
-        mark(open_registry(backend).store, "run", 1)
+        mark(open_registry(backend).handle.store, "run", 1)
 
     hooked.before = Once("runs/run/log/", collector, "put_if_absent")
     run.save(small_state(), step=1)
@@ -204,7 +204,7 @@ def test_w3_a_mark_that_condemns_nothing_of_it_costs_no_upload(orphans, backend,
 def test_w3_later_saves_use_the_epoch_of_the_mark(run, backend, reg):
     run.save(small_state(1), step=1)
     sweep(backend, 1, [])
-    mark(reg.store, "run", 1)
+    mark(reg.handle.store, "run", 1)
     run.save(small_state(2), step=2)
     # The mark is met while this save commits; the next one is planned after it.
     third = run.save(small_state(3), step=3)
@@ -214,7 +214,7 @@ def test_w3_later_saves_use_the_epoch_of_the_mark(run, backend, reg):
 def test_w3_an_epoch_met_by_its_mark_may_demand_a_newer_writer(run, backend, reg):
     run.save(small_state(1), step=1)
     backend.put(epoch_key(1), encode_upgrade(1, 99))
-    mark(reg.store, "run", 1)
+    mark(reg.handle.store, "run", 1)
     before = run.manifest.commits
     with pytest.raises(UnsupportedFormat, match="demands a newer Holdfast"):
         run.save(small_state(2), step=2)
@@ -224,7 +224,7 @@ def test_w3_an_epoch_met_by_its_mark_may_demand_a_newer_writer(run, backend, reg
 def test_w3_sweeps_that_never_end_are_told(orphans, backend, open_registry):
     hooked = Hooked(backend)
     run = open_registry(hooked).create_run("run")
-    store = open_registry(backend).store
+    store = open_registry(backend).handle.store
     epochs = []
 
     def collector(method, key):
@@ -245,7 +245,7 @@ def test_w3_sweeps_that_never_end_are_told(orphans, backend, open_registry):
 def test_w2a_what_the_runs_own_checkpoints_use_needs_no_epoch(run, backend, reg):
     first = run.save(small_state(), step=1)
     sweep(backend, 1, packs_of(first))
-    mark(reg.store, "run", 1)
+    mark(reg.handle.store, "run", 1)
     # The sweep saw checkpoint 1 live, so it deletes nothing of it; it may be named on.
     changed = small_state() | {"extra": {"w": small_state(5)["model"]["w"]}}
     second = run.save(changed, step=2)
@@ -330,14 +330,14 @@ def _annotate(state):
 def test_w2a_a_base_that_was_placed_anew_meanwhile_covers_no_more(run, backend, reg):
     first = run.save(small_state(), step=1)
     place, old = first.handle.reader.place, first.handle.reader.placement
-    log = RunLog(reg.store, "run")
+    log = RunLog(reg.handle.store, "run")
     log.open()
-    writer = Writer(reg.store, log)
+    writer = Writer(reg.handle.store, log)
     assert writer.epoch == 0
     packs = frozenset(ref.key for ref in old.packs)
     chosen = ChosenKeys(packs, {key: [place] for key in packs})
     sweep(backend, 1, packs)
-    mark(reg.store, "run", 1)
+    mark(reg.handle.store, "run", 1)
     moved = place.changed(placement_generation=1)
     backend.put(f"{str(placement_of(place))[:-1]}1", backend.get(str(placement_of(place))))
     log.refresh()
@@ -355,10 +355,10 @@ def placement_of(place: Place) -> ObjectKey:
 
 
 def test_a_commit_that_names_nothing_reads_no_epoch(run, backend, reg):
-    log = RunLog(reg.store, "run")
+    log = RunLog(reg.handle.store, "run")
     log.open()
     backend.put(epoch_key(1), b"damaged")
-    Writer(reg.store, log).commit(_annotate, ChosenKeys())
+    Writer(reg.handle.store, log).commit(_annotate, ChosenKeys())
     assert log.run.commits == 2
 
 
@@ -399,10 +399,10 @@ def test_a_distrusted_pack_is_replaced_though_its_size_is_right(orphans, reg, ba
     key = next(key for key in orphans if key.startswith("packs/"))
     sound = backend.get(key)
     flip(backend, key, 40)
-    log = RunLog(reg.store, "run")
+    log = RunLog(reg.handle.store, "run")
     reg.create_run("run")
     log.open()
-    writer = Writer(reg.store, log)
+    writer = Writer(reg.handle.store, log)
     parsed = ObjectKey.parse(key)
     assert writer.usable("packs", parsed.digest, len(sound)) == parsed
     writer.suspect.add(parsed)
@@ -465,7 +465,7 @@ def test_w5_a_mark_of_others_is_made_durable_with_its_epoch(run, backend, noting
     run.save(small_state(1), step=1)
     other = open_registry(noting).run("run")
     sweep(backend, 1, [ObjectKey("packs", Digest.of(b"gone"), 0)])
-    mark(open_registry(backend).store, "run", 1)
+    mark(open_registry(backend).handle.store, "run", 1)
     other.pins.tags.set("keeper", other.latest())
     assert noting.made == {epoch_key(1), "runs/run/log/" + "2".zfill(20)}
 

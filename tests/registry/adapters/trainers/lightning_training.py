@@ -210,7 +210,7 @@ def keep_model_checkpoint(url: str, folder: str) -> None:
         assert (best.step, best.metrics) == (16, {"score": 0.0})
         assert [ck.step for ck in run.retention.evicted()] == [4, 8]
         assert all("ModelCheckpoint" in str(ck.eviction()) for ck in run.retention.evicted())
-        assert run.manifest.tags == {"lightning-last": best.n}
+        assert run.manifest.tags == {"lightning-last": best.handle.n}
         again = HoldfastIO(run)  # as a new process makes it
         for path in (keeper.best_model_path, keeper.last_model_path):
             loaded = again.load_checkpoint(path)

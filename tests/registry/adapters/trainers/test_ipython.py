@@ -102,7 +102,7 @@ def test_every_ref_that_is_offered_is_found(reg: Registry) -> None:
 
 
 def test_damage_completes_nothing(shell, reg: Registry) -> None:
-    backend = reg.store.backend
+    backend = reg.handle.store.backend
     for key in slots(backend, "dreams"):
         flip(backend, key)
     for info in list(backend.list("manifests/")):

@@ -37,7 +37,7 @@ def test_an_entry_is_the_model_alone_under_the_next_version(run, reg, save):
     assert same(entries[1].load(), {"model": player(2)["model"]})
     assert entries[1].components == {"model": second.components["model"]}
     assert (entries[1].phase, entries[1].step) == (3, 2)
-    assert entries[1].checkpoint == second.record.n
+    assert entries[1].checkpoint == second.handle.n
     assert abs((entries[1].promoted - datetime.now(UTC)).total_seconds()) < 600
     assert reg.verify(deep=True).findings == ()
 
@@ -84,7 +84,7 @@ def test_a_promotion_repeated_after_its_checkpoint_was_evicted_finds_the_entry(r
     entry = run.pool.promote(checkpoint)
     save(2)
     run.retention.prune(Retention(last=1))
-    assert checkpoint.record.evicted
+    assert checkpoint.handle.newest_record().evicted
     assert run.pool.promote(checkpoint).version == entry.version
 
 
@@ -93,7 +93,7 @@ def test_the_same_model_saved_again_after_going_back_enters_once(run, save):
     entry = run.pool.promote(save(2))
     run.restore(at=run.checkpoints()[0])
     again = save(2)
-    assert again.record.n != entry.checkpoint
+    assert again.handle.n != entry.checkpoint
     assert run.pool.promote(again).version == entry.version
     assert playing(run) == [1]
 
@@ -275,7 +275,7 @@ def test_a_version_is_never_given_again(run, save, backend, open_registry):
         run.pool.promote(save(step))
     assert playing(run) == [3, 4, 5]
     again = open_registry(backend).run("run")
-    entry = again.pool.promote(again.history.checkpoint(run.checkpoints()[0].record.n))
+    entry = again.pool.promote(again.history.checkpoint(run.checkpoints()[0].handle.n))
     assert entry.version == 6
     assert [entry.version for entry in again.pool.entries()] == [1, 2, 3, 4, 5, 6]
 

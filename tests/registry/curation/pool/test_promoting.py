@@ -73,7 +73,7 @@ def test_the_loser_of_a_race_gets_the_next_version(make, hooked, other):
     run, reg = make()
     first, second = save(run, 1, 2)
     rival = other()
-    once = between(hooked, lambda: rival.pool.promote(rival.history.checkpoint(second.record.n)))
+    once = between(hooked, lambda: rival.pool.promote(rival.history.checkpoint(second.handle.n)))
     entry = run.pool.promote(first)
     assert once.done
     assert (entry.version, entry.step) == (2, 1)
@@ -98,7 +98,7 @@ def test_evictions_are_computed_anew(make, hooked, other):
     run.pool.promote(checkpoints[0])
     run.pool.promote(checkpoints[1])
     rival = other()
-    between(hooked, lambda: rival.pool.promote(rival.history.checkpoint(checkpoints[2].record.n)))
+    between(hooked, lambda: rival.pool.promote(rival.history.checkpoint(checkpoints[2].handle.n)))
     run.pool.promote(checkpoints[3])
     assert playing(run) == [3, 4]
     assert [event.version for event in run.pool.evictions()] == [1, 2]
@@ -110,7 +110,7 @@ def test_a_model_that_nobody_holds_any_more_is_cut_anew(make, hooked, other):
     twin = run.save({**player(1), "optimizer": {"m": 5}}, step=4, phase=3)
     entry = run.pool.promote(first)
     rival = other()
-    once = between(hooked, lambda: rival.pool.promote(rival.history.checkpoint(third.record.n)))
+    once = between(hooked, lambda: rival.pool.promote(rival.history.checkpoint(third.handle.n)))
     put: list[str] = []
     hooked.after = lambda method, key: put.append(key) if method.startswith("put") else None
     again = run.pool.promote(twin)
@@ -130,14 +130,14 @@ def test_a_model_that_only_an_earlier_attempt_wrote_is_cut_anew(make, other):
     rival = other()
     commit = PromotionCommit(
         run.handle.committer.writer,
-        lambda manifest: ModelSource(manifest.by_n[first.record.n]),
+        lambda manifest: ModelSource(manifest.by_n[first.handle.n]),
         Terms(),
     )
     assert len(commit.write_states()) == 1
-    rival.pool.promote(rival.history.checkpoint(first.record.n))
+    rival.pool.promote(rival.history.checkpoint(first.handle.n))
     run.refresh()
     assert len(commit.write_states()) == 0
-    rival.pool.promote(rival.history.checkpoint(second.record.n))
+    rival.pool.promote(rival.history.checkpoint(second.handle.n))
     run.refresh()
     with pytest.raises(Stale):
         commit.actions(run.manifest)
@@ -197,11 +197,11 @@ def test_a_gate_that_is_replaced_meanwhile_enters_as_it_is_now(make, hooked, bac
         flip(backend, str(pack.key))
     rival = other()
     once = between(
-        hooked, lambda: rival.pins.gates.set("second", rival.history.checkpoint(good.record.n))
+        hooked, lambda: rival.pins.gates.set("second", rival.history.checkpoint(good.handle.n))
     )
     entry = run.pool.promote_gate("second")
     assert once.done
-    assert (entry.step, entry.checkpoint) == (2, good.record.n)
+    assert (entry.step, entry.checkpoint) == (2, good.handle.n)
     assert same(entry.load(), {"model": player(2)["model"]})
 
 

@@ -243,7 +243,7 @@ def test_entries_become_visible_with_their_checkpoint(run, backend, open_registr
     reader = open_registry(backend).run("run").streams["loss"]
     run.save(small_state(1), step=1, streams={"loss": entries(0, 10), "arms": entries(0, 2)})
     assert reader.read() == entries(0, 10)
-    marks = run.latest().record.streams
+    marks = run.latest().handle.newest_record().streams
     assert {name: mark.count for name, mark in marks.items()} == {"loss": 10, "arms": 2}
     # The same save once more says nothing new, entries included.
     run.save(small_state(1), step=1, streams={"loss": entries(0, 10)})
@@ -324,7 +324,9 @@ def test_a_save_goes_on_after_entries_of_others(run, loss, backend, open_registr
     trainer.save(small_state(2), step=2, streams={"loss": entries(3, 5)})
     assert hooked.before.done
     assert loss.read() == entries(0, 5)
-    assert {n: m.count for n, m in trainer.latest().record.streams.items()} == {"loss": 5}
+    assert {n: m.count for n, m in trainer.latest().handle.newest_record().streams.items()} == {
+        "loss": 5
+    }
 
 
 def test_an_append_ends_however_many_others_come_first(loss, backend, open_registry, monkeypatch):

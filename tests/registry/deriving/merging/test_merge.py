@@ -581,7 +581,7 @@ def test_a_pack_that_a_sweep_condemned_is_not_named_again(reg, backend, open_reg
     reg.create_run("run")
     sweep(backend, 1, packs_of(other))
     for name in ("other", "run"):
-        mark(reg.store, name, 1)
+        mark(reg.handle.store, name, 1)
     with open_on(backend) as opened:
         merged = opened.run("run").exchange.merge([opened.checkpoint(other.ref)], step=1)
         assert all(pack.key.generation == 1 for pack in merged.handle.reader.placement.packs)
@@ -597,7 +597,7 @@ def test_a_sweep_that_comes_between_makes_the_merge_choose_anew(backend, open_re
     def pass_by() -> None:
         sweep(backend, 1, packs_of(other))
         for name in ("other", "run"):
-            mark(open_registry(backend).store, name, 1)
+            mark(open_registry(backend).handle.store, name, 1)
 
     hooked.before = Once("runs/run/log/", pass_by, "put_if_absent")
     merged = run.exchange.merge([other], step=1)
@@ -636,7 +636,7 @@ def test_a_source_that_is_collected_meanwhile_is_an_error_or_does_no_harm(
         assert opened.verify(deep=True).ok
         opened.gc(grace_s=0)
         assert opened.verify(deep=True).ok
-        for name in opened.runs():
+        for name in opened.run_names():
             for checkpoint in opened.run(name).checkpoints():
                 checkpoint.load()
 

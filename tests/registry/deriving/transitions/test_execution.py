@@ -62,12 +62,12 @@ def test_a_gate_on_what_was_evicted_leads_over(reg):
     first = run.checkpoints()[0]
     # Not by `run.pins.gates.set`, which refuses it; a log that has it is legal.
     for action in (
-        Evict(evictions=(Eviction(checkpoint=first.n, reason="old"),)),
-        SetPin(kind="gate", name="first", manifest=first.digest, checkpoint=first.n),
+        Evict(evictions=(Eviction(checkpoint=first.handle.n, reason="old"),)),
+        SetPin(kind="gate", name="first", manifest=first.digest, checkpoint=first.handle.n),
     ):
         run.handle.log.append(lambda now, said=action: [commit_line(now, [said])])
-    assert first.record.evicted
-    assert over(run).checkpoint.n == first.n
+    assert first.handle.newest_record().evicted
+    assert over(run).checkpoint.handle.n == first.handle.n
 
 
 def test_the_conditions_are_recorded(reg):

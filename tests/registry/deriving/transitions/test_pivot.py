@@ -202,7 +202,7 @@ def test_passing_over_a_damaged_checkpoint_behind_a_pivot_is_told(
     other = reg.run("run")
     found = other.checkpoints()[-1]
     key = str(found.handle.reader.placement.packs[0].key)
-    backend = reg.store.backend
+    backend = reg.handle.store.backend
     backend.put(key, b"x" + backend.get(key)[1:])
     with caplog.at_level(logging.WARNING, logger="holdfast"):
         restored = other.restore()

@@ -778,7 +778,7 @@ def test_the_model_goes_back_with_the_training(world: World) -> None:
     save(world, 1, 2)
     assert following.poll().step == 2
     first = world.run.checkpoints()[0]
-    world.run.handle.committer.commit(lambda state: [Rewind(to=first.record.n)])
+    world.run.handle.committer.commit(lambda state: [Rewind(to=first.handle.n)])
     assert following.poll().step == 1
     assert torch.equal(model["w"], weights(1))
     world.run.restore(first)

@@ -278,7 +278,7 @@ def test_what_went_meanwhile_can_be_acknowledged(fate: str, reg, backend, open_r
     else:
         save_small(run, 2)
     watch.acknowledge()
-    record = run.refresh().history.manifest().by_n[checkpoint.n]
+    record = run.refresh().history.manifest().by_n[checkpoint.handle.n]
     assert (record.evicted is not None, record.superseded) == (
         fate == "evicted",
         fate == "superseded",

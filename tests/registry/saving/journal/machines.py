@@ -52,7 +52,7 @@ class Machine:
 
     def carrier(self, told: Any = lambda number, note: None) -> Carrier:
         """Return a carrier of a new process."""
-        return Carrier(self.registry().store, self.folder, told)
+        return Carrier(self.registry().handle.store, self.folder, told)
 
     def carry(self) -> bool:
         """Carry everything that waits."""

@@ -107,7 +107,7 @@ def test_a_checkpoint_is_found_again_in_the_registry(
     first, second = (run.save(make_state(step), step=step) for step in (1, 2))
     kept = {first, second}
     for refused in (
-        lambda: first.n,
+        lambda: first.handle.n,
         lambda: first.report({"loss": 1}),
         lambda: run.pins.tags.set("keeper", first),
         lambda: run.pins.gates.set("end", first),

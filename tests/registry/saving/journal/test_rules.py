@@ -424,7 +424,7 @@ def refused_by_the_log(world: World) -> None:
 
 def check_whole(world: World, number: int) -> None:
     """Check that every byte of an entry is in its own folder."""
-    entry, store = world.here.folder.entry(number), world.here.registry().store
+    entry, store = world.here.folder.entry(number), world.here.registry().handle.store
     assert entry.save is not None
     EntryStates(world.here.folder, entry.write, store).check_whole([entry.save.place])
 

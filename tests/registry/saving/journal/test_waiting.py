@@ -212,7 +212,8 @@ def test_an_undo_is_of_the_evictions_of_the_saves_before_it(
 ) -> None:
     run = carried.registry.run("other", create=True, seed=7, retention=Retention(last=1))
     carrier = Carrier(
-        carried.registry.store, RunFolder(carried.machine.journal, carried.registry.id, "other")
+        carried.registry.handle.store,
+        RunFolder(carried.machine.journal, carried.registry.id, "other"),
     )
     monkeypatch.setattr(BackgroundCarrier, "sleep", lambda self, most_s: carrier.carry())
     for step in (1, 2):
@@ -401,7 +402,7 @@ def test_a_registry_that_was_replaced_is_told_at_once(training: Training) -> Non
     create_config(training.bucket, "skipped")
     for _ in range(2):  # as the thread would
         with pytest.raises(RolledBack) as told:
-            Carrier(training.registry.store, training.machine.folder).carry()
+            Carrier(training.registry.handle.store, training.machine.folder).carry()
     with pytest.raises(RolledBack, match="push RUN FORK --to URL"):
         training.machine.carry()
     training.run.handle.journal._carrier.error = told.value

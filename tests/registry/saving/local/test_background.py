@@ -55,7 +55,7 @@ def test_the_newest_of_the_waiting_saves_is_made_with_the_entries_of_all(held, g
     run.close()
     assert [one.outcome for one in waiting] == ["superseded", "superseded", "saved"]
     assert steps(run) == [1, 4]
-    assert (run.history.checkpoint(first.wait().n).load()["m"]["w"] == 1).all()
+    assert (run.history.checkpoint(first.wait().handle.n).load()["m"]["w"] == 1).all()
     assert (waiting[-1].wait().load()["m"]["w"] == 4).all()
     assert [entry["step"] for entry in run.streams["loss"].read()] == [2, 3, 4]
 

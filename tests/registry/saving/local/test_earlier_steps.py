@@ -189,4 +189,6 @@ def test_a_step_that_is_superseded_is_no_earlier_step(reg):
 def test_the_same_step_again_is_no_later_step(reg):
     run = reg.create_run("own", preset=RunSpec(name="own", must_change=("model",)))
     state = Training().step().state()
-    assert run.save(state, step=10).n == run.save(state, step=10, metrics={"loss": 1}).n
+    assert (
+        run.save(state, step=10).handle.n == run.save(state, step=10, metrics={"loss": 1}).handle.n
+    )

@@ -188,7 +188,7 @@ def test_failed_saves_are_shown(tmp_path: Any) -> None:
     url = str(tmp_path / "r")
     with holdfast.init(url, skip_race_probe=True) as registry:
         run = registry.run("run", create=True)
-        store = registry.store.backend = Breakable(registry.store.backend)
+        store = registry.handle.store.backend = Breakable(registry.handle.store.backend)
         with run.checkpointer(every_steps=1, may_fail=2) as checkpointer:
             store.fails = "before"
             checkpointer.step(1, state(1)).settle()

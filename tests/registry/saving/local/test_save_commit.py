@@ -148,9 +148,9 @@ def test_a_state_that_does_not_fit_is_refused_at_load_too(reg, backend):
     loose = make(reg, RunSpec(), "loose")
     saved = loose.save(small_state(), step=1)
     strict = make(reg, DEMANDING, "strict")
-    log = RunLog(reg.store, "strict")
+    log = RunLog(reg.handle.store, "strict")
     log.open()
-    record = saved.record
+    record = saved.handle.newest_record()
     add = AddCheckpoint(
         manifest=record.manifest, phase="main", step=1, size_bytes=record.size_bytes
     )
@@ -288,7 +288,7 @@ def test_late_metrics_raise_the_tier_and_move_best(reg):
     saved = [run.save(small_state(i), step=i, meta={"epoch": 1}) for i in (1, 2)]
     assert run.best() is None
     saved[0].report({"loss": 3.0})
-    assert (run.best().step, run.history.checkpoint(saved[0].record.n).tier) == (1, "record")
+    assert (run.best().step, run.history.checkpoint(saved[0].handle.n).tier) == (1, "record")
     reg.checkpoint("run/main/step2").report({"loss": 1.0})
     assert (run.best().step, run.latest().tier) == (2, "record")
     saved[1].report({"loss": 9.0})
@@ -526,9 +526,9 @@ def test_a_repeat_on_a_stale_handle_does_not_find_what_is_gone(reg, backend, ope
     run.save(small_state(1), step=1)
     other.refresh()
     run.save(small_state(2), step=2)
-    assert other.exchange.push(small_state(2), step=2).record.evicted is None
+    assert other.exchange.push(small_state(2), step=2).handle.newest_record().evicted is None
     again = other.exchange.push(small_state(1), step=1)
-    assert again.record.n == other.manifest.commits - 1
+    assert again.handle.n == other.manifest.commits - 1
 
 
 def test_a_handle_that_others_went_back_behind_may_not_go_on(run, reg, backend, open_registry):
@@ -560,7 +560,7 @@ def test_naming_waits_for_no_upload(run, reg):
     with run.handle.committer._lock.here():
         done = ThreadPoolExecutor(1).submit(run.pins.tags.set, "kept", first)
         done.result(timeout=30)
-    assert run.manifest.tags == {"kept": first.record.n}
+    assert run.manifest.tags == {"kept": first.handle.n}
 
 
 def test_the_status_is_set_after_the_save_under_way(run):

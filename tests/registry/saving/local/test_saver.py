@@ -312,5 +312,5 @@ def test_a_save_that_landed_without_an_answer_is_no_reason_to_go_back_again(
         again.save(small_state(3), step=2)
     deaf.ears = True
     saved = again.save(small_state(3), step=2)
-    assert [ck.record.superseded for ck in (saved, first)] == [False, False]
-    assert (saved.n, again.manifest.commits) == (3, 4)
+    assert [ck.handle.newest_record().superseded for ck in (saved, first)] == [False, False]
+    assert (saved.handle.n, again.manifest.commits) == (3, 4)

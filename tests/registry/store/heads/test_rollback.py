@@ -157,7 +157,7 @@ def test_an_id_names_the_same_bytes_however_old_the_log_is(place):
 def test_runs_that_are_gone_are_named(place, caplog):
     delete_run(place)
     with holdfast.open(place) as reg:
-        assert reg.runs() == []
+        assert reg.run_names() == []
     assert "the run night was here and is gone" in caplog.text
 
 
@@ -173,7 +173,7 @@ def test_a_handle_misses_the_run_that_it_saw_begin(tmp_path, caplog):
         with pytest.raises(RolledBack, match="Not copied: night"):
             holdfast.sync(reg, mirror)
         caplog.clear()
-        assert reg.runs() == []
+        assert reg.run_names() == []
         assert "the run night was here and is gone" in caplog.text
     assert any((place / "packs").rglob("*.0"))
 
@@ -265,7 +265,7 @@ def test_a_head_that_was_seen_by_a_snapshot_alone_is_proved_by_what_came_after()
 
     def mark(backend, count):
         with open_on(backend) as reg:
-            log = RunLog(reg.store, "run")
+            log = RunLog(reg.handle.store, "run")
             log.open()
             for _ in range(count):
                 log.append(lambda state: [Mark(epoch=1)])
@@ -308,14 +308,14 @@ def test_an_epoch_of_another_collection_meanwhile_is_no_rollback():
         def list(self, prefix="", **options):
             found = list(self.inner.list(prefix, **options))
             if prefix == "epochs/":
-                reg.store.heads.check_epoch(3)
+                reg.handle.store.heads.check_epoch(3)
             return iter(found)
 
     with remembering(Late(new_backend())) as reg:
-        assert Epochs(reg.store).observe() == 0
-        assert reg.store.heads.epoch == 3
+        assert Epochs(reg.handle.store).observe() == 0
+        assert reg.handle.store.heads.epoch == 3
         with pytest.raises(RolledBack, match="log of epochs"):
-            Epochs(reg.store).observe()
+            Epochs(reg.handle.store).observe()
 
 
 def test_readers_and_a_trainer_of_one_handle_never_raise_an_alarm():

@@ -106,7 +106,7 @@ def test_a_journal_shows_what_only_this_machine_has(
         with open_on(backend, journal=journal) as reg:
             reg.run("r", create=True).save({"w": np.ones(1000)}, step=3)
             (one,) = journal_view(source, journal).waiting
-            Carrier(reg.store, RunFolder(journal, reg.id, "r"), lambda *_: None).carry()
+            Carrier(reg.handle.store, RunFolder(journal, reg.id, "r"), lambda *_: None).carry()
         assert journal_view(source, journal).waiting == ()
     assert (one.run, one.title, one.outcome) == ("r", "phase main, step 3", "waiting")
     assert one.size_bytes > 8000
