@@ -104,5 +104,6 @@ class RegistryHandle:
             from holdfast.registry.saving.journal import JournaledSaver
 
             saver = JournaledSaver(committer, self.journal)
-            return RunHandle(self.store, log, committer, saver.own, saver, saver, journal=saver)
+            own, seen = saver.own, saver.line
+            return RunHandle(self.store, log, committer, own, saver, seen, journal=saver)
         return RunHandle.local(committer)

@@ -48,7 +48,7 @@ def _save(run: holdfast.Run, step: int) -> holdfast.Checkpoint:
         try:
             return run.save(state_at(step), step=step)
         except StorageError as error:
-            assert not run.handle.journal._takeover
+            assert not run.handle.journal.line.takeover
             _pause(begun, error)
 
 

@@ -1,14 +1,15 @@
 """The journal: a save is durable on the machine's own disk first, and in the registry later.
 
 - `settings`: `Journal`, the folder and its bound.
-- `records`: the files of a journal. `folder`: `RunFolder`, the journal of one run, and locks.
+- `records`: the files of a journal. `folder`: `RunFolder`, the journal of one run.
+  `file_lock`: locks between processes.
 - `states`: the bytes of one entry, in a separate store.
 - `entry_saves`: a save as an entry: checked now, composed again when it is carried.
 - `log_scan`: the log since a takeover. `expected`: the run with the waiting entries.
 - `carrier`: adds the entries to the run, in order. `background`: its thread and its pools.
-- `saver`: `JournaledSaver`, which acknowledges saves. `checkpoint`: a checkpoint that only this
-  machine may have, and the bound. `ending`: the end of the program. `pushing`: stranded
-  entries into a fork.
+- `saver`: `JournaledSaver`, which acknowledges saves. `line`: the run as it sees it, and where
+  training continues. `checkpoint`: a checkpoint that only this machine may have, and the bound.
+  `ending`: the end of the program. `pushing`: stranded entries into a fork.
 
 Specified in docs/spec.md, section 40.
 """

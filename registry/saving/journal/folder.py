@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import re
@@ -12,9 +11,8 @@ import shutil
 import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TypeVar
-from weakref import WeakSet
 
 from holdfast.backends.local import disk, folders
 from holdfast.backends.local.backend import LocalBackend
@@ -31,6 +29,7 @@ from holdfast.registry.errors import (
 from holdfast.registry.history import TRAIN_ON, RunLog, new_signature
 from holdfast.registry.history.actions import SetStatus
 from holdfast.registry.objects import RUNS, join_lines, split_lines
+from holdfast.registry.saving.journal.file_lock import FileLock
 from holdfast.registry.saving.journal.records import (
     ID_DIGITS,
     Entry,
@@ -46,68 +45,6 @@ from holdfast.registry.saving.pending import Backlog
 from holdfast.registry.store import Address, RegistryConfig, Store, open_folder
 from holdfast.registry.store.heads import place_name
 from holdfast.registry.values import Record
-
-
-class FileLock:
-    """A lock on a file; each object is a separate holder."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._fd = -1
-
-    def acquire(self, *, shared: bool = False, wait: bool = True) -> bool:
-        """Take the lock; return whether it was taken."""
-        kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
-        try:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            disk.fail(error, self._path)
-        # Noted before locking: a child may be forked while this process waits for the lock.
-        self._fd = fd
-        _open.add(self)
-        try:
-            fcntl.flock(fd, kind)
-        except BlockingIOError:
-            self._close()
-            return False
-        except BaseException:
-            self._close()
-            raise
-        return True
-
-    def release(self) -> None:
-        """Release the lock."""
-        if self._fd >= 0:
-            # Closing alone would keep the lock, if a child has a copy of the descriptor.
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
-            self._close()
-
-    def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        _open.discard(self)
-        if fd >= 0:
-            os.close(fd)
-
-    @contextmanager
-    def held(self, *, shared: bool = False) -> Iterator[None]:
-        """Hold the lock for a block."""
-        self.acquire(shared=shared)
-        try:
-            yield
-        finally:
-            self.release()
-
-
-_open: WeakSet[FileLock] = WeakSet()
-
-
-def _close_in_child() -> None:
-    # Closing the copy of a descriptor does not release the parent's lock.
-    for lock in list(_open):
-        lock._close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
 
 # Paths are strings here, as in the store of folders.
 # ruff: noqa: PTH102, PTH112, PTH116, PTH118, PTH208

@@ -147,7 +147,7 @@ def test_a_registry_that_was_replaced_meanwhile_is_told_at_once(
     create_config(bucket, "skipped")
     with pytest.raises(RolledBack) as told:
         Carrier(run.handle.store, machine.folder).carry()
-    run.handle.journal._carrier.error = told.value  # as the thread does
+    run.handle.journal.line.carrier.error = told.value  # as the thread does
     for ask in (lambda: run.wait(remote=True), run.latest):
         with pytest.raises(RolledBack):
             ask()

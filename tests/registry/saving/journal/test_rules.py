@@ -18,10 +18,11 @@ from holdfast.registry.history.actions import TakeOver
 from holdfast.registry.objects.framing import join_lines, split_lines
 from holdfast.registry.saving.journal.carrier import Carrier
 from holdfast.registry.saving.journal.entry_saves import CarriedSave, EntryToken
-from holdfast.registry.saving.journal.folder import FileLock, RunFolder
+from holdfast.registry.saving.journal.file_lock import FileLock
+from holdfast.registry.saving.journal.folder import RunFolder
+from holdfast.registry.saving.journal.line import JournaledLine
 from holdfast.registry.saving.journal.log_scan import LogScan
 from holdfast.registry.saving.journal.records import Note
-from holdfast.registry.saving.journal.saver import JournaledSaver
 from holdfast.registry.saving.journal.states import EntryStates
 from holdfast.registry.spec import Retention
 from holdfast.registry.writing.object_writer import Writer
@@ -90,9 +91,9 @@ def acknowledge_without_takeover(world: World) -> None:
         token, log = self.own.token, self._log
         token.prefix = self.folder.id()
         token.reset()
-        self._takeover = self.folder.take_over(token.token, log.run.next_slot - 1)
+        self.takeover = self.folder.take_over(token.token, log.run.next_slot - 1)
 
-    world.patch.setattr(JournaledSaver, "_take_over", take_over)
+    world.patch.setattr(JournaledLine, "take_over", take_over)
 
 
 # J2: what follows an entry's own takeover decides

@@ -405,7 +405,7 @@ def test_a_registry_that_was_replaced_is_told_at_once(training: Training) -> Non
             Carrier(training.registry.handle.store, training.machine.folder).carry()
     with pytest.raises(RolledBack, match="push RUN FORK --to URL"):
         training.machine.carry()
-    training.run.handle.journal._carrier.error = told.value
+    training.run.handle.journal.line.carrier.error = told.value
     with pytest.raises(RolledBack):
         training.run.wait(remote=True)
     assert training.machine.folder.waiting() == [2, 3]

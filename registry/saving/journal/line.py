@@ -1,0 +1,310 @@
+"""The line of training with a journal: the expected run, and where training continues."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from threading import RLock
+from typing import Any
+
+from holdfast.registry.errors import Conflict, MissingObject, StorageError, Stranded
+from holdfast.registry.history import PlacedState
+from holdfast.registry.history.actions import Action, SetStatus
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.loading import Checkpoint
+from holdfast.registry.saving.journal.background import BackgroundCarrier
+from holdfast.registry.saving.journal.checkpoint import JournaledCheckpoint, carried_here
+from holdfast.registry.saving.journal.entry_saves import require_line
+from holdfast.registry.saving.journal.expected import ExpectedRun, expect
+from holdfast.registry.saving.journal.folder import RunFolder
+from holdfast.registry.saving.journal.log_scan import LogScan
+from holdfast.registry.saving.journal.records import Entry, SaveFields, Takeover
+from holdfast.registry.saving.journal.states import EntryStates
+from holdfast.registry.saving.ownership import Claimed, Ownership
+from holdfast.registry.writing import Composed
+
+_LOGGER = logging.getLogger("holdfast")
+
+
+class JournaledLine:
+    """The run as training with a journal sees it: the log, followed by the entries that wait.
+
+    Attributes:
+        own: The handle's hold on the run.
+        folder: The journal of the run.
+        carrier: Carries the entries into the registry.
+        takeover: Number of the takeover that this handle saves under; 0 before its first save.
+        slot: The slot of that takeover.
+        resumes: The checkpoint that the next save continues from, by number or `write`.
+        keeps: The last pivot after it that the next save does not supersede.
+        last: The states of the newest entry of this handle, the bases of the next save.
+    """
+
+    def __init__(self, own: Ownership, folder: RunFolder) -> None:
+        self.own, self.folder = own, folder
+        self._log, self._store = own.log, own.store
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with nothing acknowledged; a forked process begins anew."""
+        self.carrier = BackgroundCarrier(self._store, self.folder)
+        self.takeover = self.slot = 0
+        self.resumes: int | str | None = None
+        self.keeps: int | None = None
+        self.last: tuple[EntryStates, Mapping[str, PlacedState]] | None = None
+        self._expecting = RLock()
+        # The entry that training continues from, by number and `write`.
+        self._follows: tuple[int, str] | None = None
+        # Acknowledged entries whose outcome is not known: `write`, and the slot to search from.
+        self._unsettled: dict[int, tuple[str, int]] = {}
+        self._search_from = 0
+        self._read_to = 0
+        if self._log.is_copy:  # it has at least what was carried until now
+            self._read_to = self.folder.carried_to()
+            self.folder.open_copy(self._log)
+        self._expected: ExpectedRun | None = None
+        self._told: set[int] = set()
+
+    # The expected run
+
+    @property
+    def run(self) -> RunManifest:
+        """The run with the saves that only the journal holds."""
+        return self.expect().run
+
+    def expect(self) -> ExpectedRun:
+        """Return the expected run, computed again if something was carried."""
+        # Other threads call this too, such as one that prepares a save during another save.
+        with self._expecting:
+            while self._expected is None:
+                carried = self.folder.carried_to()
+                if carried > self._read_to:  # into slots that this handle has not read
+                    self.read()
+                expected = expect(self.folder, self._log, self._store)
+                if self.folder.carried_to() == carried:  # nothing was carried meanwhile
+                    self._expected = expected
+            return self._expected
+
+    def expect_anew(self) -> None:
+        """Compute the expected run again when it is needed: the log or the entries have changed."""
+        self._expected = None
+
+    def read(self) -> None:
+        """Read the log."""
+        carried = self.folder.carried_to()
+        self._log.refresh()
+        self._read_to, self._expected = carried, None
+
+    def refresh(self) -> RunManifest:
+        """Read the log; return the run with the saves that are only in the journal."""
+        if not self._log.is_copy:
+            self.read()
+        return self.run
+
+    def newest_first(self) -> list[Checkpoint]:
+        """Return the kept checkpoints, newest first, also those that only the journal holds."""
+        self._expected = None
+        self.carrier.wake()
+        expected, backlog = self.expect(), self.folder.backlog()
+        if backlog.stranded or backlog.refused or backlog.damaged:
+            _LOGGER.warning(
+                "%s: the journal %s has saves that are not in the run: %d stranded, %d refused, "
+                "%d damaged; `holdfast journal ls` lists them",
+                self._log.run_id,
+                self.folder.path,
+                backlog.stranded,
+                backlog.refused,
+                backlog.damaged,
+            )
+        here = self.folder.carried() if self._log.is_copy else {}
+        live = expected.run.live()
+        return [self._known(record.n, here.get(record.n)) for record in reversed(live)]
+
+    def waiting_entry(self, checkpoint: Checkpoint, stream: str) -> Mapping[str, Any] | None:
+        """Return the last entry of a stream at a checkpoint, if only the journal holds it."""
+        if not isinstance(checkpoint, JournaledCheckpoint) or checkpoint.durable_in == "registry":
+            return None
+        expected = self.expect()
+        return expected.last_entries.get(expected.numbers[checkpoint.write], {}).get(stream)
+
+    def _known(self, n: int, here: Entry | None) -> Checkpoint:
+        """Return a checkpoint of the expected run; `here` is its entry if it was carried."""
+        expected, store = self.expect(), self._store
+        if here is not None:
+            return carried_here(EntryStates(self.folder, here.write, store), here, expected.run, n)
+        if n in expected.entries:
+            number, entry = expected.entries[n]
+            return self.checkpoint(EntryStates(self.folder, entry.write, store), number, entry, n)
+        return Checkpoint(store, self._log, expected.run.by_n[n])
+
+    def checkpoint(self, states: EntryStates, number: int, entry: Entry, n: int) -> Checkpoint:
+        """Return the checkpoint of an entry, which has a number in the expected run."""
+        return JournaledCheckpoint(states, number, entry, self.run, n, self._find)
+
+    def _find(self, number: int, entry: Entry) -> Checkpoint | None:
+        """Return the checkpoint of an entry in the registry; `None` if it is not there."""
+        note = self.carrier.outcomes.get(number) or self.folder.note(number)
+        if note is None and number in self.folder.numbers():
+            return None  # it waits
+        if note is not None and note.outcome != "carried":
+            return None
+        log = self._log
+        with suppress(StorageError):
+            n = None if note is None else note.commit
+            if n is None or n >= log.run.commits:
+                log.refresh()
+            if n is None:  # another process has carried it, and deleted the note
+                scan = LogScan(log, entry.search_from, self.folder.ids())
+                scan.read_to(log.run)
+                n = scan.commit_of(entry.write)
+            if n is not None:
+                return Checkpoint(self._store, log, log.knowing(n).by_n[n])
+        return None
+
+    # Where training continues
+
+    @property
+    def resumed_step(self) -> int | None:
+        """The step of the checkpoint that training resumed from, before the first save."""
+        n = self.resumed_at()
+        resumed = None if n is None else self.run.by_n.get(n)
+        return None if resumed is None else resumed.step
+
+    def resumed_at(self) -> int | None:
+        """Return the number of the checkpoint that training continues from, in the expected run."""
+        if not isinstance(self.resumes, str):
+            return self.resumes
+        found = self.expect().numbers.get(self.resumes)
+        if found is None:  # it was carried meanwhile
+            scan = LogScan(self._log, self._search_from, self.folder.ids())
+            scan.read_to(self._log.run)
+            found = self.resumes = scan.commit_of(self.resumes)
+        return found
+
+    def resume_at(self, checkpoint: Checkpoint) -> None:
+        """Continue from exactly a checkpoint; the next save takes the run over."""
+        self.own.earlier.forget()
+        self._continue_from(checkpoint)
+
+    def resume_after(self, checkpoint: Checkpoint) -> str | None:
+        """Continue from a checkpoint and, if it is the newest, from the pivots after it."""
+        if checkpoint.durable_in == "journal":  # a pivot waits until the registry has everything
+            self._continue_from(checkpoint)
+            return None
+        name, token = self.own.resume_after(checkpoint), self.own.token
+        self._continue_from(checkpoint)
+        self.keeps, token.resumed_at = token.keeps, None
+        return name
+
+    def _continue_from(self, checkpoint: Checkpoint) -> None:
+        self.own.failed.clear()
+        self.keeps = self._follows = None
+        if isinstance(checkpoint, JournaledCheckpoint) and checkpoint.durable_in == "journal":
+            self.resumes, self._search_from = checkpoint.write, checkpoint.search_from
+            self._follows = checkpoint.number, checkpoint.write
+        else:
+            self.resumes = checkpoint.handle.n
+        components = checkpoint.manifest.components
+        self.own.earlier.remember(checkpoint.handle.record.phase, checkpoint.step, components)
+        self.takeover, self._expected, self.last = 0, None, None
+
+    def take_over(self) -> None:
+        """Take the run over in the registry, and read that back (J1).
+
+        Without the registry go on under the newest takeover of this machine: it was read back.
+        """
+        token, log = self.own.token, self._log
+        if log.is_copy and (held := self.folder.own_takeover()) is not None:
+            token.token = held.token
+            self.note_takeover(held)
+            return
+        token.warn_of_owner(log.run)
+        token.prefix, token.resumed_at = self.folder.id(), None
+        token.reset()
+        nothing = Composed(lambda run: ())  # noqa: ARG005
+        self.own.committer.commit(Claimed(token, nothing), waits=False)
+        log.look().outcome.result()
+        self.note_takeover()
+
+    def note_takeover(self, held: Takeover | None = None) -> None:
+        """Note the takeover that this handle has just committed, or continues."""
+        self.slot = self._log.run.next_slot - 1 if held is None else held.slot
+        self.takeover = self.folder.take_over(self.own.token.token, self.slot)
+        if held is None:
+            self.folder.keep_copy(self._log, self._store)
+        self.own.taken()
+        self._told = set(self.folder.noted())
+        self._expected = None
+
+    # Entries of this handle
+
+    def entry(
+        self, write: str, *, save: SaveFields | None = None, said: SetStatus | None = None
+    ) -> Entry:
+        """Return the next entry, not acknowledged yet."""
+        slot = self.slot
+        if isinstance(self.resumes, str):
+            slot = min(slot, self._search_from)
+        follows = self._follows and self._follows[1]
+        return self.folder.new_entry(
+            self.takeover, slot, follows, write=write, save=save, said=said
+        )
+
+    def append(self, entry: Entry, n: int | None, actions: Sequence[Action]) -> int:
+        """Acknowledge an entry: from now on it is durable on this machine; return its number."""
+        with self._expecting:
+            expected, self._expected = self.expect(), None
+            number = self.folder.acknowledge(entry)
+            self.resumes = self.keeps = None
+            self._follows = number, entry.write
+            if actions:  # otherwise its commit may be that of another entry
+                self._unsettled[number] = entry.write, entry.search_from
+            expected.add(number, entry, n, actions)
+            self._expected = expected
+        self.carrier.take()
+        return number
+
+    def require_kept(self) -> None:
+        """Refuse to continue from a save that never enters the run."""
+        if self._follows is not None:
+            number, _ = self._follows
+            note = self.carrier.outcomes.get(number) or self.folder.note(number)
+            require_line(self._log.run_id, note)
+
+    def raise_outcomes(self) -> None:
+        """Raise each failed save of this handle once; raise a stranded one every time."""
+        for number in self.folder.noted():
+            note = self.folder.note(number) if number not in self._told else None
+            if self.takeover and note is not None and note.outcome != "carried":
+                if note.outcome == "stranded":
+                    raise Stranded(note.reason or "")
+                self._told.add(number)
+                raise Conflict(
+                    f"a save that was acknowledged by the journal is {note.outcome}",
+                    where=f"{self._log.run_id}: entry {number} of {self.folder.path}",
+                    found=note.reason,
+                    hint="Its bytes are kept there; this call did nothing.",
+                )
+
+    def raise_lost(self) -> None:
+        """Raise, once, if acknowledged saves are neither in the journal nor in the registry."""
+        with self._expecting:  # another thread may acknowledge meanwhile
+            here = set(self.folder.numbers())
+            noted = {*self.folder.noted(), *self.carrier.outcomes}
+            lost = {n: one for n, one in self._unsettled.items() if n not in here | noted}
+            if lost:
+                self._log.refresh()
+                scan = LogScan(self._log, min(start for _, start in lost.values()), ())
+                scan.read_to(self._log.run)
+                lost = {n: one for n, one in lost.items() if scan.commit_of(one[0]) is None}
+            self._unsettled = {n: one for n, one in self._unsettled.items() if n in here - noted}
+        if lost:
+            self.takeover, self._follows, self._expected, self.last = 0, None, None, None
+            raise MissingObject(
+                f"{len(lost)} saves that were acknowledged are gone from the journal",
+                where=f"{self._log.run_id}: {self.folder.path}",
+                found=f"entries {', '.join(map(str, lost))} are neither there nor in the registry",
+                hint="This error comes once; later saves continue without them. If the folder was "
+                "moved, put it back before the next save.",
+            )
