@@ -12,6 +12,7 @@ import json
 import struct
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgpack
@@ -131,7 +132,7 @@ def _names(value: bytes, count: int) -> bytes:
 def burn(item: object) -> bytes:
     """Return a record."""
     keys = ("float", "int", "format", "version", "settings")
-    return msgpack.packb({"metadata": dict.fromkeys(keys, "x"), "item": item, "_b": None})
+    return bytes(msgpack.packb({"metadata": dict.fromkeys(keys, "x"), "item": item, "_b": None}))
 
 
 def _burnt(value: object, count: int) -> bytes:
@@ -162,11 +163,15 @@ def hidden(count: int) -> bytes:
     return plain[:-18] + b"PK\5\6" + plain[-14:-12] + plain[-12:]
 
 
+def _packed(container: Callable[[bytes], bytes], name: str, count: int) -> bytes:
+    return container(pickled(name, count))
+
+
 #: File name -> its bytes, given the number.
 FILES: dict[str, Callable[[int], bytes]] = {
-    **{f"{name}.pt": lambda n, name=name: archive(pickled(name, n)) for name in PICKLED},
+    **{f"{name}.pt": partial(_packed, archive, name) for name in PICKLED},
     **{
-        f"{name}.delta.thalia.zst": lambda n, name=name: delta(pickled(name, n))
+        f"{name}.delta.thalia.zst": partial(_packed, delta, name)
         for name in PICKLED
         if name not in ("deques", "complex", "ints-one-by-one", "paths")
     },

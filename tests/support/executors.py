@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from typing import Any
 
 
 class Crossing(Executor):
@@ -21,9 +22,9 @@ class Crossing(Executor):
         self.calls = 0
         self._sent: set[bytes] = set()
 
-    def submit(self, fn, /, *args, **kwargs) -> Future:
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         self.calls += 1
-        done: Future = Future()
+        done: Future[Any] = Future()
         sent = pickle.dumps((fn, args, kwargs))
         # Dask gives two equal calls one result, even if the store has changed in between.
         assert sent not in self._sent

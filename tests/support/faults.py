@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from holdfast.backends import Backend
+from holdfast.backends import Backend, Body, ByteRange
 from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.wrappers import Wrapper
 
@@ -30,18 +30,24 @@ class Hooked(Wrapper):
         self.before: Callable[[str, str], object] = lambda method, key: None
         self.after: Callable[[str, str], object] = lambda method, key: None
 
-    def get(self, key, byte_range=None, *, into=None):
+    def get(
+        self,
+        key: str,
+        byte_range: ByteRange | None = None,
+        *,
+        into: Sequence[memoryview] | None = None,
+    ) -> bytes:
         self.before("get", key)
         data = super().get(key, byte_range, into=into)
         self.after("get", key)
         return data
 
-    def put(self, key, body):
+    def put(self, key: str, body: Body) -> None:
         self.before("put", key)
         super().put(key, body)
         self.after("put", key)
 
-    def put_if_absent(self, key, body):
+    def put_if_absent(self, key: str, body: Body) -> bool:
         self.before("put_if_absent", key)
         created = super().put_if_absent(key, body)
         self.after("put_if_absent", key)
@@ -64,7 +70,7 @@ class Once:
 class Forgetful(Wrapper):
     """A store that creates an object and says that it was there already: its answer was lost."""
 
-    def put_if_absent(self, key, body):
+    def put_if_absent(self, key: str, body: Body) -> bool:
         super().put_if_absent(key, body)
         return False
 
@@ -72,14 +78,14 @@ class Forgetful(Wrapper):
 class Liar(Wrapper):
     """A store that says that an object is there already, whatever is there."""
 
-    def put_if_absent(self, key, body):
+    def put_if_absent(self, key: str, body: Body) -> bool:
         return False
 
 
 class Unconditional(Wrapper):
     """A store that ignores `If-None-Match`."""
 
-    def put_if_absent(self, key, body):
+    def put_if_absent(self, key: str, body: Body) -> bool:
         self.put(key, body)
         return True
 
@@ -92,7 +98,7 @@ class Silent(Wrapper):
         self._prefix = prefix
         self.asked: list[str] = []
 
-    def put_if_absent(self, key, body):
+    def put_if_absent(self, key: str, body: Body) -> bool:
         if not key.startswith(self._prefix):
             return super().put_if_absent(key, body)
         self.asked.append(key)
@@ -102,13 +108,13 @@ class Silent(Wrapper):
 class Gate(Wrapper):
     """Holds packs back until told; then fails, where told so."""
 
-    def __init__(self, inner):
+    def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
         self.open = threading.Event()
         self.reached = threading.Event()
-        self.error = None
+        self.error: BaseException | None = None
 
-    def put_if_absent(self, key, body):
+    def put_if_absent(self, key: str, body: Body) -> bool:
         if key.startswith("packs/"):
             self.reached.set()
             assert self.open.wait(20)

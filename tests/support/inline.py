@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Any
+from typing import Any, cast
 
 from holdfast.registry.face.registry import Registry
+from holdfast.registry.store.threads import Pools
 
 
 class Inline(Executor):
@@ -34,5 +35,5 @@ class InlinePools:
 def without_threads(registry: Registry) -> Registry:
     """Let a registry do all its work in the caller's thread."""
     registry.handle.store.pools.close()
-    registry.handle.store.pools = InlinePools()
+    registry.handle.store.pools = cast("Pools", InlinePools())
     return registry

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from holdfast.registry.history.actions import (
     Acknowledge,
+    Action,
     AddCheckpoint,
     Claim,
     Commit,
@@ -40,7 +43,7 @@ def place(manifest: Digest, number: int = 0, *, generation: int = 0) -> Place:
     )
 
 
-def creation(spec: RunSpec | None = None, **fields) -> CreateRun:
+def creation(spec: RunSpec | None = None, **fields: Any) -> CreateRun:
     return CreateRun(
         config=None, config_hash=Digest.of(b""), seed="0" * 16, environment={}, spec=spec, **fields
     )
@@ -54,7 +57,7 @@ class Life:
         self.slots: list[Slot] = []
         self.then(creation(spec))
 
-    def then(self, *actions) -> Life:
+    def then(self, *actions: Action) -> Life:
         """Commit."""
         commit = Commit(
             n=self.manifest.commits,
@@ -70,9 +73,17 @@ class Life:
         assert self.manifest.head == line_digest(commit.encode())
         return self
 
-    def save(self, step: int, phase: str = "main", *, metrics=None, **fields) -> Life:
+    def save(
+        self,
+        step: int,
+        phase: str = "main",
+        *,
+        metrics: dict[str, float] | None = None,
+        **fields: Any,
+    ) -> Life:
         """Add a checkpoint; the content is that of its commit."""
-        fields = {"manifest": digest(self.manifest.commits), "size_bytes": 1} | fields
+        fields.setdefault("manifest", digest(self.manifest.commits))
+        fields.setdefault("size_bytes", 1)
         return self.then(AddCheckpoint(step=step, phase=phase, metrics=metrics or {}, **fields))
 
     def report(self, n: int, tier: str | None = None, **metrics: float) -> Life:

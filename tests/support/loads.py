@@ -10,17 +10,23 @@ import pytest
 
 import holdfast
 from holdfast import Checkpoint, Digest, Registry, Run
-from holdfast.registry.errors import IntegrityError
+from holdfast.backends import Backend
+from holdfast.registry.errors import IntegrityError, RegistryError
 from tests.support.states import same
 
 
-def refused(backend, open_registry, match: str, kind: type = IntegrityError) -> None:
+def refused(
+    backend: Backend,
+    open_registry: Callable[[Backend], Registry],
+    match: str,
+    kind: type[RegistryError] = IntegrityError,
+) -> None:
     """Check that the newest checkpoint of the run does not load, and why."""
     with pytest.raises(kind, match=match):
         open_registry(backend).checkpoint("run").load()
 
 
-def steps(run) -> list[int]:
+def steps(run: Run) -> list[int]:
     """Return the steps of a run's checkpoints."""
     return [checkpoint.step for checkpoint in run.checkpoints()]
 

@@ -7,8 +7,11 @@ import os
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from multiprocessing.forkserver import _forkserver  # type: ignore[attr-defined]
+from multiprocessing.forkserver import _forkserver
 from typing import Any
+
+# Its attributes are not described.
+_server: Any = _forkserver
 
 #: The programs of processes. The server starts once, so that it must know all of them by then.
 _PROGRAMS = [
@@ -35,8 +38,8 @@ def servers() -> ForkServerContext:
 def address_of_server() -> str:
     """Return where the server answers."""
     servers()
-    _forkserver.ensure_running()
-    return str(_forkserver._forkserver_address)  # type: ignore[attr-defined]
+    _server.ensure_running()
+    return str(_server._forkserver_address)
 
 
 def use_server(address: str) -> None:
@@ -44,8 +47,8 @@ def use_server(address: str) -> None:
 
     It has the end of the pipe that keeps the server alive, as every process of the server.
     """
-    _forkserver._forkserver_address = address  # type: ignore[attr-defined]
-    _forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
+    _server._forkserver_address = address
+    _server.ensure_running = lambda: None
 
 
 def start_process(target: Callable[..., None], *args: Any) -> ForkServerProcess:

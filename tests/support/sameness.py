@@ -7,6 +7,7 @@ import decimal
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import is_dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from holdfast.registry.pytree import allocate, flatten, leaf_kinds, leaf_paths, 
 from holdfast.registry.values import canonical
 
 
-def through(state):
+def through(state: Any) -> Any:
     """Send a state through canonical JSON and fresh memory, as a save and a load would."""
     flat = flatten(state)
     components = []
@@ -38,7 +39,7 @@ def through(state):
     return unflatten(flat.kind, components)
 
 
-def assert_same(a, b, at="state"):
+def assert_same(a: Any, b: Any, at: str = "state") -> None:
     """Fail unless two values have the same types and the same bits, all the way down."""
     if type(a) is torch.nn.Parameter:
         a = a.detach()
@@ -55,30 +56,30 @@ def assert_same(a, b, at="state"):
         assert a == b, (at, a, b)
 
 
-def _sequences(a, b, at):
+def _sequences(a: Any, b: Any, at: str) -> None:
     assert len(a) == len(b), at
     for index, (x, y) in enumerate(zip(a, b, strict=True)):
         assert_same(x, y, f"{at}[{index}]")
 
 
-def _dicts(a, b, at):
+def _dicts(a: Any, b: Any, at: str) -> None:
     _sequences(list(a), list(b), f"{at}.keys()")
     for (key, x), y in zip(a.items(), b.values(), strict=True):
         assert_same(x, y, f"{at}[{key!r}]")
     assert_same(getattr(a, "_metadata", None), getattr(b, "_metadata", None), f"{at}._metadata")
 
 
-def _defaultdicts(a, b, at):
+def _defaultdicts(a: Any, b: Any, at: str) -> None:
     assert a.default_factory is b.default_factory, at
     _dicts(a, b, at)
 
 
-def _deques(a, b, at):
+def _deques(a: Any, b: Any, at: str) -> None:
     assert a.maxlen == b.maxlen, at
     _sequences(a, b, at)
 
 
-def _sets(a, b, at):
+def _sets(a: Any, b: Any, at: str) -> None:
     bits = [
         sorted(canonical.encode(flatten({"x": v}).components[0].skeleton) for v in s)
         for s in (a, b)
@@ -86,7 +87,7 @@ def _sets(a, b, at):
     assert bits[0] == bits[1], at
 
 
-def _tensors(a, b, at):
+def _tensors(a: Any, b: Any, at: str) -> None:
     assert (a.dtype, a.shape, a.layout) == (b.dtype, b.shape, b.layout), at
     if a.layout is torch.sparse_coo:
         assert a.is_coalesced() == b.is_coalesced(), at
@@ -111,32 +112,32 @@ def _tensors(a, b, at):
     return None
 
 
-def _arrays(a, b, at):
+def _arrays(a: Any, b: Any, at: str) -> None:
     assert (a.dtype, a.shape) == (b.dtype, b.shape), at
     assert a.tobytes() == b.tobytes(), at
 
 
-def _floats(a, b, at):
+def _floats(a: Any, b: Any, at: str) -> None:
     assert struct.pack("d", a) == struct.pack("d", b), (at, a, b)
 
 
-def _complexes(a, b, at):
+def _complexes(a: Any, b: Any, at: str) -> None:
     assert struct.pack("dd", a.real, a.imag) == struct.pack("dd", b.real, b.imag), (at, a, b)
 
 
-def _moments(a, b, at):
+def _moments(a: Any, b: Any, at: str) -> None:
     assert (a.isoformat(), a.fold, repr(a.tzinfo)) == (b.isoformat(), b.fold, repr(b.tzinfo)), at
 
 
-def _decimals(a, b, at):
+def _decimals(a: Any, b: Any, at: str) -> None:
     assert a.as_tuple() == b.as_tuple(), at
 
 
-def _slices(a, b, at):
+def _slices(a: Any, b: Any, at: str) -> None:
     _sequences((a.start, a.stop, a.step), (b.start, b.stop, b.step), at)
 
 
-def _ranges(a, b, at):
+def _ranges(a: Any, b: Any, at: str) -> None:
     assert (a.start, a.stop, a.step) == (b.start, b.stop, b.step), at
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from holdfast import Checkpoint, Registry, Run
 
 
-def small_state(i: int = 0) -> dict:
+def small_state(i: int = 0) -> dict[str, Any]:
     """Return a state of two components, a few kB each, other ones for every `i`."""
     return {
         "model": {"w": np.arange(600, dtype=np.float32) + i, "b": np.full(100, 0.5 + i)},
@@ -21,7 +21,7 @@ def small_state(i: int = 0) -> dict:
     }
 
 
-def same(a: object, b: object) -> bool:
+def same(a: Any, b: Any) -> bool:
     """Return whether two states are equal, types included; they may hold arrays and tensors."""
     if type(a) is not type(b):
         return False
@@ -32,11 +32,11 @@ def same(a: object, b: object) -> bool:
     if isinstance(a, np.ndarray):
         return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
     if hasattr(a, "is_contiguous"):
-        return (a.dtype, a.shape) == (b.dtype, b.shape) and _bits(a) == _bits(b)
-    return a == b
+        return bool((a.dtype, a.shape) == (b.dtype, b.shape)) and _bits(a) == _bits(b)
+    return bool(a == b)
 
 
-def _bits(tensor) -> bytes:
+def _bits(tensor: Any) -> bytes:
     import torch  # takes seconds, and few states have tensors
 
     flat = tensor.detach().contiguous().reshape(-1)
@@ -50,7 +50,7 @@ def make_state(step: int) -> dict[str, Any]:
         "model": {
             "embedding": np.arange(300, dtype=np.float32).reshape(30, 10),
             "head": fresh.standard_normal((10, 12)).astype(np.float32),
-            "scale": np.float32([step, 1.5]),  # small enough to lie in the manifest
+            "scale": np.array([step, 1.5], np.float32),  # small enough to lie in the manifest
         },
         "optimizer": {"moments": fresh.standard_normal(40), "groups": [{"lr": 0.1 / (step + 1)}]},
         "step": step,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast import Stored
 from holdfast.backends import Backend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.face.factory import open_on
@@ -85,12 +86,14 @@ def packs(backend: Backend) -> set[str]:
     return {info.key for info in backend.list("packs/")}
 
 
-def packs_of(checkpoint) -> list[str]:
+def packs_of(checkpoint: Stored) -> list[str]:
     return [str(pack.key) for pack in checkpoint.handle.reader.placement.packs]
 
 
 @contextmanager
-def small_grid(chunk_bytes: int = 256, list_threshold: int = 256, pack_bytes: int | None = None):
+def small_grid(
+    chunk_bytes: int = 256, list_threshold: int = 256, pack_bytes: int | None = None
+) -> Iterator[None]:
     """Cut tensors finer, so that small ones have many chunks, digest lists and packs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunking, "CHUNK_BYTES", chunk_bytes)
@@ -124,7 +127,7 @@ def needed(registry: Registry) -> set[str]:
     return keys
 
 
-def codecs_of(checkpoint) -> set[str]:
+def codecs_of(checkpoint: Stored) -> set[str]:
     """Return the codecs of a checkpoint's chunks."""
     return {CODECS[row.codec] for row in checkpoint.handle.reader.placement.rows}
 
