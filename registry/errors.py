@@ -22,6 +22,7 @@ RegistryError                     anything Holdfast refuses or fails to do      
 │   ├── Fenced                    another trainer took the run over
 │   │   └── Stranded              ... while saves were only in the journal of this machine
 │   └── Diverged                  two registries hold different histories of a run
+├── Frozen                        the registry may not be written: it has moved         exit 5
 ├── IntegrityError                bytes differ from those committed: verify, repair    exit 6
 │   ├── Damaged                   a file's bytes do not hash to its digest
 │   ├── Malformed                 a file breaks a rule of its format
@@ -60,6 +61,7 @@ __all__ = [
     "Damaged",
     "Diverged",
     "Fenced",
+    "Frozen",
     "IncompatibleState",
     "IntegrityError",
     "InvalidInput",
@@ -140,6 +142,12 @@ class Stranded(Fenced):
 
 class Diverged(Conflict):
     """Two registries hold different commits at the same position of one run's history."""
+
+
+class Frozen(RegistryError):
+    """The registry was frozen: nobody may write to it; where it goes on is in the message."""
+
+    exit_code = 5
 
 
 class IntegrityError(RegistryError):

@@ -45,6 +45,8 @@ _COMMANDS = {
     "verify": "verify.verify: Check that every checkpoint is complete.",
     "verify-resume": "verify.verify_resume: Verify that a training program resumes exactly.",
     "upgrade": "registries.upgrade: Let newer rules begin; older programs can only read then.",
+    "freeze": "registries.freeze: Forbid everybody to write, and say where the registry goes on.",
+    "thaw": "registries.thaw: Allow writing again after a freeze.",
     "trust": "registries.trust: Accept a registry that was set back or replaced.",
     "repair": "verify.repair: Restore missing and damaged data from a mirror.",
     "sync": "registries.sync: Copy runs from one registry to another.",

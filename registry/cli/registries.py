@@ -1,8 +1,9 @@
-"""`init`, `upgrade`, `trust` and `sync`: commands on whole registries."""
+"""`init`, `upgrade`, `freeze`, `thaw`, `trust` and `sync`: commands on whole registries."""
 
 from __future__ import annotations
 
 from holdfast.backends import parse
+from holdfast.backends.escape import shown
 from holdfast.registry.cli import output
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command
@@ -15,6 +16,7 @@ from holdfast.registry.face import init as make_registry
 from holdfast.registry.face import sync as sync_registries
 from holdfast.registry.store import Address
 from holdfast.registry.store import trust as trust_registry
+from holdfast.registry.upkeep import FreezeReport
 
 _SYNCED = (
     Column("run"),
@@ -79,11 +81,11 @@ def trust(*, address: Address) -> Answer:
 
     This machine forgets the heads of its runs.
     """
-    shown = parse(address.url).url
+    url = parse(address.url).url
     forgotten = trust_registry(address.url, storage_options=address.storage_options)
-    trusted = f"trusted: {shown}; this machine has forgotten its old heads"
-    none = f"no heads were remembered for {shown}"
-    return answer_of({"url": shown, "forgotten": forgotten}, trusted if forgotten else none)
+    trusted = f"trusted: {url}; this machine has forgotten its old heads"
+    none = f"no heads were remembered for {url}"
+    return answer_of({"url": url, "forgotten": forgotten}, trusted if forgotten else none)
 
 
 @command(writes)
@@ -103,6 +105,42 @@ def upgrade(
     marked = f"{report.marked} of {output.counted(report.runs, 'run')} marked"
     text = f"least writer version {report.min_writer}, by epoch {report.epoch}; {marked}"
     return answer_of(picked(report, "min_writer raised epoch runs marked"), text)
+
+
+@command(writes)
+def freeze(
+    opened: Registry,
+    *,
+    moved_to: str | None = option(
+        "--moved-to", "URL", "Where the registry goes on, for everybody's messages."
+    ),
+    yes: bool = flag("--yes", "Do not ask."),
+) -> Answer:
+    """Forbid everybody to write, and say where the registry goes on.
+
+    Each writer stops at its next commit with an error that names the place; reading goes on.
+    `holdfast thaw` ends it. If it is killed, run it again.
+    """
+    if not yes:
+        output.confirm(f"No program can write to {opened.url} then; training stops.")
+    return _frozen(opened.freeze(moved_to))
+
+
+@command(writes)
+def thaw(opened: Registry) -> Answer:
+    """Allow writing again after a freeze.
+
+    If training went on at another place meanwhile, the histories of its runs diverge.
+    """
+    return _frozen(opened.thaw())
+
+
+def _frozen(report: FreezeReport) -> Answer:
+    is_frozen = report.moved_to is not None
+    where = f", moved to {shown(report.moved_to)}" if report.moved_to else ""
+    marked = f"{report.marked} of {output.counted(report.runs, 'run')} marked"
+    text = f"{'frozen' if is_frozen else 'not frozen'}{where}, by epoch {report.epoch}; {marked}"
+    return answer_of(picked(report, "moved_to epoch runs marked"), text)
 
 
 @command(bar="copying", table=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.backends import Backend
 from holdfast.backends.location import parse
 from holdfast.backends.opening import Transport
-from holdfast.registry.errors import InvalidInput
+from holdfast.registry.errors import InvalidInput, InvalidLocation
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.objects.codecs import Compression, check_compression
 from holdfast.registry.saving.journal import Journal, choose_journal
@@ -27,6 +27,8 @@ from holdfast.registry.store.heads import Heads
 if TYPE_CHECKING:
     from holdfast.registry.store import ChunkCache
 
+#: The schemes of places that a program goes to because a registry says so.
+_FOLLOWED = ("file", "s3", "az", "abfs", "abfss", "gs", "gcs")
 _LOGGER = logging.getLogger("holdfast")
 
 
@@ -87,6 +89,7 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
     storage_options: Mapping[str, Any] | None = None,
     fs: Any = None,
     transport: Transport | None = None,
+    follow_moved: bool = False,
 ) -> Registry:
     """Open a registry.
 
@@ -110,6 +113,9 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
             An option that cannot be used is refused.
         fs: A file system object of fsspec; `url` is then a path in it.
         transport: Library that moves the bytes of S3: `boto3`, which is faster, or `s3fs`.
+        follow_moved: Open the place that the registry has moved to (`Registry.freeze`), if it has,
+            with none of the options that are given here. A place that names a server is refused:
+            credentials of the environment would be sent there.
 
     Raises:
         NotFound: There is no registry.
@@ -140,7 +146,31 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
         remember=remember,
         known=_known(None if read_only else chosen),
     )
-    return Registry(store, chosen)
+    registry = Registry(store, chosen)
+    moved_to = registry.moved_to if follow_moved else None
+    if not moved_to:
+        return registry
+    registry.close()
+    return open(
+        check_followed(moved_to),
+        read_only=read_only,
+        cache=cache,
+        remember=remember,
+        journal=journal,
+    )
+
+
+def check_followed(moved_to: str) -> str:
+    """Return a place that a registry names, if this program may go there by itself."""
+    location = parse(moved_to)
+    if location.scheme not in _FOLLOWED or location.endpoint_url is not None:
+        raise InvalidLocation(
+            "a registry that has moved is not followed there by itself",
+            where=moved_to,
+            expected=f"a URL of {', '.join(_FOLLOWED)} without a server",
+            hint="Open that place yourself if you trust it.",
+        )
+    return moved_to
 
 
 def _may_not_be_written(place: str | os.PathLike[str], fs: Any) -> bool:

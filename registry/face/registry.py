@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from holdfast.registry.saving.journal import Journal
     from holdfast.registry.store import Transfers
     from holdfast.registry.upkeep import (
+        FreezeReport,
         GcReport,
         Progress,
         UpgradeReport,
@@ -177,7 +178,6 @@ class Registry:
         from holdfast.registry.face.run import Run
         from holdfast.registry.history import (
             RunOptions,
-            begin,
             check_not_dropped,
             check_same,
             creation,
@@ -195,7 +195,7 @@ class Registry:
             )
         log = self._handle.open_copy(name) or self._handle.open_log(name, must_exist=not create)
         wanted = RunOptions(**options)
-        if log.run.commits == 0 and not begin(log, creation(wanted)):
+        if log.run.commits == 0 and not self._handle.begin(log, creation(wanted)):
             log.refresh()
         if create:
             check_not_dropped(log.run)
@@ -475,6 +475,43 @@ class Registry:
         from holdfast.registry.upkeep import upgrade
 
         return upgrade(self._handle.store)
+
+    def freeze(self, moved_to: str | None = None) -> FreezeReport:
+        """Forbid everybody to write to this registry, until `thaw`; reading goes on.
+
+        Each writer gets `Frozen` at its next commit: none lands once this call has returned.
+        Older programs are refused for good, as by `upgrade`. Repeating it is safe, and finishes a
+        freeze that was killed. docs/guides/operator.md has the move of a registry, step by step.
+
+        Args:
+            moved_to: The URL where the registry goes on, for the messages of writers and readers.
+                It may hold no credentials.
+
+        Raises:
+            InvalidLocation: It is no URL of a registry, or has credentials.
+            IntegrityError: A run cannot be read; the other runs may be frozen already.
+        """
+        from holdfast.registry.upkeep import freeze
+
+        return freeze(self._handle.store, moved_to)
+
+    def thaw(self) -> FreezeReport:
+        """Allow writing again after `freeze`.
+
+        If training went on at the new place meanwhile, the two histories diverge.
+        """
+        from holdfast.registry.upkeep import thaw
+
+        return thaw(self._handle.store)
+
+    @property
+    def moved_to(self) -> str | None:
+        """Where this registry has moved to; empty if it is only frozen, `None` if it is not."""
+        from holdfast.registry.history import Epochs
+
+        epochs = Epochs.of(self._handle.store)
+        header = epochs.header(epochs.newest())
+        return None if header is None else header.moved_to
 
     def repack(
         self,

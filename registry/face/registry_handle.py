@@ -46,14 +46,14 @@ class RegistryHandle:
 
     def begin_run(self, run_id: str | None, action: CreateRun) -> RunLog:
         """Create a run, under a default name if none is given; return its log."""
-        from holdfast.registry.history import RunLog, begin, default_ids
+        from holdfast.registry.history import RunLog, default_ids
         from holdfast.registry.spec import RunSpec
 
         for name in [run_id] if run_id is not None else default_ids(int(action.seed, 16)):
             log = RunLog(self.store, check_run_id(name))
             if self.store.heads is not None and self.store.heads.seen(name) is not None:
                 log.open()  # it exists, or did: `open` refuses a run that is gone
-            if begin(log, action):
+            if self.begin(log, action):
                 if log.run.spec == RunSpec(monitors=action.monitors):
                     _LOGGER.info("%s: no preset: every checkpoint is kept", name)
                 return log
@@ -64,6 +64,13 @@ class RegistryHandle:
                 "Continue it with reg.run(id), or choose another name.", "Choose another name."
             ),
         )
+
+    def begin(self, log: RunLog, action: CreateRun) -> bool:
+        """Put commit 0; return whether this call created the run."""
+        from holdfast.registry.history import Epochs, begin
+
+        Epochs.of(self.store).observe()  # nobody begins a run in a frozen registry
+        return begin(log, action)
 
     def open_log(self, name: str, *, must_exist: bool = True, by_id: bool = False) -> RunLog:
         """Open the log of a run; `by_id`: however old it is, as an id names the same bytes."""

@@ -26,7 +26,7 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.face.factory import open  # noqa: A004
 from holdfast.registry.face.registry import Registry
-from holdfast.registry.history import RunLog
+from holdfast.registry.history import Epochs, RunLog
 from holdfast.registry.history.actions import Commit, Forget, Line, Place, line_digest
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import PackRef
@@ -242,6 +242,7 @@ class _RunCopy(Change):
         lacking = len(self._missing(self._log.run))
         # W1: the run exists before its writer observes the epoch. Commit 0 references nothing.
         if not self._log.run.commits:
+            Epochs.of(self._destination).observe()  # nobody begins a run in a frozen registry
             self._log.append(lambda run: None if run.commits else self._history[:1])
         commit(self)
         return replace(self._done, commits=lacking)

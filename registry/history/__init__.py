@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from holdfast.registry.history.creating import forked as forked
     from holdfast.registry.history.creating import forks_of as forks_of
     from holdfast.registry.history.creating import read_birth as read_birth
+    from holdfast.registry.history.epochs import MAX_URL as MAX_URL
     from holdfast.registry.history.epochs import EpochHeader as EpochHeader
     from holdfast.registry.history.epochs import Epochs as Epochs
     from holdfast.registry.history.epochs import encode_forget as encode_forget
+    from holdfast.registry.history.epochs import encode_freeze as encode_freeze
     from holdfast.registry.history.epochs import encode_upgrade as encode_upgrade
     from holdfast.registry.history.log import RunLog as RunLog
     from holdfast.registry.history.log import Signature as Signature

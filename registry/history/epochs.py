@@ -16,7 +16,14 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.errors import Conflict, IntegrityError, Malformed, ObjectNotFound
+from holdfast.registry.errors import (
+    Conflict,
+    Frozen,
+    Hint,
+    IntegrityError,
+    Malformed,
+    ObjectNotFound,
+)
 from holdfast.registry.history.condemned_names import CondemnedNames, SweepTable, due
 from holdfast.registry.objects import (
     EPOCHS,
@@ -27,7 +34,7 @@ from holdfast.registry.objects import (
     parse_number,
     split_lines,
 )
-from holdfast.registry.store import Store, check_writer_version, gaps
+from holdfast.registry.store import WRITER_VERSION, Store, check_writer_version, gaps
 from holdfast.registry.values import Field, Record
 
 _LOGGER = logging.getLogger("holdfast")
@@ -37,6 +44,12 @@ _FORGETS = 2
 _TABLES = 3
 
 
+#: The kinds of entries.
+Entry = Literal["sweep", "upgrade", "forget", "freeze", "thaw"]
+#: Characters of the URL to which a registry has moved.
+MAX_URL = 1024
+
+
 class EpochHeader(Record):
     """First line of an entry."""
 
@@ -44,7 +57,8 @@ class EpochHeader(Record):
     epoch: Annotated[int, Field(ge=1)]  # its number
     #: A `sweep` condemns keys; an `upgrade` only raises the least writer version; a `forget` adds
     #: runs to `forgotten`.
-    entry: Literal["sweep", "upgrade", "forget"]
+    #: `freeze` forbids writing, and `thaw` allows it again.
+    entry: Entry
     #: Least writer version from this epoch on; it never decreases.
     min_writer: Annotated[int, Field(ge=1)] = 1
     #: Every run that was forgotten up to this epoch, with the slot that ends its log.
@@ -54,8 +68,10 @@ class EpochHeader(Record):
     #: The tables of all names that the epochs from there on condemned, the newest last. That of
     #: this sweep is the last one, and joins no other.
     tables: tuple[SweepTable, ...] | None = None
+    #: From a freeze to its thaw: where the registry has moved to; empty if it only rests.
+    moved_to: Annotated[str, Field(max_length=MAX_URL)] | None = None
 
-    def after(self, epoch: int, entry: Literal["sweep", "upgrade", "forget"], **given: Any) -> Self:
+    def after(self, epoch: int, entry: Entry, **given: Any) -> Self:
         """Return the header of the next entry, which repeats what stays true."""
         return self.changed(epoch=epoch, entry=entry, **given)
 
@@ -85,12 +101,21 @@ def encode_sweep(
     return join_lines(lines)
 
 
-def encode_upgrade(epoch: int, min_writer: int, before: EpochHeader | None = None) -> bytes:
+def encode_upgrade(
+    epoch: int, min_writer: int, before: EpochHeader | None = None, entry: Entry = "upgrade"
+) -> bytes:
     """Return the entry of an upgrade; from version 3 on sweeps have their names in tables."""
-    header = (before or _FIRST).after(epoch, "upgrade", min_writer=min_writer)
+    header = (before or _FIRST).after(epoch, entry, min_writer=min_writer)
     if min_writer >= _TABLES and header.tables is None:
-        header = header.after(epoch, "upgrade", format="holdfast.epoch/2", since=epoch, tables=())
+        header = header.after(epoch, entry, format="holdfast.epoch/2", since=epoch, tables=())
     return join_lines([header.encode()])
+
+
+def encode_freeze(epoch: int, moved_to: str | None, before: EpochHeader | None) -> bytes:
+    """Return the entry of a freeze, or without a text of a thaw; it upgrades the registry, too."""
+    before = (before or _FIRST).changed(moved_to=moved_to)
+    least = max(before.min_writer, WRITER_VERSION)
+    return encode_upgrade(epoch, least, before, "thaw" if moved_to is None else "freeze")
 
 
 def encode_forget(epoch: int, forgotten: Mapping[str, int], before: EpochHeader | None) -> bytes:
@@ -141,7 +166,18 @@ class Epochs:
         return shared
 
     def observe(self) -> int:
-        """Return the highest dense epoch; 0 before the first."""
+        """Return the highest dense epoch; 0 before the first.
+
+        Raises:
+            Frozen: Nobody may write to this registry.
+            UnsupportedFormat: This program may not.
+        """
+        newest = self.newest()
+        self.require(newest)
+        return newest
+
+    def newest(self) -> int:
+        """Return the highest dense epoch also where nobody may write."""
         backend, heads = self._store.backend, self._store.heads
         seen = heads.epoch if heads is not None else 0  # another thread may add one meanwhile
         listed = [parse_number(info.key) for info in backend.list(EPOCHS)]
@@ -151,7 +187,6 @@ class Epochs:
         highest = listed[-1] if listed else 0
         if heads is not None:
             heads.check_epoch(highest, seen)
-        self.require(highest)
         return highest
 
     def make_durable(self, epoch: int) -> None:
@@ -169,6 +204,26 @@ class Epochs:
         header = self.header(epoch)
         if header is not None:
             check_writer_version(header.min_writer, where=epoch_key(epoch))
+            if header.moved_to is not None:
+                self._check_thawed(epoch)
+
+    def _check_thawed(self, frozen: int) -> None:
+        """Raise unless a later epoch allows writing again."""
+        newest = self.newest()
+        header = self.header(newest)
+        if header is None or header.moved_to is not None:
+            moved_to = header.moved_to if header is not None else None
+            raise Frozen(
+                "this registry was frozen: nobody may write to it",
+                where=f"{self._store.backend.url}, {epoch_key(frozen)}",
+                found=f"it has moved to {quoted(moved_to)}" if moved_to else None,
+                hint=Hint(
+                    f"Nothing was committed. Open {quoted(moved_to)} to go on.",
+                    f"Nothing was committed. Name it with -r {quoted(moved_to)}.",
+                )
+                if moved_to
+                else "Nothing was committed. `holdfast thaw` allows writing again.",
+            )
 
     def check_not_forgotten(self, run_id: str, epoch: int) -> None:
         """Refuse to write to a run that was forgotten, even if its log is another one by now."""

@@ -7,7 +7,8 @@
   `placement_checks`, `object_checks`, `data_pass`, `decoding` and `head_check` are its parts.
   `verify_notes` remembers its last result on this machine.
 - `repairing`: `repair` brings missing and damaged objects back from a mirror.
-- `upgrading`: `upgrade` lets programs of this version use newer rules, and refuses older ones.
+- `upgrading`: `upgrade` lets programs of this version use newer rules, and refuses older ones;
+  `freeze` and `thaw` forbid and allow all writing.
 - `repacking`: packs rewritten without the bytes that nobody needs.
 - `checkup`: whether a registry can be used at all, for `holdfast doctor`.
 - `usage`: `measure` counts the bytes of runs and checkpoints.
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
     from holdfast.registry.upkeep.repairing import Left as Left
     from holdfast.registry.upkeep.repairing import RepairReport as RepairReport
     from holdfast.registry.upkeep.repairing import repair as repair
+    from holdfast.registry.upkeep.upgrading import FreezeReport as FreezeReport
     from holdfast.registry.upkeep.upgrading import UpgradeReport as UpgradeReport
+    from holdfast.registry.upkeep.upgrading import freeze as freeze
+    from holdfast.registry.upkeep.upgrading import thaw as thaw
     from holdfast.registry.upkeep.upgrading import upgrade as upgrade
     from holdfast.registry.upkeep.usage import RunUsage as RunUsage
     from holdfast.registry.upkeep.usage import Usage as Usage

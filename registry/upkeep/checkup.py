@@ -25,6 +25,7 @@ from holdfast.backends import (
     parse,
     refuse_links,
 )
+from holdfast.backends.escape import quoted
 from holdfast.backends.local.mounts import ALLOW, file_system
 from holdfast.backends.probe import probe_put_if_absent
 from holdfast.registry.errors import AccessDenied, InvalidInput, RegistryError
@@ -206,8 +207,14 @@ def _probed(config: RegistryConfig) -> Check:
 
 def _writer_version(backend: Backend, config: RegistryConfig) -> Check:
     store = Store(backend, config)
+    epochs = Epochs(store)
     try:
-        epoch = Epochs(store).observe()
+        epoch = epochs.newest()
+        header = epochs.header(epoch)
+        if header is not None and header.moved_to is not None:
+            where = f", and has moved to {quoted(header.moved_to)}" if header.moved_to else ""
+            return Check("writer", "warn", f"the registry is frozen by epoch {epoch}{where}")
+        epochs.require(epoch)
     finally:
         store.pools.close()
     needs = f"this Holdfast writes version {WRITER_VERSION}, the registry asks for"

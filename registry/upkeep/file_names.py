@@ -42,6 +42,7 @@ _LINK = "a symbolic link, which writing and deleting do not follow"
 _LINK_STOPS = "It stops writing and collecting: replace it by the file or folder that it names."
 _LINK_LEFT = "Move it away if nobody needs it."
 _RESTORE_PART = "Restore it from a backup of this registry; nothing can be collected before."
+_FROZEN = "`holdfast thaw` allows writing again."
 _RESTORE_EPOCH = (
     "Restore the entry from a backup of this registry; nothing can be written or collected before."
 )
@@ -147,6 +148,7 @@ class Names:
                 return error
 
         findings, least, tables = [], 1, dict[SweepTable, int]()
+        moved_to: str | None = None
         for epoch, found in zip(numbers, store.pools.small.map(header, numbers), strict=True):
             where = epoch_key(epoch)
             if isinstance(found, RegistryError):
@@ -163,7 +165,11 @@ class Names:
                 findings.append(
                     _epoch(where, message, "Upgrade every writer; an old one may harm.")
                 )
-            least = max(least, found.min_writer)
+            least, moved_to = max(least, found.min_writer), found.moved_to
+        if moved_to is not None:
+            message = "the registry is frozen: nobody may write to it"
+            message += f"; it has moved to {moved_to}" if moved_to else ""
+            findings.append(Finding("epoch", EPOCHS, message, advice=_FROZEN, severity="note"))
         try:
             check_writer_version(least, where=EPOCHS)
         except UnsupportedFormat as error:

@@ -1,19 +1,29 @@
-"""Raise the least writer version of a registry, so that its programs may use newer rules.
+"""Tell all writers of a registry something: to be of a newer version, or to stop.
 
-An epoch raises it, and the mark of that epoch in each run tells writers that are running. Nothing
-is rewritten: what is there stays readable. Specified in docs/spec.md, section 10.
+An epoch says it, and the mark of that epoch in each run tells writers that are running. Nothing is
+rewritten: what is there stays readable. Specified in docs/spec.md, section 10.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from holdfast.registry.history import Epochs, RunLog, encode_upgrade
+from holdfast.backends import parse
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.history import (
+    MAX_URL,
+    EpochHeader,
+    Epochs,
+    RunLog,
+    encode_freeze,
+    encode_upgrade,
+)
 from holdfast.registry.history.actions import Line, Mark
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import epoch_key
-from holdfast.registry.store import WRITER_VERSION, Store
+from holdfast.registry.store import WRITER_VERSION, Store, check_writer_version
 from holdfast.registry.upkeep.live import UNREADABLE, is_forgotten, list_run_ids, with_way_out
 from holdfast.registry.upkeep.window import RUNS_AT_ONCE, in_batches
 
@@ -37,34 +47,94 @@ class UpgradeReport:
     marked: int
 
 
+@dataclass(frozen=True, slots=True)
+class FreezeReport:
+    """Report of a freeze or a thaw.
+
+    Attributes:
+        moved_to: Where the registry goes on; empty if it only rests, `None` after a thaw.
+        epoch: The epoch that says so, with which every run is marked.
+        runs: Number of runs.
+        marked: Runs that this call has marked; the others had a mark, or were dropped.
+    """
+
+    moved_to: str | None
+    epoch: int
+    runs: int
+    marked: int
+
+
 def upgrade(store: Store) -> UpgradeReport:
     """Raise the least writer version to this program's, and mark every run; see `Registry`."""
+
+    def entry(epoch: int, header: EpochHeader | None) -> bytes | None:
+        is_so = header is not None and header.min_writer >= WRITER_VERSION
+        return None if is_so else encode_upgrade(epoch, WRITER_VERSION, header)
+
+    Epochs(store).observe()  # a frozen registry stays as it is
+    header, raised, runs, marked = _tell(store, entry)
+    return UpgradeReport(header.min_writer, raised, header.epoch, runs, marked)
+
+
+def freeze(store: Store, moved_to: str | None) -> FreezeReport:
+    """Forbid writing; see `Registry`."""
+    return _set_frozen(store, "" if moved_to is None else _url(store, moved_to))
+
+
+def thaw(store: Store) -> FreezeReport:
+    """Allow writing again; see `Registry`."""
+    return _set_frozen(store, None)
+
+
+def _set_frozen(store: Store, moved_to: str | None) -> FreezeReport:
+    def entry(epoch: int, header: EpochHeader | None) -> bytes | None:
+        if header is not None:
+            check_writer_version(header.min_writer, where=epoch_key(header.epoch))
+        is_so = (header.moved_to if header is not None else None) == moved_to
+        return None if is_so else encode_freeze(epoch, moved_to, header)
+
+    if moved_to is None and not Epochs(store).newest():
+        return FreezeReport(None, 0, len(list_run_ids(store, {})), 0)
+    header, _, runs, marked = _tell(store, entry)
+    return FreezeReport(header.moved_to, header.epoch, runs, marked)
+
+
+def _url(store: Store, moved_to: str) -> str:
+    """Check where a registry goes on, as everybody who reads the epoch will be told."""
+    url = parse(moved_to).url
+    if url == store.backend.url or len(url) > MAX_URL:
+        raise InvalidInput(
+            "a registry cannot move there",
+            where=url[:200],
+            expected=f"another place, in at most {MAX_URL} characters",
+        )
+    return url
+
+
+def _tell(
+    store: Store, entry: Callable[[int, EpochHeader | None], bytes | None]
+) -> tuple[EpochHeader, bool, int, int]:
+    """Put an entry unless `entry` finds it needless, and mark every run with the newest one.
+
+    Return that one, whether it is ours, the number of runs and that of marks.
+    """
     store.prepare_writing()
-    epochs = Epochs(store)
-    raised = _raise(store, epochs)
-    newest = epochs.observe()
-    epochs.make_durable(newest)
-    header = epochs.header(newest)
+    epochs, is_ours = Epochs(store), False
+    while True:
+        newest = epochs.newest()
+        epochs.make_durable(newest)
+        header = epochs.header(newest)
+        data = entry(newest + 1, header)
+        if data is None:
+            break
+        is_ours = store.backend.put_if_absent(epoch_key(newest + 1), data)
     assert header is not None
     forgotten = header.forgotten or {}
     # After the epoch, as in a sweep: whoever creates a run later observes it.
     runs = list_run_ids(store, forgotten)
     mark = partial(_mark, store, newest, forgotten)
     marked = sum(in_batches(store.pools.bulk, mark, runs, at_once=RUNS_AT_ONCE))
-    return UpgradeReport(header.min_writer, raised, newest, len(runs), marked)
-
-
-def _raise(store: Store, epochs: Epochs) -> bool:
-    """Put the epoch, unless there is one; another writer may put an epoch of its own meanwhile."""
-    while True:
-        newest = epochs.observe()
-        epochs.make_durable(newest)
-        header = epochs.header(newest)
-        if header is not None and header.min_writer >= WRITER_VERSION:
-            return False
-        entry = encode_upgrade(newest + 1, WRITER_VERSION, header)
-        if store.backend.put_if_absent(epoch_key(newest + 1), entry):
-            return True
+    return header, is_ours, len(runs), marked
 
 
 def _mark(store: Store, epoch: int, forgotten: dict[str, int], run_id: str) -> bool:

@@ -97,6 +97,7 @@ class Writer:
         self._store = store
         self._epochs = Epochs.of(store)
         self._observed: int | None = None
+        self._checked = 0  # the newest mark after which this program may write
         # Keys for the next commit whose objects this writer has put or made durable.
         self._durable: set[ObjectKey] = set()
         self.log = log
@@ -227,6 +228,7 @@ class Writer:
         def guarded(run: RunManifest) -> Sequence[Line | bytes] | None:
             lines = compose(run)
             if lines is not None:
+                self._check_epoch(run)
                 self._recheck(run, chosen)
                 self._make_durable(run, chosen)
             return lines
@@ -235,12 +237,16 @@ class Writer:
         self._durable.difference_update(chosen.keys)
         return committed
 
+    def _check_epoch(self, run: RunManifest) -> None:
+        """Check that this program may write after the newest mark of the run."""
+        if run.epoch > max(self._observed or 0, self._checked):
+            self._epochs.require(run.epoch)
+            self._checked = run.epoch
+
     def _recheck(self, run: RunManifest, chosen: ChosenKeys) -> None:
         if not chosen.keys:
             return
-        if run.epoch > self.epoch:
-            self._epochs.require(run.epoch)
-            self._observed = run.epoch
+        self._observed = max(run.epoch, self.epoch)
         refused = self._epochs.condemned(chosen.unproven(run), self.epoch)
         if refused:
             raise Condemned(refused)

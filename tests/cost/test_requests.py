@@ -79,7 +79,7 @@ def test_create_run_looks_at_the_registry_and_puts_a_slot() -> None:
     watched = Watched(new_backend())
     with watched.registry:
         watched.registry.create_run("night", seed=1)
-        assert watched.asked() == Counter(["get registry.json", "put_if_absent log"])
+        assert watched.asked() == Counter(["list epochs", "get registry.json", "put_if_absent log"])
 
 
 def test_first_save_looks_for_sweeps_once_and_puts_a_pack_a_component() -> None:

@@ -40,9 +40,10 @@ class Epoch:
     """The newest epoch of a registry."""
 
     number: int = 0  # its number; 0 before any
-    kind: str = ""  # `sweep` or `upgrade`; empty before any
+    kind: str = ""  # what its entry is, such as `sweep`; empty before any
     time_ms: int | None = None  # when it was put, by the store's clock; `None` before any
     min_writer: int = 1  # the least version that may write
+    moved_to: str | None = None  # where the registry went; `None` if it is not frozen
     trouble: Trouble | None = None  # why the epochs cannot be read
 
 
@@ -203,13 +204,15 @@ def journal_view(source: Source, journal: Journal) -> JournalView:
 def _epoch(store: Store) -> Epoch:
     epochs = Epochs.of(store)
     try:
-        number = epochs.observe()
+        number = epochs.newest()
         if not number:
             return Epoch()
         header = epochs.header(number)
         assert header is not None
         put = store.backend.stat(epoch_key(number)).modified_s
-        return Epoch(number, header.entry, int(put * 1000), header.min_writer)
+        return Epoch(
+            number, header.entry, int(put * 1000), header.min_writer, moved_to=header.moved_to
+        )
     except StoreUnavailable:
         raise
     except RegistryError as error:

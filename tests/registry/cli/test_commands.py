@@ -410,3 +410,14 @@ def test_an_upgrade_asks_first_and_says_what_it_raised(call: Call, call_json: Ca
     assert (
         "least writer version 3, by epoch 1; 0 of 1 run marked" in call("upgrade", "--yes").stdout
     )
+
+
+def test_a_freeze_asks_first_and_says_where_it_moved(call: Call, call_json: CallJson) -> None:
+    assert "--yes" in call("freeze", status=2).stderr
+    there = "s3://new-bucket/team"
+    frozen = {"moved_to": there, "epoch": 1, "runs": 1, "marked": 1}
+    assert call_json("freeze", "--moved-to", there, "--yes") == frozen
+    refused = call("tag", "set", "demo/best", "x", status=5).stderr
+    assert f"Name it with -r '{there}'" in refused
+    assert "frozen by epoch 1" in call("doctor").stdout
+    assert "not frozen, by epoch 2; 1 of 1 run marked" in call("thaw").stdout
