@@ -106,6 +106,20 @@ resource "aws_s3_bucket_lifecycle_configuration" "registry" {
     }
   }
 
+  # Nearly all bytes are packs, and a pack holds nothing that its digest does not prove: a mirror has
+  # the same one. So they go sooner than versions of history. Of two rules S3 follows the shorter one.
+  rule {
+    id     = "noncurrent-packs"
+    status = "Enabled"
+    filter {
+      prefix = var.prefix == "" ? "packs/" : "${var.prefix}/packs/"
+    }
+
+    noncurrent_version_expiration {
+      noncurrent_days = min(var.noncurrent_pack_days, var.noncurrent_days)
+    }
+  }
+
   depends_on = [aws_s3_bucket_versioning.registry]
 }
 

@@ -15,8 +15,19 @@ variable "kms_key_arn" {
   default     = null
 }
 
+variable "noncurrent_pack_days" {
+  description = "For how many days a pack that was deleted or replaced can be brought back, and goes on taking space."
+  type        = number
+  default     = 3
+
+  validation {
+    condition     = var.noncurrent_pack_days >= 1
+    error_message = "At least one day."
+  }
+}
+
 variable "noncurrent_days" {
-  description = "For how many days a replaced or deleted object can be brought back, and goes on taking space."
+  description = "The same for everything that is no pack: small, and with all of the history."
   type        = number
   default     = 30
 

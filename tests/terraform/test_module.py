@@ -66,6 +66,23 @@ def test_no_rule_expires_what_is_current() -> None:
     assert expiration.split() == ["expired_object_delete_marker", "=", "true"]
 
 
+def test_deleted_packs_go_after_days_and_history_after_weeks() -> None:
+    lifecycle = _resource("aws_s3_bucket_lifecycle_configuration")
+    rules = re.findall(
+        r'id     = "(noncurrent-\w+)".*?noncurrent_days = ([^\n]*)', lifecycle, re.DOTALL
+    )
+    assert rules == [
+        ("noncurrent-versions", "var.noncurrent_days"),
+        ("noncurrent-packs", "min(var.noncurrent_pack_days, var.noncurrent_days)"),
+    ]
+    assert re.findall(r"prefix = (.*)", lifecycle) == [
+        'var.prefix == "" ? "packs/" : "${var.prefix}/packs/"'
+    ]
+    declared = (_MODULE / "variables.tf").read_text()
+    days = re.findall(r'"(noncurrent_\w+)" \{.*?default     = (\d+)', declared, re.DOTALL)
+    assert days == [("noncurrent_pack_days", "3"), ("noncurrent_days", "30")]
+
+
 def test_the_public_is_shut_out() -> None:
     access = _resource("aws_s3_bucket_public_access_block")
     assert re.findall(r"(\w+)\s*= (true|false)", access) == [
