@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from holdfast.registry.history.step_names import phase_segment as phase_segment
     from holdfast.registry.history.step_names import phase_value as phase_value
     from holdfast.registry.history.step_names import step_ref as step_ref
+    from holdfast.registry.history.tail import CommitSlot as CommitSlot
     from holdfast.registry.history.tail import Look as Look
     from holdfast.registry.history.writer_token import TRAIN_ON as TRAIN_ON
     from holdfast.registry.history.writer_token import WriterToken as WriterToken

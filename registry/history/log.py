@@ -25,7 +25,7 @@ from holdfast.registry.history.races import PATIENCE_S, Races
 from holdfast.registry.history.replay import Forgotten, RunManifest, Slot, advance, has_bit
 from holdfast.registry.history.slots import AHEAD, Slots
 from holdfast.registry.history.snapshots import Snapshots
-from holdfast.registry.history.tail import Look, SeenHead, Tail, check_newest
+from holdfast.registry.history.tail import CommitSlot, Look, SeenHead, Tail, check_newest
 from holdfast.registry.objects import (
     RUNS,
     epoch_key,
@@ -154,6 +154,23 @@ class RunLog:
                 slots = list(self.fetch(numbers))
                 return self._fold(lambda: slots)
             return self._fold(lambda: self.fetch(numbers))
+
+    def start_from(self, run: RunManifest, slots: Iterable[Slot]) -> None:
+        """Start from a replay that the caller has made before, instead of the first slot.
+
+        `slots` are the newest one with a commit, and the last one of that replay.
+        """
+        with self._lock.here():
+            self._tail = Tail()
+            for slot in slots:
+                self._tail.take(slot, self.seen.commits)
+            self.run = run
+
+    @property
+    def newest_commit(self) -> CommitSlot | None:
+        """The newest slot with a commit among those that were read."""
+        number, digest = self._tail.committed, self._tail.committed_digest
+        return None if number is None or digest is None else CommitSlot(number, digest)
 
     def history(self) -> RunManifest:
         """Return the complete run at the slot of `run`, evicted checkpoints included.

@@ -25,6 +25,7 @@ class Tail:
     newest: Digest | None = None  # digest of the newest one
     slot: Slot | None = None  # the newest one
     committed: int | None = None  # the newest one that holds a commit
+    committed_digest: Digest | None = None  # digest of that one
     #: Digest of the last commit of the seen head, once a slot has given it.
     link: Digest | None = None
 
@@ -32,9 +33,16 @@ class Tail:
         """Note a further slot; `seen_commits` is the number of commits of the seen head."""
         self.newest, self.slot = Digest.of(slot.data), slot
         if slot.commits:
-            self.committed = slot.number
+            self.committed, self.committed_digest = slot.number, self.newest
         if self.link is None and seen_commits:
             self.link = link_after([slot], seen_commits)
+
+
+class CommitSlot(NamedTuple):
+    """A slot that holds a commit, to which all commits before it are chained."""
+
+    number: int
+    digest: Digest
 
 
 class SeenHead:

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from holdfast.registry.objects.framing import content_bytes as content_bytes
     from holdfast.registry.objects.framing import join_lines as join_lines
     from holdfast.registry.objects.framing import split_lines as split_lines
+    from holdfast.registry.objects.framing import unwrap_frame as unwrap_frame
+    from holdfast.registry.objects.framing import wrap_frame as wrap_frame
     from holdfast.registry.objects.keys import CONFIG as CONFIG
     from holdfast.registry.objects.keys import EPOCHS as EPOCHS
     from holdfast.registry.objects.keys import FOLDERS as FOLDERS
     from holdfast.registry.objects.keys import KINDS as KINDS
     from holdfast.registry.objects.keys import LAST as LAST
+    from holdfast.registry.objects.keys import NOTES as NOTES
     from holdfast.registry.objects.keys import PARTS as PARTS
     from holdfast.registry.objects.keys import PROBES as PROBES
     from holdfast.registry.objects.keys import RUNS as RUNS
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from holdfast.registry.objects.keys import is_probe as is_probe
     from holdfast.registry.objects.keys import is_run_id as is_run_id
     from holdfast.registry.objects.keys import log_prefix as log_prefix
+    from holdfast.registry.objects.keys import note_key as note_key
     from holdfast.registry.objects.keys import parse_number as parse_number
     from holdfast.registry.objects.keys import parse_part as parse_part
     from holdfast.registry.objects.keys import part_key as part_key

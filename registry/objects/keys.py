@@ -21,8 +21,10 @@ RUNS = "runs/"
 EPOCHS = "epochs/"
 #: Tables of condemned names, and their shards.
 PARTS = "sweeps/"
+#: Tables of notes that collectors make.
+NOTES = "notes/"
 #: The prefixes of all keys of a registry, except its configuration.
-FOLDERS: tuple[str, ...] = (*(f"{kind}/" for kind in KINDS), RUNS, EPOCHS, PARTS)
+FOLDERS: tuple[str, ...] = (*(f"{kind}/" for kind in KINDS), RUNS, EPOCHS, PARTS, NOTES)
 #: The folder of probes and clocks; its files are needed only for a moment.
 PROBES = ".probe/"
 _DIGITS = 20
@@ -98,6 +100,11 @@ def epoch_key(epoch: int) -> str:
     return f"{EPOCHS}{epoch:0{_DIGITS}d}"
 
 
+def note_key(number: int) -> str:
+    """Return the key of a table of notes."""
+    return f"{NOTES}{number:0{_DIGITS}d}"
+
+
 def part_key(digest: Digest) -> str:
     """Return the key of a table of condemned names, or of one of its shards."""
     return f"{PARTS}{digest[:1].hex()}/{digest.hex()}"
@@ -116,7 +123,7 @@ def parse_part(key: str) -> Digest:
 
 
 def parse_number(key: str) -> int:
-    """Return the number at the end of the key of a slot or epoch."""
+    """Return the number at the end of the key of a slot, an epoch or a table of notes."""
     name = key.rpartition("/")[2]
     if len(name) != _DIGITS or not (name.isascii() and name.isdigit()):
         raise Malformed("not a numbered key", where=quoted(key), expected=f"{_DIGITS} digits")

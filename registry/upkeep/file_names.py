@@ -19,6 +19,7 @@ from holdfast.registry.objects import (
     EPOCHS,
     FOLDERS,
     KINDS,
+    NOTES,
     PARTS,
     RUNS,
     ObjectKey,
@@ -86,7 +87,9 @@ class Names:
             if info.key.startswith((RUNS, EPOCHS)) or info.key == CONFIG:
                 continue
             try:
-                if info.key.startswith(PARTS):
+                if info.key.startswith(NOTES):
+                    parse_number(info.key)
+                elif info.key.startswith(PARTS):
                     self.parts[parse_part(info.key)] = info.size_bytes
                 else:
                     self.sizes[ObjectKey.parse(info.key)] = info.size_bytes

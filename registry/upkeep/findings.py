@@ -19,7 +19,7 @@ class Finding:
     """Something that is wrong in a registry."""
 
     #: `config`, `log`, `head`, `epoch`, `manifest`, `placement`, `pack`, `missing`, `snapshot`,
-    #: `unknown-file`, `link` or `resume`.
+    #: `unknown-file`, `link`, `notes` or `resume`.
     kind: str
     where: str  # the key, run or file concerned
     message: str

@@ -97,6 +97,7 @@ def collect(
         report = made if report is None else report.before(made)
         if not collector.is_partial:
             store.backend.keep_reserve(RUNS)
+            collector.note()
             return report
         # Now there is space for an epoch that condemns the other objects.
         done_bytes += collector.deleted_bytes
@@ -145,6 +146,7 @@ class Collector:
     9. `delete` removes the others (G5): manifests and placements first, then packs.
     10. `delete` removes stale snapshots and probes, and unfinished files of dead writers. On a full
         store `collect` repeats all steps for the rest.
+    11. `note` keeps what the runs hold for the replays of the next collection.
 
     Attributes:
         to_forget: The runs that this collection forgets.
@@ -328,6 +330,10 @@ class Collector:
                 self._delete_all({str(key): sweep.condemned[key] for key in keys})
         self.tidy()
         return self.report()
+
+    def note(self) -> None:
+        """Note what the runs hold, so that the next collection reads only what is new."""
+        self._planner.make_notes()
 
     def _delete_all(self, files: Mapping[str, int]) -> None:
         """Delete files, given with their sizes; return only when none of them is left."""

@@ -1,22 +1,29 @@
-"""Check the logs that a verification reads against heads that were seen before.
+"""Check the logs that a verification reads against heads and notes of earlier readings.
 
 This machine remembers some heads; others are in a file that an auditor keeps. Commits are the same
-in every registry, so the file of a registry also works for its mirrors.
+in every registry, so the file of a registry also works for its mirrors. The notes of collectors lie
+in the registry, for every machine.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.registry.errors import IntegrityError, InvalidInput
+from holdfast.registry.errors import IntegrityError, InvalidInput, RolledBack, UnsupportedFormat
+from holdfast.registry.history import Epochs
 from holdfast.registry.store import Store
 from holdfast.registry.store.heads import MAX_FILE_BYTES, Head, HeadLines, Heads, HeadsFile
 from holdfast.registry.upkeep.findings import Finding
 from holdfast.registry.upkeep.histories import History
+from holdfast.registry.upkeep.run_notes import Notes
+
+_RESTORE_RUN = (
+    "Nothing is collected before: somebody deleted or replaced the log. Restore it from a backup."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,54 @@ class HeadCheck:
             raise InvalidInput(
                 "the file of heads cannot be written", where=target, found=error.strerror or error
             ) from error
+
+
+class NoteCheck:
+    """The notes of collectors; made before the runs are listed."""
+
+    def __init__(self, store: Store) -> None:
+        self._notes = Notes.read(store)
+        self._forgotten = _forgotten(store)
+
+    def slot_of(self, run_id: str) -> int | None:
+        """Return the slot of a run whose digest a note has."""
+        note = self._notes.by_run.get(run_id)
+        return None if note is None else note.seen.slot
+
+    def check(self, history: History) -> Iterator[Finding]:
+        """Yield a finding if the log of a run is not the one that a collection has read."""
+        note = self._notes.by_run.get(history.run_id)
+        if note is None or history.run_id in self._forgotten:
+            return
+        try:
+            note.check(history.slots, history.digest)
+        except RolledBack as error:
+            yield _lost(error, history.run_id)
+
+    def check_registry(self, run_ids: Iterable[str]) -> Iterator[Finding]:
+        """Yield runs that are gone, and tables of notes that cannot be read."""
+        gone = self._notes.by_run.keys() - set(run_ids) - set(self._forgotten)
+        for run_id in sorted(gone):
+            yield _lost(self._notes.by_run[run_id].lost("no such run"), run_id)
+        for key, message in self._notes.damaged.items():
+            advice = "Collections read the runs of this table from their first slots again."
+            yield Finding("notes", key, message, advice=advice, severity="note")
+
+
+def _lost(error: RolledBack, run_id: str) -> Finding:
+    message = f"{error.what}: expected {error.expected}, found {error.found}"
+    advice = f"{_RESTORE_RUN} If nothing can mend it: `holdfast gc --forget {run_id}`."
+    return Finding("head", run_id, message, (run_id,), advice)
+
+
+def _forgotten(store: Store) -> Collection[str]:
+    """Return the runs that an operator gave up: their notes count no more."""
+    epochs = Epochs(store)
+    try:
+        header = epochs.header(epochs.observe())
+    except (IntegrityError, UnsupportedFormat):
+        return ()  # of epochs there is a finding
+    return (header and header.forgotten) or ()
 
 
 def read_heads(path: str | os.PathLike[str]) -> HeadsFile:

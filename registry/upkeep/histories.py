@@ -42,6 +42,8 @@ class Asked:
     snapshots: tuple[int, ...] = ()
     #: Numbers of commits after which the link of the history is wanted.
     commits: frozenset[int] = frozenset()
+    #: The slot of which the digest is wanted.
+    slot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class History:
     checkpoints: int  # number of its checkpoints that are not evicted
     head: Head | None  # how far the log goes; `None` before the first commit
     links: Mapping[int, Digest]  # links of the history after the requested numbers of commits
+    digest: Digest | None  # digest of the requested slot, if it was read
     #: The places of all states that the run holds, with the refs that need them.
     places: dict[Place, tuple[str, ...]]
     #: The states that it holds and gives no place, with the refs that need them.
@@ -86,6 +89,8 @@ class _Reading:
         self._run_id = empty.run_id
         self._snapshots = frozenset(asked.snapshots)
         self._commits = asked.commits
+        self._asked_slot = asked.slot
+        self._digest: Digest | None = None
         self._findings: list[Finding] = []
         self._links: dict[int, Digest] = {}
         self._size_bytes = 0
@@ -126,6 +131,7 @@ class _Reading:
             checkpoints=sum(one.evicted is None for one in run.checkpoints),
             head=self._head(),
             links=self._links,
+            digest=self._digest,
             places={placed[one]: refs for one, refs in holders.items() if one in placed},
             unplaced={one: refs for one, refs in holders.items() if one not in placed},
             findings=tuple(self._findings),
@@ -184,6 +190,8 @@ class _Reading:
     def _fold_in(self, slots: Sequence[Slot]) -> None:
         self.run = advance(self.run, slots)
         for slot in slots:
+            if slot.number == self._asked_slot:
+                self._digest = Digest.of(slot.data)
             for raw, commit in slot.commits:
                 self._slot = slot.number
                 if commit.n + 1 in self._commits:

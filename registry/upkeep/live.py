@@ -179,6 +179,17 @@ class Needs:
         self._same = {key: key for key in known}
         self._packs: dict[ObjectKey, tuple[Digest, tuple[ObjectKey, ...]]] = {}
 
+    def learn(self, place: Place, packs: Iterable[ObjectKey]) -> None:
+        """Take the packs of a placement that was read before, if the placement is still there."""
+        key = place.placement_key
+        if key in self._same and key not in self._packs:
+            self._packs[self._kept(key)] = place.manifest, tuple(map(self._kept, packs))
+
+    def known(self, places: Iterable[Place]) -> dict[ObjectKey, tuple[ObjectKey, ...]]:
+        """Return the packs of those placements that were read."""
+        keys = [place.placement_key for place in places]
+        return {key: self._packs[key][1] for key in keys if key in self._packs}
+
     def of(self, run: RunManifest) -> set[ObjectKey]:
         """Return every object that a run needs."""
         places = [place_of(run, manifest) for manifest in run.held]

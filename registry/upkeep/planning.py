@@ -6,9 +6,10 @@ store's time. `holdfast.registry.upkeep.gc` carries a plan out.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +20,7 @@ from holdfast.registry.errors import (
     Malformed,
     MissingObject,
     NotFound,
+    StorageError,
     StoreFull,
     UnsupportedFormat,
 )
@@ -27,6 +29,8 @@ from holdfast.registry.history import (
     RunLog,
     stale_snapshots,
 )
+from holdfast.registry.history.actions import Recover
+from holdfast.registry.history.replay import RunManifest, Slot
 from holdfast.registry.objects import (
     FOLDERS,
     PROBES,
@@ -50,11 +54,14 @@ from holdfast.registry.upkeep.live import (
     run_files,
     with_way_out,
 )
+from holdfast.registry.upkeep.run_notes import Notes, Replayed, RunNote, Seen
 from holdfast.registry.upkeep.window import RUNS_AT_ONCE, in_batches
+from holdfast.registry.values import Digest
 
 #: Unfinished files and probes younger than this stay, whatever the grace: their writers may be
 #: alive.
 LEFTOVER_S = 3600.0
+_LOGGER = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,8 @@ class Planner:
         self._needs = Needs(store)
         self._seen: Mapping[str, Head] = {}
         self._forget = frozenset(forget)
+        self._notes = Notes()
+        self._due: list[Replayed] = []
         self.logs: dict[str, RunLog] = {}
         self.passed: set[str] = set()
         self.forgotten: dict[str, int] = {}
@@ -103,6 +112,8 @@ class Planner:
         objects = list_objects(self._store)
         self._check_generations(objects)
         self._needs, self.logs, self.passed = Needs(self._store, objects), {}, set()
+        # Before the runs are listed, so that every slot that a note names is in the listing.
+        self._notes, self._due = Notes.read(self._store), []
         self._seen = heads.all() if heads is not None else {}
         probes = [p for p in self._store.backend.list(PROBES) if is_probe(p.key)]
         newest_s = max((file.modified_s for file in objects.values()), default=0.0)
@@ -118,7 +129,11 @@ class Planner:
                 self._pass_over(name, error)
         listed = {files.run_id for files in runs} | self.passed
         # A run that was seen before and is gone: nobody knows what it needed.
-        self.passed |= self._forget & self._seen.keys() - listed
+        self.passed |= self._forget & (self._seen.keys() | self._notes.by_run.keys()) - listed
+        for name in sorted(
+            self._notes.by_run.keys() - listed - self.passed - self.forgotten.keys()
+        ):
+            self._pass_over(name, self._notes.by_run[name].lost("no such run"))
         if heads is not None:
             heads.check_runs(listed | self.passed, self._seen)
         needed, needed_recently = self._read_runs(runs, cutoff_s)
@@ -206,14 +221,62 @@ class Planner:
         # Slots are put in order: a slot before an old one is old, whatever its time says.
         ages = enumerate(files.slots_s, start=1)
         settled = max((number for number, put_s in ages if put_s <= cutoff_s), default=0)
-        recent = range(settled, len(files.slots_s))
-        if recent:
+        recent = list(log.fetch(range(settled, len(files.slots_s))))
+        note = self._notes.by_run.get(files.run_id)
+        start = None if note is None else self._start(log, note, len(files.slots_s), recent)
+        if start is None and recent:
             log.recall()  # an undo among them names what was evicted before
-        log.read_to(settled)
-        places = fold_recent(log, list(log.fetch(recent)))
-        log.check_head()
+        before = log.read_to(settled)
+        places = fold_recent(log, recent)
+        # What the note knows of the commits that were seen was compared with the log.
+        is_skipped = start is not None and start.commits != log.seen.commits
+        log.check_head(log.fetch(log.seen.skipped(note.settled - 1)) if note and is_skipped else ())
         log.forget()
-        return log, self.needed_by(log), self._needs.of_evicted(places)
+        needed, recently = self.needed_by(log), self._needs.of_evicted(places)
+        if log.newest_commit is not None:
+            done = Replayed(log, log.run.next_slot, log.newest_commit, before.compact())
+            if done.is_due(note, start):
+                self._due.append(done)
+        return log, needed, recently
+
+    def _start(
+        self, log: RunLog, note: RunNote, slots: int, recent: Sequence[Slot]
+    ) -> RunManifest | None:
+        """Check a log against the note of the run, and start from it; `None` if that cannot be."""
+        seen = note.seen
+        commit = next(log.fetch([seen.slot])) if seen.slot < slots else None
+        note.check(slots, None if commit is None else Digest.of(commit.data))
+        undone = (a for slot in recent for _, one in slot.commits for a in one.actions)
+        # A longer grace than before needs earlier slots; an undo, the records of the evicted.
+        is_young = note.settled > slots - len(recent)
+        if is_young or not note.settled or any(isinstance(one, Recover) for one in undone):
+            return None
+        assert commit is not None
+        try:
+            run, packs = note.replay()
+        except (IntegrityError, ValueError) as error:
+            _LOGGER.warning("a note of a collection is not used: %s", error)
+            return None
+        last = [] if seen.slot == note.settled - 1 else list(log.fetch([note.settled - 1]))
+        log.start_from(run, [one for one in (commit, *last) if one.number < note.settled])
+        for place in run.places:
+            if place.placement_key in packs:
+                self._needs.learn(place, packs[place.placement_key])
+        return run
+
+    def make_notes(self) -> None:
+        """Put notes of the runs that have changed, for the next collection."""
+
+        def note(done: Replayed) -> tuple[Seen, bytes]:
+            # A note of slots that a loss of power undoes would stop every later collection.
+            done.log.make_durable()
+            return done.note(self._needs.known(done.settled.places))
+
+        try:
+            made = in_batches(self._store.pools.bulk, note, self._due, at_once=RUNS_AT_ONCE)
+            self._notes.put(self._store, made)
+        except StorageError as error:
+            _LOGGER.warning("notes for the next collection are not kept: %s", error)
 
     def needed_by(self, log: RunLog) -> set[ObjectKey]:
         """Return the objects that a run needs at its head, or at an earlier slot already read."""

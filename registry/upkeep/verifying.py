@@ -35,7 +35,7 @@ from holdfast.registry.upkeep.findings import (
     Severity,
     VerifyReport,
 )
-from holdfast.registry.upkeep.head_check import HeadCheck
+from holdfast.registry.upkeep.head_check import HeadCheck, NoteCheck
 from holdfast.registry.upkeep.histories import Asked, History, read_history
 from holdfast.registry.upkeep.object_checks import check_object
 from holdfast.registry.upkeep.placement_checks import (
@@ -155,6 +155,7 @@ class Verification:
         config = [*self._resume_note, *check_config(self._store)]
         # The order is safe beside writers and collectors: a snapshot is put after its slot, a
         # commit after its objects, an object after its epoch.
+        self._note_check = NoteCheck(self._store)
         self._names.list_links(self._store)
         self._names.list_runs(self._store)
         runs = list_runs(self._store)
@@ -162,6 +163,7 @@ class Verification:
         self._names.list_objects(self._store)
         epochs = self._names.check_epochs(self._store, self._marked, deep=self._data is not None)
         epochs += self._head_check.check_registry(runs, self._names.epoch)
+        epochs += self._note_check.check_registry(runs)
         self._read_again()
         self._check_places(self._held())
         if self._is_whole:
@@ -258,11 +260,16 @@ class Verification:
             report(history)
 
         snapshots, commits_of = self._names.snapshots, self._head_check.commits_of
-        asked = (Asked(one, tuple(snapshots.get(one, ())), commits_of(one)) for one in run_ids)
+        slot_of = self._note_check.slot_of
+        asked = (
+            Asked(one, tuple(snapshots.get(one, ())), commits_of(one), slot_of(one))
+            for one in run_ids
+        )
         self._workers.each(read_history, asked, take)
 
     def _report_history(self, history: History) -> None:
         self._findings += [*history.findings, *self._head_check.check(history)]
+        self._findings += self._note_check.check(history)
         self._checkpoints += history.checkpoints
 
     def _held(self) -> Collection[Place]:

@@ -20,7 +20,9 @@ locals {
   snapshots = ["${local.files}runs/*/snapshots/${local.number}"]
   epochs    = ["${local.files}epochs/*"]
   # Tables of condemned names and their shards: an epoch names them by their digests.
-  sweeps  = ["${local.files}sweeps/*"]
+  sweeps = ["${local.files}sweeps/*"]
+  # Notes of collectors: each collection relies on those of earlier ones.
+  notes   = ["${local.files}notes/*"]
   config  = ["${local.files}registry.json"]
   probe   = ["${local.files}.probe/*"]
   objects = [for kind in ["packs", "manifests", "placements"] : "${local.files}${kind}/*"]
@@ -54,7 +56,7 @@ locals {
     # Without condition: a snapshot is a cache and may be written over.
     snapshot = { Sid = "Snapshot", Effect = "Allow", Action = ["s3:PutObject"], Resource = local.snapshots }
 
-    condemn = { Sid = "Condemn", Effect = "Allow", Action = ["s3:PutObject"], Resource = concat(local.epochs, local.sweeps), Condition = local.if_absent }
+    condemn = { Sid = "Condemn", Effect = "Allow", Action = ["s3:PutObject"], Resource = concat(local.epochs, local.sweeps, local.notes), Condition = local.if_absent }
     collect = { Sid = "Collect", Effect = "Allow", Action = ["s3:DeleteObject"], Resource = concat(local.objects, local.snapshots) }
 
     # Whether what is deleted goes on taking space, which a collector tells.
@@ -83,7 +85,7 @@ locals {
     operator  = concat(local.write_rights, ["init", "probe"])
   }
 
-  history = concat(local.slots, local.epochs, local.sweeps, local.config)
+  history = concat(local.slots, local.epochs, local.sweeps, local.notes, local.config)
 
   # A PUT may say how it is to be encrypted. With a key of the client's own, or a KMS key of anybody
   # else, nobody but the writer could read what is put, and S3 would not tell before it is read.

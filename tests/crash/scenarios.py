@@ -228,6 +228,16 @@ def collect(registry: Registry, _: object) -> None:
     registry.gc(grace_s=0)
 
 
+def _collected_before(registry: Registry) -> None:
+    """Prepare a collection that begins with the notes of another one, and makes new ones."""
+    _two_steps_and_a_dropped_run(registry)
+    registry.gc(grace_s=0)
+    run = registry.run(RUN)
+    run.restore()
+    run.save(make_state(3), step=3)
+    run.retention.prune(Retention(last=1))
+
+
 def _upgrade(registry: Registry, _: object) -> None:
     registry.upgrade()
 
@@ -253,6 +263,7 @@ LIVES = [
     Scenario("fork", _fork, _gated_life, acknowledged=(1, 2, 3), run="fork"),
     Scenario("drop", _drop, _whole_life, acknowledged=(1, 2, 3)),
     Scenario("collect", collect, _two_steps_and_a_dropped_run, acknowledged=(2,)),
+    Scenario("collect by notes", collect, _collected_before, acknowledged=(3,)),
     Scenario("upgrade", _upgrade, _two_steps, acknowledged=(1, 2)),
     Scenario("collect after an upgrade", collect, _swept_before_an_upgrade, acknowledged=(2,)),
 ]

@@ -25,7 +25,7 @@ from tests.stateful.base import (
 from tests.stateful.world import YEAR_S, Process
 from tests.support.states import same
 
-_STEPS = ("choose", "condemn", "mark", "delete")
+_STEPS = ("choose", "condemn", "mark", "delete", "note")
 _READERS = 4
 
 jumps = st.sampled_from((10.0, 3600.0, 86_401.0, YEAR_S, 30 * YEAR_S)).flatmap(

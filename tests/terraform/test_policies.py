@@ -15,7 +15,7 @@ from tests.terraform.judges import PLACEHOLDER, ROOT, Apply, Document, Policies,
 _ARN = f"arn:aws:s3:::{PLACEHOLDER}"
 _HISTORY = {
     f"{_ARN}/team/{key}"
-    for key in (f"runs/*/log/{'?' * 20}", "epochs/*", "sweeps/*", "registry.json")
+    for key in (f"runs/*/log/{'?' * 20}", "epochs/*", "sweeps/*", "notes/*", "registry.json")
 }
 _CREATE = {"Null": {"s3:if-none-match": "false"}}
 
@@ -76,7 +76,8 @@ def test_history_is_put_where_nothing_is(policies: Policies) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["runs/a/log/00000000000000000000", "epochs/1", "sweeps/aa/1", "registry.json"]
+    "key",
+    ["runs/a/log/00000000000000000000", "epochs/1", "sweeps/aa/1", "notes/1", "registry.json"],
 )
 def test_no_role_by_itself_may_rewrite_history(policies: Policies, key: str) -> None:
     """On a bucket without the policy of this module, too."""

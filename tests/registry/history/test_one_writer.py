@@ -26,6 +26,7 @@ CHANGES = {
     "history/condemned_names.py": "the tables of these names, by their digest",
     "upkeep/gc.py": "epochs and deletions",
     "upkeep/planning.py": "a file that tells the store's time",
+    "upkeep/run_notes.py": "notes of collectors, which name no object to use",
     "upkeep/upgrading.py": "the epoch of an upgrade",
     "upkeep/repairing.py": "objects under keys that live places name already",
     "upkeep/checkup.py": "the doctor's own probe",

@@ -33,6 +33,7 @@ from holdfast.registry.objects.keys import (
     RUNS,
     ObjectKey,
     epoch_key,
+    note_key,
     slot_key,
     snapshot_key,
     snapshot_prefix,
@@ -89,7 +90,11 @@ def test_where_nothing_is_to_collect_nothing_is_written(run, reg, backend):
     save_small(run, 1, 2)
     before = contents(backend)
     report = reg.gc(grace_s=0)
-    assert contents(backend) == before
+    noted = contents(backend)
+    assert noted.keys() - before.keys() == {note_key(1)}
+    assert {key: noted[key] for key in before} == before
+    assert reg.gc(grace_s=0) == report
+    assert contents(backend) == noted
     assert (report.epoch, report.condemned.objects, report.deleted.objects) == (None, 0, 0)
     assert report.objects.objects == len(objects(backend)) > 0
     assert report.objects.size_bytes == sum(len(before[key]) for key in objects(backend))
@@ -246,7 +251,9 @@ def test_snapshots_but_the_newest_two_are_deleted(long_log, reg, backend, open_r
     assert report.stale.objects == 2
     assert report.freed_bytes == report.stale.size_bytes > 0
     assert before.unneeded_bytes == report.stale.size_bytes
-    assert measure(reg.handle.store) == replace(before, unneeded_bytes=0)
+    noted = len(backend.get(note_key(1)))
+    other_bytes = before.other_bytes + noted
+    assert measure(reg.handle.store) == replace(before, unneeded_bytes=0, other_bytes=other_bytes)
     assert open_registry(backend).run("run").manifest.epoch == 1
 
 
@@ -875,7 +882,13 @@ def test_a_second_collection_reads_each_slot_and_placement_once(thinned, reg, ba
     assert len(got) == len(set(got))
     assert not [key for key in got if key.startswith(("packs/", "manifests/", "runs/run/snap"))]
     listed = [call for call in calls if call.method == "list"]
-    assert len(listed) == 6  # three kinds, epochs, probes, runs
+    assert len(listed) == 7  # three kinds, epochs, probes, notes, runs
+    # The slot that the note proves and the mark after it; of placements none.
+    assert sorted(key for key in got if not key.startswith(("epochs/", "reg"))) == [
+        note_key(1),
+        slot_key("run", 6),
+        slot_key("run", 7),
+    ]
     assert {call.method for call in calls} <= {"get", "list", "clear_unfinished", "keeps_versions"}
 
 

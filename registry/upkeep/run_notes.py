@@ -1,0 +1,268 @@
+"""Notes of collectors: how far each log went, and what the run held, when it was last replayed.
+
+A note shortens the next replay: only later slots and new placements are read. It also proves on any
+machine that the log of a run was there. Notes are joined into tables, which are put if absent and
+never changed or deleted. Only a collector makes them, from its own replay and never from a
+snapshot. A table that cannot be used costs time. Specified in docs/spec.md, section 13.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from holdfast.registry.errors import IntegrityError, Malformed, ObjectNotFound, RolledBack
+from holdfast.registry.history import REPLAY_VERSION, CommitSlot, RunLog
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.objects import (
+    LAST,
+    NOTES,
+    RUNS,
+    ObjectKey,
+    note_key,
+    parse_number,
+    unwrap_frame,
+    wrap_frame,
+)
+from holdfast.registry.store import Store
+from holdfast.registry.values import Digest, DigestField, Field, Record
+
+#: A table is not longer than this, unless a single note is.
+_TABLE_BYTES = 8 * 2**20
+#: A table is joined to newer ones that have at least this share of its bytes.
+_JOINED_FROM = 0.5
+#: A note is made again after this number of slots without a commit.
+_SLOTS_APART = 16
+#: The most bytes of a note: a longer one would cost more than it saves.
+_NOTE_BYTES = 64 * 2**20
+_LOGGER = logging.getLogger("holdfast")
+
+
+class TableHeader(Record):
+    """The first line of a table."""
+
+    format: Literal["holdfast.notes/1"] = "holdfast.notes/1"
+    registry: str  # the id of the registry
+    replay: int  # the version of the replay that made what its notes say of runs
+    first: Annotated[int, Field(ge=1)]  # it has the notes of all tables from this one on
+
+
+class Seen(Record):
+    """The first line of a note: how far the log of a run went."""
+
+    run: str
+    slots: Annotated[int, Field(ge=1)]  # number of its slots
+    slot: Annotated[int, Field(ge=0)]  # the newest one with a commit
+    digest: DigestField  # digest of that slot; the commits before it are chained to it
+    #: The slot before which the run held what the second line says; 0 where there is nothing.
+    settled: Annotated[int, Field(ge=0)]
+
+
+class Held(Record):
+    """The second line of a note: the run before a slot, and the packs of its placements."""
+
+    run: RunManifest  # compact
+    packs: dict[str, tuple[str, ...]]  # by the key of the placement
+
+
+@dataclass(frozen=True, slots=True)
+class RunNote:
+    """A note of one run."""
+
+    seen: Seen
+    where: str  # the key of its table
+    held: bytes  # its second line; empty if this version of the replay did not make it
+
+    @property
+    def settled(self) -> int:
+        """The slot before which a replay can begin; 0 if it has to begin with the first one."""
+        return self.seen.settled if self.held else 0
+
+    def replay(self) -> tuple[RunManifest, dict[ObjectKey, tuple[ObjectKey, ...]]]:
+        """Return the run before `settled`, and the packs of its placements."""
+        held = Held.decode(self.held, where=self.where)
+        if (held.run.run_id, held.run.next_slot) != (self.seen.run, self.settled):
+            raise Malformed("a note of another run or slot", where=self.where)
+        parse = ObjectKey.parse
+        return held.run, {parse(key): tuple(map(parse, of)) for key, of in held.packs.items()}
+
+    def check(self, slots: int, digest: Digest | None) -> None:
+        """Raise if a log is shorter than it was, or another one at the slot of the note."""
+        if slots < self.seen.slots or digest != self.seen.digest:
+            raise self.lost(f"{slots} slots" if slots < self.seen.slots else "another log")
+
+    def lost(self, found: str) -> RolledBack:
+        """Return the error of a run whose log was lost since."""
+        seen = self.seen
+        return RolledBack(
+            "the log of a run is not the one that a collection has read",
+            where=f"{RUNS}{seen.run}/",
+            expected=f"at least {seen.slots} slots, and slot {seen.slot} with digest "
+            f"{seen.digest.short}, by {self.where}",
+            found=found,
+            hint="Somebody deleted or replaced it: restore it from a backup of this store.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    number: int
+    first: int
+    size_bytes: int  # of its content
+
+
+@dataclass(slots=True)
+class Notes:
+    """The notes of a registry.
+
+    Attributes:
+        by_run: The note of each run that counts: the one that knows most of its slots.
+        newest: The number of the newest table; 0 without one.
+        damaged: The tables that cannot be read, by key.
+    """
+
+    by_run: dict[str, RunNote] = field(default_factory=dict)
+    newest: int = 0
+    damaged: dict[str, str] = field(default_factory=dict)
+    _tables: list[_Table] = field(default_factory=list)  # newest first
+
+    @classmethod
+    def read(cls, store: Store) -> Notes:
+        """Read the notes; before the runs are listed, so that the listing has all that they name.
+
+        The newest table says which older ones it replaces. If it cannot be read, those are.
+        """
+        notes, needed = cls(), LAST
+        for number in sorted(_numbers(store), reverse=True):
+            notes.newest = notes.newest or number
+            if number > needed:
+                continue
+            try:
+                header, lines, size_bytes = _read_table(store, number)
+            except (IntegrityError, ObjectNotFound) as error:
+                _LOGGER.warning("a note of a collection is not used: %s", error)
+                notes.damaged[note_key(number)] = str(error)
+                continue
+            needed = min(needed, header.first - 1)
+            if header.registry == store.config.id:
+                notes._tables.append(_Table(number, header.first, size_bytes))
+                notes._take(header, lines, note_key(number))
+        return notes
+
+    def _take(self, header: TableHeader, lines: list[bytes], where: str) -> None:
+        for first, second in zip(lines[::2], lines[1::2], strict=True):
+            seen = Seen.decode(first, where=where)
+            known = self.by_run.get(seen.run)
+            if known is None or known.seen.slots < seen.slots:
+                held = second if header.replay == REPLAY_VERSION else b""
+                self.by_run[seen.run] = RunNote(seen, where, held)
+
+    def put(self, store: Store, notes: Iterable[tuple[Seen, bytes]]) -> None:
+        """Put new notes, in tables that also have the notes of smaller tables before them."""
+        first_of_all = True
+        for some in _parts(notes):
+            first, lines = self.newest + 1, dict(some)
+            if first_of_all:
+                first = self._join(lines)
+            first_of_all = False
+            self.newest += 1
+            while not self._has_put(store, self.newest, first, lines):
+                # Another collector was faster: its table stays, and this one replaces none.
+                self.newest = max([self.newest, *_numbers(store)]) + 1
+                first, lines = self.newest, dict(some)
+
+    def _join(self, lines: dict[str, bytes]) -> int:
+        """Add the notes of the newest tables, up to a larger one; return the first of them."""
+        first, size_bytes = self.newest + 1, sum(map(len, lines.values()))
+        joined = set()
+        for table in self._tables:
+            grown = size_bytes + table.size_bytes
+            small = table.size_bytes * _JOINED_FROM <= size_bytes and grown <= _TABLE_BYTES
+            if table.number != first - 1 or not small:
+                break
+            first, size_bytes = table.first, grown
+            joined.add(note_key(table.number))
+        for run_id, note in self.by_run.items():
+            if note.where in joined and run_id not in lines:
+                lines[run_id] = _lines(note.seen, note.held)
+        return first
+
+    def _has_put(self, store: Store, number: int, first: int, lines: Mapping[str, bytes]) -> bool:
+        header = TableHeader(registry=store.config.id, replay=REPLAY_VERSION, first=first)
+        content = b"\n".join((header.encode(), *lines.values()))
+        return store.backend.put_if_absent(note_key(number), wrap_frame(content))
+
+
+def _lines(seen: Seen, held: bytes) -> bytes:
+    return seen.encode() + b"\n" + held
+
+
+def _parts(notes: Iterable[tuple[Seen, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    """Yield notes, as many together as fit into a table."""
+    some: list[tuple[str, bytes]] = []
+    size_bytes = 0
+    for seen, held in notes:
+        if some and size_bytes + len(held) > _TABLE_BYTES:
+            yield some
+            some, size_bytes = [], 0
+        some.append((seen.run, _lines(seen, held)))
+        size_bytes += len(held)
+    if some:
+        yield some
+
+
+def _numbers(store: Store) -> Iterator[int]:
+    for info in store.backend.list(NOTES):
+        with suppress(Malformed):  # `verify` reports it
+            yield parse_number(info.key)
+
+
+def _read_table(store: Store, number: int) -> tuple[TableHeader, list[bytes], int]:
+    where = note_key(number)
+    content = unwrap_frame(store.backend.get(where), where=where)
+    first, *lines = content.split(b"\n")
+    header = TableHeader.decode(first, where=where)
+    if header.first > number or len(lines) % 2:
+        raise Malformed("a table of notes that contradicts itself", where=where)
+    return header, lines, len(content)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A run as a collection has replayed it."""
+
+    log: RunLog
+    slots: int  # how many slots the log had
+    newest: CommitSlot  # the newest one with a commit
+    #: The run before the slots within the grace: they may be within a later collection's, too.
+    settled: RunManifest
+
+    def note(self, packs: Mapping[ObjectKey, Collection[ObjectKey]]) -> tuple[Seen, bytes]:
+        """Return the two lines of a note; `packs` are those of its placements."""
+        named = {str(key): tuple(map(str, of)) for key, of in packs.items()}
+        held = Held(run=self.settled, packs=named).encode()
+        is_short = self.settled.next_slot > 0 and len(held) <= _NOTE_BYTES
+        seen = Seen(
+            run=self.log.run_id,
+            slots=self.slots,
+            slot=self.newest.number,
+            digest=self.newest.digest,
+            settled=self.settled.next_slot if is_short else 0,
+        )
+        return seen, held if is_short else b""
+
+    def is_due(self, note: RunNote | None, start: RunManifest | None) -> bool:
+        """Return whether the run has changed enough since its note for another one.
+
+        `start` is the run of that note, if the replay began with it.
+        """
+        if note is None or self.newest.number > note.seen.slot:
+            return True
+        if start is not None and self.settled.places != start.places:  # after a repack
+            return True
+        settled = self.settled.next_slot
+        begins = note.settled < note.seen.slots <= settled
+        return begins or settled >= note.settled + _SLOTS_APART
