@@ -211,6 +211,10 @@ def run_fields(run: RunManifest) -> dict[str, object]:
     column comes before the configuration, and that before the metric; `config.NAME` and
     `metrics.NAME` name the others.
     """
+    try:
+        columns = _row(run)
+    except RegistryError as error:
+        return damaged_fields(run.run_id, error)
     monitor = next(iter(run.monitors), None)
     shown = run.latest() if monitor is None else run.best(monitor)
     metrics = {} if shown is None else dict(shown.metrics)
@@ -221,7 +225,7 @@ def run_fields(run: RunManifest) -> dict[str, object]:
         **{f"metrics.{name}": value for name, value in metrics.items()},
         **{f"config.{name}": value for name, value in config.items()},
         "name": run.run_id,
-        **_row(run),
+        **columns,
     }
 
 

@@ -11,14 +11,14 @@ import pytest
 import holdfast
 from holdfast.registry.errors import Conflict
 from holdfast.registry.face.factory import open_on
-from holdfast.registry.history.actions import Action
+from holdfast.registry.history.actions import Action, Commit
 from holdfast.registry.history.replay import RunManifest, advance
 from holdfast.registry.history.snapshots import REPLAY_VERSION
 from holdfast.registry.objects.framing import split_lines
 from holdfast.registry.objects.keys import slot_key, snapshot_key
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.values import canonical
-from tests.golden import make, make_v2
+from tests.golden import make, make_later, make_v2
 from tests.golden.histories import history
 from tests.support.sameness import assert_same
 from tests.support.stores import new_backend
@@ -38,10 +38,21 @@ def sample(name: str) -> bytes:
     return (V2 / name).read_bytes()
 
 
-def test_the_two_versions_together_have_every_action():
+def test_the_samples_together_have_every_action():
     slots = [*make.slots(), *make_v2.slots()]
     said = {type(action) for slot in slots for _, one in slot.commits for action in one.actions}
-    assert said == set(get_args(get_args(Action)[0]))
+    later = {type(action) for action in make_later.ACTIONS}
+    assert not said & later
+    assert said | later == set(get_args(get_args(Action)[0]))
+
+
+def test_later_actions_are_read_as_they_were_written():
+    data = (V2.parent / "later").read_bytes()
+    lines = split_lines(data, where="later")
+    assert lines == make_later.lines()
+    assert [Commit.decode(line, where="later").actions for line in lines] == [
+        (action,) for action in make_later.ACTIONS
+    ]
 
 
 def test_the_log_and_its_replay():

@@ -189,12 +189,12 @@ def test_rows_are_sorted_and_filtered_by_mouse_and_keyboard_and_stay_in_the_url(
     page.reload()
     watch.ready()
     assert page.locator("#runs tbody th").all_inner_texts() == names
-    page.get_by_role("searchbox").fill("interrupted")
+    page.get_by_role("searchbox", name="Filter").fill("interrupted")
     page.keyboard.press("Enter")  # all runs are loaded: there is nothing more to search
     assert page.locator("#runs tbody tr").count() == 3
     page.reload()
     watch.ready()
-    assert page.get_by_role("searchbox").input_value() == "interrupted"
+    assert page.get_by_role("searchbox", name="Filter").input_value() == "interrupted"
     rows = page.locator("#runs tbody tr:visible")
     assert rows.count() == page.locator("#runs .minor .interrupted").count() < 3
     watch.check()
