@@ -149,7 +149,7 @@ def _forgotten(store: Store) -> Collection[str]:
     """Return the runs that an operator gave up: their notes count no more."""
     epochs = Epochs(store)
     try:
-        header = epochs.header(epochs.observe())
+        header = epochs.header(epochs.newest())
     except (IntegrityError, UnsupportedFormat):
         return ()  # of epochs there is a finding
     return (header and header.forgotten) or ()
