@@ -23,12 +23,21 @@ def step_file(step: int, count: int, form: str = "<") -> bytes:
     return struct.pack(f"{form}ii", step, count) + values.tobytes()
 
 
-@pytest.mark.parametrize("table", ["[" + "{}," * 50_000 + "{}]", json.dumps({"w": [1] * 65})])
-def test_a_table_is_bounded(table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("[" + "{}," * 50_000 + "{}]", "parsing it would take"),
+        (json.dumps({"w": [1] * 65}), "not a table of parameters"),
+    ],
+    ids=["empty objects", "axes"],
+)
+def test_a_table_is_bounded(
+    table: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One of a million empty objects, or of a tensor with a million axes, takes no memory."""
     monkeypatch.setenv("HOLDFAST_MAX_RECORD_BYTES", "4000000")
     (tmp_path / "table.json").write_text(table)
-    with pytest.raises(InvalidInput, match=r"parsing it would take|not a table of parameters"):
+    with pytest.raises(InvalidInput, match=said):
         andrea.read_table(tmp_path / "table.json")
 
 
