@@ -87,9 +87,9 @@ def _git_commit() -> str:
             env |= {**_GIT, "GIT_DIR": made, "GIT_WORK_TREE": str(top)}
             command = [program or "/git", *_STATUS]
             told = subprocess.run(command, capture_output=True, timeout=5, check=True, env=env)
+        oid, _, *lines = told.stdout.decode(errors="replace").splitlines()
     except (OSError, ValueError, subprocess.SubprocessError):
         return ""
-    oid, _, *lines = told.stdout.decode(errors="replace").splitlines()
     commit = oid.removeprefix("# branch.oid ").replace("(initial)", "")
     return f"{commit}+dirty" if commit and lines else commit
 

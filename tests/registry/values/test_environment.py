@@ -163,6 +163,13 @@ def test_a_machine_without_git_begins_runs_as_well(monkeypatch, tmp_path):
     assert "git_commit" not in describe_environment()
 
 
+def test_a_git_that_says_nothing_begins_runs_as_well(monkeypatch, tmp_path):
+    (tmp_path / "git").write_text("#!/bin/sh\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "git_commit" not in describe_environment()
+
+
 def test_torch_is_told_only_where_it_is_loaded(monkeypatch):
     monkeypatch.setattr(environment, "_git_commit", str)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
