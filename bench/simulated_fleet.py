@@ -49,6 +49,7 @@ class Figures:
         objects: Objects that a save puts on an empty registry.
         requests: Requests for that, of all ranks.
         exchanged: Bytes that travel between ranks, as a share of the state.
+        peers: The most ranks with which one of the sampled ranks exchanges bytes.
         imbalance: The most bytes that a rank stores, divided by the mean.
         plan_s: CPU seconds of rank 0 for the plan.
         parts_s: CPU seconds of rank 0 for the parts of all ranks.
@@ -65,6 +66,7 @@ class Figures:
     objects: int = 0
     requests: int = 0
     exchanged: float = 0
+    peers: int = 0
     imbalance: float = 0
     plan_s: float = 0
     parts_s: float = 0
@@ -140,6 +142,13 @@ class Fleet:
         sizes = [sum(map(len, plan.part(rank).encode())) for rank in some]
         found.parts_s = (time.process_time() - began) / len(some) * self._ranks
         found.part_kb = max(sizes) / 1e3
+        found.peers = max(
+            len(
+                {*plan.part(rank).gives[:, 1].tolist(), *plan.part(rank).takes[:, 1].tolist()}
+                - {rank}
+            )
+            for rank in some
+        )
         owned = plan.owned_bytes
         found.chunks = len(plan.owner)
         found.exchanged = plan.moved_bytes / int(owned.sum())

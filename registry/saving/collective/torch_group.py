@@ -1,8 +1,15 @@
-"""The ranks of torch.distributed: messages in the store of the job, bytes over gloo."""
+"""The ranks of torch.distributed: messages in the store of the job, bytes over gloo.
+
+A rank connects to the ranks with which it exchanges bytes, and to its parent and two children in a
+binary tree: gloo makes a connection at its first use. PyTorch before 2.8 cannot do that; there each
+rank connects to all others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
@@ -26,13 +33,56 @@ _ANSWER_S = 10.0
 _T = TypeVar("_T")
 
 
+class _Links:
+    """The connections of one name.
+
+    Attributes:
+        gloo: Gloo's group.
+        met: Ranks with which bytes were exchanged.
+        turns: Exchanges so far; the number is part of each message.
+    """
+
+    def __init__(self, gloo: Any) -> None:
+        self.gloo, self.turns = gloo, 0
+        self.met: set[int] = set()
+        self._kept: list[torch.Tensor] = []  # gloo does not keep all that it is given
+
+    def await_tree(self, children: Sequence[int], parents: Sequence[int]) -> list[list[Any]]:
+        """Begin to receive the words of the ranks beside this one in the tree."""
+        self._kept.clear()
+        tag = 2 * self.turns
+        return [
+            [self.gloo.recv([self._memory(1)], rank, tag) for rank in ranks]
+            for ranks in (children, parents)
+        ]
+
+    def tell(self, ranks: Sequence[int]) -> list[Any]:
+        """Tell ranks beside this one in the tree that those behind it have come."""
+        return [self.gloo.send([self._memory(1)], rank, 2 * self.turns) for rank in ranks]
+
+    def begin(self, outgoing: Mapping[int, Buffer], parts: Mapping[int, torch.Tensor]) -> list[Any]:
+        """Begin to exchange bytes."""
+        tag = 2 * self.turns + 1
+        begun = [self.gloo.recv([part], rank, tag) for rank, part in parts.items()]
+        for rank, data in outgoing.items():
+            _view(copy := self._memory(len(data)))[:] = data
+            begun.append(self.gloo.send([copy], rank, tag))
+        self.met |= {*outgoing, *parts}
+        return begun
+
+    def _memory(self, size: int) -> torch.Tensor:
+        self._kept.append(_empty(size))
+        return self._kept[-1]
+
+
 class TorchGroup:
     """All ranks of torch.distributed, as a group separate from the training's process groups.
 
     Make the group on every rank; make several groups in the same order. Messages are keys of
     the store that `init_process_group` made, through a separate connection. Bytes travel over gloo,
-    on the CPU, through connections that are made at the first use and again after a failure. So a
-    rank that dies or is late breaks no process group of the training.
+    on the CPU, through connections to the ranks that have parts of the same chunks. These are made
+    at the first use and again after a failure. So a rank that dies or is late breaks no process
+    group of the training.
 
     Args:
         deadline_s: Seconds after which waiting for another rank is an error.
@@ -61,7 +111,7 @@ class TorchGroup:
         self._place, self._training = f"holdfast/{number}", store
         self._own = local()
         self._is_gone = False
-        self._gloo: dict[str, Any] = {}
+        self._links: dict[str, _Links] = {}
 
     def _asked(self, act: Callable[[Any], _T], limit_s: float) -> _T:
         """Ask the store over this thread's own connection: a wait blocks all calls of a connection.
@@ -121,54 +171,80 @@ class TorchGroup:
     def exchange(
         self, links: str, outgoing: Mapping[int, Buffer], incoming: Mapping[int, int]
     ) -> dict[int, memoryview]:
-        """Exchange bytes with the other ranks."""
-        sending = [len(outgoing.get(rank, b"")) for rank in range(self.size)]
-        arriving = [incoming.get(rank, 0) for rank in range(self.size)]
-        data = torch.empty(sum(sending), dtype=torch.uint8, device="cpu")
-        given, start = _view(data), 0
-        for rank, size in enumerate(sending):
-            if size:
-                given[start : start + size] = outgoing[rank]
-                start += size
-        found = torch.empty(sum(arriving), dtype=torch.uint8, device="cpu")
+        """Exchange bytes with other ranks, once all ranks have come, along a binary tree."""
+        until_s = time.monotonic() + self.deadline_s
+        parts = {rank: _empty(size) for rank, size in incoming.items() if size}
+        outgoing = {rank: data for rank, data in outgoing.items() if len(data)}
         try:
-            self._connected(links).alltoall_base(
-                found, data, arriving, sending, timeout=timedelta(seconds=self.deadline_s)
-            ).wait()
+            made = self._connected(links)
+            made.turns += 1
+            # In another thread where a peer is new: gloo asks the store for its address.
+            ask = self._inquire if made.turns == 1 else _at_once
+            up, down = ask(lambda: made.await_tree(self._children, self._parents))
+            # If a rank is dead or late, those beside it in the tree abort, and so all others.
+            _wait(up, until_s)
+            _wait([*made.tell(self._parents), *down], until_s)
+            _wait(made.tell(self._children), until_s)
+            ask = _at_once if made.met.issuperset({*outgoing, *parts}) else self._inquire
+            _wait(ask(lambda: made.begin(outgoing, parts)), until_s)
         except RuntimeError as error:
             self._disconnect(links)
             raise LinksBroken(str(error)) from error
-        view, start = _view(found), 0
-        parts = {}
-        for rank, size in enumerate(arriving):
-            if size:
-                parts[rank] = view[start : start + size]
-                start += size
-        return parts
+        return {rank: _view(part) for rank, part in parts.items()}
 
-    def _connected(self, links: str) -> Any:
-        if links not in self._gloo:
+    def _inquire(self, act: Callable[[], _T]) -> _T:
+        return self._asked(lambda _: act(), self._silent_s)
+
+    @property
+    def _children(self) -> list[int]:
+        return [one for one in (2 * self.rank + 1, 2 * self.rank + 2) if one < self.size]
+
+    @property
+    def _parents(self) -> list[int]:
+        return [(self.rank - 1) // 2] if self.rank else []
+
+    def _connected(self, links: str) -> _Links:
+        if links not in self._links:
             self._meet(links)
-            limit = timedelta(seconds=self.deadline_s)
-            self._gloo[links] = self._asked(
-                lambda store: dist.ProcessGroupGloo(
-                    PrefixStore(f"links/{links}", store), self.rank, self.size, limit
-                ),
-                self.deadline_s + self._answer_s,
+            gloo = self._asked(
+                lambda store: self._gloo(PrefixStore(f"links/{links}", store)), self._silent_s
             )
-        return self._gloo[links]
+            self._links[links] = _Links(gloo)
+        return self._links[links]
 
     def _meet(self, links: str) -> None:
         """Wait until all ranks are about to connect; a failed rank sends a failure instead."""
+        until_s = time.monotonic() + self.deadline_s
+        self._hear(f"{links}/here", self._children, until_s)
         self.send([], f"{links}/here", _HERE)
-        found = self.receive(f"{links}/here", range(self.size), self.deadline_s)
-        absent = [rank for rank in range(self.size) if found.get(rank) != _HERE]
+        self._hear(f"{links}/all", self._parents, until_s)
+        self.send([], f"{links}/all", _HERE)
+
+    def _hear(self, name: str, ranks: Sequence[int], until_s: float) -> None:
+        found = self.receive(name, ranks, until_s - time.monotonic()) if ranks else {}
+        absent = [rank for rank in ranks if found.get(rank) != _HERE]
         if absent:
             raise LinksBroken(f"rank {', '.join(map(str, absent))} did not connect")
 
+    @property
+    def _silent_s(self) -> float:
+        return self.deadline_s + self._answer_s
+
+    def _gloo(self, store: PrefixStore) -> Any:
+        """Return gloo's group of all ranks."""
+        make: Any = dist.ProcessGroupGloo
+        limit, devices = timedelta(seconds=self.deadline_s), _lazy_devices()
+        if not devices:
+            return make(store, self.rank, self.size, limit)
+        options = make._Options()
+        options._devices, options._timeout = devices, limit
+        return make(store, self.rank, self.size, options)
+
     def _disconnect(self, links: str) -> None:
-        ending = [self._gloo.pop(links, None)]
-        if ending[0] is not None:
+        ended = self._links.pop(links, None)
+        if ended is not None:
+            ending = [ended.gloo]
+            ended.gloo = None
             ending[0].abort()
             # Releasing the group's memory waits some 20 ms for its threads.
             try:
@@ -179,23 +255,58 @@ class TorchGroup:
     def break_links(self, links: str) -> None:
         """End connections: the other side of each gets an error."""
         self._disconnect(links)
-        here = f"{links}/here/{self.rank}"
-        self._tell(lambda store: store.set(here, _GONE), self._answer_s)  # also at the exit
+        keys = [f"{links}/{name}/{self.rank}" for name in ("here", "all")]
+        self._tell(lambda store: [store.set(key, _GONE) for key in keys], self._answer_s)
 
     def close(self) -> None:
         """End the connections."""
-        for links in list(self._gloo):
+        for links in list(self._links):
             self._disconnect(links)
 
 
+def _lazy_devices() -> list[Any]:
+    """Return gloo's devices, which connect at the first use; none if PyTorch is too old for it."""
+    make: Any = dist.ProcessGroupGloo
+    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    try:
+        if not names:
+            return [make.create_default_device(lazy_init=True)]
+        return [make.create_device(interface=name, lazy_init=True) for name in names]
+    except TypeError:
+        return []
+
+
+def _at_once(act: Callable[[], _T]) -> _T:
+    return act()
+
+
+def _wait(works: Iterable[Any], until_s: float) -> None:
+    for one in works:
+        one.wait(timedelta(seconds=max(until_s - time.monotonic(), 0.001)))
+
+
+def _empty(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device="cpu")
+
+
 def _received(store: Any, keys: dict[int, str], timeout_s: float) -> dict[int, bytes]:
+    if not keys:
+        return {}
     try:
         store.wait([*keys.values()], timedelta(seconds=max(timeout_s, 0.001)))
     except RuntimeError:  # some are missing, or the store is gone
-        keys = {one: key for one, key in keys.items() if store.check([key])}
+        keys = dict(_present(store, [*keys.items()]))
     if not store.has_extended_api():
         return {one: store.get(key) for one, key in keys.items()}
     return dict(zip(keys, map(bytes, store.multi_get([*keys.values()])), strict=True))
+
+
+def _present(store: Any, keys: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Return the keys that exist; a few missing ones among many are found by few requests."""
+    if not keys or store.check([key for _, key in keys]):
+        return keys
+    middle = len(keys) // 2
+    return [] if not middle else _present(store, keys[:middle]) + _present(store, keys[middle:])
 
 
 def _view(tensor: torch.Tensor) -> memoryview:

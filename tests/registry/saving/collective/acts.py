@@ -32,7 +32,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import holdfast
 from holdfast.distributed import PerRank, TorchGroup, load_into
 from holdfast.registry.errors import RegistryError, UnsupportedValue
-from holdfast.registry.saving.collective import shards
+from holdfast.registry.saving.collective import plan, shards
 from tests.registry.saving.collective.ranks import Troubled
 
 DEADLINE_S = 40.0
@@ -359,3 +359,42 @@ def _sum_over(rank: int, ranks: list[int]) -> float:
     if at + 1 < len(ranks):
         dist.send(total, ranks[at + 1])
     return float(total)
+
+
+def saved_while_one_dies(
+    rank: int, size: int, url: str, step: int, victim: int, at: int, deadline_s: float
+) -> tuple[str, int]:
+    """Save in small rounds while a rank dies at an exchange; return as `saved_in_trouble`.
+
+    `at` counts its exchanges, from 1; 0 for none. The number of exchanges is returned instead of a
+    rank where the save succeeds.
+    """
+    exchanges = []
+
+    class Group(TorchGroup):
+        def exchange(self, links: str, outgoing: Any, incoming: Any) -> dict[int, memoryview]:
+            exchanges.append({*outgoing, *incoming})
+            if rank == victim and len(exchanges) == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().exchange(links, outgoing, incoming)
+
+    before, plan.ROUND_BYTES = plan.ROUND_BYTES, 2**16
+    try:
+        with holdfast.open(url) as reg:
+            run = reg.run("run", create=True, group=Group(deadline_s=deadline_s))
+            dist.barrier()
+            try:
+                run.save(_rows_in_a_line(size, step), step=step)
+            except RegistryError as error:
+                return type(error).__name__, getattr(error, "rank", -1)
+            assert all(peers <= {rank - 1, rank + 1} for peers in exchanges), exchanges
+            return "saved", len(exchanges)
+    finally:
+        plan.ROUND_BYTES = before
+
+
+def _rows_in_a_line(size: int, seed: int) -> dict[str, Any]:
+    """Return a tensor of 1.5 chunks a rank: only neighbours have parts of one chunk."""
+    whole = torch.arange(size * 1571 * 1001, dtype=torch.float32).reshape(size * 1571, 1001) + seed
+    mesh = _mesh(size, "dp")
+    return {"w": distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)}

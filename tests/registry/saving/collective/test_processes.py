@@ -98,6 +98,24 @@ def test_a_rank_in_trouble_breaks_nothing_and_the_retry_works(
     assert len(set(again)) == 1
 
 
+def test_an_inner_rank_that_is_killed_at_any_exchange_is_named_by_all(
+    reg: Registry, fleet: Fleet
+) -> None:
+    """Rank 1 has a child in the tree, and rank 0 hears of rank 3 through rank 1 alone."""
+    act, size = acts.saved_while_one_dies, 4
+    whole = fleet.run(size, act, reg.url, 0, 1, 0, 40.0)
+    exchanges = whole[0][1]
+    assert whole == [("saved", exchanges)] * size
+    assert exchanges > 1
+    for victim, at in [(3, 1), *((1, at) for at in range(1, exchanges + 1))]:
+        fleet.begin(size, act, reg.url, at, victim, at, 3.0)
+        found = fleet.end(size)
+        assert found.pop(victim) is None
+        assert found == [("RankFailed", victim)] * (size - 1), (victim, at)
+    assert [one.step for one in reg.run("run").checkpoints()] == [0]
+    assert fleet.run(size, act, reg.url, 1, 1, 0, 40.0) == whole
+
+
 class Gone:
     """A store that ends between a wait and the next call, with the rank that has it."""
 
