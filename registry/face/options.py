@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any, ForwardRef, TypedDict, TypeVar
 if TYPE_CHECKING:  # a program that only reads needs none of them
     import os
     from collections.abc import Iterable
+    from concurrent.futures import Executor
 
+    from holdfast.registry.objects.codecs import Compression
     from holdfast.registry.spec import Monitor, Retention, RunSpec
+    from holdfast.registry.store import Progress
     from holdfast.registry.writing import Storing
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
@@ -47,6 +50,30 @@ class NewRun(TypedDict, total=False):
     monitor: Monitor | Iterable[Monitor] | None
     retention: Retention | None
     input_hash: str | None
+
+
+class VerifyOptions(TypedDict, total=False):
+    """Options of a verification; `Registry.verify` explains them."""
+
+    deep: bool
+    sample: float | None
+    resume: str | os.PathLike[str] | None
+    decode: bool
+    heads: str | os.PathLike[str] | None
+    write_heads: str | os.PathLike[str] | None
+    executor: Executor | None
+    progress: Progress | None
+
+
+class RepackOptions(TypedDict, total=False):
+    """Options of a repack; `Registry.repack` explains them."""
+
+    min_dead: float
+    compression: Compression | None
+    keyframe_every: int | None
+    dry_run: bool
+    executor: Executor | None
+    progress: Progress | None
 
 
 class Polling(TypedDict, total=False):

@@ -6,7 +6,6 @@ the method that calls it.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Executor
@@ -17,15 +16,14 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import Hint, InvalidInput
-from holdfast.registry.face.options import NewRun, shows_options
+from holdfast.registry.face.options import NewRun, RepackOptions, VerifyOptions, shows_options
 from holdfast.registry.face.registry_handle import RegistryHandle
-from holdfast.registry.objects.codecs import Compression
 from holdfast.registry.store import DAY_S, Store
 
 if TYPE_CHECKING:
     from holdfast.registry.comparing import Branches, Diff
     from holdfast.registry.face.run import Run
-    from holdfast.registry.history.actions import CreateRun
+    from holdfast.registry.history import RunLog
     from holdfast.registry.loading import Checkpoint, Stored
     from holdfast.registry.saving.collective import Group
     from holdfast.registry.saving.journal import Journal
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
         VerifyReport,
     )
     from holdfast.registry.upkeep.repacking import RepackReport
-
-_LOGGER = logging.getLogger("holdfast")
 
 
 class Registry:
@@ -109,7 +105,7 @@ class Registry:
         """
         from holdfast.registry.history import RunOptions, creation
 
-        return self._create(run_id, creation(RunOptions(**options)))
+        return self._hold(self._handle.begin_run(run_id, creation(RunOptions(**options))))
 
     @shows_options(NewRun)
     def fork(
@@ -142,7 +138,7 @@ class Registry:
         checkpoint = self.checkpoint(source) if isinstance(source, str) else source
         inherited = inheritance(self._handle.store, checkpoint)
         parent = self._handle.open_log(checkpoint.run_id).run
-        run = self._create(run_id, forked(parent, inherited.parent, own))
+        run = self._hold(self._handle.begin_run(run_id, forked(parent, inherited.parent, own)))
         inherit(run.handle.committer, inherited)
         return run
 
@@ -175,7 +171,6 @@ class Registry:
                 the preset's `must_match` demands it.
             IntegrityError: Its log is damaged.
         """
-        from holdfast.registry.face.run import Run
         from holdfast.registry.history import (
             RunOptions,
             check_not_dropped,
@@ -201,13 +196,7 @@ class Registry:
             check_not_dropped(log.run)
             log.make_durable()  # the caller may rely on the run
         check_same(log.run, wanted)
-        return self._hold(Run(self._handle.run_handle(log, group), wanted.compared))
-
-    def _create(self, run_id: str | None, action: CreateRun) -> Run:
-        from holdfast.registry.face.run import Run
-
-        log = self._handle.begin_run(run_id, action)
-        return self._hold(Run(self._handle.run_handle(log)))
+        return self._hold(log, group, wanted.compared)
 
     def run_names(self) -> list[str]:
         """Return the names of all runs, sorted; `run` opens one, `runs_table` describes all."""
@@ -363,22 +352,17 @@ class Registry:
             for run in runs:
                 stack.callback(run.close)
 
-    def _hold(self, run: Run) -> Run:
+    def _hold(
+        self, log: RunLog, group: Group | None = None, compared: frozenset[str] = frozenset()
+    ) -> Run:
+        from holdfast.registry.face.run import Run
+
+        run = Run(self._handle.run_handle(log, group), compared)
         self._opened.append(run)
         return run
 
-    def verify(
-        self,
-        *,
-        deep: bool = False,
-        sample: float | None = None,
-        resume: str | os.PathLike[str] | None = None,
-        decode: bool = False,
-        heads: str | os.PathLike[str] | None = None,
-        write_heads: str | os.PathLike[str] | None = None,
-        executor: Executor | None = None,
-        progress: Progress | None = None,
-    ) -> VerifyReport:
+    @shows_options(VerifyOptions)
+    def verify(self, **options: Unpack[VerifyOptions]) -> VerifyReport:
         """Check the registry: its structure, and with `deep` every byte of it; it may be in use.
 
         Args:
@@ -398,9 +382,6 @@ class Registry:
                 the registry by the same URL (docs/scale.md). Default: threads.
             progress: Called with the number of bytes checked so far.
 
-        Returns:
-            A report with `.ok` and `.findings`.
-
         Raises:
             InvalidInput: `sample` is no share, `resume` is a file of another kind or registry, or
                 a file of heads cannot be read or written; or the executor's workers cannot reach
@@ -410,17 +391,7 @@ class Registry:
         """
         from holdfast.registry.upkeep import note_verify, verify
 
-        report = verify(
-            self._handle.store,
-            deep=deep,
-            sample=sample,
-            resume=resume,
-            decode=decode,
-            heads=heads,
-            write_heads=write_heads,
-            executor=executor,
-            progress=progress,
-        )
+        report = verify(self._handle.store, **options)
         note_verify(self._handle.store, report)
         return report
 
@@ -513,16 +484,9 @@ class Registry:
         header = epochs.header(epochs.newest())
         return None if header is None else header.moved_to
 
+    @shows_options(RepackOptions, min_dead=0.25)
     def repack(
-        self,
-        runs: Iterable[str] | None = None,
-        *,
-        min_dead: float = 0.25,
-        compression: Compression | None = None,
-        keyframe_every: int | None = None,
-        dry_run: bool = False,
-        executor: Executor | None = None,
-        progress: Progress | None = None,
+        self, runs: Iterable[str] | None = None, **options: Unpack[RepackOptions]
     ) -> RepackReport:
         """Rewrite packs that are unneeded in part, and join small ones.
 
@@ -554,16 +518,7 @@ class Registry:
         """
         from holdfast.registry.upkeep.repacking import repack
 
-        return repack(
-            self._handle.store,
-            runs,
-            min_dead=min_dead,
-            compression=compression,
-            keyframe_every=keyframe_every,
-            dry_run=dry_run,
-            executor=executor,
-            progress=progress,
-        )
+        return repack(self._handle.store, runs, **options)
 
     def usage(self, *, executor: Executor | None = None) -> Usage:
         """Count the bytes on the store, by run and checkpoint.
