@@ -28,6 +28,7 @@ RegistryError                     anything Holdfast refuses or fails to do      
 │   ├── Malformed                 a file breaks a rule of its format
 │   ├── BeyondLimit               reading a file would take more memory than allowed
 │   ├── MissingObject             a file that a live checkpoint needs is gone
+│   │   └── Thinned               a component was given up, and the checkpoint kept
 │   └── RolledBack                a log is not the one that was seen before, or shorter
 ├── UnsupportedFormat             written by a newer or unknown Holdfast: upgrade      exit 8
 ├── RankFailed                    a rank of the job died, was late or failed: see it   exit 1
@@ -84,6 +85,7 @@ __all__ = [
     "StoreUnavailable",
     "StoreUnsuitable",
     "Stranded",
+    "Thinned",
     "UnsupportedFormat",
     "UnsupportedValue",
     "WorkersFailed",
@@ -170,6 +172,10 @@ class BeyondLimit(IntegrityError):
 
 class MissingObject(IntegrityError):
     """A file that a kept checkpoint needs is gone: data loss unless a mirror has it."""
+
+
+class Thinned(MissingObject):
+    """A component of a kept checkpoint is gone, because the checkpoint was thinned on purpose."""
 
 
 class RolledBack(IntegrityError):

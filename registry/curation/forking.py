@@ -23,6 +23,8 @@ from holdfast.registry.history.actions import (
     Rewind,
     SetPin,
     SetStatus,
+    Thin,
+    Thinning,
     line_digest,
 )
 from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest, Slot, advance
@@ -65,6 +67,8 @@ def inheritance(store: Store, source: Checkpoint) -> Inheritance:
             found=source.eviction(),
             hint="Bring it back with `holdfast undo` first.",
         )
+    if record.parts is not None:
+        source.handle.reader.check_held(source.manifest.components)
     shared = [raw for slot in slots for raw, commit in slot.commits if commit.n <= n]
     then = advance(RunManifest(run_id=source.run_id), [Slot.build(0, shared)])
     parent = Parent(
@@ -155,6 +159,7 @@ def _inherited(
             *([Rewind(to=None)] if rewinds and n == fork.commits + len(aside) else []),
             *(_streams(now, record, fork) if own else ()),
             _added(now.by_n[gated]),
+            *_thinned(now.by_n[gated], n),
             *(_pinned(pin, n) for pin in gates if pin.checkpoint == gated),
             *(_pinned(pin, None) for pin in artifacts if own),
             *(_entries(then, now) if own else ()),
@@ -177,6 +182,11 @@ def _added(record: CheckpointRecord) -> AddCheckpoint:
         nonfinite=record.nonfinite or None,
         held_back=record.held_back or None,
     )
+
+
+def _thinned(record: CheckpointRecord, n: int) -> Iterator[Thin]:
+    if record.parts is not None:
+        yield Thin(thinnings=(Thinning(checkpoint=n, keep=record.parts, reason="in the parent"),))
 
 
 def _pinned(pin: Pin, checkpoint: int | None) -> SetPin:

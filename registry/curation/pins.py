@@ -19,8 +19,9 @@ from holdfast.registry.errors import (
     IntegrityError,
     InvalidInput,
     NotFound,
+    Thinned,
 )
-from holdfast.registry.history import check_name, moment
+from holdfast.registry.history import RunLog, check_name, describe_thinning, moment
 from holdfast.registry.history.actions import Action, RemoveTag, SetPin, SetTag
 from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
 from holdfast.registry.loading import Checkpoint, StateHandle, Stored, find_checkpoint
@@ -96,18 +97,26 @@ class Tags(_Names):
 
     _kind = "tag"
 
-    def set(self, name: str, checkpoint: Checkpoint) -> None:
+    def set(self, name: str, checkpoint: Checkpoint, *, thinned: bool = False) -> None:
         """Point a tag at a checkpoint of this run; `RUN/tags/NAME` finds it.
+
+        Args:
+            name: The tag.
+            checkpoint: The checkpoint.
+            thinned: Whether a thinned checkpoint will do; the tag keeps what it has.
 
         Raises:
             InvalidInput: The checkpoint is another run's, or the name is not legal.
             Conflict: The checkpoint was evicted.
+            Thinned: The checkpoint was thinned.
         """
         n = own(self._committer, checkpoint, f"a tag ({name})")
         check_name(name, "a tag")
 
         def compose(run: RunManifest) -> Sequence[Action]:
-            kept(run, n, checkpoint.ref)
+            record = kept(run, n, checkpoint.ref)
+            if not thinned:
+                check_whole(self._log, record, checkpoint.ref)
             return [SetTag(name=name, checkpoint=n)]
 
         self._committer.commit(compose)
@@ -145,14 +154,18 @@ class Gates(_Names):
 
     _kind = "gate"
 
-    def set(self, name: str, checkpoint: Checkpoint | None = None) -> Checkpoint:
+    def set(
+        self, name: str, checkpoint: Checkpoint | None = None, *, thinned: bool = False
+    ) -> Checkpoint:
         """Make a checkpoint a gate; `RUN/gates/NAME` finds it.
 
         Args:
             name: The gate's name; one of the preset's, if it declares gates.
             checkpoint: The checkpoint. Default: the best one of the gate's phase.
+            thinned: Whether a thinned checkpoint will do; the gate keeps what it has.
 
         Raises:
+            Thinned: The checkpoint was thinned.
             Conflict: The gate is set to another checkpoint, and that one is sound.
             InvalidInput: The preset declares gates and not this one, or the checkpoint is another
                 run's or not of the gate's phase.
@@ -174,7 +187,10 @@ class Gates(_Names):
                 return None
             if (now and now.manifest) != replaces:
                 raise _taken(run, name, now)
-            sound(run, record.n, f"{run.run_id}/{record.manifest.short}")
+            ref = f"{run.run_id}/{record.manifest.short}"
+            chosen = sound(run, record.n, ref)
+            if not thinned:
+                check_whole(self._log, chosen, ref)
             return [
                 SetPin(
                     kind="gate",
@@ -334,6 +350,23 @@ def kept(run: RunManifest, n: int, where: str) -> CheckpointRecord:
             hint="`holdfast undo` brings an evicted checkpoint back until it is collected.",
         )
     return record
+
+
+def check_whole(log: RunLog, record: CheckpointRecord, where: str) -> None:
+    """Refuse a thinned checkpoint where the whole of it is wanted."""
+    if record.parts is None:
+        return
+    raise Thinned(
+        "this checkpoint was thinned, and a name is for a whole one",
+        where=where,
+        expected="all its components",
+        found=describe_thinning(log, record.manifest) or f"only {', '.join(record.parts)}",
+        hint=Hint(
+            "Bring it back with `run.retention.undo(checkpoint)`, or pass `thinned=True` to name "
+            "what is there.",
+            "Bring it back with `holdfast undo`, or pass `--thinned` to name what is there.",
+        ),
+    )
 
 
 def sound(run: RunManifest, n: int, where: str) -> CheckpointRecord:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.registry.curation.pins import kept, own
+from holdfast.registry.curation.thinning import (
+    PER_SLOT,
+    PlacedThinnings,
+    check_names,
+    place,
+    place_thinnings,
+)
 from holdfast.registry.errors import (
     Conflict,
     Hint,
@@ -28,13 +35,15 @@ from holdfast.registry.history.actions import (
     Eviction,
     Place,
     Recover,
+    Thin,
+    Thinning,
 )
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.spec import Retention
 from holdfast.registry.store import Store
 from holdfast.registry.values import Digest
-from holdfast.registry.writing import Committer, Composed, Stale, Written
+from holdfast.registry.writing import Committer, Composed, Stale, Written, after_commit
 
 
 class RunRetention:
@@ -64,7 +73,8 @@ class RunRetention:
                 and there is no monitor.
             Conflict: The run was dropped.
         """
-        run = self._committer.log.refresh()
+        committer = self._committer
+        run = committer.log.refresh()
         if retention is None and not has_policies(run.spec):
             raise InvalidInput(
                 "the run has no retention policy: it keeps everything",
@@ -79,15 +89,29 @@ class RunRetention:
         plan = plan_retention(run, _now_ms(), retention)
         if dry_run:
             return plan
+        done, placed = plan, PlacedThinnings()
+
+        def write() -> list[Written]:
+            nonlocal placed
+            now = committer.log.run
+            placed = place_thinnings(
+                committer.writer, now, plan_retention(now, _now_ms(), retention), PER_SLOT
+            )
+            return placed.states
 
         def compose(run: RunManifest) -> Sequence[Action]:
-            nonlocal plan
-            plan = plan_retention(run, _now_ms(), retention)
-            return plan.actions()
+            nonlocal done
+            done = plan_retention(run, _now_ms(), retention)
+            return [*done.actions(), *placed.actions(run, done)]
 
-        self._committer.store.with_reserve(lambda: self._committer.commit(compose))
-        warn_of_unrated(run.run_id, plan.unrated, set())
-        return plan
+        # A prune that only evicts writes no objects: it works on a full disk.
+        change = Composed(compose, write if plan.thinned else None)
+        committer.store.with_reserve(lambda: committer.commit(change))
+        first = done
+        while len(placed.thinnings) == PER_SLOT:
+            committer.commit(Composed(compose, write))
+        warn_of_unrated(run.run_id, first.unrated, set())
+        return first
 
     def evict(self, checkpoint: Checkpoint, reason: str) -> None:
         """Evict one checkpoint; `undo` brings it back until it is collected.
@@ -117,6 +141,62 @@ class RunRetention:
 
         self._committer.store.with_reserve(lambda: self._committer.commit(compose))
 
+    def thin(
+        self, checkpoint: Checkpoint, keep: str | Iterable[str], reason: str = "thinned by hand"
+    ) -> None:
+        """Keep only some components of a checkpoint; `undo` brings the others back.
+
+        Its id stays, and `load(only=...)` reads what was kept. Collection deletes the data of the
+        other components, unless something else needs it.
+
+        Args:
+            checkpoint: Of this run; not evicted. It may have been thinned before.
+            keep: The components that stay.
+            reason: Why, for readers of the log.
+
+        Raises:
+            Conflict: It was evicted, or is protected: the newest of its phase, named by a gate or a
+                tag, held by a follower.
+            InvalidInput: It is another run's, `keep` is empty or names no component, or the reason
+                is empty or cannot be stored.
+            Thinned: A component of `keep` was given up before.
+        """
+        committer = self._committer
+        n = own(committer, checkpoint, "run.retention.thin")
+        _check_reason(committer, reason, "thinning a checkpoint")
+        wanted = [keep] if isinstance(keep, str) else list(keep)
+        known = list(checkpoint.manifest.components)
+        check_names(wanted, known, checkpoint.ref)
+        names = tuple(name for name in known if name in wanted)
+        placed = PlacedThinnings()
+
+        def check(run: RunManifest) -> None:
+            record = kept(run, n, checkpoint.ref)
+            found = protections(run, record, _now_ms())
+            protected = [one for one in found if not one.startswith("best/")]
+            if protected:
+                raise Conflict(
+                    "this checkpoint is protected: it stays whole",
+                    where=checkpoint.ref,
+                    found=", ".join(protected),
+                )
+            if record.parts is not None and not set(names) <= set(record.parts):
+                checkpoint.handle.reader.check_held(names)
+
+        def write() -> list[Written]:
+            nonlocal placed
+            run = committer.log.run
+            check(run)
+            thinning = Thinning(checkpoint=n, keep=names, reason=reason)
+            placed = place(committer.writer, run, [thinning])
+            return placed.states
+
+        def compose(run: RunManifest) -> Sequence[Action]:
+            check(run)
+            return placed.actions(run)
+
+        committer.commit(Composed(compose, write))
+
     def evicted(self) -> list[Checkpoint]:
         """Return the checkpoints that are evicted now, oldest first.
 
@@ -126,16 +206,16 @@ class RunRetention:
         return [self._checkpoint(one) for one in self._log.history().evicted]
 
     def undo(self, *checkpoints: Checkpoint) -> list[Checkpoint]:
-        """Bring evicted checkpoints back: the given ones, or those of the last eviction.
+        """Bring evicted or thinned checkpoints back: the given ones, or those of the last time.
 
         Args:
-            *checkpoints: Of this run, from `evicted`.
+            *checkpoints: Of this run: from `evicted`, or thinned ones, which become whole.
 
         Returns:
-            The checkpoints. Retention does not evict them again.
+            The checkpoints. Retention does neither evict nor thin them again.
 
         Raises:
-            NotFound: One of them is not evicted, or nothing is.
+            NotFound: One of them is neither evicted nor thinned, or nothing is.
             Conflict: Another checkpoint holds its step now.
             MissingObject: Its objects were collected, or this mirror never had them.
         """
@@ -164,16 +244,20 @@ class RunRetention:
         return Checkpoint(self._committer.store, self._log, record)
 
     def _last_evicted(self) -> list[int]:
-        """Return the checkpoints of the newest eviction that are still evicted."""
+        """Return the checkpoints of the newest eviction or thinning that are still so."""
         commits = [commit for slot in self._log.slots() for _, commit in slot.commits]
         self._log.refresh()  # those commits may be newer than what this handle has read
         run = self._log.history()
         for action in reversed([one for commit in commits for one in commit.actions]):
+            found: list[int] = []
             if isinstance(action, Evict):
                 evicted = [one.checkpoint for one in action.evictions]
                 found = [n for n in evicted if run.by_n[n].evicted is not None]
-                if found:
-                    return found
+            elif isinstance(action, Thin):
+                records = [run.by_n[one.checkpoint] for one in action.thinnings]
+                found = [one.n for one in records if one.evicted is None and one.parts is not None]
+            if found:
+                return found
         return []
 
 
@@ -192,16 +276,17 @@ def _bring_back(committer: Committer, checkpoints: Sequence[int]) -> list[Checkp
         run = log.history()
         _check_steps_are_free(run, checkpoints)
         adopted = _not_held(run, checkpoints)
-        places = [_place(run, digest) for digest in sorted(adopted)]
+        back = after_commit(run, [Recover(checkpoints=checkpoints)])
+        places = [_place(committer, run, digest, back) for digest in sorted(adopted)]
         try:
             # A run has proven the packs of its states, but not those that a fork inherits.
             is_fork = run.created is not None and run.created.parent is not None
             return committer.writer.adopt(committer.store, places, proves=is_fork)
         except MissingObject as error:
-            collected = [n for n in checkpoints if _is_collected(committer.store, run, n)]
+            collected = [n for n in checkpoints if _is_collected(committer, run, n)]
             named = ", ".join(run.by_n[n].manifest.short for n in collected)
             raise MissingObject(
-                "evicted, and collected since",
+                "evicted or thinned, and collected since",
                 where=f"{log.run_id}: {named}" if collected else error.where,
                 hint="Nothing was brought back. A mirror that was synced before may still hold it; "
                 "other checkpoints can be brought back by name.",
@@ -217,12 +302,13 @@ def _bring_back(committer: Committer, checkpoints: Sequence[int]) -> list[Checkp
     return [log.knowing(n).by_n[n] for n in checkpoints]
 
 
-def _is_collected(store: Store, run: RunManifest, n: int) -> bool:
-    """Return whether an object of an evicted checkpoint is gone."""
+def _is_collected(committer: Committer, run: RunManifest, n: int) -> bool:
+    """Return whether an object of an evicted or thinned checkpoint is gone."""
+    store, back = committer.store, after_commit(run, [Recover(checkpoints=(n,))])
     record = _evicted(run, n)
     try:
         for digest in (record.manifest, *record.companions.values()):
-            place = _place(run, digest)
+            place = _place(committer, run, digest, back)
             store.backend.stat(str(place.manifest_key))
             for pack in store.placement(place.placement_key).packs:
                 store.backend.stat(str(pack.key))
@@ -232,15 +318,29 @@ def _is_collected(store: Store, run: RunManifest, n: int) -> bool:
 
 
 def _not_held(run: RunManifest, checkpoints: Sequence[int]) -> set[Digest]:
-    """Return the states of evicted checkpoints that the run holds for no other reason."""
+    """Return the states that come back: of evicted and thinned checkpoints what is not held."""
     records = [_evicted(run, n) for n in checkpoints]
     wanted = {digest for one in records for digest in (one.manifest, *one.companions.values())}
-    return wanted - run.held
+    return {digest for digest in wanted if digest not in run.held or digest in run.thinned}
 
 
-def _place(run: RunManifest, digest: Digest) -> Place:
-    """Return the place of an evicted state; a mirror may never have had it."""
+def _place(committer: Committer, run: RunManifest, digest: Digest, back: RunManifest) -> Place:
+    """Return the newest place of a state that covers what the run after an undo holds of it.
+
+    A mirror may never have had it.
+    """
     place = run.by_manifest.get(digest)
+    wanted = set(back.thinned.get(digest, ()))
+    if place is not None and not _covers(committer.store, place, wanted):
+        slots = list(committer.log.slots())
+        lines = [line for slot in slots for _, line in slot.lines if isinstance(line, Place)]
+        older = (one for one in reversed(lines) if one.manifest == digest)
+        place = next((one for one in older if _covers(committer.store, one, wanted)), None)
+        if place is None:
+            raise MissingObject(
+                "a thinned checkpoint whose data was collected",
+                where=f"{run.run_id}/{digest.short}",
+            )
     if place is None:
         raise MissingObject(
             "this checkpoint was evicted, and this registry never held it",
@@ -250,9 +350,19 @@ def _place(run: RunManifest, digest: Digest) -> Place:
     return place
 
 
+def _covers(store: Store, place: Place, wanted: set[str]) -> bool:
+    """Return whether a place covers these components; none: the whole state."""
+    try:
+        held = store.placement(place.placement_key).components
+    except MissingObject:
+        return False
+    return held is None or (bool(wanted) and wanted <= set(held))
+
+
 def _check_steps_are_free(run: RunManifest, checkpoints: Sequence[int]) -> None:
     """Refuse to bring back a second checkpoint for a step of a phase on the current line."""
-    back = [record for n in checkpoints if not (record := _evicted(run, n)).superseded]
+    records = [_evicted(run, n) for n in checkpoints]
+    back = [one for one in records if one.evicted is not None and not one.superseded]
     held = {(record.phase, record.step): record for record in run.live()}
     for record in back:
         other = held.setdefault((record.phase, record.step), record)
@@ -284,9 +394,12 @@ def _check_reason(committer: Committer, reason: str, act: str) -> None:
 
 
 def _evicted(run: RunManifest, n: int) -> CheckpointRecord:
-    if not run.is_evicted(n) or run.dropped is not None:
+    is_thinned = n in run.by_n and run.by_n[n].parts is not None
+    if not (run.is_evicted(n) or is_thinned) or run.dropped is not None:
         raise NotFound(
-            "this checkpoint is not evicted" if run.dropped is None else "the run was dropped",
+            "this checkpoint is not evicted, and not thinned"
+            if run.dropped is None
+            else "the run was dropped",
             where=f"{run.run_id}: commit {n}",
         )
     return run.record(n)

@@ -15,12 +15,13 @@ from typing import Any, Literal
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.curation.cards import check_card, read_card, write_card
-from holdfast.registry.curation.pins import find_pin, own, sound
+from holdfast.registry.curation.pins import check_whole, find_pin, own, sound
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
 from holdfast.registry.history import RunLog, check_metrics, moment
 from holdfast.registry.history.actions import Action, Commit, CommitKeys, PointRelease, SetPin
 from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
 from holdfast.registry.loading import Checkpoint, StateHandle, Stored, check_components
+from holdfast.registry.objects import thinned
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.spec import inference_parts
 from holdfast.registry.store import Store
@@ -307,7 +308,9 @@ class _Publication(NewCommit):
         elif self.parts is not None:
             written.append(self.writer.cut(of, self.parts))
         else:
-            self.writer.proven(of)
+            held = self.writer.proven(of).placement.components
+            if held is not None:
+                raise thinned(held, self.checkpoint.ref)
         if written:
             self.digest = written[0].base.manifest.digest
         if self.card:
@@ -323,6 +326,8 @@ class _Publication(NewCommit):
             self._check_same(existing)
             return None
         record = sound(run, self.checkpoint.handle.n, self.checkpoint.ref)
+        if self.state is None and self.parts is None:
+            check_whole(self.writer.log, record, self.checkpoint.ref)
         assert self.digest is not None  # the states are written
         return [
             SetPin(

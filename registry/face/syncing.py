@@ -256,6 +256,11 @@ class _RunCopy(Change):
         _ = writer.epoch  # observed before any key is chosen
         commits = self._missing(here)
         self._present = frozenset(here.by_manifest.keys() & here.held & there.held)
+        self._thinned = here.thinned
+        differs = {d for d in self._present if here.thinned.get(d) != there.thinned.get(d)}
+        # What the source has thinned is placed anew here, from the destination's own objects.
+        less = {d for d in differs if self._has_more(here, d)}
+        stays = self._present - (differs - less)
         unplaced = there.held - there.by_manifest.keys()
         if unplaced:
             raise MissingObject(
@@ -270,18 +275,27 @@ class _RunCopy(Change):
             wanted = [
                 place
                 for place in there.places
-                if place.manifest in there.held and place.manifest not in self._present
+                if place.manifest in there.held and place.manifest not in stays
             ]
             self._places, choice = adopt(
                 self._source, self._destination, writer, wanted, self._count, self._workers
             )
+            for digest in sorted(less):
+                thinned = self.writer.thin(digest, there.thinned[digest])
+                self._places.append(thinned.base.place)
+                choice |= thinned.chosen
         return choice
+
+    def _has_more(self, here: RunManifest, digest: Digest) -> bool:
+        """Return whether the destination holds all of a state that the source holds in part."""
+        names = self._run.thinned.get(digest)
+        return names is not None and set(names) <= set(here.thinned.get(digest, names))
 
     def lines(self, run: RunManifest) -> Sequence[Line | bytes] | None:
         """Return the missing commits, byte for byte, after their places."""
         missing = self._missing(run)
-        if missing and not self._present <= run.held:
-            raise Stale  # the destination has evicted a state that was not copied because of it
+        if missing and not (self._present <= run.held and self._thinned == run.thinned):
+            raise Stale  # the destination no longer holds a state that was not copied because of it
         return [*self._places, *missing] if missing else None
 
     def read_again(self) -> bool:

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from holdfast.registry.history.retention import Verdict as Verdict
     from holdfast.registry.history.retention import choose_tier as choose_tier
     from holdfast.registry.history.retention import has_policies as has_policies
+    from holdfast.registry.history.retention import may_thin as may_thin
     from holdfast.registry.history.retention import plan_retention as plan_retention
     from holdfast.registry.history.retention import protections as protections
     from holdfast.registry.history.retention import tier_after_report as tier_after_report
@@ -80,6 +81,8 @@ if TYPE_CHECKING:
     from holdfast.registry.history.state_reader import PlacedState as PlacedState
     from holdfast.registry.history.state_reader import StateReader as StateReader
     from holdfast.registry.history.state_reader import describe_eviction as describe_eviction
+    from holdfast.registry.history.state_reader import describe_thinning as describe_thinning
+    from holdfast.registry.history.state_reader import placed_state as placed_state
     from holdfast.registry.history.step_names import kept_ref as kept_ref
     from holdfast.registry.history.step_names import parent_ref as parent_ref
     from holdfast.registry.history.step_names import phase_segment as phase_segment

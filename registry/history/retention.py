@@ -31,11 +31,13 @@ class Verdict:
 
     Attributes:
         checkpoint: The checkpoint.
-        reasons: Why it is kept, or why it is evicted.
+        reasons: Why it is kept, or why it is evicted or thinned.
+        only: The components that it keeps if it is thinned; of other verdicts none.
     """
 
     checkpoint: CheckpointRecord
     reasons: tuple[str, ...]
+    only: tuple[str, ...] = ()
 
 
 class RetentionPlan:
@@ -47,27 +49,35 @@ class RetentionPlan:
 
     def __init__(self, groups: Iterable[_Group]) -> None:
         self._groups = tuple(groups)
-        self._evicted_numbers = {record.n for group in self._groups for record in group.evicted}
+        self._going = {one.n for group in self._groups for one in (*group.evicted, *group.thinned)}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RetentionPlan):
             return NotImplemented
-        return (self.kept, self.evicted) == (other.kept, other.evicted)
+        mine, theirs = ((one.kept, one.thinned, one.evicted) for one in (self, other))
+        return mine == theirs
 
     __hash__ = None  # type: ignore[assignment]  # a plan holds records, which have no hash
 
     def __repr__(self) -> str:
-        return f"RetentionPlan(kept={self.kept!r}, evicted={self.evicted!r})"
+        thinned = f", thinned={self.thinned!r}" if self.thinned else ""
+        return f"RetentionPlan(kept={self.kept!r}{thinned}, evicted={self.evicted!r})"
 
     def _repr_html_(self) -> str:
         return markup.safely("Retention plan", self._html)
 
     def _html(self) -> str:
-        kept, evicted = self.kept, self.evicted
+        kept, thinned, evicted = self.kept, self.thinned, self.evicted
         name = f"{len(kept)} kept, {len(evicted)} evicted"
+        name += f", {len(thinned)} thinned" if thinned else ""
         facts = {"bytes of the evicted": size(sum(one.checkpoint.size_bytes for one in evicted))}
         return markup.describe(
-            "Retention plan", name, facts, _rows("evicted", evicted), _rows("kept", kept)
+            "Retention plan",
+            name,
+            facts,
+            _rows("evicted", evicted),
+            *([_rows("thinned", thinned)] if thinned else []),
+            _rows("kept", kept),
         )
 
     @cached_property
@@ -84,30 +94,43 @@ class RetentionPlan:
 
     @cached_property
     def kept(self) -> tuple[Verdict, ...]:
-        """The kept checkpoints, in log order."""
-        return self._verdicts(is_kept=True)
+        """The checkpoints that stay as they are, in log order."""
+        return _in_order(
+            Verdict(record, group.reasons(record))
+            for group in self._groups
+            for record in group.members
+            if record.n not in self._going
+        )
+
+    @cached_property
+    def thinned(self) -> tuple[Verdict, ...]:
+        """The checkpoints to thin, in log order."""
+        return _in_order(
+            Verdict(record, (group.why_evicted(record),), group.policy.then or ())
+            for group in self._groups
+            for record in group.thinned
+        )
 
     @cached_property
     def evicted(self) -> tuple[Verdict, ...]:
         """The checkpoints to evict, in log order."""
-        return self._verdicts(is_kept=False)
-
-    def _verdicts(self, *, is_kept: bool) -> tuple[Verdict, ...]:
-        found = [
-            Verdict(record, group.reasons(record) if is_kept else (group.why_evicted(record),))
+        return _in_order(
+            Verdict(record, (group.why_evicted(record),))
             for group in self._groups
-            for record in (group.members if is_kept else group.evicted)
-            if not (is_kept and record.n in self._evicted_numbers)
-        ]
-        return tuple(sorted(found, key=lambda verdict: verdict.checkpoint.n))
+            for record in group.evicted
+        )
 
     def actions(self) -> list[Action]:
-        """Return the actions that carry it out; none if no checkpoint is evicted."""
+        """Return the actions that evict; a thinning needs places, too."""
         evictions = tuple(
             Eviction(checkpoint=verdict.checkpoint.n, reason="; ".join(verdict.reasons))
             for verdict in self.evicted
         )
         return [Evict(evictions=evictions)] if evictions else []
+
+
+def _in_order(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
+    return tuple(sorted(verdicts, key=lambda verdict: verdict.checkpoint.n))
 
 
 def _rows(what: str, verdicts: Sequence[Verdict]) -> markup.Rows:
@@ -153,6 +176,13 @@ def has_policies(spec: RunSpec) -> bool:
     return spec.retention is not None or any(
         phase.tiers or phase.retention is not None for phase in spec.phases
     )
+
+
+def may_thin(spec: RunSpec) -> bool:
+    """Return whether a policy of a run thins checkpoints."""
+    tiers = (tier.retention for phase in spec.phases for tier in phase.tiers)
+    policies = (spec.retention, *(phase.retention for phase in spec.phases), *tiers)
+    return any(policy is not None and policy.then is not None for policy in policies)
 
 
 def _groups(
@@ -203,12 +233,28 @@ class _Group:
         """The checkpoints, in the order in which they are evicted."""
         return [self.run.by_n[n] for n in self.numbers]
 
-    @cached_property
+    @property
     def evicted(self) -> list[CheckpointRecord]:
-        """The members that no rule keeps."""
+        """The members that no rule keeps, and of which nothing stays."""
+        passed = self._passed.values()
+        return [one for one in passed if one.superseded or not self.policy.then]
+
+    @cached_property
+    def thinned(self) -> list[CheckpointRecord]:
+        """The members that no rule keeps whole, and that hold more than the policy wants."""
+        only = set(self.policy.then or ())
+        return [
+            one
+            for one in (self._passed.values() if only else ())
+            if not one.superseded and not (one.parts and set(one.parts) <= only)
+        ]
+
+    @cached_property
+    def _passed(self) -> dict[int, CheckpointRecord]:
+        """The members that no rule keeps whole, by number."""
         policy = self.policy
         if policy.all:
-            return []
+            return {}
         # Every save runs this, so it computes no reasons and skips most members.
         numbers, last = self.numbers, set[int]()
         if policy.counts_protected:
@@ -216,7 +262,7 @@ class _Group:
         elif policy.last is not None:
             numbers = numbers[: -policy.last]
         young_ms = self.now_ms - policy.for_days * _DAY_MS if policy.for_days else None
-        evicted = []
+        passed = {}
         for n in numbers:
             record = self.run.by_n[n]
             if n in self.protected or n in self.waiting or self._is_recovered(record) or n in last:
@@ -227,8 +273,8 @@ class _Group:
                 or (young_ms is not None and record.time_ms > young_ms)
             ):
                 continue
-            evicted.append(record)
-        return evicted
+            passed[n] = record
+        return passed
 
     def _is_recovered(self, record: CheckpointRecord) -> bool:
         """Return whether a member is kept because it was recovered."""
@@ -330,6 +376,8 @@ class _Group:
 
     def _kept_by_policy(self, record: CheckpointRecord) -> Iterator[str]:
         policy = self.policy
+        if policy.then and record.n in self._passed:
+            yield f"only {', '.join(policy.then)}"
         if policy.all:
             yield "all"
         if record.n in self.last:

@@ -10,12 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from holdfast.registry.errors import MissingObject
-from holdfast.registry.history.actions import Evict, Place
+from holdfast.registry.errors import MissingObject, Thinned
+from holdfast.registry.history.actions import AddCheckpoint, Evict, Place, Thin
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord
-from holdfast.registry.objects import NO_BASE, ChunkIndex, Manifest, Placement, TensorEntry
+from holdfast.registry.objects import (
+    NO_BASE,
+    ChunkIndex,
+    Manifest,
+    Placement,
+    TensorEntry,
+    thinned,
+)
 from holdfast.registry.store import (
     StateIndex,
     Store,
@@ -38,6 +45,14 @@ class PlacedState(NamedTuple):
     manifest: Manifest
     placement: Placement
     lists: Mapping[Digest, bytes]  # the bytes of its stored digest lists
+
+
+def placed_state(store: Store, place: Place) -> PlacedState:
+    """Read a state by its place; of a thinned one, the components that are there."""
+    manifest = store.manifest(place.manifest_key)
+    placement = store.placement(place.placement_key)
+    lists = read_lists(store, manifest, placement)
+    return PlacedState(place, manifest.part(placement.components), placement, lists)
 
 
 class StateReader:
@@ -91,13 +106,22 @@ class StateReader:
 
         def read(place: Place) -> PlacedState:
             # All by one place: a save may rely only on objects of a current place (W2a).
-            manifest = self.store.manifest(place.manifest_key)
-            placement = self._placement(place)
-            lists = read_lists(self.store, manifest, placement)
-            index_chunks(manifest, placement, lists)
-            return PlacedState(place, manifest, placement, lists)
+            base = placed_state(self.store, place)
+            index_chunks(base.manifest, base.placement, base.lists)
+            return base
 
         return self._relocated(read)
+
+    def check_held(self, names: Iterable[str]) -> None:
+        """Refuse components that a thinning gave up, before memory is allocated."""
+
+        def check(place: Place) -> None:
+            held = self._placement(place).components
+            if held is not None and not set(names) <= set(held):
+                raise thinned(held, self.ref, [name for name in names if name not in held])
+
+        names = list(names)
+        self._relocated(check)
 
     def read(self, manifest: Manifest, targets: list[Target]) -> None:
         """Fill memory with tensors, every byte verified."""
@@ -168,6 +192,9 @@ class StateReader:
                 run = self._log.refresh()
                 if self.place != place:
                     continue
+                if isinstance(error, Thinned):
+                    error.where = self.ref
+                    error.found = describe_thinning(self._log, self.digest) or error.found
                 if self.digest in run.held:
                     raise
                 evicted = (
@@ -180,6 +207,24 @@ class StateReader:
                     found=None if last is None else describe_eviction(self._log, last),
                     hint="A mirror that was synced before may still have it.",
                 ) from error
+
+
+def describe_thinning(log: RunLog, manifest: Digest) -> str | None:
+    """Return the commit, time and reason of the last thinning of a state; reads the whole log."""
+    last, numbers = None, set[int]()
+    for slot in log.slots():
+        for _, commit in slot.commits:
+            for action in commit.actions:
+                if isinstance(action, AddCheckpoint) and action.manifest == manifest:
+                    numbers.add(commit.n)
+                for one in action.thinnings if isinstance(action, Thin) else ():
+                    if one.checkpoint in numbers:
+                        last = commit, one
+    if last is None:
+        return None
+    commit, one = last
+    only = ", ".join(one.keep)
+    return f"commit {commit.n} of {format_time(commit.time_ms)} kept only {only}: {one.reason}"
 
 
 def describe_eviction(log: RunLog, record: CheckpointRecord) -> str | None:

@@ -76,6 +76,7 @@ class Checkpoint(Stored):
             "companions": ", ".join(record.companions),
             "not finite": ", ".join(record.nonfinite),
             "state": "evicted" if self.is_evicted else "superseded" if self.superseded else None,
+            "thinned to": ", ".join(record.parts or ()),
         }
         return facts, self._html_of_parts()
 
@@ -88,6 +89,11 @@ class Checkpoint(Stored):
     def is_evicted(self) -> bool:
         """Whether it was evicted, as far as this handle has read."""
         return self._handle.log.run.is_evicted(self._record.n)
+
+    @property
+    def parts(self) -> tuple[str, ...] | None:
+        """The components that it holds since it was thinned; `None`: all of them."""
+        return self.record.parts
 
     @property
     def phase(self) -> int | str:

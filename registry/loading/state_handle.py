@@ -110,6 +110,7 @@ class StateHandle:
         names = [only] if isinstance(only, str) else only
         chosen = None if names is None else [name for name in names if name not in aside]
         wanted = select(self.ref, manifest, chosen)
+        self.reader.check_held(wanted)
         self.reader.check_lists(manifest)
         with collector_paused():
             made = allocate(self.ref, wanted, precision, portable=portable)

@@ -177,6 +177,7 @@ class Stored:
         Raises:
             InvalidInput: There is no such precision or device.
             NotFound: A component or path in `only` does not exist.
+            Thinned: A component was given up when the checkpoint was thinned.
             IntegrityError: An object is damaged or missing; nothing is returned.
         """
         from holdfast.registry.loading.allocating import check_load_precision
@@ -231,6 +232,7 @@ class Stored:
                 check_components(self.ref, [component], manifest.components)
             parts = select(self.ref, manifest, None if component is None else [component])
             sources, leaves = tensors_by_path(parts), leaves_by_path(named)
+        self._handle.reader.check_held(parts)
         report = LoadReport.of(sources, leaves)
         widened = widened_paths(sources, leaves)
         check_fit(self.ref, report, sources, leaves, strict=strict, widened=widened)

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from holdfast.registry.objects.placement import PackRef as PackRef
     from holdfast.registry.objects.placement import Placement as Placement
     from holdfast.registry.objects.placement import Rows as Rows
+    from holdfast.registry.objects.placement import thinned as thinned
     from holdfast.registry.objects.recent_chunks import RECENT_BYTES as RECENT_BYTES
     from holdfast.registry.objects.recent_chunks import RecentChunks as RecentChunks
     from holdfast.registry.objects.tensor_entry import LIST_THRESHOLD as LIST_THRESHOLD

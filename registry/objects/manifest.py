@@ -177,6 +177,24 @@ class Manifest:
             canonical.encode({"format": FORMAT, "kind": self.kind, "components": named})
         )
 
+    def part(self, names: Sequence[str] | None) -> Manifest:
+        """Return the state with some components alone, under the id of the whole; `None`: all.
+
+        It describes what is left of a thinned state, and is never encoded.
+        """
+        if names is None:
+            return self
+        if not set(names) <= self.components.keys():
+            raise Malformed(
+                "a placement covers components that its manifest does not have",
+                where=self.digest.short,
+                expected=", ".join(self.components),
+                found=", ".join(names),
+            )
+        part = Manifest(self.kind, {n: one for n, one in self.components.items() if n in names})
+        part.__dict__["digest"] = self.digest
+        return part
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors, equal ones counted each time."""

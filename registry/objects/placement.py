@@ -4,7 +4,8 @@ Content of the file: a line of canonical JSON (format, manifest, packs, number o
 digests), then columns of little-endian integers: pack (u32), offset (u64), stored length (u32),
 codec (u8), base row (u32, `NO_BASE` for none). There is a row for each distinct chunk of the
 manifest, in order; extra rows are for bases of deltas outside the manifest. Collection reads
-placements and nothing else, so a placement names every pack that decoding needs.
+placements and nothing else, so a placement names every pack that decoding needs. After a thinning,
+`holdfast.placement/2` also names the components that it covers.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from typing import Any, NamedTuple, overload
 
 from holdfast.registry.errors import (
     BeyondLimit,
+    Hint,
     InvalidInput,
     Malformed,
     RegistryError,
+    Thinned,
     UnsupportedFormat,
 )
 from holdfast.registry.objects.codecs import RAW, codec_name
@@ -41,6 +44,8 @@ from holdfast.registry.values import (
 )
 
 FORMAT = "holdfast.placement/1"
+#: The format of a placement that covers only some components of its manifest.
+PARTS_FORMAT = "holdfast.placement/2"
 NO_BASE = 2**32 - 1
 #: The most deltas in a chain.
 MAX_DEPTH = 32
@@ -164,12 +169,15 @@ class Placement:
         packs: Packs with their keys and sizes.
         rows: A row for each distinct chunk of the manifest, in order, then the extra rows.
         extra: Digests of the extra rows.
+        components: The components that it covers, after a thinning; `None`: all. Rows are then for
+            the chunks of these alone.
     """
 
     manifest: Digest
     packs: tuple[PackRef, ...]
     rows: Rows
     extra: Digests = field(default_factory=lambda: Digests(()))
+    components: tuple[str, ...] | None = None
 
     @cached_property
     def content(self) -> bytes:
@@ -179,7 +187,8 @@ class Placement:
     def _content(self) -> bytes:
         header = canonical.encode(
             {
-                "format": FORMAT,
+                **({} if self.components is None else {"components": [*self.components]}),
+                "format": FORMAT if self.components is None else PARTS_FORMAT,
                 "manifest": self.manifest.hex(),
                 "packs": [[p.key.digest.hex(), p.key.generation, p.size_bytes] for p in self.packs],
                 "rows": len(self.rows),
@@ -279,7 +288,7 @@ class Placement:
             raise Malformed("another placement", where=where, expected=expected, found=found)
         line, _, columns = content.partition(b"\n")
         header = canonical.parse(line, where=where)
-        if not isinstance(header, dict) or header.get("format") != FORMAT:
+        if not isinstance(header, dict) or header.get("format") not in (FORMAT, PARTS_FORMAT):
             kind = header.get("format") if isinstance(header, dict) else type(header).__name__
             raise UnsupportedFormat(
                 "unknown placement format", where=where, expected=FORMAT, found=kind
@@ -291,6 +300,22 @@ class Placement:
         del header, line, columns  # they are long if there are many extra rows
         canonical.check(content, placement._content(), where=where)
         return placement
+
+
+def thinned(held: Sequence[str], where: str, wanted: Sequence[str] = ()) -> Thinned:
+    """Return the error for parts of a state that a thinning gave up."""
+    return Thinned(
+        "a part of this state was given up when its checkpoint was thinned",
+        where=where,
+        expected=", ".join(wanted) or None,
+        found=f"only {', '.join(held)}",
+        hint=Hint(
+            f"Load what is there: `only={list(held)!r}`. `run.retention.undo(checkpoint)` brings "
+            "the rest back until it is collected.",
+            f"Ask for what is there: `--only {held[0]}`. `holdfast undo` brings the rest back "
+            "until it is collected.",
+        ),
+    )
 
 
 class ChunkIndex:
@@ -318,7 +343,13 @@ class ChunkIndex:
         return digest in self._rows
 
     def row(self, digest: Digest) -> int:
-        """Return the row of a chunk that is not in an extra row."""
+        """Return the row of a chunk that is not in an extra row.
+
+        Raises:
+            Thinned: It is a chunk of a component that the placement does not cover.
+        """
+        if digest not in self._rows and self._placement.components is not None:
+            raise thinned(self._placement.components, self._placement.manifest.short)
         return self._rows[digest]
 
     def digest(self, row: int) -> Digest:
@@ -350,7 +381,13 @@ def _check_memory(content: bytes, where: str, kind: type[RegistryError]) -> None
 
 
 def _parse(header: dict[str, Any], columns: bytes, where: str) -> Placement:
-    if set(header) != {"format", "manifest", "packs", "rows", "extra"}:
+    keys, components = {"format", "manifest", "packs", "rows", "extra"}, None
+    if header["format"] == PARTS_FORMAT:
+        keys.add("components")
+        components = tuple(header["components"])
+        if any(type(name) is not str for name in components) or not components:
+            raise ValueError(f"components {components!r}")
+    if set(header) != keys:
         raise ValueError(f"keys {sorted(header)}")
     packs = tuple(_pack(*row) for row in header["packs"])
     total = header["rows"]
@@ -367,7 +404,7 @@ def _parse(header: dict[str, Any], columns: bytes, where: str) -> Placement:
     if rows.has_empty:
         raise ValueError("a chunk of no bytes")
     extra = Digests(Digest.from_hex(text) for text in header["extra"])
-    placement = Placement(Digest.from_hex(header["manifest"]), packs, rows, extra)
+    placement = Placement(Digest.from_hex(header["manifest"]), packs, rows, extra, components)
     for pack, end in zip(packs, placement.ends, strict=True):
         if end > pack.size_bytes:
             raise ValueError(f"a chunk ends beyond its pack: {pack}")

@@ -17,6 +17,7 @@ from holdfast.registry.errors import (
     IntegrityError,
     InvalidInput,
     RestoreFailed,
+    Thinned,
 )
 from holdfast.registry.loading import Checkpoint, load_to_train
 from holdfast.registry.saving.saver import RunHandle
@@ -122,7 +123,8 @@ def _first_intact(
         except IntegrityError as error:
             if checkpoint.is_evicted:
                 raise _Evicted from error
-            handle.own.suspect(checkpoint)
+            if not isinstance(error, Thinned):
+                handle.own.suspect(checkpoint)
             skipped.append(Attempt(checkpoint.ref, checkpoint.digest, error.summary))
             continue
         handle.own.has_read(checkpoint)

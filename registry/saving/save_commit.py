@@ -18,6 +18,7 @@ from holdfast.registry.curation.pool import (
     rating_of,
 )
 from holdfast.registry.curation.streams import PlannedAppend, plan_append
+from holdfast.registry.curation.thinning import PER_SAVE, PlacedThinnings, place_thinnings
 from holdfast.registry.errors import Conflict, Hint, IncompatibleState
 from holdfast.registry.history import (
     PlacedState,
@@ -25,6 +26,7 @@ from holdfast.registry.history import (
     choose_tier,
     format_time,
     has_policies,
+    may_thin,
     plan_retention,
 )
 from holdfast.registry.history.actions import Action, AddCheckpoint, ReportMetrics
@@ -110,6 +112,7 @@ class SaveCommit(NewCommit):
         self._replanned = False
         self.outcome = -1
         self.unrated: Mapping[str, str] = {}
+        self._thinned = PlacedThinnings()
 
     def check(self, run: RunManifest) -> None:
         """Refuse a save into a completed run, or one that another trainer has taken over."""
@@ -154,7 +157,17 @@ class SaveCommit(NewCommit):
         ]
         self._replanned = True
         self.written = WrittenSave(main, companions, model, appends, carried)
-        return self.written.states
+        self._thinned = self._place_thinnings(run)
+        return [*self.written.states, *self._thinned.states]
+
+    def _place_thinnings(self, run: RunManifest) -> PlacedThinnings:
+        """Put the placements of the checkpoints that retention thins with this save."""
+        if not may_thin(run.spec) or self._same_step(run) is not None:
+            return PlacedThinnings()
+        claimed = self._claimed(run)
+        saved = after_commit(claimed, [self._addition(claimed)])
+        plan = plan_retention(saved, int(time.time() * 1000))
+        return place_thinnings(self._writer, saved, plan, PER_SAVE)
 
     def _put_here(self, name: str, bases: Sequence[PlacedState], watched: Sequence[str]) -> Written:
         state = self._save.companions[name] if name else self._save.narrowed()
@@ -188,6 +201,8 @@ class SaveCommit(NewCommit):
                     self._writer_token.check_alone(run)
                 raise self._step_taken(known, digest)
             self._check_companions(known)
+            if self._thinned.states:
+                raise Stale
             self.outcome = known.n
             return [*claims, *_new_metrics(known, self._save.metrics)]
         if self.written.repeats or any(self._has_landed(one, run) for one in self.written.carried):
@@ -206,7 +221,7 @@ class SaveCommit(NewCommit):
         if has_policies(run.spec):
             plan = plan_retention(saved, int(time.time() * 1000))
             self.unrated = plan.unrated
-            actions += plan.actions()
+            actions += [*plan.actions(), *self._thinned.actions(saved, plan)]
         return actions
 
     def _claim(self, run: RunManifest) -> list[Action]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,7 @@ from holdfast.registry.errors import InvalidInput
 from holdfast.registry.values import Field, InvalidRecord, Name, Record
 
 _Count = Annotated[int, Field(ge=1, le=2**53)]
+_Component = Annotated[str, Field(min_length=1)]
 _OPERATOR = re.compile(r"\s+([+-])\s+")
 _TERM = re.compile(r"(?:(?P<factor>\d+(?:\.\d+)?)\s*\*\s*)?(?P<metric>\S+)")
 
@@ -35,6 +36,7 @@ class Retention(Record):
         counts_protected: Whether the checkpoints that are always kept count towards `last`: at most
             `last` files in all (seeds: FIFO), instead of `last` besides the protected ones.
         wait: A checkpoint without its monitored metrics is kept until it has this many newer ones.
+        then: Components that the other checkpoints keep. They are thinned to these, not evicted.
     """
 
     last: _Count | None = None
@@ -44,6 +46,7 @@ class Retention(Record):
     all: bool = False
     counts_protected: bool = False
     wait: Annotated[int, Field(ge=0)] = 0
+    then: tuple[_Component, ...] | None = None
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class Retention(Record):
         all: bool = False,  # noqa: A002 - the word of the policy
         counts_protected: bool = False,
         wait: int = 0,
+        then: Iterable[str] | None = None,
     ) -> None:
         # Users make policies by hand; their mistakes get an error of this project's tree.
         given: dict[str, Any] = {
@@ -65,6 +69,7 @@ class Retention(Record):
             "all": all,
             "counts_protected": counts_protected,
             "wait": wait,
+            "then": then if then is None or isinstance(then, str) else tuple(then),
         }
         try:
             super().__init__(**given)
@@ -73,12 +78,13 @@ class Retention(Record):
             raise InvalidInput(
                 "not a retention policy",
                 where=".".join(map(str, wrong.path)) or None,
-                expected="last, best, every or for_days: whole numbers from 1; or all=True",
+                expected="last, best, every or for_days: whole numbers from 1; then: a list of "
+                "components; or all=True",
                 found=wrong.text,
             ) from error
 
     def _agree_(self) -> None:
-        chosen = [self.last, self.best, self.every, self.for_days]
+        chosen = [self.last, self.best, self.every, self.for_days, self.then]
         if self.all and any(chosen):
             raise ValueError("contradictory: `all` keeps everything, so no other rule can count")
         if not self.all and not any(chosen):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from holdfast.registry.errors import Malformed
-from holdfast.registry.objects import ChunkIndex, Manifest, Placement, TensorEntry
+from holdfast.registry.objects import ChunkIndex, Manifest, Placement, TensorEntry, thinned
 from holdfast.registry.store.fetching import Fetch, check_length
 from holdfast.registry.store.store import Store
 from holdfast.registry.values import DIGEST_BYTES, LISTED_BYTES, Digest, ProcessLock, check_bytes
@@ -47,7 +47,7 @@ class StateIndex:
     def __init__(
         self, store: Store, manifest: Manifest, placement: Placement, lists: dict[Digest, bytes]
     ) -> None:
-        _check_owner(manifest, placement)
+        manifest = _covered(manifest, placement)
         self._store, self._manifest, self._placement = store, manifest, placement
         self._lists = lists
         self._lock = ProcessLock()
@@ -55,7 +55,8 @@ class StateIndex:
         # By list the first row of its chunks; of lists whose chunks are not indexed yet.
         self._apart: dict[Digest, int] = {}
         self._first: Mapping[Digest, int] = {}  # by its first chunk the first row of a tensor
-        self._is_plain = _is_plain(manifest, placement)
+        # A tensor that was given up may begin with the same chunk as one that is there.
+        self._is_plain = placement.components is None and _is_plain(manifest, placement)
         if self._is_plain:
             self._first, at = manifest.first_named
         else:
@@ -84,6 +85,9 @@ class StateIndex:
         with self._lock.here():
             tensors = list(tensors)
             wanted = {one.chunk_list for one in tensors if one.chunk_list is not None}
+            held = self._placement.components
+            if held is not None and not wanted <= self._apart.keys() | self._lists.keys():
+                raise thinned(held, self._manifest.digest.short)
             if not self._is_apart:
                 wanted = set(self._apart) if self._chunks is None else set()
             lacking = [
@@ -132,11 +136,11 @@ def index_chunks(
     manifest: Manifest, placement: Placement, lists: Mapping[Digest, bytes]
 ) -> ChunkIndex:
     """Return the index of a placement: the row of each chunk."""
-    _check_owner(manifest, placement)
-    return placement.index(manifest.all_chunks(lists))
+    return placement.index(_covered(manifest, placement).all_chunks(lists))
 
 
-def _check_owner(manifest: Manifest, placement: Placement) -> None:
+def _covered(manifest: Manifest, placement: Placement) -> Manifest:
+    """Return the components that a placement covers: all, or those that a thinning left."""
     if placement.manifest != manifest.digest:
         raise Malformed(
             "another checkpoint's placement",
@@ -144,6 +148,7 @@ def _check_owner(manifest: Manifest, placement: Placement) -> None:
             expected=manifest.digest,
             found=placement.manifest,
         )
+    return manifest.part(placement.components)
 
 
 def read_lists(
@@ -153,6 +158,7 @@ def read_lists(
     wanted: Iterable[Digest] | None = None,
 ) -> dict[Digest, bytes]:
     """Return the stored digest lists of a manifest's largest tensors, verified."""
+    manifest = _covered(manifest, placement)
     if not manifest.chunk_lists:
         return {}
     index = check_lists(manifest, placement)
@@ -168,6 +174,7 @@ def check_lists(manifest: Manifest, placement: Placement) -> ChunkIndex:
 
     A manifest can claim any shape.
     """
+    manifest = _covered(manifest, placement)
     # The first rows are those of the manifest's own chunks, so lists are found before any is read.
     is_plain = _is_plain(manifest, placement)
     if not is_plain and len(placement.rows) < len(manifest.direct_chunks):

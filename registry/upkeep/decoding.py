@@ -43,6 +43,7 @@ class DecodePass:
 
     def check(self, manifest: Manifest, placement: Placement) -> dict[ObjectKey, str]:
         """Decode the encoded chunks of a state that were not decoded before."""
+        manifest = manifest.part(placement.components)
         lists = read_lists(self._store, manifest, placement)
         lengths = manifest.all_chunks(lists)
         places = index_chunks(manifest, placement, lists)

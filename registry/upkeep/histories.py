@@ -60,6 +60,7 @@ class History:
     digest: Digest | None  # digest of the requested slot, if it was read
     #: The places of all states that the run holds, with the refs that need them.
     places: dict[Place, tuple[str, ...]]
+    thinned: dict[Digest, tuple[str, ...]]  # the states that it holds in part, with these parts
     #: The states that it holds and gives no place, with the refs that need them.
     unplaced: dict[Digest, tuple[str, ...]]
     findings: tuple[Finding, ...]  # what is wrong with its log and its snapshots
@@ -132,6 +133,7 @@ class _Reading:
             head=self._head(),
             links=self._links,
             digest=self._digest,
+            thinned=run.thinned,
             places={placed[one]: refs for one, refs in holders.items() if one in placed},
             unplaced={one: refs for one, refs in holders.items() if one not in placed},
             findings=tuple(self._findings),

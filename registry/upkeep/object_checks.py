@@ -63,6 +63,7 @@ class Tables:
 
 def check_rows(store: Store, tables: Tables, manifest: Manifest, placement: Placement) -> None:
     """Compare each row of a placement with the table of its pack and with the manifest."""
+    manifest = manifest.part(placement.components)
     lists = read_lists(store, manifest, placement)
     lengths = manifest.all_chunks(lists)
     index_chunks(manifest, placement, lists)

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import (
+    Malformed,
     MissingObject,
     ObjectNotFound,
     RegistryError,
@@ -50,6 +51,8 @@ class Checked:
     unfit: dict[Place, str] = field(default_factory=dict)
     #: The result of a comparison of each place with its packs.
     rows: dict[Place, CheckedRows] = field(default_factory=dict)
+    #: The components that the placements of thinned states cover.
+    covers: dict[Place, tuple[str, ...]] = field(default_factory=dict)
     size_bytes: int = 0  # bytes that were read
 
     def blame(self, key: ObjectKey, fault: Fault) -> None:
@@ -114,6 +117,8 @@ class PlaceCheck:
             if placement is None:
                 continue
             checked.packs[place] = placement.packs
+            if placement.components is not None:
+                checked.covers[place] = placement.components
             unfit = _unfit(place, manifest, placement)
             if unfit is not None:
                 checked.unfit[place] = unfit
@@ -196,7 +201,11 @@ def _unfit(place: Place, manifest: Manifest | None, placement: Placement) -> str
     """Return the fault of an undamaged placement against its manifest, packs not looked at."""
     if placement.manifest != place.manifest:
         return f"{place.placement_key}: another checkpoint's placement"
+    try:
+        part = None if manifest is None else manifest.part(placement.components)
+    except Malformed as error:
+        return f"{place.placement_key}: {fault_of(error)}"
     # Lists of chunks are read with the packs; here only the manifest's own chunks count.
-    if manifest is not None and len(placement.rows) < len(manifest.direct_chunks):
+    if part is not None and len(placement.rows) < len(part.direct_chunks):
         return f"{place.placement_key}: the placement does not cover its manifest"
     return None

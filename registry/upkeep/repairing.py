@@ -27,11 +27,11 @@ from holdfast.registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from holdfast.registry.history import Epochs, PlacedState, RunLog, list_runs
+from holdfast.registry.history import Epochs, RunLog, list_runs, placed_state
 from holdfast.registry.history.actions import Action, Place
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.objects import ObjectKey, PackRef, stem
-from holdfast.registry.store import Outcome, Progress, Store, Workers, read_lists
+from holdfast.registry.objects import ObjectKey, PackRef, stem, thinned
+from holdfast.registry.store import Outcome, Progress, Store, Workers
 from holdfast.registry.upkeep.data_pass import fault_of
 from holdfast.registry.upkeep.findings import Finding, VerifyReport
 from holdfast.registry.upkeep.object_checks import Tables, check_object, check_rows
@@ -288,7 +288,10 @@ class _Repair:
         """
         _check_source(source, place)
         log = RunLog(self._store, need.run_id)
-        log.open()
+        held = source.placement(place.placement_key).components
+        wanted = log.open().thinned.get(need.manifest, ())
+        if held is not None and not (wanted and set(wanted) <= set(held)):
+            raise thinned(held, f"{source.backend.url}: {place.manifest_key}", wanted)
         committer = Committer(StateWriter(self._store, log))
         writer = committer.writer.objects
         writer.suspect |= self._verification.faults.keys() - self._sound
@@ -303,7 +306,7 @@ class _Repair:
         def plan() -> list[Written]:
             (adopted,), chosen = adopt(source, self._store, writer, [place], count)
             used.update(chosen.keys)
-            return [Written(_placed_state(self._store, adopted), chosen, 0)]
+            return [Written(placed_state(self._store, adopted), chosen, 0)]
 
         def compose(run: RunManifest) -> Sequence[Action] | None:
             # Evicted, moved or mended meanwhile: there is nothing to do any more.
@@ -314,11 +317,6 @@ class _Repair:
         self._sound |= used
         self._verification.forget(used)
         return sum(sent)
-
-
-def _placed_state(store: Store, place: Place) -> PlacedState:
-    manifest, placement = store.manifest(place.manifest_key), store.placement(place.placement_key)
-    return PlacedState(place, manifest, placement, read_lists(store, manifest, placement))
 
 
 def _check_source(source: Store, place: Place) -> None:

@@ -130,6 +130,8 @@ class Verification:
         self._again: set[ObjectKey] = set()
         self._packs_of: dict[Place, tuple[PackRef, ...]] = {}
         self._unfit: dict[Place, str] = {}
+        self._thinned: dict[str, dict[Digest, tuple[str, ...]]] = {}
+        self._covers: dict[Place, tuple[str, ...]] = {}  # the placements of thinned states
         self.faults: dict[ObjectKey, Fault] = {}
 
     def read_data(
@@ -256,6 +258,7 @@ class Verification:
             self._count(history.size_bytes)
             self._marked[asked.run_id] = history.epoch
             self._histories[asked.run_id] = history.places
+            self._thinned[asked.run_id] = history.thinned
             self._unplaced[asked.run_id] = history.unplaced
             report(history)
 
@@ -292,12 +295,21 @@ class Verification:
         is_here = rows == "read" or self._decoding is not None
         workers = Workers(None, self._store) if is_here else self._workers
         workers.each(check, groups.values(), self._take_places, size_of=self._held_by)
+        for run_id, held in self._histories.items():
+            for place in self._covers.keys() & held.keys():
+                wanted = self._thinned[run_id].get(place.manifest)
+                if wanted is None or not set(wanted) <= set(self._covers[place]):
+                    self._unfit[place] = (
+                        f"{place.placement_key}: covers only {', '.join(self._covers[place])}, and "
+                        f"run {run_id} holds {', '.join(wanted or ('the whole state',))}"
+                    )
 
     def _take_places(self, _: Sequence[Place], done: Outcome[Checked]) -> None:
         checked = done.result()
         self._count(checked.size_bytes)
         self._packs_of |= checked.packs
         self._unfit |= checked.unfit
+        self._covers |= checked.covers
         for key, fault in checked.faults.items():
             self.faults.setdefault(key, fault)
         for place, packs in checked.packs.items():

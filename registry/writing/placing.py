@@ -19,6 +19,7 @@ from holdfast.registry.objects import (
     PackRef,
     Placement,
     Rows,
+    thinned,
 )
 from holdfast.registry.store import Store, results
 from holdfast.registry.values import Digest, Digests
@@ -50,7 +51,10 @@ class Written:
 def cut_state(store: Store, writer: Writer, base: PlacedState, names: Sequence[str]) -> Written:
     """Make a stored state of some components of another one; no chunk is stored again."""
     _ = writer.epoch  # observed before any key is chosen
-    parts = {name: base.manifest.components[name] for name in names}
+    held = base.manifest.components
+    if base.placement.components is not None and not held.keys() >= set(names):
+        raise thinned([*held], base.manifest.digest.short, names)
+    parts = {name: held[name] for name in names}
     manifest = Manifest(base.manifest.kind, parts)
     lists = {digest: base.lists[digest] for digest in manifest.chunk_lists}
     placement = build_placement(manifest, lists, locations_of([base]))

@@ -363,7 +363,7 @@ class _Writing:
     def _place(self, manifest: Manifest) -> Written:
         """Put manifest and placement after all packs; neither if a base is the same state."""
         for base in self._bases:
-            if base.manifest.digest == manifest.digest:
+            if base.manifest.digest == manifest.digest and base.placement.components is None:
                 keys = placed_keys(base.place, base.placement)
                 return Written(base, ChosenKeys(keys, cover(self._bases)), 0)
         locations = {**self._stored, **self._fresh_locations()}

@@ -9,20 +9,35 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import Damaged, IntegrityError
-from holdfast.registry.history import PlacedState, RunLog, StateReader
+from holdfast.registry.history import PlacedState, RunLog, StateReader, placed_state
 from holdfast.registry.history.actions import Place
-from holdfast.registry.objects import INLINE_BYTES, TRAILER_BYTES, PackTable, grid, raw_entries
+from holdfast.registry.objects import (
+    INLINE_BYTES,
+    TRAILER_BYTES,
+    PackTable,
+    Placement,
+    grid,
+    raw_entries,
+)
 from holdfast.registry.objects.codecs import RAW
 from holdfast.registry.pytree import ArrayLeaf, FlatState
-from holdfast.registry.store import Store, read_lists
+from holdfast.registry.store import Store
 from holdfast.registry.values import Digest, collector_paused
 from holdfast.registry.writing.adopting import adopt
 from holdfast.registry.writing.deltas import Trials
-from holdfast.registry.writing.object_writer import Writer, check_room
-from holdfast.registry.writing.placing import Written, cut_state, locations_of
+from holdfast.registry.writing.object_writer import ChosenKeys, Writer, check_room, placed_keys
+from holdfast.registry.writing.placing import (
+    Written,
+    build_placement,
+    cover,
+    cut_state,
+    locations_of,
+    place_of,
+)
 from holdfast.registry.writing.saving import cut_groups, group_name, write_state
 from holdfast.registry.writing.storing import Storing, codec_and_distance
 
@@ -40,6 +55,7 @@ class StateWriter:
         store: The registry's objects.
         log: The run's log.
         objects: Chooses the keys of all objects.
+        unthinnable: States that retention cannot thin; each was told once.
     """
 
     def __init__(self, store: Store, log: RunLog) -> None:
@@ -47,6 +63,7 @@ class StateWriter:
         self.log = log
         self.objects = Writer(store, log)
         self._bases: dict[Digest, PlacedState] = {}
+        self.unthinnable: set[Digest] = set()
         self._trials = Trials()
 
     def write(
@@ -85,16 +102,35 @@ class StateWriter:
         Without `proves` packs that are there are not read: a fork's saves look at what they need.
         """
         adopted, chosen = adopt(source, self.store, self.objects, places, proves=proves)
-        return [Written(self._placed(place), chosen, 0) for place in adopted]
-
-    def _placed(self, place: Place) -> PlacedState:
-        manifest = self.store.manifest(place.manifest_key)
-        placement = self.store.placement(place.placement_key)
-        return PlacedState(place, manifest, placement, read_lists(self.store, manifest, placement))
+        return [Written(placed_state(self.store, place), chosen, 0) for place in adopted]
 
     def cut(self, manifest: Digest, names: Sequence[str]) -> Written:
         """Make a state of some components of a stored one; no chunk is stored again."""
         return cut_state(self.store, self.objects, self.proven(manifest), names)
+
+    def components_of(self, manifest: Digest) -> list[str]:
+        """Return the components that a placement of the run covers, in manifest order."""
+        return list(self._known(manifest).manifest.components)
+
+    def thin(self, manifest: Digest, names: Sequence[str]) -> Written:
+        """Put a placement of some components of a state of the run, and no other object."""
+        _ = self.objects.epoch  # observed before any key is chosen
+        base = self._known(manifest)
+        part = base.manifest.part(names)
+        lists = {digest: base.lists[digest] for digest in part.chunk_lists}
+        whole = build_placement(part, lists, locations_of([base]))
+        placement = replace(whole, components=tuple(part.components))
+        key = self.objects.put_small("placements", placement.digest, placement.encode(), Placement)
+        self.store.remember(key, placement)
+        place = place_of(base.place.manifest_key, key)
+        chosen = ChosenKeys(placed_keys(place, placement), cover([base]))
+        return Written(PlacedState(place, part, placement, lists), chosen, 0)
+
+    def _known(self, manifest: Digest) -> PlacedState:
+        """Return a state of the run; unlike `base` for any thread, since it remembers nothing."""
+        reader = StateReader(self.store, self.log, manifest, f"{self.log.run_id}/{manifest.short}")
+        kept = self._bases.get(manifest)
+        return kept if kept is not None and kept.place == reader.place else reader.base()
 
     def proven(self, manifest: Digest) -> PlacedState:
         """Return a state of the run; its packs are read if nothing shows that they are sound."""
@@ -111,10 +147,7 @@ class StateWriter:
 
     def base(self, manifest: Digest) -> PlacedState:
         """Return a state of the run with its place."""
-        reader = StateReader(self.store, self.log, manifest, f"{self.log.run_id}/{manifest.short}")
-        kept = self._bases.get(manifest)
-        if kept is None or kept.place != reader.place:
-            kept = reader.base()
+        kept = self._known(manifest)
         self.keep(kept)
         return kept
 

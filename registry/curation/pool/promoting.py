@@ -188,7 +188,7 @@ class PromotionCommit(NewCommit):
         names = inference_parts(run.spec, parts, where=where)
         model = Manifest(whole.manifest.kind, {name: parts[name] for name in names})
         self._cut_of, self._model = record.manifest, model.digest
-        self._is_cut = self._model not in run.held
+        self._is_cut = not run.holds_whole(self._model)
         return [writer.cut(record.manifest, names)] if self._is_cut else []
 
     def actions(self, run: RunManifest) -> Sequence[Action] | None:
@@ -199,7 +199,7 @@ class PromotionCommit(NewCommit):
             self.version = playing.version
             return None
         record = _sound(run, source.checkpoint)
-        if record.manifest != self._cut_of or not (self._is_cut or self._model in run.held):
+        if record.manifest != self._cut_of or not (self._is_cut or run.holds_whole(self._model)):
             raise Stale
         candidate = Candidate(
             manifest=self._model,

@@ -24,6 +24,8 @@ from holdfast.registry.history.actions.checkpoints import (
     ReportMetrics,
     SetPin,
     SetTag,
+    Thin,
+    Thinning,
 )
 from holdfast.registry.history.actions.lines import (
     Action,
@@ -101,6 +103,8 @@ __all__ = [
     "SetStatus",
     "SetTag",
     "TakeOver",
+    "Thin",
+    "Thinning",
     "WriterFields",
     "decode_line",
     "line_digest",

@@ -95,8 +95,26 @@ class Evict(Record):
     evictions: Annotated[tuple[Eviction, ...], Field(min_length=1)]
 
 
+class Thinning(Record):
+    """The thinning of one checkpoint."""
+
+    checkpoint: int  # commit number of the checkpoint
+    #: The components that it holds from here on, in the order of its manifest.
+    keep: Annotated[tuple[str, ...], Field(min_length=1)]
+    reason: str  # why the others are not kept
+
+
+class Thin(Record):
+    """Keep only some components of checkpoints; collection may delete the data of the others."""
+
+    action: Literal["checkpoint.thin"] = "checkpoint.thin"
+    thinnings: Annotated[tuple[Thinning, ...], Field(min_length=1)]
+
+
 class Recover(Record):
-    """Recover evicted checkpoints; retention does not evict them again.
+    """Recover evicted checkpoints, and the components of thinned ones.
+
+    Retention neither evicts nor thins them again.
 
     Attributes:
         checkpoints: Their commit numbers.

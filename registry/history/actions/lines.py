@@ -16,6 +16,7 @@ from holdfast.registry.history.actions.checkpoints import (
     ReportMetrics,
     SetPin,
     SetTag,
+    Thin,
 )
 from holdfast.registry.history.actions.pool import EvictEntries, Promote, RateMatch
 from holdfast.registry.history.actions.run import (
@@ -51,6 +52,7 @@ Action = Annotated[
     | ReportMetrics
     | Evict
     | Recover
+    | Thin
     | SetTag
     | RemoveTag
     | SetPin

@@ -85,6 +85,7 @@ _APPLY: dict[type, Callable[[Draft, Any], None]] = {
     actions.ReportMetrics: apply.report,
     actions.Evict: apply.evict,
     actions.Recover: apply.recover,
+    actions.Thin: apply.thin,
     actions.SetTag: apply.set_tag,
     actions.RemoveTag: apply.remove_tag,
     actions.SetPin: apply.set_pin,

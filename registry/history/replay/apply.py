@@ -28,6 +28,7 @@ from holdfast.registry.history.actions import (
     SetStatus,
     SetTag,
     TakeOver,
+    Thin,
     WriterFields,
 )
 from holdfast.registry.history.replay.draft import Draft
@@ -84,11 +85,25 @@ def evict(draft: Draft, action: Evict) -> None:
 
 
 def recover(draft: Draft, action: Recover) -> None:
-    """Recover evicted checkpoints."""
+    """Recover evicted checkpoints, and thinned ones that are not evicted."""
     for n in action.checkpoints:
         record = draft.checkpoint(n)
-        draft.require(record.evicted is not None, f"checkpoint {n} is not evicted")
-        draft.recover(record)
+        if record.evicted is None:
+            draft.require(record.parts is not None, f"checkpoint {n} is not evicted")
+            draft.change(n, parts=None, recovered=True)
+        else:
+            draft.recover(record)
+
+
+def thin(draft: Draft, action: Thin) -> None:
+    """Thin checkpoints."""
+    for one in action.thinnings:
+        record = draft.checkpoint(one.checkpoint)
+        draft.require(record.evicted is None, f"checkpoint {record.n} is thinned, evicted")
+        draft.require(not draft.is_pinned(record.n), f"checkpoint {record.n} is thinned, a pin")
+        fits = record.parts is None or set(one.keep) <= set(record.parts)
+        draft.require(fits, f"checkpoint {record.n} is thinned, and keeps what it does not have")
+        draft.change(record.n, parts=one.keep)
 
 
 def set_tag(draft: Draft, action: SetTag) -> None:

@@ -14,12 +14,7 @@ from typing import Any
 from holdfast.registry.errors import Malformed
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay.evicted import EvictedDraft, Forgotten
-from holdfast.registry.history.replay.run_manifest import (
-    RunManifest,
-    rating_metrics,
-    rating_of,
-    stays_by_phase,
-)
+from holdfast.registry.history.replay.run_manifest import RunManifest
 from holdfast.registry.history.replay.run_parts import (
     CheckpointRecord,
     ClaimRecord,
@@ -28,6 +23,9 @@ from holdfast.registry.history.replay.run_parts import (
     Pin,
     PoolRecord,
     StreamRecord,
+    rating_metrics,
+    rating_of,
+    stays_by_phase,
 )
 from holdfast.registry.spec import Monitor
 from holdfast.registry.values import Digest

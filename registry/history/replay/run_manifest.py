@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from functools import cached_property
 from math import isnan
@@ -12,7 +12,6 @@ from holdfast.registry.errors import Hint, InvalidInput
 from holdfast.registry.history.actions import CreateRun, Place, RunStatus
 from holdfast.registry.history.replay.evicted import (
     EvictedNumbers,
-    EvictedRating,
     Forgotten,
     classes,
     pack_bits,
@@ -25,9 +24,12 @@ from holdfast.registry.history.replay.run_parts import (
     PoolRecord,
     StreamRecord,
     WriterRecord,
+    rating_metrics,
+    rating_of,
+    stays_by_phase,
 )
 from holdfast.registry.history.step_names import kept_ref
-from holdfast.registry.spec import Monitor, Pool, RunSpec
+from holdfast.registry.spec import Monitor, RunSpec
 from holdfast.registry.values import Digest, DigestField, Field, PhaseName, Record
 
 FORMAT: Literal["holdfast.run/1"] = "holdfast.run/1"
@@ -437,11 +439,36 @@ class RunManifest(Record):
         """
         return self.uses.keys() if self.dropped is None else frozenset()
 
+    @cached_property
+    def thinned(self) -> dict[Digest, tuple[str, ...]]:
+        """The manifests of which the run holds only some components, with these.
+
+        What needs a manifest whole counts, and of several thinned checkpoints the union.
+        """
+        named = (one for one in self.checkpoints if one.parts is not None and one.evicted is None)
+        found: dict[Digest, dict[str, None]] = {}
+        for one in named:
+            found.setdefault(one.manifest, {}).update(dict.fromkeys(one.parts or ()))
+        for manifest, *refs in self._holdings() if found else ():
+            if manifest in found and self._needs_whole(refs[0] if len(refs) == 1 else None):
+                del found[manifest]
+        return {manifest: tuple(names) for manifest, names in found.items()}
+
+    def holds_whole(self, manifest: Digest) -> bool:
+        """Return whether the run holds all components of a state."""
+        return manifest in self.held and manifest not in self.thinned
+
+    def _needs_whole(self, holder: object) -> bool:
+        """Return whether something holds its manifest whole: all but thinned checkpoints do."""
+        if isinstance(holder, Pin) and holder.kind in ("gate", "tag"):
+            holder = self.by_n.get(holder.checkpoint or 0)
+        return not (isinstance(holder, CheckpointRecord) and holder.parts is not None)
+
     def holders(self) -> dict[Digest, tuple[str, ...]]:
         """Return the manifests in `held`, each with the refs within the run that need it."""
         found: dict[Digest, list[str]] = {}
         for manifest, *parts in self._holdings() if self.dropped is None else ():
-            shown = (part if isinstance(part, str) else kept_ref(part) for part in parts)
+            shown = map(_shown, parts)
             found.setdefault(manifest, []).append("/".join(shown))
         return {manifest: tuple(refs) for manifest, refs in found.items()}
 
@@ -453,7 +480,7 @@ class RunManifest(Record):
                 for name, manifest in checkpoint.companions.items():
                     yield manifest, checkpoint, "companions", name
         for pin in self.pins:
-            yield pin.manifest, pin.ref
+            yield pin.manifest, pin
             if pin.card is not None:
                 yield pin.card, pin.ref, "card"
         for entry in self.roster():
@@ -475,25 +502,7 @@ class RunManifest(Record):
         return current and place.manifest in self.held
 
 
-def stays_by_phase(phases: Iterable[PhaseRecord]) -> dict[str, list[PhaseRecord]]:
-    """Return the pivots and warm starts that are not superseded, by phase."""
-    found: dict[str, list[PhaseRecord]] = {}
-    for one in phases:
-        if one.stays and not one.superseded:
-            found.setdefault(one.to_phase, []).append(one)
-    return found
-
-
-def rating_metrics(created: CreateRun | None) -> tuple[str, str]:
-    """Return the metrics of a checkpoint that are its rating's mu and sigma."""
-    rules = None if created is None or created.spec is None else created.spec.pool
-    if rules is None:
-        return Pool.mu, Pool.sigma
-    return rules.mu, rules.sigma
-
-
-def rating_of(record: CheckpointRecord, names: tuple[str, str]) -> EvictedRating | None:
-    """Return the rating of a checkpoint, if it is on the current line and has one."""
-    if record.superseded or any(name not in record.metrics for name in names):
-        return None
-    return EvictedRating(n=record.n, metrics={name: record.metrics[name] for name in names})
+def _shown(part: CheckpointRecord | Pin | str) -> str:
+    if isinstance(part, str):
+        return part
+    return part.ref if isinstance(part, Pin) else kept_ref(part)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from functools import cached_property
 from typing import Literal
 
 from holdfast.registry.history.actions import (
     CheckpointFields,
     ClaimFields,
+    CreateRun,
     EntryFields,
     Lifetime,
     PhaseFields,
@@ -17,7 +18,8 @@ from holdfast.registry.history.actions import (
     SegmentFields,
     WriterFields,
 )
-from holdfast.registry.spec import Monitor
+from holdfast.registry.history.replay.evicted import EvictedRating
+from holdfast.registry.spec import Monitor, Pool
 from holdfast.registry.values import DigestField, Name, Record, empty
 
 
@@ -44,7 +46,8 @@ class CheckpointRecord(CheckpointFields):
         nonfinite: Paths of weights that hold NaN or infinity, the first few.
         held_back: Whether it is never latest or best because of them.
         evicted: The reason of its eviction; `None` while it is kept.
-        recovered: Whether it was evicted and recovered; retention does not evict it again.
+        recovered: Whether it was evicted or thinned, and recovered; retention does neither again.
+        parts: The components that it holds, once it was thinned; `None`: all.
         streams: The length of each stream at this checkpoint; a resume continues there.
     """
 
@@ -56,6 +59,7 @@ class CheckpointRecord(CheckpointFields):
     held_back: bool = False
     evicted: str | None = None
     recovered: bool = False
+    parts: tuple[str, ...] | None = None
     streams: dict[Name, StreamMark] = empty()
 
     @property
@@ -237,3 +241,27 @@ class GroupRecord(Record):
             done=tuple(n for n in self.done if n in kept),
             claims=tuple(claim for claim in self.claims if claim.checkpoint in kept),
         )
+
+
+def stays_by_phase(phases: Iterable[PhaseRecord]) -> dict[str, list[PhaseRecord]]:
+    """Return the pivots and warm starts that are not superseded, by phase."""
+    found: dict[str, list[PhaseRecord]] = {}
+    for one in phases:
+        if one.stays and not one.superseded:
+            found.setdefault(one.to_phase, []).append(one)
+    return found
+
+
+def rating_metrics(created: CreateRun | None) -> tuple[str, str]:
+    """Return the metrics of a checkpoint that are its rating's mu and sigma."""
+    rules = None if created is None or created.spec is None else created.spec.pool
+    if rules is None:
+        return Pool.mu, Pool.sigma
+    return rules.mu, rules.sigma
+
+
+def rating_of(record: CheckpointRecord, names: tuple[str, str]) -> EvictedRating | None:
+    """Return the rating of a checkpoint, if it is on the current line and has one."""
+    if record.superseded or any(name not in record.metrics for name in names):
+        return None
+    return EvictedRating(n=record.n, metrics={name: record.metrics[name] for name in names})

@@ -113,7 +113,7 @@ class StateEnd:
         }
         manifest = Manifest(self._state.kind, components)
         for base in self._bases:
-            if base.manifest.digest == manifest.digest:
+            if base.manifest.digest == manifest.digest and base.placement.components is None:
                 keys = placed_keys(base.place, base.placement)
                 return Written(base, ChosenKeys(keys, cover(self._bases)), 0)
         store, writer = self._writer.store, self._writer.objects

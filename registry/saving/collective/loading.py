@@ -108,6 +108,7 @@ class _Target:
         check_fit(stored.ref, self.report, sources, wholes, strict=strict, widened=widened)
         paths = filled_once(stored.ref, sources, leaves)
         self._into = {p: Destination(leaves[p].source, widened.get(p)) for p in paths}
+        stored.handle.reader.check_held(parts)
         stored.handle.reader.check_lists(manifest)
         self.boxes = [_box(leaves[p], sources[p], one.view) for p, one in self._into.items()]
         self.digest = repr([stored.digest.hex(), sorted(self.report.loaded)])

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from holdfast.registry.errors import IntegrityError
-from holdfast.registry.history import PlacedState, RunLog
+from holdfast.registry.history import PlacedState, RunLog, placed_state
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import ObjectKey, stem
 from holdfast.registry.saving.journal.folder import PrivateFolder, RunFolder
-from holdfast.registry.store import Store, index_chunks, read_lists
+from holdfast.registry.store import Store, index_chunks
 from holdfast.registry.upkeep import check_object
 from holdfast.registry.writing import ChosenKeys, StateWriter, Written, placed_keys
 
@@ -75,11 +75,8 @@ class EntryStates:
 
     def read(self, place: Place) -> Written:
         """Return a state that was written earlier."""
-        manifest = self.store.manifest(place.manifest_key)
-        placement = self.store.placement(place.placement_key)
-        lists = read_lists(self.store, manifest, placement)
-        base = PlacedState(place, manifest, placement, lists)
-        return Written(base, ChosenKeys(placed_keys(place, placement)), 0)
+        base = placed_state(self.store, place)
+        return Written(base, ChosenKeys(placed_keys(place, base.placement)), 0)
 
     def check_whole(self, places: Iterable[Place]) -> bool:
         """Verify every byte of some states; return whether the registry replaced damaged ones."""

@@ -24,7 +24,7 @@ from typing import TypeVar, cast
 
 from holdfast.registry.errors import Malformed
 from holdfast.registry.history.actions import Place
-from holdfast.registry.objects import MAX_DEPTH, Manifest, ObjectKey, PackEntry
+from holdfast.registry.objects import MAX_DEPTH, Manifest, ObjectKey, PackEntry, Placement
 from holdfast.registry.objects.codecs import RAW
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.store import Store, read_lists
@@ -59,15 +59,16 @@ def read_tensors(store: Store, survey: Survey, wanted: Collection[Digest]) -> Te
     """Find the tensors of chunks in the manifests of all states that runs hold."""
     found = Tensors()
     seen: set[Digest] = set()
-    # Runs that share a state have a place each for it; one of them is enough.
-    distinct: dict[Digest, Place] = {}
+    # Runs that share a state and its placement have a place each for it; one of them is enough.
+    distinct: dict[tuple[Digest, Digest], Place] = {}
     for places in survey.packs_of.values():
         for place in places:
-            distinct.setdefault(place.manifest, place)
+            distinct.setdefault((place.manifest, place.placement), place)
 
     def read(place: Place) -> tuple[Manifest, list[_Tensor]]:
-        manifest = store.manifest(place.manifest_key)
-        return manifest, list(_tensors(store, place, manifest))
+        placement = store.placement(place.placement_key)
+        manifest = store.manifest(place.manifest_key).part(placement.components)
+        return manifest, list(_tensors(store, placement, manifest))
 
     for manifest, tensors in in_batches(store.pools.bulk, read, distinct.values()):
         found.sizes.update({d: manifest.direct_chunks[d] for d in manifest.chunk_lists})
@@ -81,8 +82,8 @@ def read_tensors(store: Store, survey: Survey, wanted: Collection[Digest]) -> Te
     return found
 
 
-def _tensors(store: Store, place: Place, manifest: Manifest) -> Iterator[_Tensor]:
-    lists = read_lists(store, manifest, store.placement(place.placement_key))
+def _tensors(store: Store, placement: Placement, manifest: Manifest) -> Iterator[_Tensor]:
+    lists = read_lists(store, manifest, placement)
     for tensor in manifest.tensors():
         if tensor.inline is None:
             yield tensor.dtype, tensor.chunk_digests(lists), tensor.grid.sizes()
