@@ -103,15 +103,23 @@ LAST = option("--last", "N", "Keep the newest N.", min=1)
 BEST = option("--best", "N", "Keep the best N.", min=1)
 EVERY = option("--every", "N", "Keep every N steps.", min=1)
 DAYS = option("--days", "N", "Keep the checkpoints of the last N days.", min=1)
+THIN = option(
+    "--thin", "COMPONENT", "The others keep this component, and are not evicted; repeatable."
+)
+THINNED = flag("--thinned", "A thinned checkpoint will do.")
 
 
 def retention(
-    last: int | None, best: int | None, every: int | None, days: int | None
+    last: int | None,
+    best: int | None,
+    every: int | None,
+    days: int | None,
+    thin: list[str] | None = None,
 ) -> Retention | None:
     """Return the policy that options give; None without any."""
-    if not any((last, best, every, days)):
+    if not any((last, best, every, days, thin)):
         return None
-    return Retention(last=last, best=best, every=every, for_days=days)
+    return Retention(last=last, best=best, every=every, for_days=days, then=thin or None)
 
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")

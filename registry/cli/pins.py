@@ -57,13 +57,15 @@ def set_gate(
     ref: str | None = argument(
         "REF", "The checkpoint; by default the best of the gate's phase.", default=None
     ),
+    thinned: bool = options.THINNED,
 ) -> Answer:
     """Make a checkpoint a gate, which is never evicted.
 
     A gate names another checkpoint only if the first one is damaged. RUN/gates/NAME then finds it.
     """
     into = opened.run(run)
-    into.pins.gates.set(name, None if ref is None else opened.checkpoint(ref))
+    checkpoint = None if ref is None else opened.checkpoint(ref)
+    into.pins.gates.set(name, checkpoint, thinned=thinned)
     shape = _pin_json(into, "gate", name)
     return answer_of(shape, f"{shape['ref']} -> {shape['source']}")
 
@@ -132,13 +134,14 @@ def set_tag(
     *,
     ref: options.Ref,
     name: str = argument("NAME", "The tag; it moves if it exists."),
+    thinned: bool = options.THINNED,
 ) -> str:
     """Point a name at a checkpoint.
 
     RUN/tags/NAME then finds it. A name that exists moves.
     """
     checkpoint = opened.checkpoint(ref)
-    opened.run(checkpoint.run_id).pins.tags.set(name, checkpoint)
+    opened.run(checkpoint.run_id).pins.tags.set(name, checkpoint, thinned=thinned)
     return f"{checkpoint.run_id}/tags/{name} -> {checkpoint.ref}"
 
 

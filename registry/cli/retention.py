@@ -53,15 +53,17 @@ def prune(
     best: int | None = options.BEST,
     every: int | None = options.EVERY,
     days: int | None = options.DAYS,
-    dry_run: bool = flag("--dry-run", "Only show which would be kept and evicted."),
+    thin: list[str] | None = options.THIN,
+    dry_run: bool = flag("--dry-run", "Only show which would be kept, thinned and evicted."),
 ) -> Answer:
     """Evict the checkpoints that retention does not keep.
 
     The policy is that of the run, or the one that the options give. The newest and the best one,
-    gates, tags and checkpoints that a follower holds are always kept. `undo` brings evicted
-    checkpoints back.
+    gates, tags and checkpoints that a follower holds are always kept. With --thin the others keep
+    these components, and `gc` frees the rest of them. `undo` brings evicted and thinned checkpoints
+    back.
     """
-    own = options.retention(last, best, every, days)
+    own = options.retention(last, best, every, days, thin)
     runs = [opened.run(name) for name in options.matching([run], opened.run_names)]
     if best is not None:
         for one in runs:
@@ -73,6 +75,7 @@ def prune(
             "run": name,
             "dry_run": dry_run,
             "kept": _verdicts(name, plan.kept),
+            "thinned": _verdicts(name, plan.thinned),
             "evicted": _verdicts(name, plan.evicted),
         }
         for name, plan in plans.items()
@@ -99,11 +102,14 @@ def _text(
         yield Table([*first, *_PLAN], rows)
     went = "would go" if dry_run else "evicted"
     kept = output.counted(sum(len(plan.kept) for plan in plans.values()), "checkpoint")
-    yield f"{kept} kept, {sum(len(plan.evicted) for plan in plans.values())} {went}"
+    thinned = sum(len(plan.thinned) for plan in plans.values())
+    also = f"{thinned} {'would be thinned' if dry_run else 'thinned'}, " if thinned else ""
+    yield f"{kept} kept, {also}{sum(len(plan.evicted) for plan in plans.values())} {went}"
 
 
 def _rows(run: str, plan: RetentionPlan) -> list[dict[str, Any]]:
     fates = [(one, "kept") for one in plan.kept] + [(one, "goes") for one in plan.evicted]
+    fates += [(one, f"only {', '.join(one.only)}") for one in plan.thinned]
     fates.sort(key=lambda pair: pair[0].checkpoint.n)
     rows = _verdicts(run, [one for one, _ in fates])
     more = ({"tier": one.checkpoint.tier, "is": fate} for one, fate in fates)
@@ -141,10 +147,10 @@ def undo(
         default=None,
     ),
 ) -> Answer:
-    """Bring evicted checkpoints back.
+    """Bring evicted and thinned checkpoints back.
 
-    Without a REF, all of the last eviction. Retention does not evict them again. Checkpoints that
-    `gc` has deleted meanwhile cannot come back.
+    Without a REF, all of the last eviction or thinning. Retention does not evict or thin them
+    again. Checkpoints that `gc` has deleted meanwhile cannot come back.
     """
     into = opened.run(run)
     handle = into.handle

@@ -67,16 +67,17 @@ def create(
     best: int | None = options.BEST,
     every: int | None = options.EVERY,
     days: int | None = options.DAYS,
+    thin: list[str] | None = options.THIN,
 ) -> Answer:
     """Create a run and print its name.
 
     Without --preset, --last, --best, --every and --days it keeps every checkpoint. A checkpoint
-    stays if any of them keeps it.
+    stays if any of them keeps it. With --thin the others are thinned, not evicted.
     """
     given = _options(seed, config, preset)
     if monitor:
         given["monitor"] = [_monitor(text) for text in monitor]
-    retention = options.retention(last, best, every, days)
+    retention = options.retention(last, best, every, days, thin)
     if retention is not None:
         given["retention"] = retention
         _check_best(retention, preset, monitor)

@@ -455,7 +455,7 @@ def checkpoint_marks(manifest: RunManifest) -> dict[int, list[str]]:
     """Return the marks of each checkpoint: the names that point at it, and why it may not count.
 
     That is `latest`, `best`, `best/METRIC`, `gates/NAME`, `tags/NAME`, `superseded`, `evicted`,
-    `held back`.
+    `held back`, `only` with the components of a thinned checkpoint.
     """
     found: dict[int, list[str]] = {}
     latest = manifest.latest()
@@ -477,4 +477,6 @@ def checkpoint_marks(manifest: RunManifest) -> dict[int, list[str]]:
             found.setdefault(record.n, []).append("evicted")
         if record.held_back:
             found.setdefault(record.n, []).append("held back")
+        if record.parts is not None:
+            found.setdefault(record.n, []).append(f"only {', '.join(record.parts)}")
     return found

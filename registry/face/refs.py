@@ -94,8 +94,9 @@ def _pointers(run: RunManifest, monitors: Sequence[Monitor], phase: str | None) 
 
 
 def find_evicted(store: Store, log: RunLog, refs: Iterable[str]) -> list[Checkpoint]:
-    """Return the evicted checkpoints that refs name, each once, in their order."""
+    """Return the evicted or thinned checkpoints that refs name, each once, in their order."""
     run, evicted = log.refresh(), log.history().evicted
+    evicted = [*evicted, *(one for one in run.checkpoints if one.parts is not None)]
     found = {one.n: one for one in (_evicted(run, evicted, ref) for ref in refs)}
     return [Checkpoint(store, log, one) for one in found.values()]
 

@@ -116,6 +116,12 @@ def _checkpoint_in_words(action: Action, refs: Mapping[int, str], n: int) -> str
         case actions.Evict():
             evicted = (f"{_of(refs, one.checkpoint)} ({one.reason})" for one in action.evictions)
             return f"evict {', '.join(evicted)}"
+        case actions.Thin():
+            thinned = (
+                f"{_of(refs, one.checkpoint)} to {', '.join(one.keep)} ({one.reason})"
+                for one in action.thinnings
+            )
+            return f"thin {', '.join(thinned)}"
         case actions.Recover():
             return f"bring back {', '.join(_of(refs, back) for back in action.checkpoints)}"
         case actions.SetTag():

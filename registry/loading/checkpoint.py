@@ -93,7 +93,7 @@ class Checkpoint(Stored):
     @property
     def parts(self) -> tuple[str, ...] | None:
         """The components that it holds since it was thinned; `None`: all of them."""
-        return self.record.parts
+        return self._handle.newest_record().parts
 
     @property
     def phase(self) -> int | str:

@@ -25,6 +25,7 @@ from tests.model.scenario import (
     Scenario,
     Spoil,
     State,
+    Thin,
     Writer,
 )
 from tests.model.writers import Turn, Writers
@@ -109,6 +110,8 @@ class Protocol:
                     yield (actor.who, *words), after
             elif isinstance(actor, Evict):
                 yield from self._evict(actor, index, state)
+            elif isinstance(actor, Thin):
+                yield from self._thin(actor, index, state)
             elif isinstance(actor, Spoil | Forget):
                 yield from self._garbage(actor, index, state)
             else:
@@ -200,6 +203,17 @@ class Protocol:
         logs[actor.run] = self._logs.append(log, slot)
         known = self._known(state, index, writers.Memory(step=1))
         words = (actor.who, "drops" if actor.drop else "evicts in", f"run {actor.run}")
+        yield words, state._replace(logs=tuple(logs), memory=known)
+
+    def _thin(self, actor: Thin, index: int, state: State) -> Iterator[tuple[Step, State]]:
+        log = state.logs[actor.run]
+        if state.memory[index][0] or log is None or actor.manifest not in log.held:
+            return
+        kept = union(self._keys.of_file(file) for file in actor.keeps) & log.places[actor.manifest]
+        logs = list(state.logs)
+        logs[actor.run] = self._logs.append(log, Slot(places=((actor.manifest, kept),)))
+        known = self._known(state, index, writers.Memory(step=1))
+        words = (actor.who, "thins in", f"run {actor.run}")
         yield words, state._replace(logs=tuple(logs), memory=known)
 
     def _garbage(

@@ -21,6 +21,8 @@ class Rules:
         recheck: W3: a mark before the head moves u, and the chosen keys are checked again.
         exact_slot: W2a: a key needs no check only while it is live right before the commit's slot.
         held_only: W2a: it must be live there; a `place` line of an evicted state proves nothing.
+        by_parts: W2a: ... and the place right before the slot must name the key: of a thinned state
+            only what it still covers is live.
         relocation_checks: A relocation keeps W2 and W3 like every writer.
         one_slot: A sync commits everything that it copies in one slot.
         places_with_commits: ... and places no later than the commits that need them.
@@ -44,6 +46,7 @@ class Rules:
     recheck: bool = True
     exact_slot: bool = True
     held_only: bool = True
+    by_parts: bool = True
     relocation_checks: bool = True
     one_slot: bool = True
     places_with_commits: bool = True
@@ -120,6 +123,19 @@ class Evict:
 
 
 @dataclass(frozen=True)
+class Thin:
+    """Thins a manifest in a run: a slot with a place of some of its files, under their keys.
+
+    It names nothing that the place before does not name, so W2a covers all of it.
+    """
+
+    who: str
+    run: int
+    manifest: int = 0
+    keeps: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
 class Spoil:
     """Puts a file into the folder of a run that no collector can read, and takes it away again."""
 
@@ -142,7 +158,7 @@ class Collector:
     who: str
 
 
-Actor = Writer | Relocate | Evict | Spoil | Forget | Collector
+Actor = Writer | Relocate | Evict | Thin | Spoil | Forget | Collector
 
 
 @dataclass(frozen=True)
@@ -210,5 +226,6 @@ __all__ = [
     "Scenario",
     "Spoil",
     "State",
+    "Thin",
     "Writer",
 ]

@@ -25,6 +25,7 @@ from tests.model.scenario import (
     Scenario,
     Spoil,
     State,
+    Thin,
     Writer,
 )
 
@@ -55,6 +56,11 @@ SYNC = Scenario(
     (Writer("sync", 1, manifests=(0, 1), born=True), EVICTS, C1),
     runs=((0, 1), None),
     files=((0,), (1,)),
+)
+#: A state of two files is thinned to the first one while another save relies on the second.
+THINNING = Scenario(
+    (Writer("saver", 0, manifests=(1,), own=True), Thin("thinner", 0), C1),
+    files=((0, 1), (1,)),
 )
 #: Somebody puts a file into the folder of a run that no collector can read.
 GARBAGE = Scenario((SAVES_W2A, Spoil("vandal", 0), Forget("operator", 0), C1))
@@ -95,6 +101,7 @@ MUTANTS = {
     "no recheck after a mark, in a run that is born": Mutant("recheck", BIRTH, 11, 17),
     "W2a without landing at exactly N": Mutant("exact_slot", ONE_RUN_W2A, 9, 13),
     "an undone eviction counts as W2a": Mutant("held_only", ONE_RUN_W2A, 8, 11),
+    "W2a by manifests, not by parts": Mutant("by_parts", THINNING, 9, 13),
     "W2a without a second replay": Mutant("remark", ONE_RUN_W2A, 10, 14),
     "W2a with an unmarked run": Mutant("all_marked", ONE_RUN_W2A, 8, 11),
     "W2a with a run left out": Mutant("every_run", ONE_RUN_W2A, 4, 5),

@@ -25,6 +25,7 @@ from tests.model.scenario import (
     Scenario,
     Spoil,
     State,
+    Thin,
     Writer,
 )
 
@@ -102,6 +103,25 @@ PROTOCOL = {
             ("vandal", "takes it from"),
             ("saver", "gives up"),
             ("beginner", "may not name"),
+            ("collector 1", "sends DELETEs of"),
+        ),
+    ),
+    # A save relies on what a thinning gives up, and the thinning is undone.
+    "a thinned state": Safe(
+        Scenario(
+            (
+                Writer("saver", 0, manifests=(1,), own=True),
+                Writer("undoer", 0),
+                Thin("thinner", 0),
+                C1,
+            ),
+            files=((0, 1), (1,)),
+        ),
+        3_295,
+        (
+            ("saver", "takes from its own log"),
+            ("saver", "may not name"),
+            ("undoer", "may not name"),
             ("collector 1", "sends DELETEs of"),
         ),
     ),

@@ -225,6 +225,10 @@ class Writers:
         """Return the keys that W2a lets be named at the slot after this log without a check."""
         if not actor.own:
             return 0
+        if not self._rules.by_parts:
+            # The places before the thinning count as well: those of the first state.
+            named = (file for manifest in log.held for file in self._files[manifest])
+            return log.keys | union(self._keys.key(file, 0) for file in named)
         return log.keys if self._rules.held_only else log.placed
 
     def _is_live(self, log: Log, manifest: int) -> bool:

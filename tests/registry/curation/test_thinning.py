@@ -37,7 +37,7 @@ def stored_bytes(backend) -> int:
 
 
 def thinned_steps(run) -> list[int]:
-    return [one.step for one in run.checkpoints() if one.record.parts]
+    return [one.step for one in run.checkpoints() if one.parts]
 
 
 def check_model_alone(checkpoint) -> None:
