@@ -64,9 +64,9 @@ def _described(action: Action, n: int, refs: Mapping[int, str], *, first: bool) 
             for one in action.evictions:
                 yield "retention", "evict", _of(refs, one.checkpoint), one.reason, one.checkpoint
         case actions.Thin():
-            for one in action.thinnings:
-                why = f"only {', '.join(one.keep)}: {one.reason}"
-                yield "retention", "thin", _of(refs, one.checkpoint), why, one.checkpoint
+            for thinned in action.thinnings:
+                why = f"only {', '.join(thinned.keep)}: {thinned.reason}"
+                yield "retention", "thin", _of(refs, thinned.checkpoint), why, thinned.checkpoint
         case actions.Recover():
             for back in action.checkpoints:
                 yield "retention", "bring back", _of(refs, back), "undo", back

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast import Monitor, repair, sync
 from holdfast.registry.errors import Conflict, InvalidInput, MissingObject, Thinned
-from holdfast.registry.spec import Phase, Retention, RunSpec
+from holdfast.registry.spec import Retention, RunSpec
 from tests.support.states import same
 from tests.support.stores import new_backend, objects, packs_of
 
@@ -264,7 +264,7 @@ def test_repair_takes_a_thinned_state_from_a_mirror(reg, backend, open_registry)
     run.retention.thin(first, keep="model")
     reg.gc(grace_s=0)
     sync(reg, mirror)
-    (lost,) = [p for p in packs_of(run.checkpoints()[0])]
+    (lost,) = packs_of(run.checkpoints()[0])
     backend.delete(lost)
     report = repair(reg, mirror)
     assert report.ok
