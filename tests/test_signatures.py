@@ -217,7 +217,7 @@ def test_an_editor_completes_no_plumbing_of_a_stored_state() -> None:
     assert public(holdfast.Stored) == STATE_NAMES
     assert public(holdfast.Checkpoint) == STATE_NAMES | {
         *("companion", "companions", "created", "durable_in", "eviction", "is_evicted", "meta"),
-        *("metrics", "nonfinite", "phase", "report", "step", "superseded", "tier"),
+        *("metrics", "nonfinite", "parts", "phase", "report", "step", "superseded", "tier"),
     }
     assert public(PoolEntry) == STATE_NAMES | {
         *("checkpoint", "conservative", "evicted", "frozen", "games", "gate", "mu", "phase"),

@@ -2,7 +2,7 @@
 
 - `pins`: gates, artifacts and tags; `releases`: states under semantic versions; `cards`: model
   cards as YAML. `forking`: a new run that continues from a checkpoint of another one.
-- `pruning`: prune, evict, undo an eviction, drop a run.
+- `pruning`: prune, evict, thin, undo, drop a run; `thinning`: the places of thinned checkpoints.
 - `pool`: past models with ratings, for self-play. `streams`: append-only histories.
 
 All of them commit through `writing`, and none needs the writer token. Specified in docs/spec.md,
@@ -31,5 +31,8 @@ if TYPE_CHECKING:
     from holdfast.registry.curation.pruning import RunRetention as RunRetention
     from holdfast.registry.curation.releases import Release as Release
     from holdfast.registry.curation.releases import Releases as Releases
+    from holdfast.registry.curation.thinning import PER_SAVE as PER_SAVE
+    from holdfast.registry.curation.thinning import PlacedThinnings as PlacedThinnings
+    from holdfast.registry.curation.thinning import place_thinnings as place_thinnings
 else:
     __getattr__ = at_first_use(__name__)

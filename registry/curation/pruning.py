@@ -277,8 +277,8 @@ def _bring_back(committer: Committer, checkpoints: Sequence[int]) -> list[Checkp
         _check_steps_are_free(run, checkpoints)
         adopted = _not_held(run, checkpoints)
         back = after_commit(run, [Recover(checkpoints=checkpoints)])
-        places = [_place(committer, run, digest, back) for digest in sorted(adopted)]
         try:
+            places = [_place(committer, run, digest, back) for digest in sorted(adopted)]
             # A run has proven the packs of its states, but not those that a fork inherits.
             is_fork = run.created is not None and run.created.parent is not None
             return committer.writer.adopt(committer.store, places, proves=is_fork)
@@ -286,7 +286,8 @@ def _bring_back(committer: Committer, checkpoints: Sequence[int]) -> list[Checkp
             collected = [n for n in checkpoints if _is_collected(committer, run, n)]
             named = ", ".join(run.by_n[n].manifest.short for n in collected)
             raise MissingObject(
-                "evicted or thinned, and collected since",
+                f"{'evicted' if all(map(run.is_evicted, collected)) else 'thinned'}, and collected "
+                "since",
                 where=f"{log.run_id}: {named}" if collected else error.where,
                 hint="Nothing was brought back. A mirror that was synced before may still hold it; "
                 "other checkpoints can be brought back by name.",

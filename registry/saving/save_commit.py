@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.registry.curation import PER_SAVE, PlacedThinnings, place_thinnings
 from holdfast.registry.curation.pool import (
     candidate_of,
     find_entry,
@@ -18,7 +19,6 @@ from holdfast.registry.curation.pool import (
     rating_of,
 )
 from holdfast.registry.curation.streams import PlannedAppend, plan_append
-from holdfast.registry.curation.thinning import PER_SAVE, PlacedThinnings, place_thinnings
 from holdfast.registry.errors import Conflict, Hint, IncompatibleState
 from holdfast.registry.history import (
     PlacedState,
