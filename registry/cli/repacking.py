@@ -177,6 +177,9 @@ def gc(
     forget: list[str] | None = option(
         "--forget", "RUN", "Give up a run that cannot be read, for ever; repeatable."
     ),
+    full: bool = flag(
+        "--full", "Read every log, and compare it with notes of earlier collections."
+    ),
     yes: bool = flag("--yes", "With --forget: do not ask."),
 ) -> Answer:
     """Delete the objects that no run needs any more.
@@ -188,15 +191,18 @@ def gc(
     """
     for name in forget or () if not (yes or dry_run) else ():
         output.confirm_name(name, "forget", _FORGETTING.format(name))
-    report = opened.gc(grace_s=grace, forget=forget or (), dry_run=dry_run, progress=advance)
+    report = opened.gc(
+        grace_s=grace, forget=forget or (), full=full, dry_run=dry_run, progress=advance
+    )
     return Answer(lambda: _collected_json(report), lambda: _collected_text(report))
 
 
 def _collected_json(report: GcReport) -> dict[str, Any]:
     tallies = picked(report, "objects condemned spared recent deleted stale")
     return {
-        **picked(report, "dry_run epoch runs"),
+        **picked(report, "dry_run epoch runs full"),
         "forgotten": list(report.forgotten),
+        "differing": list(report.differing),
         **{name: picked(tally, "objects size_bytes") for name, tally in tallies.items()},
         **picked(report, "unfinished_bytes freed_bytes keeps_versions noncurrent_bytes"),
     }
@@ -216,6 +222,11 @@ def _collected_text(report: GcReport) -> Iterator[Part]:
         if report.unfinished_bytes
         else None,
     }
+    if report.differing:
+        yield (
+            f"Notes of earlier collections differ from the logs of {', '.join(report.differing)}. "
+            "The logs counted. Run `holdfast verify`: an earlier collection may have been wrong."
+        )
     if report.noncurrent_bytes:
         yield (
             f"{output.size(report.noncurrent_bytes)} remain in the bucket as noncurrent versions, "

@@ -75,6 +75,7 @@ def collect(
     *,
     grace_s: float = DAY_S,
     forget: Collection[str] = (),
+    full: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> GcReport:
@@ -87,7 +88,7 @@ def collect(
             progress(done_bytes + deleted_bytes)
 
     while True:
-        collector = Collector(store, grace_s=grace_s, forget=forget, progress=count)
+        collector = Collector(store, grace_s=grace_s, forget=forget, full=full, progress=count)
         plan = collector.choose(dry_run=dry_run)
         if dry_run:
             return collector.report(dry_run=True)
@@ -160,6 +161,7 @@ class Collector:
         *,
         grace_s: float = DAY_S,
         forget: Collection[str] = (),
+        full: bool = False,
         progress: Progress | None = None,
     ) -> None:
         number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
@@ -169,7 +171,7 @@ class Collector:
         self._grace_s = grace_s
         self._progress = progress
         self._epochs = Epochs(store)
-        self._planner = Planner(store, self._epochs, grace_s, forget)
+        self._planner = Planner(store, self._epochs, grace_s, forget, full=full)
         self._plan: Plan | None = None
         self._sweep: _Sweep | None = None
         self._unfinished_bytes = 0
@@ -363,6 +365,8 @@ class Collector:
             epoch=None if sweep is None else sweep.epoch,
             runs=plan.runs,
             forgotten=self.to_forget,
+            full=self._planner.full,
+            differing=tuple(sorted(self._planner.differing)),
             objects=plan.objects,
             condemned=Tally.of(plan.to_condemn.values()),
             spared=Tally.of(plan.to_condemn[key] for key in spared or ()),

@@ -35,6 +35,9 @@ class GcReport:
         epoch: The epoch of the sweep; `None` where there was nothing to condemn.
         runs: Number of runs.
         forgotten: The runs that it forgot.
+        full: Whether it read every log from its first slot, and compared it with the notes of
+            earlier collections.
+        differing: The runs whose notes differed; the logs counted, and new notes replace them.
         objects: Objects that were there.
         condemned: Objects that no run needed and that were not recent.
         spared: Condemned objects that a run needed after all when it was marked.
@@ -50,6 +53,8 @@ class GcReport:
     epoch: int | None
     runs: int
     forgotten: tuple[str, ...]
+    full: bool
+    differing: tuple[str, ...]
     objects: Tally
     condemned: Tally
     spared: Tally
@@ -81,6 +86,7 @@ class GcReport:
             later,
             epoch=self.epoch if later.epoch is None else later.epoch,
             forgotten=self.forgotten,
+            differing=self.differing or later.differing,
             objects=self.objects,
             condemned=self.condemned + later.condemned,
             spared=self.spared + later.spared,

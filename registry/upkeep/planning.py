@@ -84,11 +84,19 @@ class Planner:
         logs: The logs that were replayed, by run.
         passed: The runs that cannot be read and are passed over: they are in `forget`, or an epoch
             says that they were forgotten.
+        full: Whether every log and placement is read, and compared with the notes.
+        differing: The runs whose notes differ from what was read.
         forgotten: The slot that ends the log of each run that was forgotten up to now.
     """
 
     def __init__(
-        self, store: Store, epochs: Epochs, grace_s: float, forget: Collection[str] = ()
+        self,
+        store: Store,
+        epochs: Epochs,
+        grace_s: float,
+        forget: Collection[str] = (),
+        *,
+        full: bool = False,
     ) -> None:
         self._store = store
         self._epochs = epochs
@@ -96,10 +104,12 @@ class Planner:
         self._needs = Needs(store)
         self._seen: Mapping[str, Head] = {}
         self._forget = frozenset(forget)
+        self._asked_full = self.full = full
         self._notes = Notes()
         self._due: list[Replayed] = []
         self.logs: dict[str, RunLog] = {}
         self.passed: set[str] = set()
+        self.differing: set[str] = set()
         self.forgotten: dict[str, int] = {}
 
     def plan(self, *, dry_run: bool = False) -> Plan:
@@ -113,7 +123,8 @@ class Planner:
         self._check_generations(objects)
         self._needs, self.logs, self.passed = Needs(self._store, objects), {}, set()
         # Before the runs are listed, so that every slot that a note names is in the listing.
-        self._notes, self._due = Notes.read(self._store), []
+        self._notes, self._due, self.differing = Notes.read(self._store), [], set()
+        self.full = self._asked_full or self._notes.is_full_due
         self._seen = heads.all() if heads is not None else {}
         probes = [p for p in self._store.backend.list(PROBES) if is_probe(p.key)]
         newest_s = max((file.modified_s for file in objects.values()), default=0.0)
@@ -226,6 +237,7 @@ class Planner:
         start = None if note is None else self._start(log, note, len(files.slots_s), recent)
         if start is None and recent:
             log.recall()  # an undo among them names what was evicted before
+        then = log.read_to(note.settled) if self.full and note and note.settled <= settled else None
         before = log.read_to(settled)
         places = fold_recent(log, recent)
         # What the note knows of the commits that were seen was compared with the log.
@@ -233,9 +245,11 @@ class Planner:
         log.check_head(log.fetch(log.seen.skipped(note.settled - 1)) if note and is_skipped else ())
         log.forget()
         needed, recently = self.needed_by(log), self._needs.of_evicted(places)
+        if note is not None and then is not None and self._differs(note, then.compact()):
+            self.differing.add(files.run_id)
         if log.newest_commit is not None:
             done = Replayed(log, log.run.next_slot, log.newest_commit, before.compact())
-            if done.is_due(note, start):
+            if files.run_id in self.differing or done.is_due(note, start):
                 self._due.append(done)
         return log, needed, recently
 
@@ -249,7 +263,8 @@ class Planner:
         undone = (a for slot in recent for _, one in slot.commits for a in one.actions)
         # A longer grace than before needs earlier slots; an undo, the records of the evicted.
         is_young = note.settled > slots - len(recent)
-        if is_young or not note.settled or any(isinstance(one, Recover) for one in undone):
+        is_undone = any(isinstance(one, Recover) for one in undone)
+        if self.full or is_young or is_undone or not note.settled:
             return None
         assert commit is not None
         try:
@@ -264,6 +279,19 @@ class Planner:
                 self._needs.learn(place, packs[place.placement_key])
         return run
 
+    def _differs(self, note: RunNote, run: RunManifest) -> bool:
+        """Return whether a note says something else than the log and the placements."""
+        if not note.settled:
+            return False
+        try:
+            noted, packs = note.replay()
+        except (IntegrityError, ValueError):
+            return True
+        read = self._needs.known(run.places)
+        same = all(set(packs[key]) == set(read[key]) for key in packs.keys() & read.keys())
+        # Tables of a run that was complete for a while may have another order.
+        return _told(noted) != _told(run) or not same
+
     def make_notes(self) -> None:
         """Put notes of the runs that have changed, for the next collection."""
 
@@ -274,7 +302,7 @@ class Planner:
 
         try:
             made = in_batches(self._store.pools.bulk, note, self._due, at_once=RUNS_AT_ONCE)
-            self._notes.put(self._store, made)
+            self._notes.put(self._store, made, full=self.full)
         except StorageError as error:
             _LOGGER.warning("notes for the next collection are not kept: %s", error)
 
@@ -315,6 +343,11 @@ class Planner:
                     found="it can be read",
                     hint=f"To release what it holds, run `holdfast run drop {name}`.",
                 )
+
+
+def _told(run: RunManifest) -> tuple[object, ...]:
+    """Return what decides over the objects of a run, now and after further slots."""
+    return run.commits, run.head, run.epoch, run.dropped, set(run.places), run.uses
 
 
 def _stale(

@@ -34,6 +34,8 @@ from holdfast.registry.values import Digest, DigestField, Field, Record
 _TABLE_BYTES = 8 * 2**20
 #: A table is joined to newer ones that have at least this share of its bytes.
 _JOINED_FROM = 0.5
+#: One collection in this number reads everything, and compares it with the notes.
+_FULL_EVERY = 30
 #: A note is made again after this number of slots without a commit.
 _SLOTS_APART = 16
 #: The most bytes of a note: a longer one would cost more than it saves.
@@ -48,6 +50,8 @@ class TableHeader(Record):
     registry: str  # the id of the registry
     replay: int  # the version of the replay that made what its notes say of runs
     first: Annotated[int, Field(ge=1)]  # it has the notes of all tables from this one on
+    #: Collections that put notes since the last one that read everything.
+    since_full: Annotated[int, Field(ge=0)]
 
 
 class Seen(Record):
@@ -121,11 +125,13 @@ class Notes:
     Attributes:
         by_run: The note of each run that counts: the one that knows most of its slots.
         newest: The number of the newest table; 0 without one.
+        since_full: Collections that put notes since the last one that read everything.
         damaged: The tables that cannot be read, by key.
     """
 
     by_run: dict[str, RunNote] = field(default_factory=dict)
     newest: int = 0
+    since_full: int = 0
     damaged: dict[str, str] = field(default_factory=dict)
     _tables: list[_Table] = field(default_factory=list)  # newest first
 
@@ -148,6 +154,8 @@ class Notes:
                 continue
             needed = min(needed, header.first - 1)
             if header.registry == store.config.id:
+                if not notes._tables:
+                    notes.since_full = header.since_full
                 notes._tables.append(_Table(number, header.first, size_bytes))
                 notes._take(header, lines, note_key(number))
         return notes
@@ -160,10 +168,19 @@ class Notes:
                 held = second if header.replay == REPLAY_VERSION else b""
                 self.by_run[seen.run] = RunNote(seen, where, held)
 
-    def put(self, store: Store, notes: Iterable[tuple[Seen, bytes]]) -> None:
-        """Put new notes, in tables that also have the notes of smaller tables before them."""
-        first_of_all = True
-        for some in _parts(notes):
+    @property
+    def is_full_due(self) -> bool:
+        """Whether it is time to read everything, and to compare it with the notes."""
+        return self.since_full + 1 >= _FULL_EVERY
+
+    def put(self, store: Store, notes: Iterable[tuple[Seen, bytes]], *, full: bool) -> None:
+        """Put new notes, in tables that also have the notes of smaller tables before them.
+
+        `full` says whether everything was read for them.
+        """
+        first_of_all, told = True, full and self.since_full > 0
+        self.since_full = 0 if full or not self._tables else self.since_full + 1
+        for some in _parts(notes, also_empty=told):
             first, lines = self.newest + 1, dict(some)
             if first_of_all:
                 first = self._join(lines)
@@ -191,7 +208,12 @@ class Notes:
         return first
 
     def _has_put(self, store: Store, number: int, first: int, lines: Mapping[str, bytes]) -> bool:
-        header = TableHeader(registry=store.config.id, replay=REPLAY_VERSION, first=first)
+        header = TableHeader(
+            registry=store.config.id,
+            replay=REPLAY_VERSION,
+            first=first,
+            since_full=self.since_full,
+        )
         content = b"\n".join((header.encode(), *lines.values()))
         return store.backend.put_if_absent(note_key(number), wrap_frame(content))
 
@@ -200,7 +222,9 @@ def _lines(seen: Seen, held: bytes) -> bytes:
     return seen.encode() + b"\n" + held
 
 
-def _parts(notes: Iterable[tuple[Seen, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+def _parts(
+    notes: Iterable[tuple[Seen, bytes]], *, also_empty: bool
+) -> Iterator[list[tuple[str, bytes]]]:
     """Yield notes, as many together as fit into a table."""
     some: list[tuple[str, bytes]] = []
     size_bytes = 0
@@ -210,7 +234,8 @@ def _parts(notes: Iterable[tuple[Seen, bytes]]) -> Iterator[list[tuple[str, byte
             some, size_bytes = [], 0
         some.append((seen.run, _lines(seen, held)))
         size_bytes += len(held)
-    if some:
+        also_empty = False
+    if some or also_empty:
         yield some
 
 

@@ -219,3 +219,31 @@ def test_large_notes_are_parted(reg, backend, open_registry, monkeypatch):
     save_small(reg.run("run0"), 9)
     assert slot_key("run5", 0) not in _read_by(backend)
     assert len(Notes.read(reg.handle.store).by_run) == 6
+
+
+@pytest.mark.parametrize("spoiled", [b'["packs/', b'"manifest":"', None])
+def test_a_full_collection_says_which_notes_differ_and_replaces_them(
+    noted, backend, open_registry, spoiled
+):
+    if spoiled is not None:
+        content = unwrap_frame(backend.get(note_key(1)), where="")
+        at = content.index(b'{"packs"', content.index(b'"run":"kept"'))
+        at = content.index(spoiled, at) + len(spoiled) + 30
+        wrong = content[:at] + (b"0" if content[at : at + 1] != b"0" else b"1") + content[at + 1 :]
+        backend.put(note_key(1), wrap_frame(wrong))
+    report = open_registry(backend).gc(grace_s=0, full=True)
+    again = open_registry(backend).gc(grace_s=0, full=True)
+    assert (report.full, again.differing) == (True, ())
+    assert report.differing == (() if spoiled is None else ("kept",))
+    assert report.deleted.objects == 0
+    assert open_registry(backend).verify(deep=True).ok
+
+
+def test_every_so_many_collections_one_reads_everything(reg, backend, monkeypatch):
+    monkeypatch.setattr(run_notes, "_FULL_EVERY", 4)
+    reg.create_run("run")
+    first = []
+    for step in range(1, 10):
+        save_small(reg.run("run"), step)
+        first.append(slot_key("run", 0) in _read_by(backend))
+    assert first == [True, False, False, False] * 2 + [True]
