@@ -113,7 +113,7 @@ class _InheritedCommits(NewCommits):
 
     def write_states(self) -> Sequence[Written]:
         writer = self._writer
-        return writer.adopt(writer.store, self._inherited.places, proves=False)
+        return writer.adopt(writer.store, self._inherited.places, verifies=False)
 
     def commits(self, run: RunManifest) -> Sequence[Sequence[Action]] | None:
         return None if run.has_checkpoints else self._inherited.commits(run)

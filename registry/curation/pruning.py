@@ -279,9 +279,9 @@ def _bring_back(committer: Committer, checkpoints: Sequence[int]) -> list[Checkp
         back = after_commit(run, [Recover(checkpoints=checkpoints)])
         try:
             places = [_place(committer, run, digest, back) for digest in sorted(adopted)]
-            # A run has proven the packs of its states, but not those that a fork inherits.
+            # A run has verified the packs of its states, but not those that a fork inherits.
             is_fork = run.created is not None and run.created.parent is not None
-            return committer.writer.adopt(committer.store, places, proves=is_fork)
+            return committer.writer.adopt(committer.store, places, verifies=is_fork)
         except MissingObject as error:
             collected = [n for n in checkpoints if _is_collected(committer, run, n)]
             named = ", ".join(run.by_n[n].manifest.short for n in collected)

@@ -308,7 +308,7 @@ class _Publication(NewCommit):
         elif self.parts is not None:
             written.append(self.writer.cut(of, self.parts))
         else:
-            held = self.writer.proven(of).placement.components
+            held = self.writer.verified(of).placement.components
             if held is not None:
                 raise thinned(held, self.checkpoint.ref)
         if written:

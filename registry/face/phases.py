@@ -98,7 +98,7 @@ class RunPhases:
 
         spec = self._handle.log.run.spec
         check_mode(mode)
-        self._handle.own.asks()
+        self._handle.ownership.asks()
         if (carry or initialise) and mode != "warm_start":
             raise InvalidInput("`carry` and `initialise` belong to mode warm_start", found=mode)
         self._handle.saver.pipeline.settle()
@@ -207,7 +207,7 @@ class RunPhases:
         """
         from holdfast.registry.deriving.transitions import Transitioned, pivot, pivoted
 
-        self._handle.own.asks()
+        self._handle.ownership.asks()
         found = pivot(self._handle, name, initialise, map_location)
         if found is not None:
             return found

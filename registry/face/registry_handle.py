@@ -111,6 +111,6 @@ class RegistryHandle:
             from holdfast.registry.saving.journal import JournaledSaver
 
             saver = JournaledSaver(committer, self.journal)
-            own, seen = saver.own, saver.line
+            own, seen = saver.ownership, saver.line
             return RunHandle(self.store, log, committer, own, saver, seen, journal=saver)
         return RunHandle.local(committer)

@@ -67,7 +67,7 @@ class Resuming:
         from holdfast.registry.face.first_save import check_after
 
         newest = restored.checkpoint
-        handle.own.at_first_save = check_after(restored.state, newest.step, newest.ref)
+        handle.ownership.at_first_save = check_after(restored.state, newest.step, newest.ref)
         if sources is None and not run.spec.sources:
             return restored
         from holdfast.registry.deriving.transitions import find_stale
@@ -111,7 +111,7 @@ class Resuming:
         self.run.saver.pipeline.settle()
         run = self.run.line.refresh()
         check_not_dropped(run)
-        self.run.own.asks()
+        self.run.ownership.asks()
         missing = [name for name in run.spec.must_match or () if name not in self.compared]
         if missing and run.has_checkpoints:
             raise InvalidInput(

@@ -219,8 +219,8 @@ class RunLog:
         with self._lock.here():
             self.run = self.history()
 
-    def forget(self) -> None:
-        """Make `run` compact again, and forget the records of evicted checkpoints."""
+    def compact(self) -> None:
+        """Make `run` compact again, without the records of evicted checkpoints."""
         with self._lock.here():
             self.run = self.run.compact()
             self._complete = RunManifest.empty(self.run_id)

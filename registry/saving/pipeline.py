@@ -38,7 +38,7 @@ class Pipeline(Generic[Save]):
 
     def __init__(
         self,
-        own: Ownership,
+        ownership: Ownership,
         prepare: Callable[[object, SaveRequest], Save],
         make: Callable[[Save, Sequence[SaveRequest]], Checkpoint],
         *,
@@ -46,7 +46,7 @@ class Pipeline(Generic[Save]):
         begin_anew: Callable[[], None] = lambda: None,
         only_waits: bool = False,
     ) -> None:
-        self._own = own
+        self._ownership = ownership
         self._prepare: Callable[[object, SaveRequest], Save] = prepare
         self._make: Callable[[Save, Sequence[SaveRequest]], Checkpoint] = make
         self._guard, self._begin_anew, self._only_waits = guard, begin_anew, only_waits
@@ -71,7 +71,7 @@ class Pipeline(Generic[Save]):
                 found=repr(busy),
             )
         limit_s = exit_wait_s()
-        name = f"{self._own.log.run_id}: step {request.step}"
+        name = f"{self._ownership.log.run_id}: step {request.step}"
         with self._handing_over:  # or another thread would overwrite the copy that is being saved
             self.reset_after_fork()
             began = time.monotonic()
@@ -118,26 +118,26 @@ class Pipeline(Generic[Save]):
 
     def reset_after_fork(self) -> None:
         """Start over in a forked process, since thread and token belong to the parent."""
-        if self._own.is_forked:
-            self._own.reset()
+        if self._ownership.is_forked:
+            self._ownership.reset()
             self._background.reset()
             self._handing_over = RLock()
             self._begin_anew()
 
     def _prepared(self, state: object, request: SaveRequest) -> Save:
-        compare = self._own.at_first_save
+        compare = self._ownership.at_first_save
         if compare is not None and request.takes_over:
-            self._own.at_first_save = None
+            self._ownership.at_first_save = None
             compare(state, request.step)
         with self._guard(request.step):
             return self._prepare(state, request)
 
     def _copy(self, staging: Staging, state: FlatState) -> FlatState:
-        return staging.copy(state, self._own.store.pools.hashing)
+        return staging.copy(state, self._ownership.store.pools.hashing)
 
     def _make_or_forgive(self, save: Save) -> Checkpoint:
         """Make a save; turn an error of the store into `Forgiven` if the training run continues."""
-        failed, request = self._own.failed, save.request
+        failed, request = self._ownership.failed, save.request
         try:
             made = self._make(save, tuple(failed))
         except StorageError as error:
@@ -148,7 +148,7 @@ class Pipeline(Generic[Save]):
             _LOGGER.warning(
                 "%s: step %d was not saved, and training continues (%d failed in a row, %d may): "
                 "%s",
-                self._own.log.run_id,
+                self._ownership.log.run_id,
                 request.step,
                 len(failed),
                 request.may_fail,

@@ -124,10 +124,10 @@ def _first_intact(
             if checkpoint.is_evicted:
                 raise _Evicted from error
             if not isinstance(error, Thinned):
-                handle.own.suspect(checkpoint)
+                handle.ownership.suspect(checkpoint)
             skipped.append(Attempt(checkpoint.ref, checkpoint.digest, error.summary))
             continue
-        handle.own.has_read(checkpoint)
+        handle.ownership.has_read(checkpoint)
         pivot = handle.line.resume_after(checkpoint)
         for passed in skipped:
             _LOGGER.warning(

@@ -108,7 +108,7 @@ class RunHandle:
     store: Store
     log: RunLog
     committer: Committer
-    own: Ownership  # this handle's hold on the run
+    ownership: Ownership  # this handle's hold on the run
     saver: Saver
     line: Line  # the run as training sees it
     journal: JournaledSaver | None = None  # the saver, if it has a journal

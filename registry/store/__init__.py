@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from holdfast.registry.store.progress import Transfers as Transfers
     from holdfast.registry.store.progress import bar as bar
     from holdfast.registry.store.progress import terminal_bar as terminal_bar
-    from holdfast.registry.store.proven_packs import ProvenPacks as ProvenPacks
-    from holdfast.registry.store.proven_packs import is_sound as is_sound
     from holdfast.registry.store.reading import StateIndex as StateIndex
     from holdfast.registry.store.reading import Target as Target
     from holdfast.registry.store.reading import check_lists as check_lists
@@ -62,6 +60,8 @@ if TYPE_CHECKING:
     from holdfast.registry.store.threads import Threads as Threads
     from holdfast.registry.store.threads import abandon as abandon
     from holdfast.registry.store.threads import results as results
+    from holdfast.registry.store.verified_packs import VerifiedPacks as VerifiedPacks
+    from holdfast.registry.store.verified_packs import is_sound as is_sound
     from holdfast.registry.store.worker_address import WorkerAddress as WorkerAddress
     from holdfast.registry.store.workers import Outcome as Outcome
     from holdfast.registry.store.workers import Workers as Workers

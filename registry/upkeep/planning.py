@@ -243,7 +243,7 @@ class Planner:
         # What the note knows of the commits that were seen was compared with the log.
         is_skipped = start is not None and start.commits != log.seen.commits
         log.check_head(log.fetch(log.seen.skipped(note.settled - 1)) if note and is_skipped else ())
-        log.forget()
+        log.compact()
         needed, recently = self.needed_by(log), self._needs.of_evicted(places)
         if note is not None and then is not None and self._differs(note, then.compact()):
             self.differing.add(files.run_id)

@@ -71,13 +71,13 @@ def adopt(
     on_pack: OnPack | None = None,
     workers: Workers | None = None,
     *,
-    proves: bool = True,
+    verifies: bool = True,
 ) -> tuple[list[Place], ChosenKeys]:
     """Make sure that a registry has placed manifests under keys that may be named."""
     _ = writer.epoch  # observed before any key is chosen, and by one thread
     adoption = _Adoption(workers or Workers(None, source, destination, writes=True), writer)
-    adoption.proves = proves
-    if adoption.proves:
+    adoption.verifies = verifies
+    if adoption.verifies:
         adoption.covered = _newest_packs(destination, writer.log.run)
     for some in _together(source, wanted):
         packs = dict.fromkeys(ref for _, placement in some for ref in placement.packs)
@@ -122,12 +122,12 @@ class _Adoption:
     Attributes:
         places: The places of the adopted states at the destination.
         keys: All keys that they name.
-        proves: Whether packs that are there are read before a state relies on them.
+        verifies: Whether packs that are there are read before a state relies on them.
         covered: Packs that need not be read, since the run's newest checkpoint relies on them.
     """
 
     def __init__(self, workers: Workers, writer: Writer) -> None:
-        self.proves = True
+        self.verifies = True
         self.covered: set[ObjectKey] = set()
         self._workers = workers
         self._writer = writer
@@ -161,8 +161,8 @@ class _Adoption:
 
     def _usable(self, _: Store, ref: PackRef) -> ObjectKey | None:
         key = self._writer.usable("packs", ref.key.digest, ref.size_bytes)
-        is_trusted = not self.proves or key in self.covered
-        return key if is_trusted else self._writer.proven(ref.key.digest, ref.size_bytes)
+        is_trusted = not self.verifies or key in self.covered
+        return key if is_trusted else self._writer.verified(ref.key.digest, ref.size_bytes)
 
     def put_states(self, some: Iterable[_Placed]) -> None:
         """Put manifests and placements of states whose packs are there."""

@@ -27,7 +27,7 @@ from holdfast.registry.history import Epochs, Look, PlacedState, RunLog
 from holdfast.registry.history.actions import Line, Place
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import Kind, ObjectKey, PackRef, Placement, stem
-from holdfast.registry.store import ProvenPacks, Store, is_sound
+from holdfast.registry.store import Store, VerifiedPacks, is_sound
 from holdfast.registry.values import Digest
 
 _FREED_WITHIN_S = 0.1
@@ -103,7 +103,7 @@ class Writer:
         self.log = log
         self.suspect: set[ObjectKey] = set()
         self.read: set[Place] = set()
-        self._proven = ProvenPacks.of(store)
+        self._verified = VerifiedPacks.of(store)
 
     @property
     def epoch(self) -> int:
@@ -146,26 +146,26 @@ class Writer:
         The put finds it under the observed epoch, also if it was not looked for.
         """
         new = self.new_pack(digest)
-        if is_looked_for or new.key in self._proven:
-            if (key := self.proven(digest, size_bytes)) is not None:
+        if is_looked_for or new.key in self._verified:
+            if (key := self.verified(digest, size_bytes)) is not None:
                 return key
             new = self.new_pack(digest)
         self.note(new, is_ours=put_pack(self._store, new, body, size_bytes))
         return new.key
 
-    def proven(self, digest: Digest, size_bytes: int) -> ObjectKey | None:
-        """Return an existing pack that may be named and is proven, or `None`."""
+    def verified(self, digest: Digest, size_bytes: int) -> ObjectKey | None:
+        """Return an existing pack that may be named and is verified, or `None`."""
         while (key := self.usable("packs", digest, size_bytes)) is not None:
-            if self.proves(PackRef(key, size_bytes)):
+            if self.verifies(PackRef(key, size_bytes)):
                 return key
         return None
 
-    def proves(self, pack: PackRef) -> bool:
+    def verifies(self, pack: PackRef) -> bool:
         """Return whether a pack holds the bytes that its name promises; otherwise suspect it.
 
         It is read whole, unless this machine has put it or read it before.
         """
-        if self._proven.proves(self._store, pack):
+        if self._verified.verifies(self._store, pack):
             return True
         self.suspect.add(pack.key)
         _LOGGER.warning(
@@ -179,7 +179,7 @@ class Writer:
     def trusts(self, base: PlacedState) -> bool:
         """Return whether a save may rely on the packs of a state of the run without reading them.
 
-        The author of a place has proven its packs, except in a fork, which names what its parent
+        The author of a place has verified its packs, except in a fork, which names what its parent
         has: there this handle has to have loaded the state, or this machine to know its packs.
         """
         run = self.log.run
@@ -192,7 +192,7 @@ class Writer:
             base.manifest.digest in (one.manifest, *one.companions.values())
             for one in run.checkpoints
             if one.n > origin
-        ) or all(pack.key in self._proven for pack in base.placement.packs)
+        ) or all(pack.key in self._verified for pack in base.placement.packs)
 
     def new_pack(self, digest: Digest) -> NewPack:
         """Return the key of a pack that is put because none may be named (W2)."""
@@ -202,7 +202,7 @@ class Writer:
     def note(self, pack: NewPack, *, is_ours: bool) -> None:
         """Note that a new pack is on the store."""
         self.suspect.discard(pack.key)
-        self._proven.add(pack.key)
+        self._verified.add(pack.key)
         if is_ours:
             self._durable.add(pack.key)
 

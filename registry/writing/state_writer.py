@@ -95,18 +95,18 @@ class StateWriter:
         return self.write(flat, ())
 
     def adopt(
-        self, source: Store, places: Sequence[Place], *, proves: bool = True
+        self, source: Store, places: Sequence[Place], *, verifies: bool = True
     ) -> list[Written]:
         """Import stored states of another registry, a parent run or an eviction.
 
-        Without `proves` packs that are there are not read: a fork's saves look at what they need.
+        Without `verifies` packs that are there are not read: a fork's saves look at what they need.
         """
-        adopted, chosen = adopt(source, self.store, self.objects, places, proves=proves)
+        adopted, chosen = adopt(source, self.store, self.objects, places, verifies=verifies)
         return [Written(placed_state(self.store, place), chosen, 0) for place in adopted]
 
     def cut(self, manifest: Digest, names: Sequence[str]) -> Written:
         """Make a state of some components of a stored one; no chunk is stored again."""
-        return cut_state(self.store, self.objects, self.proven(manifest), names)
+        return cut_state(self.store, self.objects, self.verified(manifest), names)
 
     def components_of(self, manifest: Digest) -> list[str]:
         """Return the components that a placement of the run covers, in manifest order."""
@@ -132,12 +132,12 @@ class StateWriter:
         kept = self._bases.get(manifest)
         return kept if kept is not None and kept.place == reader.place else reader.base()
 
-    def proven(self, manifest: Digest) -> PlacedState:
+    def verified(self, manifest: Digest) -> PlacedState:
         """Return a state of the run; its packs are read if nothing shows that they are sound."""
         base = self.base(manifest)
         if not self.objects.trusts(base):
             for pack in base.placement.packs:
-                if not self.objects.proves(pack):
+                if not self.objects.verifies(pack):
                     raise Damaged(
                         "a pack has other bytes than its name promises",
                         where=f"{self.store.backend.url}/{pack.key}",

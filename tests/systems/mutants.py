@@ -75,7 +75,7 @@ def writes_first(old: Any) -> Any:
     """Write something to the store before the state is looked at."""
 
     def save(self: Any, state: Any, request: Any) -> Any:
-        self._own.store.backend.put(f"packs/early-{request.step}", b"early")
+        self._ownership.store.backend.put(f"packs/early-{request.step}", b"early")
         return old(self, state, request)
 
     return save

@@ -60,7 +60,7 @@ class Away:
         except InvalidInput as error:
             raise _refusal(run, error.summary) from error
         deadline_s = None if handle.ranks is None else handle.ranks.group.deadline_s
-        return cls(address, run.id, deadline_s, handle.own.lend())
+        return cls(address, run.id, deadline_s, handle.ownership.lend())
 
     def open(self) -> Run:
         """Open the run, or return the handle that this process has already."""
@@ -69,7 +69,7 @@ class Away:
             group = None if self.deadline_s is None else TorchGroup(deadline_s=self.deadline_s)
             run = Registry(self.address.opened()).run(self.run_id, group=group)
         if resumes != self.token.resumes:
-            run.handle.own.borrow(self.token)
+            run.handle.ownership.borrow(self.token)
             _opened[self.token.token] = run, self.token.resumes
         return run
 

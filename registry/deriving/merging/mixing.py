@@ -73,11 +73,11 @@ def _chain(digest: Digest, locations: Mapping[Digest, ChunkLocation]) -> list[Di
 def _usable(store: Store, writer: Writer, packs: Iterable[PackRef]) -> dict[PackRef, ObjectKey]:
     _ = writer.epoch  # observed before any key is chosen, and not by several threads at once
 
-    def proven(_: Store, pack: PackRef) -> ObjectKey | None:
-        return writer.proven(pack.key.digest, pack.size_bytes)
+    def verified(_: Store, pack: PackRef) -> ObjectKey | None:
+        return writer.verified(pack.key.digest, pack.size_bytes)
 
     asked = list(packs)
-    found = zip(asked, Workers(None, store).all(proven, asked), strict=True)
+    found = zip(asked, Workers(None, store).all(verified, asked), strict=True)
     return {pack: key for pack, key in found if key is not None}
 
 

@@ -123,6 +123,19 @@ def _check_known(wanted: list[str], known: Mapping[str, Any], path: Path) -> Non
             )
 
 
+def _below(path: Path, base: Path) -> str:
+    """Return the name of the base of a delta, relative to the folder of the delta."""
+    folder, real = path.parent.resolve(), base.resolve()
+    if not real.is_relative_to(folder):
+        raise InvalidInput(
+            "the base of a delta is a file in the folder of the delta, or below",
+            where=base,
+            expected=f"a file in {folder}",
+            hint="Copy the base beside the delta.",
+        )
+    return real.relative_to(folder).as_posix()
+
+
 def save_delta(
     path: PathLike,
     state: object,
@@ -167,21 +180,14 @@ def save_delta(
     plain = _plain(state, path)
     writing.check_components(plain)
     narrowed = _narrowed(plain, precision)
-    folder, real = path.parent.resolve(), base.resolve()
-    if not real.is_relative_to(folder):
-        raise InvalidInput(
-            "the base of a delta is a file in the folder of the delta, or below",
-            where=base,
-            expected=f"a file in {folder}",
-            hint="Copy the base beside the delta.",
-        )
+    base_name = _below(path, base)
     with stable(base) as file:  # the state and the digest are of one file, or nothing is written
         before: Any = load(base, widen=False, portable=True).state
         digest, base_step = sha256_of(file), _delta_step(base)
     changes = delta_writing.changes(plain, narrowed, before, threshold)
     step = writing.count(plain.get("training_steps"))
     info = {
-        "base_checkpoint": real.relative_to(folder).as_posix(),
+        "base_checkpoint": base_name,
         "base_hash": digest.hex(),
         "base_step": base_step,
         "current_step": step,

@@ -31,7 +31,7 @@ class JournaledLine:
     """The run as training with a journal sees it: the log, followed by the entries that wait.
 
     Attributes:
-        own: The handle's hold on the run.
+        ownership: The handle's hold on the run.
         folder: The journal of the run.
         carrier: Carries the entries into the registry.
         takeover: Number of the takeover that this handle saves under; 0 before its first save.
@@ -41,9 +41,9 @@ class JournaledLine:
         last: The states of the newest entry of this handle, the bases of the next save.
     """
 
-    def __init__(self, own: Ownership, folder: RunFolder) -> None:
-        self.own, self.folder = own, folder
-        self._log, self._store = own.log, own.store
+    def __init__(self, ownership: Ownership, folder: RunFolder) -> None:
+        self.ownership, self.folder = ownership, folder
+        self._log, self._store = ownership.log, ownership.store
         self.begin()
 
     def begin(self) -> None:
@@ -184,7 +184,7 @@ class JournaledLine:
 
     def resume_at(self, checkpoint: Checkpoint) -> None:
         """Continue from exactly a checkpoint; the next save takes the run over."""
-        self.own.earlier.forget()
+        self.ownership.earlier.forget()
         self._continue_from(checkpoint)
 
     def resume_after(self, checkpoint: Checkpoint) -> str | None:
@@ -192,13 +192,13 @@ class JournaledLine:
         if checkpoint.durable_in == "journal":  # a pivot waits until the registry has everything
             self._continue_from(checkpoint)
             return None
-        name, token = self.own.resume_after(checkpoint), self.own.token
+        name, token = self.ownership.resume_after(checkpoint), self.ownership.token
         self._continue_from(checkpoint)
         self.keeps, token.resumed_at = token.keeps, None
         return name
 
     def _continue_from(self, checkpoint: Checkpoint) -> None:
-        self.own.failed.clear()
+        self.ownership.failed.clear()
         self.keeps = self._follows = None
         if isinstance(checkpoint, JournaledCheckpoint) and checkpoint.durable_in == "journal":
             self.resumes, self._search_from = checkpoint.write, checkpoint.search_from
@@ -206,7 +206,7 @@ class JournaledLine:
         else:
             self.resumes = checkpoint.handle.n
         components = checkpoint.manifest.components
-        self.own.earlier.remember(checkpoint.handle.record.phase, checkpoint.step, components)
+        self.ownership.earlier.remember(checkpoint.handle.record.phase, checkpoint.step, components)
         self.takeover, self._expected, self.last = 0, None, None
 
     def take_over(self) -> None:
@@ -214,7 +214,7 @@ class JournaledLine:
 
         Without the registry go on under the newest takeover of this machine: it was read back.
         """
-        token, log = self.own.token, self._log
+        token, log = self.ownership.token, self._log
         if log.is_copy and (held := self.folder.own_takeover()) is not None:
             token.token = held.token
             self.note_takeover(held)
@@ -223,17 +223,17 @@ class JournaledLine:
         token.prefix, token.resumed_at = self.folder.id(), None
         token.reset()
         nothing = Composed(lambda run: ())  # noqa: ARG005
-        self.own.committer.commit(Claimed(token, nothing), waits=False)
+        self.ownership.committer.commit(Claimed(token, nothing), waits=False)
         log.look().outcome.result()
         self.note_takeover()
 
     def note_takeover(self, held: Takeover | None = None) -> None:
         """Note the takeover that this handle has just committed, or continues."""
         self.slot = self._log.run.next_slot - 1 if held is None else held.slot
-        self.takeover = self.folder.take_over(self.own.token.token, self.slot)
+        self.takeover = self.folder.take_over(self.ownership.token.token, self.slot)
         if held is None:
             self.folder.keep_copy(self._log, self._store)
-        self.own.taken()
+        self.ownership.taken()
         self._told = set(self.folder.noted())
         self._expected = None
 

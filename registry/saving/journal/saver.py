@@ -58,7 +58,7 @@ class JournaledSaver:
         for the newest save.
 
     Attributes:
-        own: The handle's hold on the run.
+        ownership: The handle's hold on the run.
         folder: The journal of the run.
         line: The run with the entries that wait, and where training continues.
         waited_s: Seconds that saves have waited at the bound of the journal.
@@ -66,11 +66,11 @@ class JournaledSaver:
 
     def __init__(self, committer: Committer, journal: Journal) -> None:
         self._committer, self._log = committer, committer.log
-        self.own = Ownership(committer, self._behind)
+        self.ownership = Ownership(committer, self._behind)
         self.folder = RunFolder(journal, committer.store.config.id, committer.log.run_id)
-        self.line = JournaledLine(self.own, self.folder)
+        self.line = JournaledLine(self.ownership, self.folder)
         begin_anew = self.line.begin
-        self.pipeline = Pipeline(self.own, self.prepare, self.make, begin_anew=begin_anew)
+        self.pipeline = Pipeline(self.ownership, self.prepare, self.make, begin_anew=begin_anew)
         self.waited_s = 0.0
         committer.await_earlier = self._await_earlier
         finish_at_the_end(self)
@@ -86,8 +86,8 @@ class JournaledSaver:
         if not save.request.takes_over:
             self.await_entries()  # before the lock, which saves of other threads need
             self.line.expect_anew()
-            return self.own.save(save, carries)
-        with self.own.lock:
+            return self.ownership.save(save, carries)
+        with self.ownership.lock:
             with suppress(StorageError):  # their fate is unknown then
                 self.line.raise_lost()
             self.line.raise_outcomes()
@@ -117,7 +117,7 @@ class JournaledSaver:
         expected = self.line.run
         lost = [one for one in carries if not expected.at_step(save.phase, one.step)]
         save = replace(save, request=save.request.after(lost))
-        commit = JournaledSave(states.writer, token, save, expected, self.own.earlier, bases)
+        commit = JournaledSave(states.writer, token, save, expected, self.ownership.earlier, bases)
         token.continue_from(self.line.resumed_at(), self.line.keeps)
         commit.check(expected)
         commit.write_states()
@@ -141,9 +141,9 @@ class JournaledSaver:
         n, line = commit.outcome, self.line
         entry = line.entry(states.write, save=commit.fields(line.resumes, line.keeps))
         number = line.append(entry, n, actions)
-        self.own.warn(commit, save.request)
+        self.ownership.warn(commit, save.request)
         written = commit.written
-        self.own.earlier.remember(save.phase, save.request.step, written.components)
+        self.ownership.earlier.remember(save.phase, save.request.step, written.components)
         by_name = {"": written.main, **written.companions}
         line.last = states, {name: one.base for name, one in by_name.items()}
         return line.checkpoint(states, number, entry, n)
@@ -175,8 +175,8 @@ class JournaledSaver:
         """Commit a change that only the owner may make, once the registry has every save."""
         self.pipeline.settle()
         self.await_entries()
-        with self.own.lock:
-            token = self.own.token
+        with self.ownership.lock:
+            token = self.ownership.token
             self._log.refresh()
             if not self.line.takeover:
                 token.prefix = self.folder.id()
@@ -184,7 +184,7 @@ class JournaledSaver:
             resumed_at = self.line.resumed_at()
             if resumed_at is not None:
                 token.resume_at(resumed_at, self._log.run, keeps=self.line.keeps)
-            run = self.own.commit(change)
+            run = self.ownership.commit(change)
             if not self.line.takeover and not token.is_fenced(run):
                 self.line.note_takeover()
             self.line.expect_anew()
@@ -198,28 +198,28 @@ class JournaledSaver:
         if self.line.takeover:
             self._append_status(SetStatus(status=status))
         else:
-            self.own.set_status(status)
+            self.ownership.set_status(status)
 
     def leave(self, status: RunStatus, error: BaseException | None = None) -> None:
         """Set the status, unless another trainer owns the run; after a signal `interrupted`."""
         if self.line.takeover:
-            said = self.own.said(status, error)
+            said = self.ownership.said(status, error)
             with suppress(Fenced):
                 if self.line.run.status != said.status:
                     self._append_status(said)
-            self.own.ended()
+            self.ownership.ended()
             return
-        if not self.own.token.is_fenced(self._log.run):
+        if not self.ownership.token.is_fenced(self._log.run):
             # Saves that wait must come first: a completed run would refuse them.
             try:
                 self.line.carrier.await_all(exit_wait_s())
             except (TimeoutError, RegistryError) as late:
                 _LOGGER.warning("%s; the status was not set to %s", late, status)
                 return
-        self.own.leave(status, error)
+        self.ownership.leave(status, error)
 
     def _append_status(self, said: SetStatus) -> None:
-        with self.own.lock:
+        with self.ownership.lock:
             entry = self.line.entry(secrets.token_hex(8), said=said)
             self.line.append(entry, None, [said])
 
@@ -233,7 +233,7 @@ class JournaledSaver:
         """Wait for the saves before a commit, and read them."""
         if self.folder.exists:
             self.await_entries()
-            with self.own.lock:
+            with self.ownership.lock:
                 self.line.read()  # the carrier has a log of its own
 
     def await_entries(self, timeout_s: float | None = None) -> None:
@@ -256,7 +256,7 @@ class JournaledSaver:
 
     def finish(self, limit_s: float) -> None:
         """Wait for the registry for a limited time; log saves that only the journal holds."""
-        if self.own.is_forked:
+        if self.ownership.is_forked:
             return
         until = time.monotonic() + limit_s
         with suppress(TimeoutError):  # reported by the module of the end of the program

@@ -387,7 +387,7 @@ class Checkpointer:
             self._saved_step = None  # the failed save may have been this step's
         if self._ranks.highest(self._is_unsaved):
             self._save("signal", now=True)
-        self.stopped = self._handle.own.is_stopped = True
+        self.stopped = self._handle.ownership.is_stopped = True
         if self._ranks.rank == 0:
             self._say_interrupted()
             step = None if self._last is None else self._last.step
@@ -419,7 +419,7 @@ class Checkpointer:
         except RegistryError as error:
             _LOGGER.error("%s: the running save failed: %s", self._handle.log.run_id, error)
         if self.stop_requested:
-            self._handle.own.is_stopped = True
+            self._handle.ownership.is_stopped = True
 
     def _exit_code(self, is_interrupt: bool) -> int:
         return self._reaction.sigint_exit_code if is_interrupt else self._reaction.exit_code

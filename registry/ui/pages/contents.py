@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
+from typing import Any
 
 from holdfast.registry.comparing import Histogram
 from holdfast.registry.loading import Stored, tensors_by_path
@@ -93,10 +94,9 @@ class _Part:
     is_lossy: bool
 
 
-def treemap(contents: Contents) -> Chart:
-    """Return the tensors of a state as a treemap by bytes; those with fewer bits are hatched."""
-    parts = list(_flat(_tree(contents)))
-    trace = {
+def _trace(parts: Sequence[_Part]) -> dict[str, Any]:
+    """Return the rectangles of a treemap, with their texts for the pointer."""
+    return {
         "type": "treemap",
         "ids": [one.number for one in parts],
         "parents": [one.parent for one in parts],
@@ -120,6 +120,10 @@ def treemap(contents: Contents) -> Chart:
         "pathbar": {"visible": False},
         "maxdepth": 4,
     }
+
+
+def treemap(contents: Contents) -> Chart:
+    """Return the tensors of a state as a treemap by bytes; those with fewer bits are hatched."""
     rows = [
         (one.path, one.dtype, one.original or "", shape_text(one.shape), one.nbytes)
         for one in sorted(contents.tensors, key=lambda one: -one.nbytes)
@@ -134,7 +138,7 @@ def treemap(contents: Contents) -> Chart:
         "Tensors by bytes",
         f"A treemap of {len(contents.tensors) + hidden} tensors in "
         f"{len(contents.components)} components, by bytes",
-        [trace],
+        [_trace(list(_flat(_tree(contents))))],
         {"margin": {"l": 0, "r": 0, "t": 4, "b": 0}},
         table(("tensor", "dtype", "was", "shape", "bytes"), rows),
         height_px=420,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast.registry.history.actions import Commit, EvictEntries, Promote, RateMatch
 from holdfast.registry.history.replay import PoolRecord
@@ -218,11 +219,9 @@ class _Played:
 _CURVES = 8
 
 
-def ladder_chart(ladder: Iterable[Rung]) -> Chart:
-    """Return mu by version, with bands of one and of three sigma; frozen entries are diamonds."""
-    rungs = sorted(ladder, key=lambda one: one.version)
-    versions = [f"v{one.version}" for one in rungs]
-    bands = [
+def _bands(rungs: Sequence[Rung], versions: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the areas of three sigma and of one around mu."""
+    return [
         {
             "type": "scatter",
             "x": [*versions, *versions[::-1]],
@@ -239,7 +238,11 @@ def ladder_chart(ladder: Iterable[Rung]) -> Chart:
         }
         for width in (3, 1)
     ]
-    marks = {
+
+
+def _marks(rungs: Sequence[Rung], versions: Sequence[str]) -> dict[str, Any]:
+    """Return mu of each entry as a point, with its numbers as text for the pointer."""
+    return {
         "type": "scatter",
         "mode": "lines+markers",
         "x": versions,
@@ -257,6 +260,12 @@ def ladder_chart(ladder: Iterable[Rung]) -> Chart:
         "%{customdata[1]}<br>%{customdata[2]}<extra></extra>",
         "name": "mu",
     }
+
+
+def ladder_chart(ladder: Iterable[Rung]) -> Chart:
+    """Return mu by version, with bands of one and of three sigma; frozen entries are diamonds."""
+    rungs = sorted(ladder, key=lambda one: one.version)
+    versions = [f"v{one.version}" for one in rungs]
     rows = [
         (
             one.place,
@@ -270,7 +279,7 @@ def ladder_chart(ladder: Iterable[Rung]) -> Chart:
     return figure(
         "Skill by version",
         f"Estimated skill of {len(rungs)} entries with its uncertainty",
-        [*bands, marks],
+        [*_bands(rungs, versions), _marks(rungs, versions)],
         {"xaxis": {"type": "category"}, "yaxis": {"title": {"text": "skill"}}, "showlegend": True},
         table(("place", "version", "mu", "sigma", "mu - 3 sigma"), rows),
     )

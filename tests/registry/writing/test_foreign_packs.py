@@ -19,7 +19,7 @@ from holdfast.backends.wrappers import Metered, Wrapper
 from holdfast.registry.errors import Damaged
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.face.run import Run
-from holdfast.registry.store import proven_packs
+from holdfast.registry.store import verified_packs
 from tests.support.sameness import assert_same
 from tests.support.stores import Open, contents, new_backend, packs, packs_of, small_grid
 
@@ -165,7 +165,7 @@ def test_a_poisoned_mirror_is_mended_by_sync(
 def test_the_memory_of_packs_is_bounded_private_and_may_be_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proven_packs, "MAX_NAMES", 3)
+    monkeypatch.setattr(verified_packs, "MAX_NAMES", 3)
     url = str(tmp_path / "r")
     with holdfast.init(url, skip_race_probe=True) as registry:
         registry.create_run("one").save(STATE, step=1)

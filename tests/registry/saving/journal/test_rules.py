@@ -88,7 +88,7 @@ def takeover_first(world: World) -> None:
 
 def acknowledge_without_takeover(world: World) -> None:
     def take_over(self: Any) -> None:
-        token, log = self.own.token, self._log
+        token, log = self.ownership.token, self._log
         token.prefix = self.folder.id()
         token.reset()
         self.takeover = self.folder.take_over(token.token, log.run.next_slot - 1)

@@ -25,8 +25,8 @@ MAX_NAMES = 65_536
 _AT_ONCE = 2
 
 
-class ProvenPacks:
-    """The proven packs of one registry."""
+class VerifiedPacks:
+    """The verified packs of one registry."""
 
     def __init__(self, heads: Heads | None, registry_id: str) -> None:
         self._heads, self._id = heads, registry_id
@@ -37,17 +37,17 @@ class ProvenPacks:
             heads.beside.append(self._write)
 
     @classmethod
-    def of(cls, store: Store) -> ProvenPacks:
-        """Return the proven packs of a handle."""
+    def of(cls, store: Store) -> VerifiedPacks:
+        """Return the verified packs of a handle."""
         if cls not in store.companions:
             store.companions[cls] = cls(store.heads, store.config.id)
-        found: ProvenPacks = store.companions[cls]
+        found: VerifiedPacks = store.companions[cls]
         return found
 
     def __contains__(self, key: ObjectKey) -> bool:
         return self._name(key) in self._known
 
-    def proves(self, store: Store, pack: PackRef) -> bool:
+    def verifies(self, store: Store, pack: PackRef) -> bool:
         """Return whether a pack is undamaged; it is read if it is not known yet."""
         if pack.key in self:
             return True
