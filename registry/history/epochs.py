@@ -329,8 +329,10 @@ class Epochs:
         return header, _condemned(rest, where=where)
 
 
-#: A line of condemned keys.
-_SHARD = re.compile(rb'\{"keys":\[(.*)\],"shard":"([0-9a-f]{2})"\}')
+#: A line of condemned keys, which all begin with the digits of the shard.
+_OTHER_KEY = rb'"(?:packs|manifests|placements)/\1/\1[0-9a-f]{62}\.(?:0|[1-9][0-9]*)"'
+_FIRST_KEY = _OTHER_KEY.replace(rb"\1/", b"([0-9a-f]{2})/", 1)
+_SHARD = re.compile(rb'\{"keys":\[%b(?:,%b)*\],"shard":"(\1)"\}' % (_FIRST_KEY, _OTHER_KEY))
 
 
 def _condemned(lines: Iterable[bytes], *, where: str) -> CondemnedKeys:
@@ -341,10 +343,8 @@ def _condemned(lines: Iterable[bytes], *, where: str) -> CondemnedKeys:
     shards: dict[str, bytes] = {}
     for line in lines:
         match = _SHARD.fullmatch(line)
-        shard = match[2] if match else b""
-        key = rb'"(?:packs|manifests|placements)/%b/%b[0-9a-f]{62}\.(?:0|[1-9][0-9]*)"'
-        keys = rb"%b(?:,%b)*" % ((key % (shard, shard),) * 2)
-        if match is None or not re.fullmatch(keys, match[1]) or shard.decode() in shards:
+        shard = match[2].decode() if match else ""
+        if not shard or shard in shards:
             raise Malformed("not a line of condemned keys", where=where, found=quoted(line[:200]))
-        shards[shard.decode()] = line
+        shards[shard] = line
     return CondemnedKeys(shards)

@@ -91,6 +91,8 @@ def test_a_log_that_was_lost_stops_a_machine_that_has_never_seen_it(
     again.gc(grace_s=0)
     assert same(again.checkpoint("other/main/step20").load(), small_state(20))
     assert not [one for one in again.verify().findings if "a collection has read" in one.message]
+    _delete(backend, noted)
+    open_registry(backend).gc(grace_s=0)
 
 
 def _rewrite(backend, old: bytes, new: bytes) -> None:
@@ -116,6 +118,8 @@ BAD = {
 def test_a_bad_note_costs_time_and_no_object(noted, backend, open_registry, spoil):
     spoil(backend)
     assert open_registry(backend).verify().ok
+    is_foreign = spoil is BAD["a foreign name"]
+    assert (slot_key("kept", 0) in _read_by(backend.copy())) is not is_foreign
     noted.run("kept").retention.prune(Retention(last=1))
     assert open_registry(backend).gc(grace_s=0).deleted.objects > 0
     fresh = open_registry(backend)
