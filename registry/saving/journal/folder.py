@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -57,6 +56,11 @@ _STATES = "states"
 #: The registries that runs of a journal are in: no name of a registry begins with a dot.
 _KNOWN = ".registries"
 #: Files with other names are not the journal's: it neither reads nor deletes them.
+#: The files of an entry's states, and their folders.
+_OF_STATES = re.compile(
+    r"[0-9a-f]{16}/(?:(?:packs|manifests|placements)(?:/[0-9a-f]{2}(?:/[0-9a-f]{64}\.[0-9]+)?)?"
+    r"|\.tmp(?:/[0-9]+-[0-9a-f]{16})?)"
+)
 _NUMBER, _WRITE = re.compile(r"[0-9]{20}"), re.compile(r"[0-9a-f]{16}")
 #: Files of the reserve that are given up for one note.
 _GIVEN = 4
@@ -331,9 +335,16 @@ class RunFolder:
         return os.path.join(self.path, _STATES, write)
 
     def remove_states(self, write: str) -> None:
-        """Delete the states of an entry, without following links."""
+        """Delete the objects of an entry, and nothing else; no link is followed."""
         with suppress(FileNotFoundError), folders.opened(self.journal.path, self._states) as held:
-            shutil.rmtree(write, ignore_errors=True, dir_fd=held)
+            for path, below, names, fd in os.fwalk(write, topdown=False, dir_fd=held):
+                for name in (one for one in names if _OF_STATES.fullmatch(f"{path}/{one}")):
+                    os.unlink(name, dir_fd=fd)
+                for name in (one for one in below if _OF_STATES.fullmatch(f"{path}/{one}")):
+                    with suppress(OSError):  # something else is in it, or it is a link
+                        os.rmdir(name, dir_fd=fd)
+            with suppress(OSError):
+                os.rmdir(write, dir_fd=held)
 
     def remove(self, number: int, write: str) -> None:
         """Delete a noted entry: states, entry, note."""

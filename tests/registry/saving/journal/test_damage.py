@@ -273,6 +273,35 @@ def test_nothing_is_deleted_that_is_not_the_journals(tmp_path: Path, by_hand: No
     assert list(outside.iterdir())
 
 
+def test_what_lies_among_the_states_of_a_save_stays_when_they_go(
+    tmp_path: Path, by_hand: None
+) -> None:
+    machine = Machine(new_backend(), tmp_path / "journal")
+    run = machine.run()
+    for step in (1, 2, 3):
+        run.save(make_state(step), step=step)
+    states = Path(machine.folder.path) / "states"
+    first, second, _ = (
+        states / entry.write for _, entry in machine.folder.entries(machine.folder.numbers())
+    )
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "notes.txt").write_text("mine")
+    for name in ("mine", "packs/mine", "mine/packs", ".tmp/reserve"):
+        (first / name).mkdir(parents=True)
+    (first / "packs" / "notes.txt").write_text("mine")
+    (first / "manifests" / "notes").symlink_to(outside, target_is_directory=True)
+    machine.carry()
+    assert not second.exists()
+    left = {str(path.relative_to(first)) for path in first.rglob("*")}
+    assert left == {
+        *("mine", "mine/packs", "packs", "packs/mine", "packs/notes.txt"),
+        *("manifests", "manifests/notes", ".tmp", ".tmp/reserve"),
+    }
+    assert (outside / "notes.txt").read_text() == "mine"
+    assert [ck.step for ck in machine.run().refresh().checkpoints()] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("part", ["registry", "run"])
 def test_a_link_below_the_journal_is_refused_and_the_journal_itself_may_be_one(
     part: str, tmp_path: Path, by_hand: None
