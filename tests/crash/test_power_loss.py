@@ -188,6 +188,7 @@ PAIRS = {
     "a save behind a tag": (_two_saves, _tag_the_first, _save_next),
     "a save behind a repack": (_half_dead, _repack, _save_next),
     "a collector behind a repack": (_half_dead, _repack, collect),
+    "a note behind a save": (_two_saves, _save_next, collect),
 }
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from holdfast.registry.history.actions import Action, Commit, RemoveTag
+from holdfast.registry.history.actions import Action, Commit, RemoveTag, Thin, Thinning
 from holdfast.registry.values import Digest
 
 #: Each later action once, in the order in which they came.
-ACTIONS: tuple[Action, ...] = (RemoveTag(name="keeper"),)
+ACTIONS: tuple[Action, ...] = (
+    RemoveTag(name="keeper"),
+    Thin(thinnings=(Thinning(checkpoint=3, keep=("model",), reason="not among last 3"),)),
+)
 
 
 def lines() -> list[bytes]:
