@@ -277,6 +277,8 @@ def _bring_back(committer: Committer, checkpoints: Sequence[int]) -> list[Checkp
         _check_steps_are_free(run, checkpoints)
         adopted = _not_held(run, checkpoints)
         back = after_commit(run, [Recover(checkpoints=checkpoints)])
+        for digest in sorted(adopted):
+            _last_place(run, digest)
         try:
             places = [_place(committer, run, digest, back) for digest in sorted(adopted)]
             # A run has verified the packs of its states, but not those that a fork inherits.
@@ -326,22 +328,22 @@ def _not_held(run: RunManifest, checkpoints: Sequence[int]) -> set[Digest]:
 
 
 def _place(committer: Committer, run: RunManifest, digest: Digest, back: RunManifest) -> Place:
-    """Return the newest place of a state that covers what the run after an undo holds of it.
+    """Return the newest place of a state that covers what the run after an undo holds of it."""
+    place, wanted = _last_place(run, digest), set(back.thinned.get(digest, ()))
+    if _covers(committer.store, place, wanted):
+        return place
+    slots = list(committer.log.slots())
+    lines = [line for slot in slots for _, line in slot.lines if isinstance(line, Place)]
+    older = (one for one in reversed(lines) if one.manifest == digest)
+    found = next((one for one in older if _covers(committer.store, one, wanted)), None)
+    if found is None:
+        raise MissingObject("no place covers the state", where=f"{run.run_id}/{digest.short}")
+    return found
 
-    A mirror may never have had it.
-    """
+
+def _last_place(run: RunManifest, digest: Digest) -> Place:
+    """Return the place of an evicted state; a mirror may never have had it."""
     place = run.by_manifest.get(digest)
-    wanted = set(back.thinned.get(digest, ()))
-    if place is not None and not _covers(committer.store, place, wanted):
-        slots = list(committer.log.slots())
-        lines = [line for slot in slots for _, line in slot.lines if isinstance(line, Place)]
-        older = (one for one in reversed(lines) if one.manifest == digest)
-        place = next((one for one in older if _covers(committer.store, one, wanted)), None)
-        if place is None:
-            raise MissingObject(
-                "a thinned checkpoint whose data was collected",
-                where=f"{run.run_id}/{digest.short}",
-            )
     if place is None:
         raise MissingObject(
             "this checkpoint was evicted, and this registry never held it",
