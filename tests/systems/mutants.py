@@ -127,7 +127,7 @@ MUTANTS = {
         writes_first,
     ),
     "test_a_changed_byte_of_any_file_of_a_save_is_noticed": Mutant(
-        "chunks are not hashed", "registry.handle.store.fetching", "verify_chunk", always(None)
+        "chunks are not hashed", "registry.store.fetching", "verify_chunk", always(None)
     ),
     "test_the_tracker_of_the_best_begins_again_in_each_phase": Mutant(
         "values of all phases are compared",

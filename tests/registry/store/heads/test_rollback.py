@@ -205,9 +205,8 @@ def test_an_epoch_that_is_lost_stops_whoever_writes(place):
         assert reg.gc(grace_s=0).epoch == 1
     (place / "epochs/00000000000000000001").unlink()
     with holdfast.open(place) as reg:
-        other = reg.create_run("other", seed=1)
         with pytest.raises(RolledBack, match="log of epochs"):
-            other.save(small_state(1), step=1)
+            reg.create_run("other", seed=1)
         with pytest.raises(RolledBack, match="log of epochs"):
             reg.gc(grace_s=0)
         told = [one.message for one in reg.verify().findings if one.kind == "epoch"]
@@ -261,7 +260,9 @@ def test_a_head_whose_slot_is_damaged_is_not_proved():
 def test_a_head_that_was_seen_by_a_snapshot_alone_is_proved_by_what_came_after():
     """Collectors marked a finished run so often that no commit stands behind its snapshot."""
     from holdfast.registry.history.actions import Mark
+    from holdfast.registry.history.epochs import encode_upgrade
     from holdfast.registry.history.log import RunLog
+    from holdfast.registry.objects.keys import epoch_key
 
     def mark(backend, count):
         with open_on(backend) as reg:
@@ -271,6 +272,7 @@ def test_a_head_that_was_seen_by_a_snapshot_alone_is_proved_by_what_came_after()
                 log.append(lambda state: [Mark(epoch=1)])
 
     backend = filled(3)
+    backend.put(epoch_key(1), encode_upgrade(1, 1))
     mark(backend, 13)
     with open_on(backend, heads=(heads := open_heads(parse("s3://bucket/other")))) as reg:
         reg.run("run")
