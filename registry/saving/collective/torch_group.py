@@ -178,22 +178,19 @@ class TorchGroup:
         try:
             made = self._connected(links)
             made.turns += 1
-            # In another thread where a peer is new: gloo asks the store for its address.
-            ask = self._inquire if made.turns == 1 else _at_once
-            up, down = ask(lambda: made.await_tree(self._children, self._parents))
+            up, down = _connecting(
+                lambda: made.await_tree(self._children, self._parents), made.turns == 1, until_s
+            )
             # If a rank is dead or late, those beside it in the tree abort, and so all others.
             _wait(up, until_s)
             _wait([*made.tell(self._parents), *down], until_s)
             _wait(made.tell(self._children), until_s)
-            ask = _at_once if made.met.issuperset({*outgoing, *parts}) else self._inquire
-            _wait(ask(lambda: made.begin(outgoing, parts)), until_s)
+            is_new = not made.met.issuperset({*outgoing, *parts})
+            _wait(_connecting(lambda: made.begin(outgoing, parts), is_new, until_s), until_s)
         except RuntimeError as error:
             self._disconnect(links)
             raise LinksBroken(str(error)) from error
         return {rank: _view(part) for rank, part in parts.items()}
-
-    def _inquire(self, act: Callable[[], _T]) -> _T:
-        return self._asked(lambda _: act(), self._silent_s)
 
     @property
     def _children(self) -> list[int]:
@@ -205,11 +202,16 @@ class TorchGroup:
 
     def _connected(self, links: str) -> _Links:
         if links not in self._links:
-            self._meet(links)
+            devices = _lazy_devices()
+            if not devices:  # gloo connects to all ranks as it is made
+                self._meet(links)
             gloo = self._asked(
-                lambda store: self._gloo(PrefixStore(f"links/{links}", store)), self._silent_s
+                lambda store: self._gloo(PrefixStore(f"links/{links}", store), devices),
+                self._silent_s,
             )
             self._links[links] = _Links(gloo)
+            if devices:  # gloo has told its address: nobody waits for that of a dead rank
+                self._meet(links)
         return self._links[links]
 
     def _meet(self, links: str) -> None:
@@ -230,10 +232,10 @@ class TorchGroup:
     def _silent_s(self) -> float:
         return self.deadline_s + self._answer_s
 
-    def _gloo(self, store: PrefixStore) -> Any:
+    def _gloo(self, store: PrefixStore, devices: list[Any]) -> Any:
         """Return gloo's group of all ranks."""
         make: Any = dist.ProcessGroupGloo
-        limit, devices = timedelta(seconds=self.deadline_s), _lazy_devices()
+        limit = timedelta(seconds=self.deadline_s)
         if not devices:
             return make(store, self.rank, self.size, limit)
         options = make._Options()
@@ -276,8 +278,26 @@ def _lazy_devices() -> list[Any]:
         return []
 
 
-def _at_once(act: Callable[[], _T]) -> _T:
-    return act()
+def _connecting(act: Callable[[], _T], is_new: bool, until_s: float) -> _T:
+    """Let gloo make new connections in another thread: it tries for long to reach a dead rank."""
+    if not is_new:
+        return act()
+    answer = Future[_T]()
+
+    def connect() -> None:
+        try:
+            answer.set_result(act())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    try:
+        Thread(target=connect, name="holdfast-connect", daemon=True).start()
+    except RuntimeError:  # the system gives no thread
+        connect()
+    try:
+        return answer.result(max(until_s - time.monotonic(), 0.001))
+    except TimeoutError as error:
+        raise RuntimeError("a rank does not connect") from error
 
 
 def _wait(works: Iterable[Any], until_s: float) -> None:

@@ -366,8 +366,8 @@ def saved_while_one_dies(
 ) -> tuple[str, int]:
     """Save in small rounds while a rank dies at an exchange; return as `saved_in_trouble`.
 
-    `at` counts its exchanges, from 1; 0 for none. The number of exchanges is returned instead of a
-    rank where the save succeeds.
+    `at` counts its exchanges, from 1; -1 is before its first connection, 0 never. Where the save
+    succeeds, the number of exchanges is returned instead of a rank.
     """
     exchanges = []
 
@@ -377,6 +377,11 @@ def saved_while_one_dies(
             if rank == victim and len(exchanges) == at:
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().exchange(links, outgoing, incoming)
+
+        def _meet(self, links: str) -> None:
+            super()._meet(links)
+            if rank == victim and at < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     before, plan.ROUND_BYTES = plan.ROUND_BYTES, 2**16
     try:

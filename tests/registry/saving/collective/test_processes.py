@@ -107,8 +107,8 @@ def test_an_inner_rank_that_is_killed_at_any_exchange_is_named_by_all(
     exchanges = whole[0][1]
     assert whole == [("saved", exchanges)] * size
     assert exchanges > 1
-    for victim, at in [(3, 1), *((1, at) for at in range(1, exchanges + 1))]:
-        fleet.begin(size, act, reg.url, at, victim, at, 3.0)
+    for victim, at in [(3, 1), (3, -1), *((1, at) for at in range(1, exchanges + 1))]:
+        fleet.begin(size, act, reg.url, 1, victim, at, 3.0)
         found = fleet.end(size)
         assert found.pop(victim) is None
         assert found == [("RankFailed", victim)] * (size - 1), (victim, at)
