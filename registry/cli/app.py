@@ -38,7 +38,7 @@ _COMMANDS = {
     "bisect": "bisect.bisect: Find the first bad checkpoint between two of a run.",
     "prune": "retention.prune: Evict the checkpoints that retention does not keep.",
     "evict": "retention.evict: Evict one checkpoint.",
-    "undo": "retention.undo: Bring evicted checkpoints back.",
+    "undo": "retention.undo: Bring evicted and thinned checkpoints back.",
     "du": "retention.du: Show how many bytes runs and checkpoints use and would free.",
     "gc": "repacking.gc: Delete the objects that no run needs any more.",
     "repack": "repacking.repack: Remove dead bytes from packs, and combine small packs.",

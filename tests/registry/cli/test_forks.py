@@ -410,6 +410,12 @@ _SAID = [
         ),
         "evict main/step00000004 (not among last 1), main/step00000005 (superseded)",
     ),
+    (
+        actions.Thin(
+            thinnings=(actions.Thinning(checkpoint=4, keep=("model", "rng"), reason="not last"),)
+        ),
+        "thin main/step00000004 to model, rng (not last)",
+    ),
     (actions.Recover(checkpoints=(4, 5)), "bring back main/step00000004, main/step00000005"),
     (actions.SetTag(name="paper", checkpoint=5), "tag paper at main/step00000005"),
     (actions.RemoveTag(name="paper"), "remove tag paper"),

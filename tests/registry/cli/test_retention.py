@@ -81,7 +81,7 @@ def test_a_dry_run_changes_nothing(call: Call, call_json: CallJson, long: str) -
     assert printed.splitlines()[-1] == "3 checkpoints kept, 3 would go"
     assert call("log", long).stdout == before
     shape = call_json("prune", long, "--last", 2, "--dry-run")
-    assert set(shape) == {"run", "dry_run", "kept", "evicted"}
+    assert set(shape) == {"run", "dry_run", "kept", "thinned", "evicted"}
     assert (shape["run"], shape["dry_run"]) == ("long", True)
     assert [one["step"] for one in shape["kept"]] == [20, 50, 60]
     assert shape["evicted"][0]["ref"] == "long/main/step00000010"

@@ -41,7 +41,7 @@ FOR_PROGRAMS = {
     "Use str(key), or wrap the dict: {'state': ...}.",
     "a state must be a dict with string keys, or have state_dict()",
     "Pass it to `registry.run`, which compares it.",
-    "last, best, every or for_days: whole numbers from 1; or all=True",
+    "last, best, every or for_days: whole numbers from 1; then: a list of components; or all=True",
     "Append a number (x.item()) or a list (x.tolist()); keep arrays in a state.",
     "Give them to `holdfast.open`.",
     "Carry what is only in it (`holdfast journal carry`), or the ranks continue from an older "

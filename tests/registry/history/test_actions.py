@@ -41,6 +41,8 @@ from holdfast.registry.history.actions import (
     SetStatus,
     SetTag,
     TakeOver,
+    Thin,
+    Thinning,
     decode_line,
     line_digest,
 )
@@ -120,6 +122,12 @@ actions = st.one_of(
     ),
     st.builds(ReportMetrics, checkpoint=numbers, metrics=metrics, tier=st.none() | names),
     st.builds(Evict, evictions=several(st.builds(Eviction, checkpoint=numbers, reason=texts), 1)),
+    st.builds(
+        Thin,
+        thinnings=several(
+            st.builds(Thinning, checkpoint=numbers, keep=several(texts, 1), reason=texts), 1
+        ),
+    ),
     st.builds(Recover, checkpoints=several(numbers, 1)),
     st.builds(SetTag, name=names, checkpoint=numbers),
     st.builds(RemoveTag, name=names),

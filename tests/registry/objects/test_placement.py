@@ -151,7 +151,7 @@ def test_values_out_of_their_range_are_refused(parts):
         _decode(**parts)
 
 
-@pytest.mark.parametrize("header", [HEADER | {"format": "holdfast.placement/2"}, [], 5])
+@pytest.mark.parametrize("header", [HEADER | {"format": "holdfast.placement/3"}, [], 5])
 def test_another_format_says_so(header):
     with pytest.raises(UnsupportedFormat, match=r"expected holdfast\.placement/1; found"):
         _decode(header)
