@@ -40,6 +40,7 @@ from holdfast.registry.history.actions import (
 )
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading import Checkpoint
+from holdfast.registry.objects import thinned
 from holdfast.registry.spec import Retention
 from holdfast.registry.store import Store
 from holdfast.registry.values import Digest
@@ -181,7 +182,7 @@ class RunRetention:
                     found=", ".join(protected),
                 )
             if record.parts is not None and not set(names) <= set(record.parts):
-                checkpoint.handle.reader.check_held(names)
+                raise thinned(record.parts, checkpoint.ref, names)  # its place may cover more
 
         def write() -> list[Written]:
             nonlocal placed

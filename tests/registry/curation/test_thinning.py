@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
 from holdfast import Monitor, repair, sync
+from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash
 from holdfast.registry.errors import Conflict, InvalidInput, MissingObject, Thinned
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.spec import Retention, RunSpec
+from tests.support.inline import without_threads
 from tests.support.states import same
-from tests.support.stores import new_backend, objects, packs_of
+from tests.support.stores import contents, new_backend, objects, opened, packs_of
 
 LOSS = Monitor(metric="loss", mode="min")
 MODEL = 10_000  # values of a model; the optimizer has twice as many
@@ -135,6 +141,9 @@ def test_what_something_else_holds_stays_whole(reg, backend):
     assert same(other.load(only="optimizer"), {"optimizer": state(3)["optimizer"]})
     with pytest.raises(Thinned):
         other.load(only="progress")
+    # It held more than it says until the other one went, and its place may still cover that.
+    with pytest.raises(Thinned, match="given up when its checkpoint was thinned"):
+        run.retention.thin(other, keep="progress")
     # A name is for a whole checkpoint, unless told.
     for pins in (run.pins.gates, run.pins.tags):
         with pytest.raises(Thinned, match="a name is for a whole one"):
@@ -269,3 +278,54 @@ def test_repair_takes_a_thinned_state_from_a_mirror(reg, backend, open_registry)
     report = repair(reg, mirror)
     assert report.ok
     check_model_alone(reg.run("run").checkpoints()[0])
+
+
+def _thin(run) -> None:
+    run.retention.thin(run.checkpoints()[0], keep="model")
+
+
+def _prune(run) -> None:
+    run.retention.prune(Retention(last=1, then=["model"]))
+
+
+def _save(run) -> None:
+    run.restore()
+    run.save(state(3), step=3)
+
+
+def _undo(run) -> None:
+    if thinned_steps(run):
+        run.retention.undo()
+
+
+@pytest.mark.parametrize("act", [_thin, _prune, _save, _undo])
+def test_a_death_at_any_call_leaves_what_was_held_or_what_will_be(act) -> None:
+    template = new_backend()
+    with opened(template) as reg:
+        policy = Retention(last=1, then=["model"]) if act is _save else None
+        run = several(reg, 2, **({} if policy is None else {"retention": policy}))
+        if act is _undo:
+            _thin(run)
+    counting = Faulty(template.copy(), [], count_reads=True)
+    act(without_threads(open_on(counting)).run("run"))
+    left = set()
+    for at, after in itertools.product(range(counting.calls), (False, True)):
+        store = template.copy()
+        dying = Faulty(store, [Fault(at, after=after)], count_reads=True)
+        with suppress(InjectedCrash):
+            act(without_threads(open_on(dying)).run("run"))
+        if (found := frozenset(contents(store))) in left:
+            continue  # most deaths are at a read
+        left.add(found)
+        for _ in range(2):
+            with opened(store) as reg:
+                assert reg.verify(deep=True).ok
+                for one in reg.run("run").checkpoints():
+                    whole = state(one.step)
+                    held = list(one.parts or whole)
+                    assert same(one.load(only=held), {name: whole[name] for name in held})
+                act(reg.run("run"))
+                reg.gc(grace_s=0)
+        with opened(store) as reg:
+            assert thinned_steps(reg.run("run")) == {_save: [1, 2], _undo: []}.get(act, [1])
+    assert len(left) > 1
