@@ -148,8 +148,8 @@ class RunChoice:
     """Which runs of a registry a table, a list or a page shows."""
 
     where: str = ""  # a filter of their fields
-    since_s: float | None = None  # only those that were saved to in the last so many seconds
-    limit: int | None = None  # at most so many: those that were saved to last
+    since_s: float | None = None  # only those with a save in the last `since_s` seconds
+    limit: int | None = None  # only the `limit` runs with the newest saves
 
     def __post_init__(self) -> None:
         """Refuse a filter that is none."""
@@ -204,7 +204,7 @@ def _saved(row: Mapping[str, object]) -> datetime:
 
 
 def run_fields(run: RunManifest) -> dict[str, object]:
-    """Return what filters find in a run.
+    """Return the fields of a run, for filters.
 
     Its columns, `name`, each number and text of its configuration (`lr`, `optimizer.lr`) and each
     metric of its best checkpoint, or without a monitor of its latest. Where two have one name the
@@ -230,7 +230,7 @@ def run_fields(run: RunManifest) -> dict[str, object]:
 
 
 def damaged_fields(name: str, error: RegistryError) -> dict[str, object]:
-    """Return what filters find in a run that cannot be read."""
+    """Return the fields of a run that cannot be read, for filters."""
     return {"run": name, "name": name, "status": "damaged", "error": str(error)}
 
 

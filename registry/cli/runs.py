@@ -90,8 +90,10 @@ def ls(
     opened: Registry,
     *,
     where: str = option("--where", "FILTER", _WHERE, default=""),
-    since: str | None = option("--since", "TIME", "Saved to since then, such as 12h or 7d."),
-    limit: int | None = option("-n", "COUNT", "At most this many: those saved to last.", min=1),
+    since: str | None = option(
+        "--since", "TIME", "Only runs with a save in that time, such as 12h or 7d."
+    ),
+    limit: int | None = option("-n", "COUNT", "Only the COUNT runs with the newest saves.", min=1),
 ) -> Answer:
     """List the runs by name."""
     choice = RunChoice(where, None if since is None else options.seconds(since), limit)

@@ -48,7 +48,7 @@ from holdfast.registry.writing import Committer, Composed, Stale, Written, after
 
 
 class RunRetention:
-    """What of a run is kept, and what is evicted; each save also prunes by the preset's policy.
+    """The retention of a run; each save also prunes by the preset's policy.
 
     An eviction only adds a line to the log: `undo` takes it back until `reg.gc` has collected the
     objects.

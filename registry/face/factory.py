@@ -201,7 +201,7 @@ def open_on(
 
 
 def _known(journal: Journal | None) -> Callable[[str], RegistryConfig | None]:
-    """Return what knows a registry that cannot be reached."""
+    """Return the configuration of a registry that cannot be reached, as a journal keeps it."""
 
     def known(place: str) -> RegistryConfig | None:
         from holdfast.registry.saving.journal import known_registry

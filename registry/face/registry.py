@@ -212,8 +212,8 @@ class Registry:
 
         Args:
             where: A filter, such as `lr < 1e-3 and status=failed and name~vit`; see docs/cli.md.
-            since_s: Only runs that were saved to in the last so many seconds.
-            limit: At most so many runs: those that were saved to last.
+            since_s: Only runs with a save in the last `since_s` seconds.
+            limit: Only the `limit` runs with the newest saves.
 
         Raises:
             InvalidInput: The filter is none, or pyarrow is not installed.

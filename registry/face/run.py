@@ -144,7 +144,7 @@ class Run:
 
     @property
     def retention(self) -> RunRetention:
-        """What is kept: prune and evict checkpoints, bring evicted ones back, drop the run."""
+        """The retention: prune and evict checkpoints, bring evicted ones back, drop the run."""
         from holdfast.registry.curation import RunRetention
 
         return RunRetention(self._handle.committer, self._handle.saver.pipeline.settle)

@@ -258,7 +258,7 @@ class _RunCopy(Change):
         self._present = frozenset(here.by_manifest.keys() & here.held & there.held)
         self._thinned = here.thinned
         differs = {d for d in self._present if here.thinned.get(d) != there.thinned.get(d)}
-        # What the source has thinned is placed anew here, from the destination's own objects.
+        # A state that the source has thinned gets a new place with the destination's own objects.
         less = {d for d in differs if self._has_more(here, d)}
         stays = self._present - (differs - less)
         unplaced = there.held - there.by_manifest.keys()

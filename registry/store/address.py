@@ -67,6 +67,6 @@ class Address:
 
     @staticmethod
     def location(backend: Backend) -> Location:
-        """Return what the heads of the registry are remembered by."""
+        """Return the location by which the heads of the registry are remembered."""
         # Options may name another server than the URL, and with `fs` there is only a path.
         return replace(parse(backend.url), server=backend.server)

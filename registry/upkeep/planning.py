@@ -346,7 +346,7 @@ class Planner:
 
 
 def _told(run: RunManifest) -> tuple[object, ...]:
-    """Return what decides over the objects of a run, now and after further slots."""
+    """Return the facts that decide over the objects of a run, now and after further slots."""
     return run.commits, run.head, run.epoch, run.dropped, set(run.places), run.uses
 
 

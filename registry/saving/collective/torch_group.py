@@ -121,22 +121,15 @@ class TorchGroup:
         """
         if self._is_gone:
             raise RuntimeError("the store of the job is gone")
-        mine, answer = self._own.__dict__, Future[_T]()
+        mine = self._own.__dict__
 
-        def ask() -> None:
-            try:
-                if "store" not in mine:
-                    mine["store"] = PrefixStore(self._place, self._training.clone())
-                answer.set_result(act(mine["store"]))
-            except BaseException as error:
-                answer.set_exception(error)
+        def ask() -> _T:
+            if "store" not in mine:
+                mine["store"] = PrefixStore(self._place, self._training.clone())
+            return act(mine["store"])
 
         try:
-            Thread(target=ask, name="holdfast-messages", daemon=True).start()
-        except RuntimeError:  # the system gives no thread
-            ask()
-        try:
-            return answer.result(limit_s)
+            return _in_thread(ask, "holdfast-messages", limit_s)
         except TimeoutError as error:
             self._is_gone = True
             raise RuntimeError(f"the store of the job is silent for {limit_s:g} s") from error
@@ -282,22 +275,27 @@ def _connecting(act: Callable[[], _T], is_new: bool, until_s: float) -> _T:
     """Let gloo make new connections in another thread: it tries for long to reach a dead rank."""
     if not is_new:
         return act()
+    try:
+        return _in_thread(act, "holdfast-connect", max(until_s - time.monotonic(), 0.001))
+    except TimeoutError as error:
+        raise RuntimeError("a rank does not connect") from error
+
+
+def _in_thread(act: Callable[[], _T], name: str, limit_s: float) -> _T:
+    """Return the result of an act in a thread of its own; raise `TimeoutError` after a limit."""
     answer = Future[_T]()
 
-    def connect() -> None:
+    def run() -> None:
         try:
             answer.set_result(act())
         except BaseException as error:
             answer.set_exception(error)
 
     try:
-        Thread(target=connect, name="holdfast-connect", daemon=True).start()
+        Thread(target=run, name=name, daemon=True).start()
     except RuntimeError:  # the system gives no thread
-        connect()
-    try:
-        return answer.result(max(until_s - time.monotonic(), 0.001))
-    except TimeoutError as error:
-        raise RuntimeError("a rank does not connect") from error
+        run()
+    return answer.result(limit_s)
 
 
 def _wait(works: Iterable[Any], until_s: float) -> None:

@@ -338,11 +338,11 @@ class RunFolder:
         """Delete the objects of an entry, and nothing else; no link is followed."""
         with suppress(FileNotFoundError), folders.opened(self.journal.path, self._states) as held:
             for path, below, names, fd in os.fwalk(write, topdown=False, dir_fd=held):
-                for name in (one for one in names if _OF_STATES.fullmatch(f"{path}/{one}")):
-                    os.unlink(name, dir_fd=fd)
-                for name in (one for one in below if _OF_STATES.fullmatch(f"{path}/{one}")):
-                    with suppress(OSError):  # something else is in it, or it is a link
-                        os.rmdir(name, dir_fd=fd)
+                for name in (*names, *below):
+                    if _OF_STATES.fullmatch(f"{path}/{name}"):
+                        # It fails where something else is in a folder, and at a link to one.
+                        with suppress(OSError):
+                            (os.rmdir if name in below else os.unlink)(name, dir_fd=fd)
             with suppress(OSError):
                 os.rmdir(write, dir_fd=held)
 

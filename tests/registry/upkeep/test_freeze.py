@@ -72,7 +72,7 @@ def test_a_sync_may_read_from_it_and_not_write_to_it(trained, open_registry):
     assert mirror.moved_to is None
     save_small(mirror.create_run("theirs", seed=5), 1)
     with pytest.raises(Frozen, match="thaw"):
-        sync(mirror, trained)
+        sync(mirror, trained, ["theirs"])
     assert trained.run_names() == ["run"]
 
 
