@@ -201,7 +201,7 @@ def open_on(
 
 
 def _known(journal: Journal | None) -> Callable[[str], RegistryConfig | None]:
-    """Return the configuration of a registry that cannot be reached, as a journal keeps it."""
+    """Return a function that looks up in a journal the configuration of an absent registry."""
 
     def known(place: str) -> RegistryConfig | None:
         from holdfast.registry.saving.journal import known_registry
