@@ -55,12 +55,12 @@ _MACHINES, _TAKEOVERS, _ENTRIES, _NOTES = "machines/", "takeovers/", "entries/",
 _STATES = "states"
 #: The registries that runs of a journal are in: no name of a registry begins with a dot.
 _KNOWN = ".registries"
-#: Files with other names are not the journal's: it neither reads nor deletes them.
 #: The files of an entry's states, and their folders.
 _OF_STATES = re.compile(
     r"[0-9a-f]{16}/(?:(?:packs|manifests|placements)(?:/[0-9a-f]{2}(?:/[0-9a-f]{64}\.[0-9]+)?)?"
     r"|\.tmp(?:/[0-9]+-[0-9a-f]{16})?)"
 )
+#: Files with other names are not the journal's: it neither reads nor deletes them.
 _NUMBER, _WRITE = re.compile(r"[0-9]{20}"), re.compile(r"[0-9a-f]{16}")
 #: Files of the reserve that are given up for one note.
 _GIVEN = 4
