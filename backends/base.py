@@ -1,7 +1,8 @@
-"""The interface of a backend: seven methods, eight more with defaults, and five promises.
+"""The interface of a backend: seven methods, ten more with defaults, and five promises.
 
 The methods with defaults are for collection, for writers that depend on objects of other writers,
-for symbolic links and for full stores. A backend overrides a default that is wrong for it.
+for symbolic links, for storage classes and for full stores. A backend overrides a default that is
+wrong for it.
 
 A backend stores bytes and knows nothing of checkpoints. Keys are segments of `[A-Za-z0-9._-]`
 joined by `/`; no segment is empty, `.` or `..`.
@@ -76,11 +77,14 @@ class ObjectInfo:
             `stat` may give up to a second less than a listing. So times that differ by less than a
             second do not show which object was written first. It may be earlier than the moment at
             which the object became visible.
+        is_archived: Whether it is in a storage class of the store that has to be restored before it
+            can be read. An object that was restored for some days still says so.
     """
 
     key: str
     size_bytes: int
     modified_s: float
+    is_archived: bool = False
 
 
 class Backend(ABC):
@@ -90,6 +94,9 @@ class Backend(ABC):
     concurrency: int = 8
     #: The least bytes for one read, so that its latency matters little.
     least_read_bytes: int = 2**20
+    #: The storage classes to which an object can be moved; of these, the archives.
+    storage_classes: frozenset[str] = frozenset()
+    archives: frozenset[str] = frozenset()
 
     @property
     @abstractmethod
@@ -215,6 +222,27 @@ class Backend(ABC):
             version; None if the store does not tell, or if it depends on the object.
         """
         return False
+
+    def move_to_class(self, key: str, storage_class: str) -> None:
+        """Move an object to one of `storage_classes`; key and bytes stay, its time may be new.
+
+        Raises:
+            ObjectNotFound: It is gone.
+            Archived: It has to be restored first.
+            StoreUnsuitable: The store has no such class.
+        """
+        raise StoreUnsuitable(
+            "the store has no such storage class",
+            where=self.url,
+            expected=", ".join(sorted(self.storage_classes)) or "a bucket with storage classes",
+            found=f"{storage_class} for {key}",
+        )
+
+    def restore(self, key: str, days: int) -> None:
+        """Ask the store to make an archived object readable for some days; it takes hours."""
+        raise StoreUnsuitable(
+            "the store has no archive", where=self.url, found=f"{key} for {days} days"
+        )
 
     def clear_unfinished(self, older_than_s: float) -> int:  # noqa: ARG002
         """Remove unfinished files of dead writers, which no listing shows.

@@ -143,6 +143,10 @@ class AccessDenied(StorageError, PermissionError):
     """Credentials are missing, expired or not sufficient."""
 
 
+class Archived(StorageError):
+    """An object is in an archive of its store, and can be read hours after a request for it."""
+
+
 class ReadOnlyStore(StorageError, PermissionError):
     """A store that was opened for reading cannot be written."""
 

@@ -1,4 +1,4 @@
-"""The door to every store: a URL, a path, or a file system object of fsspec.
+"""Choose the backend of a URL, a path, or a file system object of fsspec.
 
 Folders, memory and S3 have stores of our own; every other URL is resolved by fsspec. For S3 the
 names of options, credentials and endpoints are those of s3fs, and fsspec's own configuration
@@ -27,7 +27,7 @@ from holdfast.backends.location import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.backends.s3.settings import TakenOver
+    from holdfast.backends.s3.settings import TakenOptions
 
 Transport = Literal["boto3", "s3fs"]
 
@@ -43,7 +43,7 @@ def open_backend(
     fs: Any = None,
     transport: Transport | None = None,
 ) -> Backend:
-    """Open the store at a URL or path; nothing is created or contacted yet.
+    """Return the backend of a URL or path; nothing is created or contacted yet.
 
     Args:
         url: A form that `holdfast.backends.location` lists, or any URL that fsspec knows; with
@@ -107,7 +107,7 @@ def _open_foreign(url: str, scheme: str, options: dict[str, Any]) -> Backend:
             where=redact(url),
             expected="the URL of the registry itself",
         )
-    from holdfast.backends.fsspec.door import make, open_file_system
+    from holdfast.backends.fsspec.file_systems import make, open_file_system
 
     return open_file_system(make(scheme, url, options), url)
 
@@ -115,22 +115,22 @@ def _open_foreign(url: str, scheme: str, options: dict[str, Any]) -> Backend:
 def _open_object(
     fs: Any, path: str | os.PathLike[str], options: dict[str, Any], transport: str | None
 ) -> Backend:
-    from holdfast.backends.fsspec import door
+    from holdfast.backends.fsspec import file_systems
 
     where = redact(os.fspath(path))
-    door.check_object(fs, os.fspath(path))
+    file_systems.check_object(fs, os.fspath(path))
     if options:
         raise InvalidLocation(
             "options beside a file system object", where=where, found=", ".join(sorted(options))
         )
-    named = door.class_name(fs)
+    named = file_systems.class_name(fs)
     if named == "s3fs.core.S3FileSystem":
         if transport == "s3fs":
-            return door.open_file_system(fs, os.fspath(path))
+            return file_systems.open_file_system(fs, os.fspath(path))
         location = parse(f"s3://{fs._strip_protocol(os.fspath(path))}")
-        return _open_s3(location, door.options_of(fs), transport)
+        return _open_s3(location, file_systems.options_of(fs), transport)
     _refuse({}, transport, where)
-    return door.open_file_system(fs, os.fspath(path))
+    return file_systems.open_file_system(fs, os.fspath(path))
 
 
 def _open_s3(location: Location, options: dict[str, Any], transport: str | None) -> Backend:
@@ -138,7 +138,7 @@ def _open_s3(location: Location, options: dict[str, Any], transport: str | None)
         return _open_by_s3fs(location, options)
     try:
         from holdfast.backends.s3.backend import S3Backend
-        from holdfast.backends.s3.settings import take_over
+        from holdfast.backends.s3.settings import take_options
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "botocore":
             raise
@@ -147,12 +147,12 @@ def _open_s3(location: Location, options: dict[str, Any], transport: str | None)
             where=location.url,
             hint="Install the extra: pip install 'holdfast[s3]'.",
         ) from error
-    taken = take_over(options, location.url)
+    taken = take_options(options, location.url)
     return S3Backend(_placed(location, taken), settings=taken.settings)
 
 
 def _open_by_s3fs(location: Location, options: dict[str, Any]) -> Backend:
-    from holdfast.backends.fsspec.door import make, open_file_system
+    from holdfast.backends.fsspec.file_systems import make, open_file_system
 
     url = replace(location, endpoint_url=None, region=None).url
     if location.endpoint_url is not None:
@@ -163,7 +163,7 @@ def _open_by_s3fs(location: Location, options: dict[str, Any]) -> Backend:
     return open_file_system(make("s3", url, options), url)
 
 
-def _placed(location: Location, taken: TakenOver) -> Location:
+def _placed(location: Location, taken: TakenOptions) -> Location:
     """Return the location with the endpoint and region of the options."""
     if taken.endpoint_url is not None:
         check_endpoint(location.url, taken.endpoint_url)
@@ -196,6 +196,6 @@ def _configured(scheme: str) -> dict[str, Any]:
     folder = Path(os.path.expanduser("~"), ".config", "fsspec")  # noqa: PTH111
     if not named and not folder.is_dir():
         return {}
-    from holdfast.backends.fsspec.door import configured
+    from holdfast.backends.fsspec.file_systems import configured
 
     return configured(scheme)

@@ -13,7 +13,7 @@ import numpy as np
 
 from holdfast.registry.pytree import ArrayLeaf, FlatState, flatten
 from holdfast.registry.pytree.leaves import NamedLeaf
-from holdfast.registry.saving.collective.boxes import Boxes, Ints, Structure
+from holdfast.registry.saving.collective.shards import Boxes, Ints, Structure
 from holdfast.registry.values.dtypes import item_size
 
 #: A parameter: its name, its shape, and the axis that tensor parallelism cuts, if it does.

@@ -24,12 +24,15 @@ from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.objects.codecs import RAW
 from holdfast.registry.objects.pack import PACK_BYTES
 from holdfast.registry.objects.placement import PackRef
-from holdfast.registry.saving.collective.agreement import RankPart
-from holdfast.registry.saving.collective.boxes import Ints
-from holdfast.registry.saving.collective.leading import StateEnd, known_digests
-from holdfast.registry.saving.collective.part import ROW, ChunkTable, PartReport
+from holdfast.registry.saving.collective.exchange import ChunkReport
 from holdfast.registry.saving.collective.plan import Plan, make_plan
-from holdfast.registry.saving.collective.shards import Layout
+from holdfast.registry.saving.collective.shards import Ints, Layout
+from holdfast.registry.saving.collective.state_end import (
+    ROW,
+    ChunkTable,
+    StateEnd,
+    known_digests,
+)
 from holdfast.registry.saving.collective.talk import split
 from holdfast.registry.store.store import create_config
 from holdfast.registry.values import canonical
@@ -174,22 +177,30 @@ class Fleet:
         stored = []
         for report in reports:
             began = time.process_time()
-            stored.append(PartReport.of(*split(report)).stored)
+            stored.append(ChunkReport.of(*split(report)).stored)
             spent += time.process_time() - began
         began = time.process_time()
-        fresh = ChunkTable.joined(stored)
-        skeletons = [canonical.encode(part.skeleton) for part in flat.components]
-        part = RankPart(flat, layout, (), {})
-        end = StateEnd(writer, part, [], flat, skeletons, digests, bases, fresh, RAW, ())
+        end = StateEnd(
+            writer=writer,
+            layout=layout,
+            small=[],
+            state=flat,
+            skeletons=[canonical.encode(part.skeleton) for part in flat.components],
+            digests=digests,
+            bases=bases,
+            stored=ChunkTable.joined(stored),
+            codec=RAW,
+            watched=(),
+        )
         written = end.finish()
         found = self.figures
         found.assemble_s = spent + time.process_time() - began
-        place = written.base.place
+        place = written.state.place
         store = writer.store.backend
-        lists = sum(map(len, written.base.lists.values()))
+        lists = sum(map(len, written.state.lists.values()))
         found.manifest_mb = (len(store.get(str(place.manifest_key))) + lists) / 1e6
         found.placement_mb = len(store.get(str(place.placement_key))) / 1e6
-        return written.base
+        return written.state
 
     def _store_part(self, mine: Ints, digests: Ints, sizes: Ints, component: Ints) -> bytes:
         """Put a rank's packs, a group of chunks of one component each; return its report."""
@@ -204,7 +215,7 @@ class Fleet:
             rows = np.zeros(len(some), ROW)
             rows["offset"], rows["stored_bytes"] = offsets, sizes[some]
             tables.append(ChunkTable(digests[some], rows, (PackRef(key, total),)))
-        return PartReport(digests[mine].tobytes(), (), ChunkTable.joined(tables)).encode()
+        return ChunkReport(digests[mine].tobytes(), (), ChunkTable.joined(tables)).encode()
 
     def _load(self) -> None:
         plan = make_plan(self._of.structure, self._boxes, loads=True)
@@ -221,7 +232,7 @@ def _sizes(plan: Plan) -> Ints:
 
 
 def _groups(sizes: Ints, components: Ints) -> Iterator[slice]:
-    """Yield the chunks of each pack, as `holdfast.registry.saving.collective.part` groups them."""
+    """Yield the chunks of each pack, as the collective `exchange` groups them."""
     begin = total = 0
     of = components.tolist()
     for at, size in enumerate(sizes.tolist()):

@@ -6,6 +6,9 @@ synapses exist, one for a sparse brain, whose regions have fewer than a tenth of
 document. It takes 4 GB of memory, 4 GB of disk and some minutes:
 
     NUMPY_MADVISE_HUGEPAGE=0 python bench/thalia.py --rounds 3 --dir /var/tmp
+
+With `--columns` it measures instead what growth by inputs costs: a region of 64 MiB learns, is
+saved after each stretch of learning, and gets 64 more inputs once.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -180,8 +183,85 @@ def measure(state: dict[str, Any], rounds: int, folder: Path | None) -> None:
     print("| target            |     < 5 |    < 10 |      < 1 |      |   < 50 % |", flush=True)
 
 
+@dataclass
+class Growing:
+    """A run of one region: its weights, and the bytes that each save adds.
+
+    Attributes:
+        folder: The registry.
+        apart: Whether new inputs get a matrix of their own.
+    """
+
+    folder: Path
+    apart: bool
+    added: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.registry = holdfast.init(str(self.folder), compression="zstd", keyframe_every=8)
+        self.run = self.registry.create_run("grows", preset="thalia")
+
+    def save(self, weights: torch.Tensor, inputs: int) -> None:
+        """Save a region that had `inputs` inputs in the beginning."""
+        parts = weights.split([inputs, weights.shape[1] - inputs], 1)
+        named = {f"source_{n}": part.contiguous() for n, part in enumerate(parts) if part.numel()}
+        region = {"weights": named if self.apart else {"feedforward": weights}}
+        before = self.size
+        state = {"regions": {"cortex": region}, "pathways": {}, "config": {}}
+        self.run.save(state, step=len(self.added) + 1)
+        self.added.append(self.size - before)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the registry."""
+        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+
+
+def nothing(weights: torch.Tensor) -> None:
+    """Nothing."""
+
+
+def one_in_a_hundred(weights: torch.Tensor) -> None:
+    """1 % of the weights change, anywhere."""
+    weights[torch.rand_like(weights) < 0.01] += 0.01
+
+
+def active_neurons(weights: torch.Tensor) -> None:
+    """All weights of 10 % of the neurons change, as by a rule with traces."""
+    weights[torch.rand(len(weights)) < 0.1] += 0.01 * torch.rand(weights.shape[1])
+
+
+def every_weight(weights: torch.Tensor) -> None:
+    """Every weight changes a little, as by gradients."""
+    weights += 1e-3 * torch.randn_like(weights)
+
+
+def columns(folder: Path | None, rows: int = 8192, inputs: int = 2048, new: int = 64) -> None:
+    """Print what a usual save adds, and what the save at which inputs are added does."""
+    print("| between two saves | a usual save, MB | 64 new inputs, MB | in their own matrix, MB |")
+    print("|-------------------|-----------------:|------------------:|------------------------:|")
+    for learn in (nothing, one_in_a_hundred, active_neurons, every_weight):
+        torch.manual_seed(0)
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            grown = [Growing(Path(name, str(apart)), apart) for apart in (False, True)]
+            weights = torch.randn(rows, inputs)
+            for step in range(6):
+                if step == 4:
+                    weights = torch.cat([weights, torch.zeros(rows, new)], 1)
+                if step:
+                    learn(weights)
+                for one in grown:
+                    one.save(weights.clone(), inputs)
+            for one in grown:
+                one.registry.close()
+        usual = median(grown[0].added[1:4])
+        at = [one.added[4] for one in grown]
+        about = (learn.__doc__ or "").rstrip(".")
+        figures = " | ".join(f"{size / 1e6:.1f}" for size in (usual, *at))
+        print(f"| {about} | {figures} |", flush=True)
+
+
 def main() -> None:
-    """Measure a dense and a sparse brain."""
+    """Measure a dense and a sparse brain, or growth."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -192,7 +272,11 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--dir", type=Path, help="where the files are written; not in memory")
+    parser.add_argument("--columns", action="store_true", help="measure growth by inputs")
     given = parser.parse_args()
+    if given.columns:
+        columns(given.dir)
+        return
     nbytes = given.neurons * (4 * given.synapses + 9)
     for share in given.connected:
         print(

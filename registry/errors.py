@@ -5,6 +5,7 @@ RegistryError                     anything Holdfast refuses or fails to do      
 │   ├── ObjectNotFound            the key is absent
 │   ├── ObjectTruncated           the object ends too early
 │   ├── AccessDenied              credentials missing, expired, insufficient
+│   ├── Archived                  an object has to be restored first: ask, then wait
 │   ├── ReadOnlyStore             write to a store opened for reading
 │   ├── StoreFull                 no space or quota left
 │   ├── StoreUnavailable          no answer; the outcome of a write is unknown
@@ -42,6 +43,7 @@ from __future__ import annotations
 
 from holdfast.backends.errors import (
     AccessDenied,
+    Archived,
     InvalidLocation,
     ObjectNotFound,
     ObjectTruncated,
@@ -57,6 +59,7 @@ from holdfast.backends.errors import Hint as Hint
 __all__ = [
     "AccessDenied",
     "AmbiguousRef",
+    "Archived",
     "BeyondLimit",
     "Conflict",
     "Damaged",

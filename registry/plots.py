@@ -16,7 +16,7 @@ from itertools import cycle, pairwise
 from typing import Any, Literal, get_args
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.curation.streams import Stream
+from holdfast.registry.curation.streams import LOG, Stream, each_step_once
 from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.history import RunLog, moment, phase_segment, step_ref
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
@@ -76,6 +76,39 @@ def plot_run(
     return figure
 
 
+def plot_runs(
+    logs: Sequence[RunLog], metrics: str | Iterable[str] | None, *, phase: str | None, x: Axis
+) -> Any:
+    """Return a figure of several runs, one colour for each; see `Registry.plot`."""
+    graph = _graph_objects()
+    wanted = [metrics] if isinstance(metrics, str) else metrics
+    wanted = None if wanted is None else list(wanted)
+    figure = graph.Figure()
+    missing: NotFound | None = None
+    colours = cycle(figure.layout.template.layout.colorway or (None,))
+    names: set[str] = set()
+    for log, colour in zip(logs, colours, strict=False):
+        curves = Curves(log.run, _records(log, phase, history=False), x)
+        try:
+            drawn = list(curves.of_metrics(wanted))
+        except NotFound as error:  # another run may have it
+            missing = error
+            continue
+        for curve, dash in zip(drawn, cycle(("solid", "dash", "dot", "dashdot"))):
+            label = text(f"{log.run_id} {_label(curve)}")
+            line = _line(graph, curve, colour, label)
+            figure.add_trace(line.update(line={"dash": dash}, legendgroup=log.run_id))
+        names.update(curve.name for curve in drawn)
+    if missing is not None and not figure.data:
+        raise missing
+    figure.update_layout(
+        xaxis_title_text="time (UTC)" if x == "time" else x,
+        yaxis_title_text=text(names.pop()) if len(names) == 1 else "",
+        showlegend=True,
+    )
+    return figure
+
+
 def _records(log: RunLog, phase: str | None, *, history: bool) -> Iterator[Any]:
     run = log.history() if history else log.run
     for one in run.checkpoints if run.dropped is None else ():
@@ -91,11 +124,12 @@ def _of_streams(committer: Committer, streams: StreamKeys | None) -> Iterator[Cu
     for name in named:
         keys = named[name] if isinstance(named, Mapping) else None
         wanted = [keys] if isinstance(keys, str) else keys
-        yield from of_stream(name, Stream(committer, name).read(), wanted)
+        entries = Stream(committer, name).read()
+        yield from of_stream(name, each_step_once(entries) if name == LOG else entries, wanted)
 
 
-def _line(graph: Any, curve: Curve, colour: str | None) -> Any:
-    label = _label(curve)
+def _line(graph: Any, curve: Curve, colour: str | None, label: str = "") -> Any:
+    label = label or _label(curve)
     return graph.Scatter(
         x=[point.x for point in curve.points],
         y=[_height(point) for point in curve.points],

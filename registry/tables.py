@@ -9,17 +9,29 @@ It only reads. docs/notebooks.md documents the columns, and a test compares them
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from holdfast.registry.errors import InvalidInput, RegistryError, StoreUnavailable
-from holdfast.registry.history import decode_plain, json_ready, moment, parent_ref, step_ref
+from holdfast.registry.history import (
+    Made,
+    RunLog,
+    Summaries,
+    decode_plain,
+    json_ready,
+    moment,
+    parent_ref,
+    step_ref,
+)
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.store import Store
 from holdfast.registry.values import Filter
 
+#: Form of the kept fields of a run; raise it with `RUN_COLUMNS` and `run_fields`.
+_FORM = 2
 #: `time` is `timestamp[us, tz=UTC]`.
 Type = Literal["bool", "int64", "float64", "string", "time"]
 _INT64 = range(-(2**63), 2**63)
@@ -50,8 +62,13 @@ def table(columns: Sequence[Column], rows: Iterable[Mapping[str, object]]) -> An
         pa.field(one.name, types[one.type], metadata={"description": one.about}) for one in columns
     ]
     kept = list(rows)
-    arrays = [pa.array([row.get(one.name) for row in kept], types[one.type]) for one in columns]
+    arrays = [pa.array([_cell(row, one) for row in kept], types[one.type]) for one in columns]
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _cell(row: Mapping[str, object], column: Column) -> object:
+    found = row.get(column.name)
+    return ", ".join(found) if isinstance(found, tuple | list) else found
 
 
 def arrow() -> Any:
@@ -138,6 +155,9 @@ RUN_COLUMNS = (
     Column("monitor", "string", "the metric, or sum of metrics, that decides the best"),
     Column("best", "float64", "the best value of the monitor"),
     Column("best_step", "int64", "step of the checkpoint that has it"),
+    Column("owner", "string", "its owner, by default the user who created it"),
+    Column("project", "string", "what it belongs to"),
+    Column("labels", "string", "its labels, with commas between them"),
     Column("seed", "string", "the master seed: 0x and 16 hexadecimal digits"),
     Column("config", "string", "the configuration as JSON"),
 )
@@ -155,16 +175,17 @@ class RunChoice:
         """Refuse a filter that is none."""
         Filter.parse(self.where)
 
+    @property
+    def fields(self) -> Sequence[str]:
+        """The fields that the filter names."""
+        return tuple(Filter.parse(self.where).fields)
+
     def fits(self, row: Mapping[str, object]) -> bool:
         """Return whether a row fits the filter."""
         return Filter.parse(self.where).test(row)
 
     def of(self, rows: Iterable[dict[str, object]]) -> list[dict[str, object]]:
-        """Return the rows that it has, of `run_fields` and `damaged_fields`, in their order.
-
-        Raises:
-            InvalidInput: The filter names a field that no run has.
-        """
+        """Return the rows that it has, of `run_fields` and `damaged_fields`, in their order."""
         kept = Filter.parse(self.where).of(rows)
         if self.since_s is not None:
             first = datetime.now(UTC) - timedelta(seconds=self.since_s)
@@ -179,22 +200,25 @@ class RunChoice:
 def run_table(
     store: Store,
     names: Iterable[str],
-    read: Callable[[str], RunManifest],
+    read: Callable[[str], RunLog],
     choice: RunChoice = RunChoice(),
+    *,
+    max_age_s: float = 0,
 ) -> Any:
     """Return the runs of a choice as a `pyarrow.Table`; several are read at once."""
 
-    def row(name: str) -> dict[str, object] | None:
+    def make(name: str) -> Made:
         try:
-            run = read(name)
-            return run_fields(run) if run.commits else None
+            log = read(name)
+            return Made(kept_fields(log), log) if log.run.commits else Made(None)
         except StoreUnavailable:
             raise  # the other runs would fail in the same way
         except RegistryError as error:
-            return damaged_fields(name, error)
+            return Made(damaged_fields(name, error))
 
-    rows = store.pools.bulk.map(row, names)
-    return table(RUN_COLUMNS, choice.of([one for one in rows if one is not None]))
+    kept = Summaries(store, store.heads, "fields", _FORM).read([*names], make, max_age_s=max_age_s)
+    rows = [fields_of(one) for one in kept.values() if one is not None]
+    return table(RUN_COLUMNS, choice.of(rows))
 
 
 def _saved(row: Mapping[str, object]) -> datetime:
@@ -203,30 +227,61 @@ def _saved(row: Mapping[str, object]) -> datetime:
     return found if isinstance(found, datetime) else datetime.now(UTC)
 
 
-def run_fields(run: RunManifest) -> dict[str, object]:
-    """Return the fields of a run, for filters.
+def run_fields(
+    log: RunLog, *, with_owner: bool = True, with_extremes: bool = True
+) -> dict[str, object]:
+    """Return the fields of an open run, for filters; its owner may take a request.
 
     Its columns, `name`, each number and text of its configuration (`lr`, `optimizer.lr`) and each
     metric of its best checkpoint, or without a monitor of its latest. Where two have one name the
     column comes before the configuration, and that before the metric; `config.NAME` and
-    `metrics.NAME` name the others.
+    `metrics.NAME` name the others. `last.NAME` is the metric of the latest checkpoint that has it,
+    `min.NAME` and `max.NAME` are its extremes over the checkpoints, without NaN.
     """
+    run = log.run
     try:
-        columns = _row(run)
+        columns = _row(run) | ({"owner": log.owner()} if with_owner else {})
     except RegistryError as error:
         return damaged_fields(run.run_id, error)
     monitor = next(iter(run.monitors), None)
     shown = run.latest() if monitor is None else run.best(monitor)
     metrics = {} if shown is None else dict(shown.metrics)
-    config = dict(_leaves(json_ready(decode_plain(run.created.config)))) if run.created else {}
+    config = dict(_leaves(json_ready(decode_plain(run.config)))) if run.created else {}
     return {
         **metrics,
         **config,
         **{f"metrics.{name}": value for name, value in metrics.items()},
         **{f"config.{name}": value for name, value in config.items()},
+        **_summaries(run.live(), with_extremes=with_extremes),
         "name": run.run_id,
         **columns,
     }
+
+
+def _summaries(live: Sequence[CheckpointRecord], *, with_extremes: bool) -> dict[str, float]:
+    """Return the last value of each metric, and its extremes."""
+    found: dict[str, float] = {}
+    for one in live if with_extremes else live[-1:]:
+        for name, value in one.metrics.items():
+            found[f"last.{name}"] = value
+            if with_extremes and not math.isnan(value):
+                found[f"min.{name}"] = min(value, found.get(f"min.{name}", value))
+                found[f"max.{name}"] = max(value, found.get(f"max.{name}", value))
+    return found
+
+
+def kept_fields(log: RunLog) -> dict[str, object]:
+    """Return the fields of an open run as JSON, which may have NaN."""
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in run_fields(log).items()
+    }
+
+
+def fields_of(kept: Mapping[str, Any]) -> dict[str, object]:
+    """Return the fields of a run from their JSON."""
+    times = [one.name for one in RUN_COLUMNS if one.type == "time" and kept.get(one.name)]
+    return {**kept, **{name: datetime.fromisoformat(kept[name]) for name in times}}
 
 
 def damaged_fields(name: str, error: RegistryError) -> dict[str, object]:
@@ -264,8 +319,10 @@ def _row(run: RunManifest) -> dict[str, object]:
         "monitor": monitor and monitor.label,
         "best": monitor and best and monitor.value(best.metrics),
         "best_step": best and best.step,
+        "project": created and created.project,
+        "labels": created and created.labels,
         "seed": created and f"0x{created.seed}",
-        "config": created and json.dumps(json_ready(decode_plain(created.config))),
+        "config": created and json.dumps(json_ready(decode_plain(run.config))),
     }
 
 

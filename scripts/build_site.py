@@ -20,6 +20,9 @@ ROOT = Path(__file__).parents[1]
 _SITE = ROOT / "docs" / "site"
 _LINK = re.compile(r"(\[[^\]]*\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 _FENCED = re.compile(r"(^```.*?^```$)", re.M | re.S)
+_DOCUMENTED = re.compile(r"(^::: .*\n)(?:    options:\n)?", re.M)
+#: Pages of the reference about objects that calls return; their constructors are nobody's to call.
+_OF_CALLS = ("registry", "run", "checkpoint", "results")
 #: The languages of files by their endings.
 _LANGUAGES = {".py": "python", ".toml": "toml", ".tf": "hcl"}
 
@@ -40,7 +43,12 @@ class Pages:
     def write(self) -> None:
         """Write every page, and the files that they link."""
         for page in self.own():
-            self._put(page, self._relinked(page))
+            text = self._relinked(page)
+            if page.parent.name == "reference" and page.stem in _OF_CALLS:
+                text = _DOCUMENTED.sub(
+                    r"\1    options:\n      merge_init_into_class: false\n", text
+                )
+            self._put(page, text)
         for image in sorted((self._root / "docs" / "images").glob("*.png")):
             target = self._to / image.relative_to(self._root)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -51,6 +59,7 @@ class Pages:
         yield from sorted(self._root.glob("*.md"))
         yield from sorted((self._root / "docs").rglob("*.md"))
         yield self._root / "terraform" / "README.md"
+        yield from sorted((self._root / "examples").glob("*/README.md"))
 
     def _relinked(self, page: Path) -> str:
         """Return the text of a page, with links to files as links to the pages that show them."""

@@ -60,18 +60,25 @@ USES = {
     "torch": "import torch; run.save({'w': torch.ones(3)}, step=2)",
     "safetensors": "",
     "s3": "",
-    "azure": "import adlfs, azure.storage.blob",
-    "gs": "import gcsfs",
+    "azure": "from holdfast.backends import open_backend\n"
+    "open_backend('az://container/x', {'connection_string': 'UseDevelopmentStorage=true'})",
+    "gs": "from holdfast.backends import open_backend\n"
+    "open_backend('gs://bucket/x', {'token': 'anon'})",
     "pool": "run.pool.promote(run.latest()); run.pool.record_match([1, None], [1, 2])",
     "jax": "import jax.numpy as jnp; run.save({'w': jnp.ones(3)}, step=2)",
-    "lightning": "from holdfast.lightning import HoldfastCheckpoint",
-    "transformers": "from holdfast.transformers import HoldfastCallback",
-    "wandb": "import wandb; import holdfast.wandb",
+    "lightning": "from holdfast.lightning import HoldfastCheckpoint; HoldfastCheckpoint(run)",
+    "transformers": "from holdfast.transformers import HoldfastCallback; HoldfastCallback(run)",
+    "wandb": "import wandb, holdfast.wandb\n"
+    "holdfast.wandb.log(run.latest(), run=wandb.init(mode='offline'))",
     "zarr": "assert run.latest().zarr()['model/w'][3] == 3",
     "pyarrow": "assert reg.runs_table().num_rows == 1",
-    "dask": "import distributed",
-    "formats": "import flatbuffers, lz4.frame, msgpack",
-    "ui": "import jinja2, plotly, starlette, uvicorn",
+    "dask": "from distributed import Client\n"
+    "assert reg.verify(deep=True, executor=Client(processes=False).get_executor()).ok",
+    "formats": "about = dict.fromkeys(('float', 'int', 'format', 'version', 'settings'), '-')\n"
+    "holdfast.formats.write('record.mpk', {'metadata': about, 'item': {'x': 1}})\n"
+    "import flatbuffers, lz4.frame",
+    "ui": "import starlette, uvicorn; from holdfast.registry.cli.app import app\n"
+    "app(['page', 'run', '-r', sys.argv[1], '--to', 'page.html'])",
     "all": "import torch, boto3, zarr, openskill, pyarrow, starlette",
 }
 
@@ -99,20 +106,28 @@ def build(folder: Path) -> Path:
 
 
 def try_bare(folder: Path, wheel: Path) -> None:
-    """Try the wheel without extras: nothing heavy comes, and the command works."""
+    """Try the wheel without extras: nothing heavy comes, and the README's first minute works."""
     with environment(folder, wheel, "") as python:
         run(folder, python, LEAN)
-        run(folder, python, FIRST, "store")
-        for words in ("--help", "--version", "ls run -r store", "verify --deep -r store"):
-            command = [python.with_name("holdfast"), *words.split()]
-            subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        (printed,), commands = readme("text"), "".join(readme("sh"))
+        found = run(folder, python, readme("python")[0])
+        if found != printed:
+            raise SystemExit(f"the README prints:\n{printed}and the wheel:\n{found}")
+        typed = re.findall(r"^holdfast (.* first)(?: +# (.*))?$", commands, re.M)
+        for line, says in (("--help", ""), ("--version", ""), *typed):
+            command = [python.with_name("holdfast"), *line.split()]
+            done = subprocess.run(
+                command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True
+            )
+            if says not in done.stdout:
+                raise SystemExit(f"holdfast {line}: the README says {says}\n{done.stdout}")
 
 
 def try_extra(folder: Path, wheel: Path, extra: str) -> None:
     """Try what an extra is for; with torch and s3 the lines of the README."""
     with environment(folder, wheel, extra) as python:
         if extra == "torch,s3":
-            lines = MODEL + readme()
+            lines = MODEL + readme("python")[1]
             run(folder, python, f"import holdfast; holdfast.init('checkpoints')\n{lines}")
             with s3():
                 init = "import holdfast; holdfast.init('s3://bucket/a', skip_race_probe=True)\n"
@@ -123,23 +138,22 @@ def try_extra(folder: Path, wheel: Path, extra: str) -> None:
                 )
         elif extra == "s3":
             with s3():
-                run(folder, python, BUCKET + FIRST, "s3://bucket/a")
+                lines = readme("python")[0].replace('"first"', '"s3://bucket/a"')
+                run(folder, python, BUCKET + lines)
         else:
             ending = "run = reg.run('run')\nrun.restore()\n" + USES[extra]
             run(folder, python, f"{FIRST}\n{ending}", f"store-{extra}")
 
 
-def readme() -> str:
-    """Return the README's lines for a training loop."""
-    _, lines = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    return str(lines)
+def readme(language: str) -> list[str]:
+    """Return the README's blocks of a language; the first two of Python: a minute, and a loop."""
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
 
 
-def run(folder: Path, python: Path, program: str, *words: str) -> None:
-    """Run a program with the installed wheel."""
-    subprocess.run(
-        [python, "-I", "-W", "error::ImportWarning", "-c", program, *words], cwd=folder, check=True
-    )
+def run(folder: Path, python: Path, program: str, *words: str) -> str:
+    """Run a program with the installed wheel; return what it printed."""
+    command = [python, "-I", "-W", "error::ImportWarning", "-c", program, *words]
+    return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 @contextmanager

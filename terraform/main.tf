@@ -22,6 +22,7 @@ module "policies" {
   prefix      = var.prefix
   kms_key_arn = var.kms_key_arn
   partition   = data.aws_partition.current.partition
+  teams       = var.teams
 }
 
 resource "aws_s3_bucket" "registry" {

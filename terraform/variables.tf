@@ -37,14 +37,26 @@ variable "noncurrent_days" {
   }
 }
 
+variable "teams" {
+  description = "Names of teams. Each gets roles trainer-TEAM and annotator-TEAM, which write only to runs that are named TEAM-..."
+  type        = list(string)
+  default     = []
+
+  # A hyphen would let the runs of one team pass for those of another, and so would a wildcard.
+  validation {
+    condition     = alltrue([for team in var.teams : can(regex("^[A-Za-z0-9_]+$", team))])
+    error_message = "The name of a team is A-Z, a-z, 0-9 and _."
+  }
+}
+
 variable "principals" {
-  description = "By role (trainer, evaluator, annotator, collector, operator), ARNs of IAM roles of this account that get its policy."
+  description = "By role (trainer, evaluator, annotator, collector, operator, and trainer-TEAM, annotator-TEAM), ARNs of IAM roles of this account that get its policy."
   type        = map(list(string))
   default     = {}
 
   validation {
-    condition     = length(setsubtract(keys(var.principals), ["trainer", "evaluator", "annotator", "collector", "operator"])) == 0
-    error_message = "A role is one of trainer, evaluator, annotator, collector and operator."
+    condition     = alltrue([for role in keys(var.principals) : can(regex("^(evaluator|collector|operator|(trainer|annotator)(-[A-Za-z0-9_]+)?)$", role))])
+    error_message = "A role is one of trainer, evaluator, annotator, collector and operator, or trainer-TEAM or annotator-TEAM."
   }
 
   validation {

@@ -8,10 +8,12 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.registry.values import environment
+from tests.support.processes import address_of_server, use_server
 
 pytest_plugins = ["tests.servers.fixtures", "tests.support.browsing"]
 
@@ -19,12 +21,33 @@ pytest_plugins = ["tests.servers.fixtures", "tests.support.browsing"]
 gc.disable()
 
 
-#: They take long and wait much, which the other tests fill.
-_FIRST = ("tests/storm/", "tests/test_example.py")
+#: They take long or wait much, which the other tests fill; at the end no worker waits for another.
+_FIRST = (
+    *("tests/storm/", "tests/test_example.py", "tests/contention/", "tests/systems/circle/"),
+    *("tests/damage/test_file_bombs.py", "tests/test_scripts.py", "tests/docs/test_site.py"),
+    *("tests/crash/", "tests/schedules/", "tests/stateful/", "tests/backends/"),
+)
 
 
 #: Longer texts in the id of a test are cut: some tests try texts of megabytes.
 _ID_CHARS = 200
+#: Fixtures and parameters of the tests that need an emulator, which takes long to start.
+_EMULATORS = {
+    "azurite": ("azurite", "azure_url", "adlfs", "azure"),
+    "fake_gcs": ("fake_gcs", "gs_url", "gcsfs", "google"),
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Start one server of processes for all workers; it gets ready while they collect."""
+    node.workerinput["server_of_processes"] = address_of_server()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a worker start processes at the server of this run."""
+    if settings := getattr(config, "workerinput", None):
+        use_server(settings["server_of_processes"])
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
@@ -34,15 +57,30 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that wait."""
-    items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
+    """Begin with the tests that take long, and let one worker start each emulator."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            given = getattr(item, "callspec", None)
+            params = given.params.values() if given else ()
+            names = {one for one in params if isinstance(one, str)}
+            names.update(getattr(item, "fixturenames", ()))
+            for emulator, users in _EMULATORS.items():
+                if not names.isdisjoint(users):
+                    item.add_marker(pytest.mark.xdist_group(emulator))
+                    break
+
+    def turn(item: pytest.Item) -> int:
+        turns = (n for n, one in enumerate(_FIRST) if item.nodeid.startswith(one))
+        return next(turns, len(_FIRST))
+
+    items.sort(key=turn)
 
 
 def pytest_collection_finish() -> None:
     """Look for garbage in what tests make, and not in all the modules and tests again and again."""
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 

@@ -6,7 +6,11 @@ import ast
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+import pytest
+
+from tests.support.source import ROOT, tree
+
+pytestmark = pytest.mark.xdist_group("source")
 MODULES = {
     ".".join(["holdfast", *path.relative_to(ROOT).with_suffix("").parts]): path
     for path in (ROOT / "registry").rglob("*.py")
@@ -21,7 +25,7 @@ WRAPPED = {
 #: What they import late imports numpy.
 IMPORT_NUMPY_LATE = {
     "holdfast.registry.deriving.merging.mixing",
-    "holdfast.registry.loading.following.resident",
+    "holdfast.registry.loading.following.swapping",
 }
 #: `Stored` and `Checkpoint`.
 FACE_OF_STATES = {
@@ -31,11 +35,6 @@ FACE_OF_STATES = {
 
 def room_of(module: str) -> str:
     return module.split(".")[2] if module.count(".") > 1 else ""
-
-
-@cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 def imports(inside: ast.AST) -> list[ast.ImportFrom]:

@@ -29,7 +29,8 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
         patch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
         client = nbclient.NotebookClient(
             nbformat.read(NOTEBOOK, as_version=4),
-            timeout=120,
+            timeout=600,
+            startup_timeout=600,  # a kernel imports for minutes on a loaded machine
             kernel_name="python3",
             resources={"metadata": {"path": str(folder)}},
         )

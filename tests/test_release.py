@@ -38,6 +38,11 @@ def test_the_files_of_this_checkout_agree(release: ModuleType) -> None:
     assert release.agreed_version(ROOT, is_final=False) == CONFIG["version"]
 
 
+def test_the_newest_entry_of_the_changelog_is_read_in_three_minutes() -> None:
+    newest = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1]
+    assert len(newest.split()) <= 600
+
+
 @pytest.mark.parametrize(
     ("file", "before", "after", "is_final", "says"),
     [
@@ -100,6 +105,31 @@ def test_a_workflow_runs_scripts_that_exist_by_pinned_actions(file: Path) -> Non
         else:
             pinned = re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"])
             assert pinned or step["uses"] == "pypa/gh-action-pypi-publish@release/v1"
+
+
+def test_a_release_publishes_the_packages_and_attaches_every_file(tmp_path: Path) -> None:
+    """The shell lines of these jobs run as they stand; GitHub's own program is a double."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    packages = ["holdfast-1.2.3-py3-none-any.whl", "holdfast-1.2.3.tar.gz"]
+    built = sorted([*packages, "SHA256SUMS", "holdfast.cdx.json"])
+    gh = tmp_path / "gh"
+    gh.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >asked\n')
+    gh.chmod(0o755)
+    server = {"GITHUB_SERVER_URL": "https://host", "GITHUB_REPOSITORY": "them/holdfast"}
+    for job in ("publish", "page"):
+        dist = tmp_path / job / "dist"
+        dist.mkdir(parents=True)
+        for name in built:
+            (dist / name).touch()
+        (line,) = [step["run"] for step in workflow["jobs"][job]["steps"] if "run" in step]
+        env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "GITHUB_REF_NAME": "v1.2.3", **server}
+        subprocess.run(["bash", "-e", "-c", line], cwd=tmp_path / job, env=env, check=True)
+    assert sorted(path.name for path in (tmp_path / "publish" / "packages").iterdir()) == packages
+    assert (tmp_path / "page" / "asked").read_text().splitlines() == [
+        *("release", "create", "v1.2.3", *(f"dist/{name}" for name in built), "--verify-tag"),
+        *("--title", "Holdfast 1.2.3", "--notes"),
+        "[Changes](https://host/them/holdfast/blob/v1.2.3/CHANGELOG.md)",
+    ]
 
 
 def test_the_check_runs_the_readme_on_every_python_that_is_claimed() -> None:

@@ -1,18 +1,18 @@
 """Every script of bench/, examples/ and scripts/ runs: each benchmark at its smallest size.
 
 Nothing is measured here. A benchmark must end with status 0 and print its table, so that a name of
-the library that is renamed is noticed at once. Peers that are not installed leave themselves out.
+the library that is renamed is noticed at once; the dearest of them are only imported, and run by a
+soak. Peers that are not installed leave themselves out.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
-import runpy
 import shlex
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ import holdfast
 from holdfast.registry.store.address import Address
 from holdfast.registry.ui import Source
 from holdfast.registry.ui.pages import VIEWS
-from tests.support.processes import servers
+from tests.support.processes import run_apart, run_script, servers
 from tests.support.states import small_state
 
 ROOT = Path(__file__).parents[1]
@@ -38,8 +38,8 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "follow": ("--mb 1 --rounds 1 --keyframe-every 2 --updates '1 %' --dir {dir}", "trusting"),
     "import_time": ("--rounds 1", "first read, CPU"),
     "growth": (
-        "--commits 10 --live 5 --rounds 1 --tensors 10 --runs 2 --dir {dir}",
-        "peak of verify",
+        "--commits 10 --live 5 --rounds 1 --tensors 10 --runs 2 --chunks 100 --dir {dir}",
+        "peak of du",
     ),
     "lazy_slice": (
         f"--workload hydra {SMALL} --without 'pread at a known offset' 'holdfast zstd' "
@@ -71,6 +71,8 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "ui": ("--server moto --total 3 --runs 3 --checkpoints 2 --rounds 1", "health  "),
     "workloads": ("--scale 0.001", "parameters"),
 }
+#: They start servers, other processes or large libraries.
+DEAR = ("against", "bulk", "lazy_slice", "peak_memory", "sharded_saves", "transports", "ui")
 #: What runs or names each file of scripts/, beside the shell's own reading of it. `pin` and
 #: `oldest` need the network, `soak` hours, and `screenshots` replaces a picture of the repository.
 RUN_BY = {
@@ -96,7 +98,10 @@ RUN_BY = {
 }
 #: What runs each folder of examples/.
 EXAMPLES = {
+    "curriculum": "tests/test_example.py",
+    "c": "tests/test_example.py",
     "digits": "tests/test_example.py",
+    "night": "tests/test_example.py",
     "mpi": "tests/registry/saving/collective/test_mpi.py",
     "notebook": "tests/test_notebook.py",
 }
@@ -113,7 +118,7 @@ def run(path: Path, words: str, folder: Path, **more: str) -> str:
         env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", **more},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -125,28 +130,25 @@ def run_forked(path: Path, words: str, folder: Path) -> str:
     for module in ("torch", "moto", "rich", "safetensors"):
         pytest.importorskip(module)
     printed = folder / "printed.txt"
-    process = servers().Process(target=_main, args=(path, words.format(dir=folder), printed))
+    given = path, shlex.split(words.format(dir=folder)), printed
+    process = servers().Process(target=_in_folder, args=given)
     process.start()
-    process.join(240)
+    process.join(300)
     process.kill()
     assert process.exitcode == 0, printed.read_text()
     return printed.read_text()
 
 
-def _main(path: Path, words: str, printed: Path) -> None:
-    with printed.open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+def _in_folder(path: Path, words: list[str], printed: Path) -> None:
     os.chdir(printed.parent)
     os.environ |= {"TMPDIR": str(printed.parent), "OMP_NUM_THREADS": "1"}
-    tempfile.tempdir = None  # it is found again
-    sys.argv = [str(path), *shlex.split(words)]
-    sys.path.insert(0, str(path.parent))
-    sys.modules["torch"].set_num_threads(1)
-    try:
-        runpy.run_path(str(path), run_name="__main__")
-    finally:
-        sys.stdout.flush()
+    run_script(path, words, printed)
+
+
+def _import_all(folder: Path) -> None:
+    sys.path.insert(0, str(folder))
+    for name in DEAR:
+        importlib.import_module(name)
 
 
 def mains() -> set[str]:
@@ -154,12 +156,19 @@ def mains() -> set[str]:
     return {one.stem for one in BENCH.glob("*.py") if '"__main__"' in one.read_text()}
 
 
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.soak) if one in DEAR else one for one in SMALLEST],
+)
 def test_a_benchmark_runs_at_its_smallest_size(name: str, tmp_path: Path) -> None:
     words, printed = SMALLEST[name]
     said = run_forked(BENCH / f"{name}.py", words, tmp_path)
     wanted = re.escape(printed).replace(re.escape(".*"), ".*")
     assert re.search(wanted, said), said
+
+
+def test_the_dear_benchmarks_find_what_they_import() -> None:
+    assert run_apart(_import_all, BENCH) == 0
 
 
 def test_every_file_of_bench_runs() -> None:
@@ -184,7 +193,7 @@ def test_every_script_and_example_is_run_somewhere() -> None:
 )
 def test_a_script_is_read_by_the_shell(script: str) -> None:
     path = ROOT / "scripts" / script
-    subprocess.run(["sh", "-n", str(path)], check=True, timeout=60)
+    subprocess.run(["sh", "-n", str(path)], check=True, timeout=300)
     for named in re.findall(r"(?:sh|\.|python) (scripts/[\w.]+)", path.read_text()):
         assert (ROOT / named).exists(), f"{script} starts {named}"
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-REGISTRY = Path(__file__).parents[1] / "registry"
+import pytest
+
+from tests.support.source import REGISTRY, tree
+
+pytestmark = pytest.mark.xdist_group("source")
 #: What becomes of a `SaveRequest`, step by step.
 ROWS = ("FlatSave", "PlannedSave", "WrittenSave")
 
@@ -27,19 +32,20 @@ class Class(NamedTuple):
         return f"{self.path.relative_to(REGISTRY)}: {self.node.name}"
 
 
-def classes(text: str, path: Path = REGISTRY) -> Iterator[Class]:
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ClassDef):
-            yield Class(path, node, [ast.unparse(base).partition("[")[0] for base in node.bases])
-
-
-ALL = [one for path in REGISTRY.rglob("*.py") for one in classes(path.read_text(), path)]
+@cache
+def classes() -> list[Class]:
+    return [
+        Class(path, node, [ast.unparse(base).partition("[")[0] for base in node.bases])
+        for path in REGISTRY.rglob("*.py")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef)
+    ]
 
 
 def above(one: Class) -> Iterator[Class]:
     """Yield the classes that a class is derived from; a name may stand for several."""
     for base in one.bases:
-        for found in ALL:
+        for found in classes():
             if found.node.name == base and found.node is not one.node:
                 yield found
                 yield from above(found)
@@ -64,20 +70,22 @@ def names(one: Class) -> set[str]:
 
 
 def test_no_private_method_of_another_module_is_overridden() -> None:
-    assert {str(one): found for one in ALL if (found := overridden(one))} == {}
+    assert {str(one): found for one in classes() if (found := overridden(one))} == {}
 
 
 def test_a_change_holds_the_state_writer_and_no_committer() -> None:
-    changes = [one for one in ALL if "Change" in {base.node.name for base in above(one)}]
+    changes = [one for one in classes() if "Change" in {base.node.name for base in above(one)}]
     assert len(changes) > 10
     held = {"committer", "_committer", "Committer"}
     assert [str(one) for one in changes if held & names(one)] == []
 
 
 def test_the_rows_of_a_save_are_frozen_and_no_subclasses() -> None:
-    rows = [one for one in ALL if one.node.name in {"SaveRequest", *ROWS}]
+    rows = [one for one in classes() if one.node.name in {"SaveRequest", *ROWS}]
     assert len(rows) == 1 + len(ROWS)
     for one in rows:
         (made,) = (ast.unparse(decorator) for decorator in one.node.decorator_list)
         assert made.startswith("dataclass(frozen=True, slots=True"), one
-    assert [str(one) for one in ALL if {base.node.name for base in above(one)} & {*ROWS}] == []
+    assert [
+        str(one) for one in classes() if {base.node.name for base in above(one)} & {*ROWS}
+    ] == []

@@ -49,7 +49,7 @@ def build(target: str, folder: Path, checkout: Path = ROOT) -> Path:
     """Build a wheel or an sdist of a checkout."""
     folder.mkdir()
     command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", folder]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (built,) = folder.iterdir()
     return built
@@ -82,7 +82,7 @@ class Built:
             env=env,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -98,7 +98,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     again = build("wheel", folder / "again", unpacked)
     site = folder / "site"
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile"]
-    subprocess.run([*pip, "--target", site, wheel], check=True, timeout=120)
+    subprocess.run([*pip, "--target", site, wheel], check=True, timeout=300)
     project = folder / "project"
     (project / "backends").mkdir(parents=True)
     (project / "registry.py").write_text("MINE = True\n")

@@ -1,6 +1,6 @@
 """Stores behind file systems of fsspec.
 
-- `door`: which file systems may hold a registry, and how a URL or an object becomes a store.
+- `file_systems`: those that may hold a registry, and how a URL or an object becomes a store.
 - `store`: `FsspecBackend`, from fsspec's common methods and a dialect; `dialect`: what differs.
 - `s3`, `azure`, `gcs`: the dialects of s3fs, adlfs and gcsfs.
 

@@ -2,7 +2,7 @@
 
 `put_if_absent` is `pipe_file(mode="create")`, never a look and then a write. In most file systems
 that method is itself a look and then a write, so only listed classes are written to
-(`holdfast.backends.fsspec.door`); all others are read only.
+(`holdfast.backends.fsspec.file_systems`); all others are read only.
 
 A backend makes an instance of its own from the one that it is given, and another one in a forked
 child: an event loop and its sockets cannot be shared. Listings never come from fsspec's cache of
@@ -92,7 +92,7 @@ class FsspecBackend(Backend):
         self._secrets = Secrets([self._args, self._given])
         self._root = fs._strip_protocol(root).rstrip("/")
         self._dialect = dialect
-        self._bucket, self._base = dialect.split(fs, self._root)
+        self._bucket, self._prefix = dialect.split(fs, self._root)
         known = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
         named = root.partition("://")[0]
         scheme = named if named in known else known[0]
@@ -197,8 +197,8 @@ class FsspecBackend(Backend):
         while left is None or left > 0:
             query = Query(
                 self._bucket,
-                self._base + prefix,
-                self._base + start_after if start_after else "",
+                self._prefix + prefix,
+                self._prefix + start_after if start_after else "",
                 delimiter,
                 _PAGE if left is None else min(left, _PAGE),
                 token,
@@ -369,7 +369,7 @@ class FsspecBackend(Backend):
                 where=self._where(""),
                 hint="Use a general purpose bucket, or an account without hierarchical namespace.",
             )
-        cut = len(self._base)
+        cut = len(self._prefix)
         found = [
             ObjectInfo(info.key[cut:], info.size_bytes, info.modified_s)
             for info in page.objects

@@ -109,7 +109,7 @@ def sync(fd: int) -> None:
     os.fsync(fd)
 
 
-def sync_folder(path: str) -> None:
+def sync_folder(path: str | os.PathLike[str]) -> None:
     """Make the names in a folder durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

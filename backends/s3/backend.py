@@ -50,6 +50,7 @@ from holdfast.backends.s3.errors import error_code, is_absent, of_object, transl
 from holdfast.backends.s3.proof import (
     NotProven,
     check_all_deleted,
+    check_copied,
     check_deleted,
     check_found,
     check_got,
@@ -93,6 +94,10 @@ class S3Backend(Backend):
     """
 
     concurrency = 16
+    archives = frozenset({"GLACIER", "DEEP_ARCHIVE"})
+    storage_classes = archives | {
+        *("STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR")
+    }
 
     def __init__(
         self,
@@ -103,7 +108,7 @@ class S3Backend(Backend):
         self._location = location
         self._settings = settings or S3Settings()
         self._bucket = location.name
-        self._base = f"{location.path}/" if location.path else ""
+        self._prefix = f"{location.path}/" if location.path else ""
         owner = os.environ.get(BUCKET_OWNER)
         self._owner: dict[str, Any] = {"ExpectedBucketOwner": owner} if owner else {}
         self._always = {**self._owner, **self._settings.requests}
@@ -189,7 +194,9 @@ class S3Backend(Backend):
                     raise NotProven("HTTP 404 for an object that the store lists") from error
                 raise ObjectNotFound("no such object", where=self._where(key)) from error
             check_found(*_head(found))
-            return ObjectInfo(key, found["ContentLength"], found["LastModified"].timestamp())
+            made_s = found["LastModified"].timestamp()
+            is_archived = found.get("StorageClass") in self.archives
+            return ObjectInfo(key, found["ContentLength"], made_s, is_archived)
 
         return self._ask("stat", key, ask)
 
@@ -202,9 +209,9 @@ class S3Backend(Backend):
         delimiter: bool = False,
     ) -> Iterator[ObjectInfo]:
         """List objects in order."""
-        query: dict[str, Any] = {"Prefix": self._base + prefix}
+        query: dict[str, Any] = {"Prefix": self._prefix + prefix}
         if start_after:
-            query["StartAfter"] = self._base + start_after
+            query["StartAfter"] = self._prefix + start_after
         if delimiter:
             query["Delimiter"] = "/"
         last = start_after
@@ -244,7 +251,7 @@ class S3Backend(Backend):
         return failed
 
     def _delete_batch(self, keys: Sequence[str]) -> Mapping[str, StorageError]:
-        left = {self._base + check_key(key): key for key in keys}
+        left = {self._prefix + check_key(key): key for key in keys}
         failed: dict[str, StorageError] = {}
 
         def ask(_: Wait) -> None:
@@ -274,6 +281,38 @@ class S3Backend(Backend):
             # Some servers have no such request, among them Google's for programs of S3.
             self._deletes_many = False
         return super().delete_many(keys)
+
+    def move_to_class(self, key: str, storage_class: str) -> None:
+        """Copy an object onto itself in another storage class."""
+        if storage_class not in self.storage_classes:
+            return super().move_to_class(key, storage_class)
+        named = self._object(key)
+        asked: dict[str, Any] = {
+            **named,
+            **self._settings.puts,
+            "CopySource": {"Bucket": named["Bucket"], "Key": named["Key"]},
+            "StorageClass": storage_class,
+            "MetadataDirective": "COPY",
+        }
+
+        def ask(_: Wait) -> None:
+            check_copied(self._client().copy_object(**asked))
+
+        return self._ask("put", key, ask)
+
+    def restore(self, key: str, days: int) -> None:
+        """Ask S3 to make an archived object readable for some days, at the standard speed."""
+        named = self._object(key)
+        wanted: Any = {"Days": days, "GlacierJobParameters": {"Tier": "Standard"}}
+
+        def ask(_: Wait) -> None:
+            try:
+                self._client().restore_object(**named, RestoreRequest=wanted)
+            except ClientError as error:
+                if error_code(error) != "RestoreAlreadyInProgress":
+                    raise
+
+        self._ask("put", key, ask)
 
     def keeps_versions(self) -> bool | None:
         """Return whether the bucket keeps versions; None if this role may not know.
@@ -340,10 +379,10 @@ class S3Backend(Backend):
         return Secrets([self._settings.client, vars(found) if found is not None else {}])
 
     def _where(self, key: str) -> str:
-        return f"s3://{self._bucket}/{self._base}{key}"
+        return f"s3://{self._bucket}/{self._prefix}{key}"
 
     def _object(self, key: str) -> dict[str, Any]:
-        return {"Bucket": self._bucket, "Key": self._base + check_key(key), **self._always}
+        return {"Bucket": self._bucket, "Key": self._prefix + check_key(key), **self._always}
 
     def _put(
         self, key: str, buffers: Sequence[memoryview], condition: dict[str, Any], wait: Wait
@@ -369,14 +408,14 @@ class S3Backend(Backend):
 
     def _listed(self, key: str) -> bool:
         """Return whether the store lists exactly this key; for use within `_ask`."""
-        name = self._base + key
+        name = self._prefix + key
         page = self._list({"Prefix": name, "MaxKeys": 1})
         # The key would be the first one with this prefix.
         return any(entry["Key"] == name for entry in page.get("Contents", ()))
 
     def _page(self, query: dict[str, Any], left: int | None) -> ListObjectsV2OutputTypeDef:
         size = _PAGE if left is None else min(left, _PAGE)
-        prefix = query["Prefix"][len(self._base) :]
+        prefix = query["Prefix"][len(self._prefix) :]
         return self._ask("list", prefix, lambda _: self._list({**query, "MaxKeys": size}))
 
     def _list(self, query: dict[str, Any]) -> ListObjectsV2OutputTypeDef:
@@ -397,9 +436,14 @@ class S3Backend(Backend):
         return page
 
     def _entries(self, page: ListObjectsV2OutputTypeDef) -> Sequence[ObjectInfo]:
-        cut = len(self._base)
+        cut = len(self._prefix)
         found = [
-            ObjectInfo(entry["Key"][cut:], entry["Size"], entry["LastModified"].timestamp())
+            ObjectInfo(
+                entry["Key"][cut:],
+                entry["Size"],
+                entry["LastModified"].timestamp(),
+                entry.get("StorageClass") in self.archives,
+            )
             for entry in page.get("Contents", ())
             if len(entry["Key"]) > cut  # consoles make an empty object with the name of a folder
         ]

@@ -5,6 +5,7 @@
 | NoSuchKey | ObjectNotFound |
 | NoSuchBucket, InvalidBucketName, wrong region, 301 | InvalidLocation |
 | InvalidRange | ObjectTruncated |
+| InvalidObjectState, ObjectNotInActiveTierError | Archived |
 | AccessDenied, 403, bad or missing credentials, KMS, clock skew | AccessDenied |
 | QuotaExceeded, EntityTooLarge, 507 | StoreFull |
 | NotImplemented | StoreUnsuitable |
@@ -29,6 +30,8 @@ from urllib3.exceptions import HTTPError
 
 from holdfast.backends.errors import (
     AccessDenied,
+    Archived,
+    Hint,
     InvalidLocation,
     ObjectNotFound,
     ObjectTruncated,
@@ -63,6 +66,8 @@ _FULL = {
     "EntityTooLarge": "the object is too large for one request",
     "XMinioStorageFull": "the store is full",
 }
+# For a read and for a copy.
+_ARCHIVED = ("InvalidObjectState", "ObjectNotInActiveTierError")
 _BUSY = {
     *("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "TooManyRequests"),
     *("RequestLimitExceeded", "InternalError", "ServiceUnavailable", "OperationAborted"),
@@ -77,6 +82,10 @@ _NO_CREDENTIALS = (
     sdk.UnauthorizedSSOTokenError,
     sdk.SSOError,
     sdk.ProfileNotFound,
+)
+_BRING_BACK = Hint(
+    "Ask for it by `reg.tier([ref], restore_days=7)`, and read it some hours later.",
+    "Ask for it by `holdfast tier REF --restore-days 7`, and read it some hours later.",
 )
 _HOW_TO_LOG_IN = (
     "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), "
@@ -156,6 +165,8 @@ def _of_server(error: ClientError, where: str, writes: bool) -> StorageError:
         return _elsewhere(said, where)
     if code == "InvalidRange":
         return ObjectTruncated("the object ends before the range begins", where=where, found=said)
+    if code in _ARCHIVED:
+        return Archived("the object is in an archive", where=where, found=said, hint=_BRING_BACK)
     if code in _FULL or status == 507:
         return StoreFull(_FULL.get(code, "the store is full"), where=where, found=said)
     if code == "NotImplemented":

@@ -16,13 +16,18 @@ from urllib.parse import quote, unquote_plus
 from holdfast.backends.base import ByteRange
 
 if TYPE_CHECKING:
-    from mypy_boto3_s3.type_defs import DeleteObjectsOutputTypeDef, ListObjectsV2OutputTypeDef
+    from mypy_boto3_s3.type_defs import (
+        CopyObjectOutputTypeDef,
+        DeleteObjectsOutputTypeDef,
+        ListObjectsV2OutputTypeDef,
+    )
 
 Headers = Mapping[str, str]
 
 _XML_HEAD = rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]{0,200}\?>)?\s*"
 _ERROR = re.compile(_XML_HEAD + rb"<Error[\s>]")
 _ROOTS = {
+    "CopyObject": re.compile(_XML_HEAD + rb"<(?:\w+:)?CopyObjectResult[\s/>]"),
     "DeleteObjects": re.compile(_XML_HEAD + rb"<(?:\w+:)?DeleteResult[\s/>]"),
     "ListObjectsV2": re.compile(_XML_HEAD + rb"<(?:\w+:)?ListBucketResult[\s/>]"),
     # Emulators use the long name.
@@ -30,7 +35,7 @@ _ROOTS = {
         _XML_HEAD + rb"<(?:\w+:)?(?:GetBucketVersioningResponse|VersioningConfiguration)[\s/>]"
     ),
 }
-_SILENT = ("PutObject", "DeleteObject")
+_SILENT = ("PutObject", "DeleteObject", "RestoreObject")
 # Every S3 server sends an ETag with the form of an MD5; ETags of web servers have other forms. A
 # proxy may have marked the ETag as weak.
 _ETAG = re.compile(r'(?:W/)?"?[0-9A-Fa-f]{32}(?:-[0-9]+)?"?')
@@ -86,6 +91,16 @@ def check_written(status: int, headers: Headers, checksum: str) -> None:
         raise NotProven(f"HTTP {status} with the checksum of other bytes")
     if echoed is None and not _is_of_store(headers):
         raise NotProven(_described(status, headers))
+
+
+def check_copied(answer: CopyObjectOutputTypeDef) -> None:
+    """Check that the store acknowledged a copy.
+
+    Raises:
+        NotProven: It did not.
+    """
+    if not answer.get("CopyObjectResult", {}).get("ETag"):
+        raise NotProven("an answer to a copy without the ETag of the new object")
 
 
 def check_answered(status: int, headers: Headers) -> None:

@@ -79,7 +79,7 @@ class S3Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenOver:
+class TakenOptions:
     """Our settings, taken over from options of s3fs.
 
     Attributes:
@@ -93,7 +93,7 @@ class TakenOver:
     region: str | None
 
 
-def take_over(options: Mapping[str, Any], where: str) -> TakenOver:
+def take_options(options: Mapping[str, Any], where: str) -> TakenOptions:
     """Read options of s3fs.
 
     Args:
@@ -121,7 +121,7 @@ def take_over(options: Mapping[str, Any], where: str) -> TakenOver:
     left.all(())
     region = client.pop("region_name", None) or config.pop("region_name", None)
     config.pop("region_name", None)
-    return TakenOver(
+    return TakenOptions(
         S3Settings(
             profile=profile,
             anonymous=anonymous,

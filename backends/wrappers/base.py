@@ -85,6 +85,14 @@ class Wrapper(Backend):
         """Return whether the store keeps a deleted or replaced object."""
         return self.inner.keeps_versions()
 
+    def move_to_class(self, key: str, storage_class: str) -> None:
+        """Move an object to another storage class."""
+        self.inner.move_to_class(key, storage_class)
+
+    def restore(self, key: str, days: int) -> None:
+        """Ask the store to make an archived object readable."""
+        self.inner.restore(key, days)
+
     def clear_unfinished(self, older_than_s: float) -> int:
         """Remove unfinished files of dead writers; return the number of bytes freed."""
         return self.inner.clear_unfinished(older_than_s)
@@ -122,6 +130,14 @@ class ReadOnly(Wrapper):
         self._refuse(key)
 
     def delete(self, key: str) -> None:
+        """Refuse."""
+        self._refuse(key)
+
+    def move_to_class(self, key: str, storage_class: str) -> None:  # noqa: ARG002
+        """Refuse."""
+        self._refuse(key)
+
+    def restore(self, key: str, days: int) -> None:  # noqa: ARG002
         """Refuse."""
         self._refuse(key)
 

@@ -143,6 +143,16 @@ class Metered(Wrapper):
         self._count(Call("delete_many", ""))
         return self.inner.delete_many(keys)
 
+    def move_to_class(self, key: str, storage_class: str) -> None:
+        """Move an object to another storage class."""
+        self._count(Call("move_to_class", key))
+        self.inner.move_to_class(key, storage_class)
+
+    def restore(self, key: str, days: int) -> None:
+        """Ask the store to make an archived object readable."""
+        self._count(Call("restore", key))
+        self.inner.restore(key, days)
+
     def keeps_versions(self) -> bool | None:
         """Return whether the store keeps a deleted or replaced object."""
         self._count(Call("keeps_versions", ""))

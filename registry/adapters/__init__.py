@@ -1,7 +1,7 @@
 """Holdfast inside other programs. Each module wraps one of them, and only it imports that package.
 
-- `lightning`, `lightning_io`, `lightning_shards`, `transformers`, `wandb`, `ipython`.
-- `saving`, `sharded`: the parts that trainers share.
+- `lightning`, `lightning_io`, `transformers`, `wandb`, `ipython`.
+- `saving`: the parts that trainers share.
 - `dcp`: runs as storage of torch.distributed.checkpoint.
 - `filesystem`: stored states as files of a read-only fsspec file system, `holdfast://`.
 

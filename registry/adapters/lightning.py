@@ -23,13 +23,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.adapters import lightning_shards
-from holdfast.registry.adapters.lightning_io import (
-    SCHEME,
-    HoldfastIO,
-    components,
-    from_components,
-)
+from holdfast.registry.adapters import lightning_io
+from holdfast.registry.adapters.lightning_io import SCHEME, HoldfastIO, components, from_components
 from holdfast.registry.adapters.saving import OnSave, StepSaver, capture_ranks, restore_rank
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face import Run, lost_within_an_epoch, own_generators
@@ -126,7 +121,7 @@ class HoldfastCheckpoint(Checkpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let the trainer load `holdfast://` paths."""
         strategy = trainer.strategy
-        self._shards = lightning_shards.is_sharding(strategy, self._run)
+        self._shards = lightning_io.is_sharding(strategy, self._run)
         self.io.trains = trainer.state.fn == TrainerFn.FITTING
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
         if self._shards:
@@ -146,7 +141,7 @@ class HoldfastCheckpoint(Checkpoint):
                 return files(strategy, checkpoint_path, weights_only=weights_only)
             if self.io.trains:
                 self._saver.resume_at(found.step)
-            return from_components(lightning_shards.load(trainer, self._run, found))
+            return from_components(lightning_io.load(trainer, self._run, found))
 
         strategy.load_checkpoint = load_checkpoint
 
@@ -265,7 +260,7 @@ class HoldfastCheckpoint(Checkpoint):
                 )
 
     def _dump(self, trainer: Trainer) -> dict[str, Any]:
-        sharded = lightning_shards.own_parts(trainer.strategy) if self._shards else nullcontext()
+        sharded = lightning_io.own_parts(trainer.strategy) if self._shards else nullcontext()
         with sharded:
             return components(trainer._checkpoint_connector.dump_checkpoint(weights_only=False))
 

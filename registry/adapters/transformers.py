@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,10 +25,12 @@ from holdfast.registry.adapters.saving import (
     OnSave,
     StepSaver,
     capture_ranks,
+    check_group,
     checkpoint_of,
+    load_around,
+    prepare_moments,
     restore_rank,
 )
-from holdfast.registry.adapters.sharded import check_group, load_around, prepare_moments
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face import Run
 from holdfast.registry.layouts import CONFIGS, METADATA, hub_folder
@@ -35,6 +38,8 @@ from holdfast.registry.loading import Checkpoint
 from holdfast.registry.saving.loop import Checkpointer
 
 __all__ = ["HoldfastCallback"]
+
+_LOGGER = logging.getLogger("holdfast")
 
 
 class HoldfastCallback(TrainerCallback):
@@ -203,6 +208,12 @@ class HoldfastCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """End the step before. Within an epoch, restore the generators after skipped batches."""
+        if self._loaded and args.ignore_data_skip:
+            _LOGGER.warning(
+                "this resume is not bit for bit: with ignore_data_skip=True it began the epoch "
+                "again, at step %d",
+                state.global_step,
+            )
         self._restore_generators()
         self._end_step(state, given)
         control.should_training_stop |= self._saver.stopped

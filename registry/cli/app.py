@@ -5,6 +5,8 @@ The module of a command is imported when the command is called. A list of comman
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Annotated, Any
@@ -12,41 +14,40 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from holdfast.registry.cli import failures
 from holdfast.registry.cli.failures import DEBUG, reported
+from holdfast.registry.values import renaming
 
 #: By name: the module and function of a command, and the first sentence of its help.
 _COMMANDS = {
-    "init": "registries.init: Make a registry.",
+    "init": "registries.init: Create a registry.",
     "doctor": "verify.doctor: Check whether a registry can be used.",
-    "push": "files.push: Store a file, or a folder of files, as a checkpoint.",
-    "pull": "files.pull: Write a checkpoint, release, artifact or pool entry to a file.",
-    "files": "files.files: List the files of a folder that was pushed, as sha256sum does.",
-    "checkout": "folders.checkout: Write a run as the folder of another system.",
-    "import": "folders.import_folder: Take the folder of another system into a run.",
-    "convert": "files.convert: Write a file again, in another format or form.",
-    "inspect": "files.inspect: Describe a file without reading the data of its tensors.",
-    "validate": "files.validate: Check a file, and list its problems.",
-    "ls": "checkpoints.ls: List checkpoints, newest last.",
+    "push": "files.push: Store a file or folder as a checkpoint, artifact or run.",
+    "pull": "files.pull: Write a checkpoint or another state to a file, or a run to a folder.",
+    "ls": "checkpoints.ls: List checkpoints, newest last, or what else a run holds.",
     "show": "checkpoints.show: Show a checkpoint, release, artifact or pool entry.",
     "log": "showing.log: Show the history of a run, newest first.",
-    "diff": "comparing.diff: Compare two checkpoints; only --values reads their data.",
-    "stats": "comparing.stats: Show minimum, maximum, mean, norm, zeros and NaN of tensors.",
+    "diff": "comparing.diff: Compare two checkpoints, or runs; only --values reads data.",
     "merge": "checkpoints.merge: Average checkpoints, or pick parts of them, into a new one.",
     "ui": "ui.ui: Look at a registry in a browser, read-only, until you press Ctrl-C.",
     "page": "ui.page: Write the pages of runs to one file, which opens offline.",
+    "hub": "ui.hub: Serve a registry to clients of Hugging Face, until you press Ctrl-C.",
     "watch": "watch.watch: Run a command for each checkpoint of a run as it appears.",
     "bisect": "bisect.bisect: Find the first bad checkpoint between two of a run.",
+    "care": "verify.care: Do the work of a night: prune, gc, repack, verify, sync mirrors.",
     "prune": "retention.prune: Evict the checkpoints that retention does not keep.",
-    "evict": "retention.evict: Evict one checkpoint.",
-    "undo": "retention.undo: Bring evicted and thinned checkpoints back.",
+    "rm": "retention.rm: Evict one checkpoint.",
+    "undo": "retention.undo: Bring back evicted and thinned checkpoints, or a dropped run.",
     "du": "retention.du: Show how many bytes runs and checkpoints use and would free.",
     "gc": "repacking.gc: Delete the objects that no run needs any more.",
     "repack": "repacking.repack: Remove dead bytes from packs, and combine small packs.",
+    "tier": "repacking.tier: Move packs to another storage class, or ask for archived ones.",
     "verify": "verify.verify: Check that every checkpoint is complete.",
     "verify-resume": "verify.verify_resume: Verify that a training program resumes exactly.",
     "upgrade": "registries.upgrade: Let newer rules begin; older programs can only read then.",
+    "preset": "presets.preset: List the presets, print one to copy and change, or check your own.",
     "freeze": "registries.freeze: Forbid everybody to write, and say where the registry goes on.",
-    "thaw": "registries.thaw: Allow writing again after a freeze.",
+    "drops": "registries.drops: Show or set for how long dropped runs can be taken back.",
     "trust": "registries.trust: Accept a registry that was set back or replaced.",
     "repair": "verify.repair: Restore missing and damaged data from a mirror.",
     "sync": "registries.sync: Copy runs from one registry to another.",
@@ -54,36 +55,34 @@ _COMMANDS = {
 #: Groups of commands: the help of the group, and its commands as above.
 _GROUPS = {
     "run": (
-        "Create and inspect runs.",
+        "Create, show, change and drop runs.",
         {
             "create": "runs.create: Create a run and print its name.",
             "ls": "runs.ls: List the runs by name.",
             "show": "showing.show: Show a run: its settings, and its state now.",
+            "set": "runs.change: Set the status of a run, or its schema version.",
             "pivot": "runs.pivot: Change the policy of a run within its phase.",
-            "diff": "comparing.run_diff: Compare runs side by side, such as two forks or a sweep.",
-            "fork": "runs.fork: Create a run that continues from a checkpoint, and print its name.",
-            "drop": "runs.drop: Release everything that a run holds. This cannot be undone.",
+            "rm": "runs.rm: Drop a run; `undo` takes that back.",
         },
     ),
-    "preset": (
-        "Presets that runs are created with.",
+    "file": (
+        "Files without a registry: describe, check and convert them.",
         {
-            "ls": "presets.ls: List the presets that come with Holdfast.",
-            "show": "presets.show: Print a preset as TOML, to copy and change.",
-            "check": "presets.check: Check a preset of your own, and show its phases.",
+            "show": "files.inspect: Describe a file without reading the data of its tensors.",
+            "check": "files.validate: Check a file, and list its problems.",
+            "convert": "files.convert: Write a file again, in another format or form.",
         },
     ),
     "metric": (
-        "Metrics of checkpoints.",
+        "Numbers by which checkpoints are compared, such as an evaluation.",
         {"add": "checkpoints.add_metric: Add metrics, or replace their values."},
     ),
     "pool": (
-        "Pools of opponents.",
+        "Models in self-play: the pool that training draws opponents from.",
         {
             "promote": "pool.promote: Add the model of a checkpoint to the pool of its run.",
             "rate": "pool.rate: Record a match: update ratings, games and wins of its entries.",
             "sample": "pool.sample: Show which opponents the model in training plays.",
-            "ls": "pool.ls: List the entries of a pool, newest last.",
         },
     ),
     "tag": (
@@ -94,47 +93,69 @@ _GROUPS = {
         },
     ),
     "gate": (
-        "Gates of runs.",
+        "Checkpoints of a run that are never evicted.",
         {
             "set": "pins.set_gate: Make a checkpoint a gate, which is never evicted.",
-            "ls": "pins.list_gates: List the gates of a run: first those that are set.",
         },
     ),
     "release": (
-        "Releases of runs.",
+        "Published versions of a run, with a model card.",
         {
             "publish": "pins.publish: Publish a checkpoint, or parts of it, under a version.",
-            "ls": "pins.list_releases: List the releases of a run in the order of publication.",
-            "show": "pins.show_release: Show a release and its model card.",
             "rollback": "pins.rollback: Point RUN/releases/latest at an earlier release.",
-        },
-    ),
-    "artifact": (
-        "Artifacts of runs.",
-        {
-            "add": "pins.add_artifact: Store a file beside the checkpoints of a run, permanently.",
-            "ls": "pins.list_artifacts: List the artifacts of a run, oldest first.",
         },
     ),
     "journal": (
         "Saves that are only in the journal of this machine.",
         {
             "ls": "journal.ls: List the saves that are not in the registry.",
-            "carry": "journal.carry: Add the saves that wait to their runs.",
-            "push": "journal.push: Put stranded and refused saves of a run into a fork.",
+            "push": "journal.push: Add waiting saves to their runs, or stranded ones to a fork.",
             "rm": "journal.rm: Delete a save that was stranded, refused or damaged.",
         },
     ),
     "stream": (
-        "Append-only histories beside checkpoints.",
+        "Series beside checkpoints, such as the loss of every step.",
         {
             "append": "streams.append: Append entries to a stream: all of them or none.",
             "read": "streams.read: Print entries as lines of JSON, or with --json as one list.",
             "archive": "streams.archive: Archive the entries of a resettable stream and empty it.",
-            "ls": "streams.ls: List the streams of a run.",
         },
     ),
 }
+#: Headings in the help of `holdfast`, and the commands below each.
+_SECTIONS = {
+    "Start": "init doctor preset run",
+    "Look": "ls show log diff watch bisect verify-resume",
+    "Name": "tag gate release metric pool merge",
+    "Move": "push pull sync stream journal",
+    "Keep clean": "care prune rm undo du gc repack tier verify repair",
+    "Files": "file",
+    "Serve": "ui hub page",
+    "A whole registry": "upgrade freeze drops trust",
+}
+#: By old words: the new ones, and the version in which the old ones end. `ls --long` is an option.
+_RENAMED: dict[str, tuple[str, str]] = {}
+#: Words that people type, each with the command to use: the former names, then other tools'.
+_INSTEAD: dict[str, str] = dict(
+    re.findall(
+        r"([a-z -]+) = (.+?)(?:, |$)",
+        "inspect = file show, validate = file check, convert = file convert, evict = rm, "
+        "files = show --files, stats = show --stats, checkout = pull --layout, "
+        "import = push --layout, thaw = freeze --off, artifact add = push --artifact, "
+        "artifact ls = ls RUN/artifacts, gate ls = ls RUN/gates, pool ls = ls RUN/pool, "
+        "release ls = ls RUN/releases, release show = show, stream ls = ls RUN/streams, "
+        "tag ls = ls RUN/tags, journal carry = journal push, run diff = diff --runs, "
+        "run fork = run create --from, run raise-version = run set --schema-version, "
+        "run status = run set --status, run drop = run rm, run undrop = undo, "
+        "preset ls = preset, preset show = preset NAME, preset check = preset FILE, "
+        "delete = rm` or `holdfast run rm, remove = rm` or `holdfast run rm, runs = run ls, "
+        "list = run ls, run list = run ls, run delete = run rm, run remove = run rm, "
+        "checkpoints = ls, create = init` or `holdfast run create, save = push, upload = push, "
+        "load = pull, download = pull, export = pull, history = log, compare = diff, "
+        "status = run show, restore = undo, serve = ui` or `holdfast hub, clone = sync, "
+        "fsck = verify",
+    )
+)
 
 
 class _Later(TyperCommand):
@@ -148,10 +169,23 @@ class _Later(TyperCommand):
 
     def make_context(self, *given: Any, **options: Any) -> Any:
         """Import the command, and let it read its part of the command line."""
+        return self.whole().make_context(*given, **options)
+
+    def whole(self) -> Any:
+        """Import the command, and return it with its parameters."""
         alone = typer.Typer(rich_markup_mode=None, add_completion=False)
-        module = import_module(f"{__package__}.{self._module}")
-        alone.command(self.name)(getattr(module, self._function))
-        return typer.main.get_command(alone).make_context(*given, **options)
+        function = getattr(import_module(f"{__package__}.{self._module}"), self._function)
+        alone.command(self.name, epilog=function.epilog)(function)
+        whole = typer.main.get_command(alone)
+        for one in whole.params:
+            if one.param_type_name == "argument":
+                one.display_type_rich = _no_type  # type: ignore[attr-defined]
+        return whole
+
+
+def _no_type(**_: Any) -> str:
+    """Return no type: the name of a parameter says what it takes, and a type is Python's."""
+    return ""
 
 
 def _later(commands: Mapping[str, str]) -> dict[str, Any]:
@@ -175,6 +209,54 @@ class _Commands(TyperGroup):
                     no_args_is_help=True,
                 )
             )
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Write the commands below their headings."""
+        for heading, names in _SECTIONS.items():
+            with formatter.section(heading):
+                about = ((name, self.commands[name]) for name in names.split())
+                formatter.write_dl([(name, one.get_short_help_str(200)) for name, one in about])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command of these words; warn of an old name, refuse one from before 0.1."""
+        match args:
+            case ["help"]:
+                print(ctx.get_help())
+                ctx.exit()
+            case ["help", *words]:
+                args = [*words, "--help"]
+            case ["version"]:
+                _print_version(wanted=True)
+        for size in (2, 1):
+            typed = " ".join(args[:size])
+            if typed in _INSTEAD and not ctx.resilient_parsing:  # as completion is
+                ctx.fail(f"there is no command `{typed}`: use `holdfast {_INSTEAD[typed]}`")
+        for old, (now, ends) in _RENAMED.items():
+            *command, last = old.split()
+            size, before = len(command), args
+            if args[: size + 1] == [*command, last]:
+                args = [*now.split(), *args[size + 1 :]]
+            elif args[:size] == command and last[0] == "-":
+                end = args.index("--") if "--" in args else len(args)
+                given = (re.sub(rf"^{last}(?==|$)", now.split()[-1], one) for one in args[size:end])
+                args = [*command, *given, *args[end:]]
+            if args != before and not ctx.resilient_parsing:  # as completion is
+                text = renaming(f"holdfast {old}", f"holdfast {now}", ends)
+                typer.echo(f"DeprecationWarning: {text}", err=True)
+        return super().resolve_command(ctx, args)
+
+    def main(self, *given: Any, **options: Any) -> Any:
+        """Run the command line; what is wrong with it is told as every other error is."""
+        try:
+            status = super().main(*given, **{**options, "standalone_mode": False})
+        except typer.Abort:
+            print("error: nothing was done: no answer was given", file=sys.stderr)
+            status = 1
+        except Exception as error:
+            if not failures.is_usage(error):
+                raise
+            status = failures.report_usage(error)
+        sys.exit(status)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; an error becomes a message on stderr and an exit status."""

@@ -9,17 +9,26 @@ import typer
 
 from holdfast.backends.escape import shown
 from holdfast.registry import formats
-from holdfast.registry.cli import describe, options, output
+from holdfast.registry.cli import (
+    comparing,
+    completing,
+    describe,
+    options,
+    output,
+    pins,
+    pool,
+    streams,
+)
 from holdfast.registry.cli.columns import Column, Table, metrics, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.failures import mark
 from holdfast.registry.cli.listing import Listing, sparkline, there
-from holdfast.registry.cli.opening import moves, reads, writes
+from holdfast.registry.cli.opening import DASK, moves, reads, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
-from holdfast.registry.curation import checkpoint_marks
+from holdfast.registry.curation import Release, checkpoint_marks, write_card
 from holdfast.registry.deriving.merging import MERGE
-from holdfast.registry.errors import RegistryError
+from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
 from holdfast.registry.face import Registry, Run
 from holdfast.registry.loading import Checkpoint, Stored
 from holdfast.registry.upkeep import Damage
@@ -60,13 +69,21 @@ def ls(
     opened: Registry,
     *,
     run: str | None = argument(
-        "RUN", "Only checkpoints of this run.", envvar="HOLDFAST_RUN", default=None
+        "RUN[/KIND]",
+        "Only this run: its checkpoints, or its KIND: pins (tags, gates, releases and artifacts), "
+        "one of these four, pool or streams.",
+        envvar="HOLDFAST_RUN",
+        autocompletion=completing.RUNS,
+        default=None,
     ),
-    evicted: bool = flag("--evicted", "Also evicted checkpoints."),
+    evicted: bool = flag("--evicted", "Also evicted checkpoints, or entries of the pool."),
 ) -> Answer:
-    """List checkpoints, newest last."""
+    """List checkpoints, newest last, or what else a run holds."""
     if run is not None:
+        run, slash, kind = run.partition("/")
         one = opened.run(run)
+        if slash:
+            return _of_kind(one, kind, evicted=evicted)
         return Answer(
             lambda: _records(one, evicted=evicted),
             lambda: _text([one], {run: _records(one, evicted=evicted)}, {}, _LS),
@@ -81,6 +98,22 @@ def ls(
         lambda: [record for records in described().values() for record in records],
         lambda: _text(runs, described(), listing.damaged, (Column("run"), *_LS)),
         damaged=listing.damaged,
+    )
+
+
+def _of_kind(run: Run, kind: str, *, evicted: bool) -> Answer:
+    match kind:
+        case "pool":
+            return pool.listing(run, evicted=evicted)
+        case "streams":
+            return streams.listing(run)
+        case "pins" | "tags" | "gates" | "releases" | "artifacts":
+            return pins.listing(run, kind)
+    raise NotFound(
+        "a run has no such list",
+        where=f"{run.id}/{kind}",
+        expected=f"pins, {', '.join(pins.KINDS)}, pool or streams",
+        hint=f"`holdfast show {run.id}/{kind}` shows a checkpoint or what a pin keeps.",
     )
 
 
@@ -141,17 +174,51 @@ def _trends(
 
 @command(reads, table=True)
 def show(
-    opened: Registry, *, ref: options.Ref, tensors: bool = flag("--tensors", "List every tensor.")
+    opened: Registry,
+    *,
+    ref: options.Ref,
+    patterns: list[str] | None = argument(
+        "[PATTERN]...", "With --stats: only tensors whose paths match: 'model/*'.", default=None
+    ),
+    tensors: bool = flag("--tensors", "List every tensor."),
+    stats: bool = flag("--stats", "Read the tensors: extremes, mean, norm, zeros and NaN."),
+    files: bool = flag("--files", "List the files of a pushed folder, as sha256sum does."),
+    dask: str | None = DASK,
 ) -> Answer:
     """Show a checkpoint, release, artifact or pool entry.
 
-    Its components are listed below it.
+    Its components are listed below it, or the model card of a release. The text of --files can be
+    given to `sha256sum -c` in a folder that `pull` has written.
     """
     stored = opened.stored(ref)
+    if stats:
+        return comparing.stats(stored, patterns or (), dask)
+    if patterns or dask:
+        raise typer.BadParameter("a PATTERN and --dask are for --stats")
+    if files:
+        return _files(stored)
     shape = _shape(opened.run(stored.run_id), stored)
     if tensors:
         shape["tensors"] = [describe.tensor_json(info) for info in stored.tensors().values()]
     return Answer(lambda: shape, lambda: _print_stored(stored, shape))
+
+
+def _files(stored: Stored) -> Answer:
+    found = stored.files()
+    if not found:
+        raise InvalidInput(
+            "not a folder that was pushed",
+            where=stored.ref,
+            found=f"a state of {', '.join(stored.components)}",
+            hint="`holdfast show` lists its tensors.",
+        )
+    return Answer(
+        lambda: [
+            {"name": name, **describe.picked(one, "size_bytes sha256 format executable")}
+            for name, one in found.items()
+        ],
+        lambda: [f"{one.sha256}  {name}" for name, one in found.items()],
+    )
 
 
 def _shape(run: Run, stored: Stored) -> dict[str, Any]:
@@ -173,6 +240,8 @@ def _stored_json(run: Run, stored: Stored) -> dict[str, Any]:
         "size_bytes": stored.size_bytes,
         "components": describe.components_json(stored),
         "lossy": describe.lossy_json(stored),
+        "card": stored.card if isinstance(stored, Release) else {},
+        "marks": ["latest"] * (isinstance(stored, Release) and stored.is_latest),
     }
 
 
@@ -208,7 +277,9 @@ def _print_stored(stored: Stored, shape: dict[str, Any]) -> Iterator[Part]:
         yield {**head, **lossy, **marks, **values, **file, **_meta(shape["meta"])}
     else:
         head |= {"kind": shape["kind"], "created": created, "source": shape["source"]}
-        yield {**head, **lossy, **values, **file}
+        yield {**head, **lossy, "marks": ", ".join(shape["marks"]), **values, **file}
+        if shape["card"]:
+            yield f"\n{write_card(shape['card'])}".rstrip("\n")
     yield ""
     yield Table(_COMPONENTS, shape["components"], is_main="tensors" not in shape)
     if "tensors" in shape:
@@ -263,7 +334,9 @@ def add_metric(
 def merge(
     opened: Registry,
     *,
-    refs: list[str] = argument("REF...", "The sources, checkpoints of any run."),
+    refs: list[str] = argument(
+        "REF...", "The sources, checkpoints of any run.", autocompletion=completing.REFS
+    ),
     into: str = option("--into", "RUN", "Run of the new checkpoint.", default=...),
     step: int = option("--step", "N", "Step of the new checkpoint.", default=...),
     average: list[str] | None = option(

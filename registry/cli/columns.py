@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from rich.cells import cell_len
@@ -72,11 +73,13 @@ class Table:
         none: str = "",
         first: Sequence[str] = (),
         is_main: bool = True,
+        sorts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.rows = list(rows)
         self.columns = [one for column in columns for one in _spread(column, self.rows, first)]
         self.none = none
         self.is_main = is_main
+        self.sorts = sorts  # the field by which the rows are sorted, for names where it is another
 
 
 def field_of(row: Any, path: str) -> Any:
@@ -142,7 +145,8 @@ class View:
         chosen = [column for name in self.columns for column in _named(name, table, "--columns")]
         rows = table.rows
         if self.sort:
-            (by, *_) = _named(self.sort.removeprefix("-"), table, "--sort")
+            name = self.sort.removeprefix("-")
+            (by, *_) = _named(table.sorts.get(name, name), table, "--sort")
             some = [row for row in rows if not _is_nothing(by.value(row))]
             some.sort(key=lambda row: _order(by.value(row)), reverse=self.sort.startswith("-"))
             rows = some + [row for row in rows if _is_nothing(by.value(row))]
@@ -198,7 +202,7 @@ def _plain(value: Any) -> object:
 def _order(value: Any) -> tuple[int, Any]:
     """Return the key by which values of several types are sorted; lists by their lengths."""
     match value:
-        case int() | float():
+        case int() | float() | tuple():
             return 0, value
         case list() | dict():
             return 0, len(value)

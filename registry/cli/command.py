@@ -57,24 +57,26 @@ def listed(
         lambda: [to_json(thing) for thing in things],
         lambda: [
             Table(
-                columns,
-                [{**to_json(one), **more(one)} for one in things],
-                none=none,
-                first=first,
+                columns, [{**to_json(one), **more(one)} for one in things], none=none, first=first
             )
         ],
     )
 
 
 def command(
-    opens: Opener | None = None, *, bar: str = "", table: bool = False, url: bool = False
+    opens: Opener | None = None,
+    *,
+    bar: str = "",
+    table: bool = False,
+    url: bool = False,
+    epilog: str | None = None,
 ) -> Callable[[Callable[..., Answer | str]], Callable[..., None]]:
     """Make a command of a function that returns an answer, or a line of text.
 
     The parameters of the function are those of the command line. Four are not: `opened` is the
     registry that `--registry` and `--storage-option` name, `address` is where that is, `advance`
     moves the bar, and `json` says whether a program reads the output. The command has `--json` if
-    the function returns an `Answer`.
+    the function returns an `Answer`. Its help ends with `epilog`.
     """
 
     def decorate(ask: Callable[..., Answer | str]) -> Callable[..., None]:
@@ -88,7 +90,9 @@ def command(
                 place = (url and given["url"]) or given["registry"]
                 given["address"] = address_of(place, given["storage_option"])
             with ExitStack() as stack:
-                given["advance"] = advance = stack.enter_context(output.bar(bar))
+                given["advance"] = advance = stack.enter_context(
+                    output.bar("" if given.get("watch") else bar)
+                )
                 if opens:
                     given["opened"] = stack.enter_context(_opened(opens, given, advance))
                 found = ask(**{name: given[name] for name in asked})
@@ -101,6 +105,7 @@ def command(
             _print(answer, made, view, json=json)
 
         run.__doc__ = ask.__doc__
+        run.epilog = epilog  # type: ignore[attr-defined]
         has_json = asking.return_annotation is Answer
         parameters = list(_parameters(asked, has_json=has_json, has_table=table, has_url=url))
         run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]

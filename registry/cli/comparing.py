@@ -1,15 +1,17 @@
-"""`diff`, `run diff` and `stats`: compare checkpoints and runs, and sum up tensors."""
+"""`diff`, and the figures of `show --stats`: compare checkpoints and runs, sum up tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from holdfast.registry.cli import options, output
+import typer
+
+from holdfast.registry.cli import completing, options, output
 from holdfast.registry.cli.columns import Column, Table, metrics, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked, ref, tensor_json
-from holdfast.registry.cli.opening import DASK, reads, workers_at
+from holdfast.registry.cli.opening import reads, workers_at
 from holdfast.registry.cli.options import argument, flag
 from holdfast.registry.cli.output import Part, Sentence
 from holdfast.registry.comparing import (
@@ -65,12 +67,27 @@ _SIGNS = {"changed": "~", "reshaped": "~", "moved": ">", "added": "+", "removed"
 def diff(
     opened: Registry,
     *,
-    before: str = argument("REF", "The first checkpoint."),
-    after: str = argument("REF", "The second one."),
+    refs: list[str] = argument(
+        "REF...",
+        "Two checkpoints; with --runs names of runs or patterns.",
+        autocompletion=completing.REFS,
+    ),
     values: bool = flag("--values", "Read changed tensors, and show how far they moved."),
+    runs: bool = flag("--runs", "Compare runs side by side, such as two forks or a sweep."),
 ) -> Answer:
-    """Compare two checkpoints; only --values reads their data."""
-    old, new = opened.checkpoint(before), opened.checkpoint(after)
+    """Compare two checkpoints, or runs; only --values reads data.
+
+    Of two runs shows their settings, their metrics by step, and the first difference of their
+    states. Of more runs shows a row each: the values of configuration and settings that are not
+    the same in all, and the metrics of the best checkpoint, or of the newest without a monitor.
+    """
+    if runs:
+        if values:
+            raise typer.BadParameter("--values compares two checkpoints, not runs")
+        return _runs(opened, refs)
+    if len(refs) != 2:
+        raise typer.BadParameter("two checkpoints are compared; --runs compares runs")
+    old, new = map(opened.checkpoint, refs)
     found = compare(old.handle, new.handle, values=values)
     return Answer(
         lambda: _diff_json(old, new, found, values=values),
@@ -78,22 +95,11 @@ def diff(
     )
 
 
-@command(reads, table=True)
-def run_diff(
-    opened: Registry,
-    *,
-    run: list[str] = argument("RUN", "Names of runs, or patterns such as 'sweep-*'."),
-) -> Answer:
-    """Compare runs side by side, such as two forks or a sweep.
-
-    Of two runs shows their settings, their metrics by step, and the first difference of their
-    states. Of more runs shows a row each: the values of configuration and settings that are not
-    the same in all, and the metrics of the best checkpoint, or of the newest without a monitor.
-    """
-    names = options.matching(run, opened.run_names)
+def _runs(opened: Registry, given: list[str]) -> Answer:
+    names = options.matching(given, opened.run_names)
     if len(names) < 2:
         raise InvalidInput(
-            "a run is compared with others", where=", ".join(run), expected="RUN RUN"
+            "a run is compared with others", where=", ".join(given), expected="RUN RUN"
         )
     if len(names) == 2:
         found = opened.diff_runs(*names)
@@ -104,8 +110,7 @@ def run_diff(
 
 def _sweep(runs: Sequence[RunManifest]) -> list[dict[str, Any]]:
     settings = _differing([settings_of(run) for run in runs])
-    created = [run.created for run in runs]
-    config = _differing([config_by_path(one.config) if one else {} for one in created])
+    config = _differing([config_by_path(run.config) if run.created else {} for run in runs])
     return [
         {"run": run.run_id, "settings": mine, "config": own, **_best(run)}
         for run, mine, own in zip(runs, settings, config, strict=True)
@@ -278,23 +283,10 @@ _STATS = (
 )
 
 
-@command(reads, table=True)
-def stats(
-    opened: Registry,
-    *,
-    ref: options.Ref,
-    patterns: list[str] | None = argument(
-        "[PATTERN]...", "Only tensors whose paths match, such as 'model/*'.", default=None
-    ),
-    dask: str | None = DASK,
-) -> Answer:
-    """Show minimum, maximum, mean, norm, zeros and NaN of tensors.
-
-    This reads the tensors.
-    """
-    stored = opened.stored(ref)
+def stats(stored: Stored, patterns: Sequence[str], dask: str | None) -> Answer:
+    """Return the extremes, means, norms, zeros and NaN of tensors, which are read for it."""
     with workers_at(dask) as executor:
-        found = sum_up(stored.handle, patterns or (), executor=executor)
+        found = sum_up(stored.handle, patterns, executor=executor)
     return Answer(lambda: _stats_json(stored, found), lambda: _stats_text(found))
 
 

@@ -16,11 +16,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 
@@ -31,6 +33,13 @@ from holdfast.registry.errors import IntegrityError, RegistryError, StorageError
 
 DEBUG = "HOLDFAST_DEBUG"
 BROKEN_PIPE = 128 + signal.SIGPIPE
+#: What a parser says, and how a command says it.
+_WORDS = {
+    r"Input should be a valid integer.*": "not a whole number",
+    r"Input should be a valid number.*": "not a number",
+    r"Input should be greater than or equal to (\S+)": r"expected \1 or more",
+    r"Input should be less than or equal to (\S+)": r"expected \1 or less",
+}
 _VERIFY = "`holdfast verify` shows which checkpoints are affected, and how to help."
 
 
@@ -88,6 +97,21 @@ def end_damaged(damaged: Mapping[str, RegistryError]) -> None:
 def is_usage(error: BaseException) -> bool:
     """Return whether typer reports an error itself: a wrong command line, or an exit."""
     return isinstance(error, typer.Exit | typer.Abort) or hasattr(error, "format_message")
+
+
+def report_usage(error: Any) -> int:
+    """Report a wrong command line on stderr, and return the exit status."""
+    text = error.format_message()
+    if text.startswith("Usage: "):  # the help of a group, which was called without a command
+        print(text, file=sys.stderr)
+    else:
+        text = text.removeprefix("Invalid value: ")
+        for parsers, ours in _WORDS.items():
+            text = re.sub(parsers, ours, text)
+        _print(f"error: {text[:1].lower()}{text[1:].removesuffix('.')}")
+        if error.ctx is not None:
+            _print(f"hint: `{error.ctx.command_path} --help` describes it.")
+    return int(error.exit_code)
 
 
 def _report_error(error: RegistryError, *, debug: bool) -> None:

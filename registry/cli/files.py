@@ -1,24 +1,31 @@
-"""`push`, `pull`, `convert` and others: files as checkpoints, and checkpoints as files."""
+"""`push`, `pull` and `file`: files as checkpoints, and checkpoints as files."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
+
+import typer
 
 from holdfast.backends.escape import shown
-from holdfast.registry import formats
-from holdfast.registry.cli import describe, options, output
+from holdfast.registry import formats, layouts
+from holdfast.registry.cli import completing, describe, folders, options, output
 from holdfast.registry.cli.columns import Column, Table
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
-from holdfast.registry.cli.opening import moves, reads
+from holdfast.registry.cli.folders import LAYOUTS, Intake
+from holdfast.registry.cli.opening import moves
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Bar, Note, Part
+from holdfast.registry.cli.streams import read_entries
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.face import Registry
+from holdfast.registry.face import Registry, Run
 from holdfast.registry.formats import (
-    EXTENSIONS,
+    GENERIC_EXTENSIONS,
+    GENERIC_NAMES,
     MAIN_EXTENSIONS,
-    NAMES,
+    OF_SYSTEMS,
     TREE,
     WrittenFile,
     by_extension,
@@ -28,28 +35,56 @@ from holdfast.registry.formats import (
 )
 from holdfast.registry.formats import OPAQUE_FORMAT as OPAQUE_FORMAT
 from holdfast.registry.layouts import hub_folder
+from holdfast.registry.loading import Checkpoint
+from holdfast.registry.upkeep import damaged_keys
 from holdfast.registry.writing import Storing
 
 #: The exit status of a check of a file whose format nobody knows.
 _UNKNOWN = 9
 _TENSORS = (Column("tensor", "path"), Column("dtype", drop=1), Column("shape"))
-FORMAT = option("--format", "NAME", f"Its format: {NAMES}. By default the content tells it.")
+FORMAT = option(
+    "--format",
+    "NAME",
+    f"Its format: {GENERIC_NAMES}, or one of those below. By default the content tells it.",
+)
+#: The end of the help of each command that takes files.
+SYSTEMS = f"Formats of single systems: {OF_SYSTEMS}; layouts: {folders.OF_SYSTEMS}."
 #: Printed if a file was stored unread.
 OPAQUE = "stored as an opaque file; nothing in it was read"
 
 
-@command(moves, bar="pushing")
+@command(moves, bar="pushing", epilog=SYSTEMS)
 def push(
     opened: Registry,
     *,
     file: Path = argument(
         "FILE",
-        f"The file or folder to store; {EXTENSIONS} are taken apart, other files not read.",
+        f"The file or folder to store; {GENERIC_EXTENSIONS} are taken apart, and so are the "
+        "formats below. Other files are stored unread.",
     ),
-    run: options.Run,
-    step: int = option("--step", "N", "Training step, update or epoch.", default=...),
+    run: str | None = argument(
+        "RUN",
+        "Name of a run; with --layout by default that of the folder.",
+        autocompletion=completing.RUNS,
+        envvar="HOLDFAST_RUN",
+        default=None,
+    ),
+    step: int | None = option("--step", "N", "Training step, update or epoch."),
+    artifact: str | None = option(
+        "--artifact", "NAME", "Store it beside the checkpoints instead, for ever, by this name."
+    ),
+    layout: str | None = option("--layout", "NAME", f"Take a folder into a run: {LAYOUTS}."),
     phase: str | None = options.PHASE,
+    after: str | None = option(
+        "--after",
+        "STEP",
+        "For a program that trains: fail if the newest checkpoint is not that of STEP; none: if "
+        "there is one.",
+    ),
     metric: list[str] | None = options.METRICS,
+    stream: list[str] | None = option(
+        "--stream", "NAME=FILE", "Entries of a stream, a line of JSON each; repeatable."
+    ),
     meta: list[str] | None = option("--meta", "NAME=TEXT", "A text to store with it; repeatable."),
     format_name: str | None = FORMAT,
     precision: list[str] | None = option(
@@ -63,28 +98,72 @@ def push(
     ),
     max_bytes: int | None = options.MAX_BYTES,
     create: bool = options.CREATE,
+    table: Path | None = option(
+        "--table", "FILE", "With --layout: a JSON file with names and shapes of the parameters."
+    ),
+    dry_run: bool = flag("--dry-run", "With --layout: check everything, and commit nothing."),
+    watch: bool = flag("--watch", "With --layout: take each file in once it is complete."),
+    quiet: float | None = option(
+        "--quiet",
+        "TIME",
+        "With --watch: how long a file must not change that cannot tell whether it is complete; "
+        "10s by default.",
+        parser=options.seconds,
+    ),
 ) -> Answer:
-    """Store a file, or a folder of files, as a checkpoint.
+    """Store a file or folder as a checkpoint, artifact or run.
 
     With `--format tree`, or if no format knows a folder, every file keeps its exact bytes;
-    `holdfast files` shows them.
+    `show --files` shows them. With --layout every file of the folder that a training run of another
+    system wrote becomes a checkpoint; a second push takes in only what is new. The exit status is 3
+    if files are refused.
     """
+    of_a_folder = {"table": table, "dry_run": dry_run, "watch": watch, "quiet": quiet}
+    of_a_file = {"max_bytes": max_bytes, "format": format_name}
+    of_a_checkpoint: dict[str, object] = {
+        "step": step,
+        "phase": phase,
+        "after": after,
+        "metric": metric,
+        "stream": stream,
+        "meta": meta,
+        "precision": precision,
+        "allow_lossy_optimizer": allow_lossy_optimizer,
+    }
+    if layout is not None:
+        _refuse("--layout", {**of_a_checkpoint, **of_a_file, "artifact": artifact})
+        intake = Intake(layout, table, dry_run=dry_run)
+        quiet_s = 10.0 if quiet is None else quiet
+        return folders.taken(opened, file, run, intake, quiet_s if watch else None)
+    _refuse("a push without --layout", of_a_folder)
+    if run is None:
+        raise typer.BadParameter("name the run")
+    if artifact is not None:
+        _refuse("--artifact", {**of_a_checkpoint, "create": create})
+        return _push_artifact(opened.run(run), artifact, file, format_name, max_bytes)
+    if step is None:
+        raise typer.BadParameter("--step N is needed: the training step, update or epoch")
     metrics, texts = options.numbers(metric or ()), options.pairs(meta or ())
+    entries = {name: Path(file) for name, file in options.pairs(stream or ()).items()}
+    streams = {name: read_entries(path) for name, path in entries.items()}
     given = precision or []
     is_name = len(given) == 1 and "=" not in given[0]
     policies = options.pairs(one if "=" in one else f"*={one}" for one in given)
     found = formats.read(file, format=format_name, portable=True, max_bytes=max_bytes)
     into = opened.run(run, create=create)
+    # So that they are written again if this state has their content.
+    into.handle.committer.writer.objects.suspect |= damaged_keys(opened.handle.store)
     known = into.manifest.count
     saved = into.exchange.push(
         found.state,
         step=step,
+        after=_after(after),
         phase=phase,
         metrics=metrics,
+        streams=streams,
         meta=texts or None,
         storing=Storing(
-            precision=given[0] if is_name else policies,
-            allow_lossy_optimizer=allow_lossy_optimizer,
+            precision=given[0] if is_name else policies, allow_lossy_optimizer=allow_lossy_optimizer
         ),
     )
     is_new = into.manifest.count > known
@@ -102,24 +181,74 @@ def push(
     return Answer(lambda: {**shape, "format": found.format, "new": is_new}, lambda: text)
 
 
-@command(moves, bar="pulling")
+def _refuse(what: str, given: Mapping[str, object]) -> None:
+    """Refuse options that the kind of a push or pull does not have."""
+    for name, value in given.items():
+        if value:
+            raise typer.BadParameter(f"{what} excludes --{name.replace('_', '-')}")
+
+
+def _push_artifact(
+    run: Run, name: str, file: Path, format_name: str | None, max_bytes: int | None
+) -> Answer:
+    found = formats.read(file, format=format_name, portable=True, max_bytes=max_bytes)
+    stored = run.pins.artifacts.set(name, found.state)
+    pin = run.manifest.pin("artifact", name)
+    assert pin is not None  # it was just set
+    return answer_of(
+        {**describe.pin_json(run, pin), "format": found.format},
+        f"pushed: {describe.named(stored)}",
+        *[OPAQUE] * (found.format == "opaque"),
+    )
+
+
+def _after(text: str | None) -> int | Literal["none"] | None:
+    if text is None:
+        return None
+    if text == "none":
+        return "none"
+    if not text.isdecimal():
+        raise typer.BadParameter(f"--after {text!r} is neither a step nor none")
+    return int(text)
+
+
+@command(moves, bar="pulling", epilog=SYSTEMS)
 def pull(
     opened: Registry,
     *,
     advance: Bar,
     ref: options.Ref,
     to: Path = option("--to", "PATH", f"The file to write: {MAIN_EXTENSIONS}.", default=...),
-    only: list[str] | None = option("--only", "COMPONENT", "Only this component; repeatable."),
+    only: list[str] | None = option(
+        "--only",
+        "COMPONENT",
+        "Only this component; repeatable.",
+        autocompletion=completing.COMPONENTS,
+    ),
     format_name: str | None = option(
-        "--format", "NAME", f"Its format: {NAMES}. By default the extension tells it."
+        "--format",
+        "NAME",
+        f"Its format: {GENERIC_NAMES}, or one of those below. By default the extension tells it.",
     ),
     force: bool = flag("--force", "Replace a file that exists."),
+    layout: str | None = option(
+        "--layout",
+        "NAME",
+        f"Write the run REF to the folder PATH: {LAYOUTS}; preset: that of its preset.",
+    ),
+    watch: bool = flag("--watch", "With --layout: follow the run until it is over."),
 ) -> Answer:
-    """Write a checkpoint, release, artifact or pool entry to a file.
+    """Write a checkpoint or another state to a file, or a run to a folder.
 
     The extension decides the format; an opaque file can be written under any name. Every byte is
-    verified. The file appears complete, or not at all.
+    verified. The file appears complete, or not at all. With --layout a second pull brings the
+    folder up to date, and removes what the run has no longer. Files that no pull has made, or that
+    were changed, are left alone; the exit status is then 5.
     """
+    if layout is not None:
+        _refuse("--layout", {"only": only, "format": format_name, "force": force})
+        return folders.written(opened.run(ref), to, layout, watch=watch)
+    _refuse("a pull without --layout", {"watch": watch})
     if str(to) == "-":
         raise InvalidInput(
             "a checkpoint is written to a file, not to a pipe",
@@ -140,7 +269,10 @@ def pull(
         size = sum(file.stat().st_size for file in to.iterdir())
         written = formats.WrittenFile(to, format_name, size)
     else:
-        written = formats.write(to, stored, format=format_name, only=only or None, force=force)
+        state: object = stored
+        if format_name == "cobre" and isinstance(stored, Checkpoint) and not only:
+            state = layouts.policy_of(stored)
+        written = formats.write(to, state, format=format_name, only=only or None, force=force)
     lossy = describe.lossy_text(describe.lossy_json(stored))
     return Answer(
         lambda: {
@@ -157,31 +289,7 @@ def pull(
     )
 
 
-@command(reads)
-def files(opened: Registry, *, ref: options.Ref) -> Answer:
-    """List the files of a folder that was pushed, as sha256sum does.
-
-    The text can be given to `sha256sum -c` in a folder that `pull` has written.
-    """
-    stored = opened.stored(ref)
-    found = stored.files()
-    if not found:
-        raise InvalidInput(
-            "not a folder that was pushed",
-            where=stored.ref,
-            found=f"a state of {', '.join(stored.components)}",
-            hint="`holdfast show` lists its tensors.",
-        )
-    return Answer(
-        lambda: [
-            {"name": name, **picked(one, "size_bytes sha256 format executable")}
-            for name, one in found.items()
-        ],
-        lambda: [f"{one.sha256}  {name}" for name, one in found.items()],
-    )
-
-
-@command(table=True)
+@command(table=True, epilog=SYSTEMS)
 def inspect(
     *,
     file: Path = argument("FILE", "The file."),
@@ -211,7 +319,7 @@ def inspect(
     )
 
 
-@command()
+@command(epilog=SYSTEMS)
 def validate(
     *,
     file: Path = argument("FILE", "The file."),
@@ -239,7 +347,7 @@ def validate(
     )
 
 
-@command()
+@command(epilog=f"{SYSTEMS} --level, --precision and --to-version are for thalia.")
 def convert(
     *,
     file: Path = argument("FILE", "The file or folder to read."),
@@ -247,10 +355,10 @@ def convert(
     read_as: str | None = option("--read-as", "NAME", "The format of FILE, as for push."),
     format_name: str | None = option("--format", "NAME", "The format of TO, as for pull."),
     level: int | None = option(
-        "--level", "N", ".thalia: level of the compression, 1 to 22 for zstd, 1 to 12 for lz4."
+        "--level", "N", "Level of the compression: 1 to 22 for zstd, 1 to 12 for lz4."
     ),
-    precision: str | None = option("--precision", "NAME", ".thalia: fp32, fp16 or mixed."),
-    version: str | None = option("--to-version", "X.Y", ".thalia: write version 0.1 or 0.2."),
+    precision: str | None = option("--precision", "NAME", "fp32, fp16 or mixed."),
+    version: str | None = option("--to-version", "X.Y", "The version to write: 0.1 or 0.2."),
     max_bytes: int | None = options.MAX_BYTES,
     force: bool = flag("--force", "Replace a file that exists."),
 ) -> Answer:

@@ -1,24 +1,24 @@
-"""`checkout` and `import`: a run as the folder of another system, and such a folder as a run."""
+"""`pull --layout` and `push --layout`: a run as the folder of another system, and back."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from holdfast.registry.cli import options
-from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.command import Answer
 from holdfast.registry.cli.describe import picked
-from holdfast.registry.cli.opening import reads, writes
-from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
 from holdfast.registry.face import Registry, Run, init
 from holdfast.registry.layouts import (
-    NAMES,
+    OF_SYSTEMS as OF_SYSTEMS,
+)
+from holdfast.registry.layouts import (
     CheckoutReport,
     ImportedFile,
     check_folder,
@@ -27,32 +27,29 @@ from holdfast.registry.layouts import (
 )
 from holdfast.registry.loading.following import Patience
 
-_LAYOUT = option("--layout", "NAME", f"The layout: {NAMES}. Default: the preset's layout.")
+LAYOUTS = "hf (the HF Trainer), or one of those below"
 
 
-@command(reads)
-def checkout(
-    opened: Registry,
-    *,
-    run: options.NamedRun,
-    folder: Path = argument("DIR", "The folder; made if it does not exist."),
-    layout: str | None = _LAYOUT,
-    watch: bool = flag("--watch", "Follow the run until it is over."),
-) -> Answer:
-    """Write a run as the folder of another system.
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """How the folder of another system is taken into a run."""
 
-    A second checkout brings the folder up to date, and removes what the run has no longer. Files
-    that no checkout has made, or that were changed, are left alone; the exit status is then 5.
-    """
-    found = opened.run(run)
+    layout: str
+    table: Path | None  # names and shapes of the parameters; of some layouts
+    dry_run: bool = False
+
+
+def written(run: Run, folder: Path, layout: str, *, watch: bool) -> Answer:
+    """Write a run as the folder of another system, and return the answer of `pull`."""
+    name = None if layout == "preset" else layout
     if watch:
-        reports = keep_checked_out(found.handle.committer, folder, layout, Patience())
+        reports = keep_checked_out(run.handle.committer, folder, name, Patience())
         return Answer(
             lambda: _until_over(reports, lambda report: [_report_json(report)]),
             lambda: _until_over(reports, lambda report: [*_left(report), *_lines(report)]),
             is_live=True,
         )
-    report = found.exchange.checkout(folder, layout=layout)
+    report = run.exchange.checkout(folder, layout=name)
     return Answer(
         lambda: _report_json(report),
         lambda: _lines(report),
@@ -91,51 +88,32 @@ def _lines(report: CheckoutReport) -> Iterator[Part]:
         yield Note("the folder was up to date")
 
 
-@command(writes)
-def import_folder(
-    opened: Registry,
-    *,
-    folder: Path = argument("DIR", "The folder."),
-    run: str | None = argument(
-        "RUN", "The run; by default it has the folder's name.", default=None
-    ),
-    layout: str = option("--layout", "NAME", f"The layout: {NAMES}.", default=...),
-    table: Path | None = option(
-        "--table", "FILE", "andrea: a JSON file with names and shapes of the parameters."
-    ),
-    dry_run: bool = flag("--dry-run", "Read and check everything, and commit nothing."),
-    watch: bool = flag("--watch", "Follow the folder, and take each file in once it is complete."),
-    quiet: float = option(
-        "--quiet",
-        "TIME",
-        "With --watch: how long a file that cannot tell whether it is complete must not change.",
-        parser=options.seconds,
-        default="10s",
-    ),
+def taken(
+    opened: Registry, folder: Path, run: str | None, how: Intake, quiet_s: float | None
 ) -> Answer:
-    """Take the folder of another system into a run.
+    """Take the folder of another system into a run, and return the answer of `push`.
 
     The run is created if it does not exist. It has the preset of the layout, but keeps every
-    checkpoint. A second import takes in only what is new. The exit status is 3 if files are
-    refused.
+    checkpoint. With `quiet_s` the folder is followed.
     """
-    if watch and dry_run:
+    if quiet_s is not None and how.dry_run:
         raise InvalidInput("--watch and --dry-run exclude each other")
     check_folder(folder)
-    into = _run(opened, run or folder.resolve().name, layout, dry_run=dry_run)
-    if watch:
-        files = into.exchange.watch_folder(folder, layout=layout, table=table, quiet_s=quiet)
+    into = _run(opened, run or folder.resolve().name, how.layout, dry_run=how.dry_run)
+    given: dict[str, Any] = {"layout": how.layout, "table": how.table}
+    if quiet_s is not None:
+        files = into.exchange.watch_folder(folder, **given, quiet_s=quiet_s)
         return Answer(
             lambda: _as_they_come(files, lambda one: [_json(one)]),
             lambda: _as_they_come(files, lambda one: [*_warnings(one), _line(one)]),
             is_live=True,
         )
-    taken = into.exchange.import_tree(folder, layout=layout, table=table, dry_run=dry_run)
-    refused = any(one.outcome == "refused" for one in taken)
+    found = into.exchange.import_tree(folder, **given, dry_run=how.dry_run)
+    refused = any(one.outcome == "refused" for one in found)
     return Answer(
-        lambda: [_json(one) for one in taken],
-        lambda: [_line(one, dry_run=dry_run) for one in taken],
-        notes=[note for one in taken for note in _warnings(one)],
+        lambda: [_json(one) for one in found],
+        lambda: [_line(one, dry_run=how.dry_run) for one in found],
+        notes=[note for one in found for note in _warnings(one)],
         status=InvalidInput.exit_code if refused else 0,
     )
 

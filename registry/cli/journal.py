@@ -1,9 +1,11 @@
-"""`journal ls`, `carry`, `push` and `rm`: saves that are only on this machine."""
+"""`journal ls`, `push` and `rm`: saves that are only on this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+
+import typer
 
 from holdfast.registry.cli import describe, options, output
 from holdfast.registry.cli.columns import Column, numbers
@@ -11,7 +13,13 @@ from holdfast.registry.cli.command import Answer, answer_of, command, listed
 from holdfast.registry.cli.describe import iso
 from holdfast.registry.cli.opening import writes
 from holdfast.registry.cli.options import argument, flag, option
-from holdfast.registry.errors import Conflict, InvalidInput, NotFound
+from holdfast.registry.errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    RegistryError,
+    StoreUnavailable,
+)
 from holdfast.registry.face import Registry, Run
 from holdfast.registry.history import RunLog
 from holdfast.registry.saving.journal import (
@@ -42,7 +50,7 @@ _LS = (
 def ls(*, journal: str | None = _JOURNAL) -> Answer:
     """List the saves that are not in the registry.
 
-    Waiting saves are carried by the next program with this journal, or by `journal carry`. For
+    Waiting saves are carried by the next program with this journal, or by `journal push`. For
     the others --json gives the reason.
     """
     saves = [
@@ -59,23 +67,24 @@ def ls(*, journal: str | None = _JOURNAL) -> Answer:
     )
 
 
-@command(writes)
-def carry(opened: Registry, *, journal: str | None = _JOURNAL) -> Answer:
-    """Add the saves that wait to their runs.
-
-    Runs that a program carries at the moment are left to it.
-    """
-    found = [_carried(opened, folder) for folder in _folders(opened, journal)]
-    return answer_of(
-        found,
-        *(f"{one['run']}: {one['carried']} carried, {one['waiting']} waiting" for one in found),
-    )
+def _carry(opened: Registry, journal: str | None) -> Answer:
+    failed: dict[str, RegistryError] = {}
+    found = [_carried(opened, folder, failed) for folder in _folders(opened, journal)]
+    text = [f"{one['run']}: {one['carried']} carried, {one['waiting']} waiting" for one in found]
+    return Answer(lambda: found, lambda: text, damaged=failed)
 
 
-def _carried(opened: Registry, folder: RunFolder) -> dict[str, Any]:
+def _carried(
+    opened: Registry, folder: RunFolder, failed: dict[str, RegistryError]
+) -> dict[str, Any]:
     notes: list[Note] = []
-    if folder.waiting():
-        Carrier(opened.handle.store, folder, lambda _, note: notes.append(note)).carry()
+    try:
+        if folder.waiting():
+            Carrier(opened.handle.store, folder, lambda _, note: notes.append(note)).carry()
+    except StoreUnavailable:  # every other run would wait for the registry as long
+        raise
+    except RegistryError as error:  # one run, or a copy of its folder, does not stop the others
+        failed[folder.run_id] = error
     carried = sum(note.outcome == "carried" for note in notes)
     return {"run": folder.run_id, "carried": carried, "waiting": len(folder.waiting())}
 
@@ -84,18 +93,26 @@ def _carried(opened: Registry, folder: RunFolder) -> dict[str, Any]:
 def push(
     opened: Registry,
     *,
-    run: options.NamedRun,
-    fork: str = argument("FORK", "Name of the new run, or of the one that an earlier push made."),
+    run: str | None = argument("RUN", "A run with stranded or refused saves.", default=None),
+    fork: str | None = argument(
+        "FORK", "Name of the new run, or of the one that an earlier push made.", default=None
+    ),
     url: str | None = option("--to", "URL", "Another registry, if the run's registry is lost."),
     origin: str = option("--from", "ID", "Id of the lost registry, or its begin.", default=""),
     journal: str | None = _JOURNAL,
 ) -> Answer:
-    """Put stranded and refused saves of a run into a fork.
+    """Add waiting saves to their runs, or stranded ones to a fork.
 
-    The fork begins at the last checkpoint before another machine took the run over. Afterwards
-    the journal deletes the bytes of these saves. With --to all saves that the journal has for a
-    lost registry go into a run of another one: those that wait too, which never enter their own.
+    Without RUN all saves that wait are added, but those of runs that a program carries at the
+    moment. With RUN its stranded and refused saves go into the run FORK, which begins at the last
+    checkpoint before another machine took the run over. Afterwards the journal deletes the bytes of
+    these saves. With --to all saves that the journal has for a lost registry go into a run of
+    another one: those that wait too, which never enter their own.
     """
+    if run is None:
+        return _carry(opened, journal)
+    if fork is None:
+        raise typer.BadParameter("name the run that gets the stranded saves: RUN FORK")
     if url is not None:
         folder = _lost(opened, run, journal, origin)
         target = opened.run(fork) if fork in opened.run_names() else opened.create_run(fork)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from holdfast.registry.cli import output
 from holdfast.registry.errors import NotFound, RegistryError, StoreUnavailable
 from holdfast.registry.face import Registry, Run
-from holdfast.registry.tables import RunChoice, damaged_fields, run_fields
+from holdfast.registry.history import Made, Summaries
+from holdfast.registry.tables import RunChoice, damaged_fields, fields_of
 
 _T = TypeVar("_T")
 
@@ -22,6 +23,7 @@ class Listing:
         self._opened = opened
         #: The errors of runs that cannot be read or described, by name.
         self.damaged: dict[str, RegistryError] = {}
+        self.notes: list[str] = []
 
     def runs(self) -> list[Run]:
         """Return the runs that can be read, opened several at once; name stray folders."""
@@ -30,14 +32,42 @@ class Listing:
         for name, run in zip(
             names, self._opened.handle.store.pools.bulk.map(self._open, names), strict=True
         ):
-            if isinstance(run, NotFound):
-                place = f"{self._opened.url}: runs/{name}"
-                output.note(f"warning: {place} is no run; `holdfast verify` has more")
-            elif isinstance(run, RegistryError):
+            if isinstance(run, RegistryError):
                 self._pass_over(name, run)
             else:
                 found.append(run)
         return found
+
+    def summaries(
+        self, describe: Callable[[Run], Mapping[str, Any]], form: int, *, max_age_s: float
+    ) -> dict[str, Mapping[str, Any]]:
+        """Return what `describe` makes of each run that can be read, by name.
+
+        That is JSON with the `fields` of the run, and is kept on this machine: a run that did not
+        change is not opened again.
+        """
+        handle = self._opened.handle
+
+        def make(name: str) -> Made:
+            run = self._open(name)
+            if isinstance(run, RegistryError):
+                return Made(run)
+            try:
+                return Made(describe(run), run.handle.log)
+            except RegistryError as error:
+                return Made(error)
+
+        # A log does not say what a journal has of its run.
+        heads = handle.store.heads if handle.journal is None else None
+        kept = Summaries(handle.store, heads, "rows", form)
+        read = kept.read(self._opened.run_names(), make, max_age_s=max_age_s)
+        if kept.oldest_ms is not None:
+            listed = output.counted(kept.unasked, "run")
+            self.notes.append(f"{listed} as of {output.time(kept.oldest_ms)} or later")
+        for name, one in read.items():
+            if isinstance(one, RegistryError):
+                self._pass_over(name, one)
+        return {name: one for name, one in read.items() if isinstance(one, Mapping)}
 
     def _open(self, name: str) -> Run | RegistryError:
         try:
@@ -45,16 +75,17 @@ class Listing:
         except RegistryError as error:
             return error
 
-    def chosen(self, runs: Iterable[Run], choice: RunChoice) -> list[Run]:
-        """Return the runs of a choice; forget the damaged ones that it does not have."""
-        by_name = {run.id: run for run in runs}
+    def chosen(
+        self, summaries: Mapping[str, Mapping[str, Any]], choice: RunChoice
+    ) -> list[Mapping[str, Any]]:
+        """Return the summaries of a choice; forget the damaged runs that it does not have."""
         if choice == RunChoice():
-            return list(by_name.values())
-        rows = [run_fields(run.manifest) for run in by_name.values()]
+            return list(summaries.values())
+        rows = [fields_of(one["fields"]) for one in summaries.values()]
         rows += [damaged_fields(name, error) for name, error in self.damaged.items()]
         kept = {str(row["run"]) for row in choice.of(rows)}
         self.damaged = {name: error for name, error in self.damaged.items() if name in kept}
-        return [run for name, run in by_name.items() if name in kept]
+        return [one for name, one in summaries.items() if name in kept]
 
     def described(self, runs: Iterable[Run], describe: Callable[[Run], _T]) -> dict[str, _T]:
         """Describe each run, by name; a run that cannot be described counts as damaged."""
@@ -78,7 +109,11 @@ class Listing:
     def _pass_over(self, name: str, error: RegistryError) -> None:
         if isinstance(error, StoreUnavailable):
             raise error  # the other runs would fail in the same way
-        self.damaged[name] = error
+        if isinstance(error, NotFound):
+            place = f"{self._opened.url}: runs/{name}"
+            output.note(f"warning: {place} is no run; `holdfast verify` has more")
+        else:
+            self.damaged[name] = error
 
 
 # Sparklines: how a number changed, as a word.

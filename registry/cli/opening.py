@@ -17,8 +17,7 @@ from holdfast.registry.face import (
     open,  # noqa: A004
     open_on,
 )
-from holdfast.registry.objects import VARIABLE, from_pairs
-from holdfast.registry.store import Address
+from holdfast.registry.store import VARIABLE, Address, from_pairs
 from holdfast.registry.store.heads import open_heads
 
 
@@ -48,8 +47,12 @@ def writes(address: Address, bar: Bar, *, dry_run: bool) -> Registry:  # noqa: A
 
 
 @contextmanager
-def moves(address: Address, bar: Bar, *, dry_run: bool) -> Iterator[Registry]:  # noqa: ARG001
+def moves(address: Address, bar: Bar, *, dry_run: bool) -> Iterator[Registry]:
     """Open a registry for writing; the bar shows the bytes to and from its store."""
+    if dry_run:
+        with opened_at(address, read_only=True) as registry:
+            yield registry
+        return
     store = address.open()
     heads = open_heads(address.location(store))
     with open_on(Watched(store, bar), heads=heads) as registry:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.registry.cli import completing
 from holdfast.registry.errors import NotFound
 from holdfast.registry.spec import Retention
 
@@ -60,8 +61,15 @@ Sort = Annotated[
 ]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the table as CSV, with exact values.")]
 #: `HOLDFAST_RUN` may name the first; the second is followed by arguments, so it is required.
-Run = Annotated[str, typer.Argument(envvar="HOLDFAST_RUN", metavar="RUN", help="Name of a run.")]
-NamedRun = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")]
+Run = Annotated[
+    str,
+    typer.Argument(
+        envvar="HOLDFAST_RUN", metavar="RUN", help="Name of a run.", autocompletion=completing.RUNS
+    ),
+]
+NamedRun = Annotated[
+    str, typer.Argument(metavar="RUN", help="Name of a run.", autocompletion=completing.RUNS)
+]
 _PATTERN = re.compile(r"[*?[]")  # no name of a run has one of these
 
 
@@ -84,7 +92,9 @@ def matching(names: Iterable[str], runs: Callable[[], list[str]]) -> list[str]:
 Ref = Annotated[
     str,
     typer.Argument(
-        metavar="REF", help="A checkpoint: RUN, RUN/best, RUN/phase1/step5, RUN/tags/NAME, RUN/ID."
+        metavar="REF",
+        help="A checkpoint: RUN, RUN/best, RUN/phase1/step5, RUN/tags/NAME, RUN/ID.",
+        autocompletion=completing.REFS,
     ),
 ]
 METRICS = option("--metric", "NAME=NUMBER", "A metric; repeatable.")
@@ -106,6 +116,7 @@ DAYS = option("--days", "N", "Keep the checkpoints of the last N days.", min=1)
 THIN = option(
     "--thin", "COMPONENT", "The others keep this component, and are not evicted; repeatable."
 )
+REASON = option("--reason", "TEXT", "The reason, for the history.", default=...)
 THINNED = flag("--thinned", "A thinned checkpoint will do.")
 
 

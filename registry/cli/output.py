@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time as clock
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
@@ -171,14 +172,17 @@ def date(time_ms: int) -> str:
     return f"{time(time_ms)} ({age(time_ms)})"
 
 
-# Progress of a command: a bar on stderr if that is a terminal, otherwise nothing.
+# Progress of a command: a bar on stderr if that is a terminal, otherwise a line each minute.
 
 
 class Bar:
     """A bar, called with the number of bytes so far."""
 
-    def __init__(self, show: Callable[[int, int | None], object] | None = None) -> None:
+    def __init__(
+        self, show: Callable[[int, int | None], object] | None = None, *, has_total: bool = True
+    ) -> None:
         self._show = show
+        self._has_total = has_total  # worth what `expect` costs
         self._done = self._total = 0
 
     def __call__(self, done: int) -> None:
@@ -190,16 +194,37 @@ class Bar:
 
     def expect(self, more: Callable[[], int]) -> None:
         """Show a total: the bytes so far, plus the bytes that `more` returns."""
-        if self._show is not None:
+        if self._show is not None and self._has_total:
             expected = more()  # moves the bar
             self._total = self._done + expected
 
 
+#: Without a terminal, a command that takes long says so this often.
+_EVERY_S = 60
+
+
+def _lines(label: str) -> Callable[[int, int | None], None]:
+    """Return a function that writes a line on stderr each minute: how far, since when."""
+    began = told = clock.monotonic()
+
+    def show(done: int, _: int | None) -> None:
+        nonlocal told
+        now = clock.monotonic()
+        if now - told >= _EVERY_S:
+            told = now
+            note(f"{label}: {size(done)} so far, {duration(now - began)}")
+
+    return show
+
+
 @contextmanager
 def bar(label: str) -> Iterator[Bar]:
-    """Show a bar while the block runs."""
-    if not label or not sys.stderr.isatty():
+    """Show a bar while the block runs; a line each minute if there is no terminal."""
+    if not label:
         yield Bar()
+        return
+    if not sys.stderr.isatty():
+        yield Bar(_lines(label), has_total=False)
         return
     from holdfast.registry.store import terminal_bar
 

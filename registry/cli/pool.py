@@ -1,4 +1,4 @@
-"""`pool promote`, `rate`, `sample` and `ls`: the opponents of a run."""
+"""`pool promote`, `rate` and `sample`, and the list of a pool: the opponents of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.registry.cli.describe import iso, picked
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.curation.pool import PoolEntry
-from holdfast.registry.face import Registry
+from holdfast.registry.face import Registry, Run
 
 _LS = (
     Column("version", text="v{:04d}".format),
@@ -88,25 +88,20 @@ def sample(
     run: options.Run,
     start: int = option("--start", "GAME", "Number of the first game.", min=0, default=0),
     count: int = option("-n", "COUNT", "Number of games.", min=1, default=10),
+    evaluation: bool = flag("--evaluation", "Which entries to evaluate, by their uncertainty."),
 ) -> Answer:
     """Show which opponents the model in training plays.
 
     The same seed and pool always give the same opponents.
     """
-    drawn = list(opened.run(run).pool.draws(start, count))
+    pool, games = opened.run(run).pool, range(start, start + count)
+    drawn = [pool.evaluation(n) for n in games] if evaluation else pool.draws(start, count)
     return listed(_MATCHUPS, drawn, lambda one: picked(one, "game kind version"))
 
 
-@command(reads, table=True)
-def ls(
-    opened: Registry,
-    *,
-    run: options.Run,
-    evicted: bool = flag("--evicted", "Also entries that left the pool."),
-) -> Answer:
-    """List the entries of a pool, newest last."""
-    pool = opened.run(run).pool
-    entries = pool.entries() if evicted else pool.roster()
+def listing(run: Run, *, evicted: bool) -> Answer:
+    """Return the entries of a pool as an answer, newest last."""
+    entries = run.pool.entries() if evicted else run.pool.roster()
     return listed(
         _LS,
         entries,

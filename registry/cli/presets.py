@@ -1,66 +1,57 @@
-"""`preset ls`, `show` and `check`: the settings that runs are created with."""
+"""`preset`: the settings that runs are created with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from holdfast.registry.cli import output
+from holdfast.registry.cli import completing, output
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command, listed
 from holdfast.registry.cli.options import argument
 from holdfast.registry.cli.output import Note
-from holdfast.registry.errors import NotFound
-from holdfast.registry.spec import Retention, RunSpec, doubts
-from holdfast.registry.spec.presets import load_preset, preset_names
-from holdfast.registry.values import near
+from holdfast.registry.spec import Phase, Retention, RunSpec, doubts
+from holdfast.registry.spec.presets import GENERAL, load_preset, preset_names
 
-_PRESETS = (
-    Column("preset", "name"),
-    Column("about", folds=True),
-)
+
+def tiers_text(keeps: Mapping[str, str]) -> str:
+    """Return the retention of a phase as one text."""
+    return "; ".join(f"{tier}: {rules}" if tier else rules for tier, rules in keeps.items())
+
+
+_PRESETS = (Column("preset", "name"), Column("for"), Column("about", folds=True))
 _PHASES = (
     Column("phase", "name"),
     Column("counter", drop=1),
     *numbers("save_every", none="-", drop=2),
     Column("monitors", text=", ".join, folds=True),
-    Column("keeps", text=lambda keeps: "; ".join(_tiers(keeps)), folds=True),
+    Column("keeps", text=tiers_text, folds=True),
 )
 
 
 @command(table=True)
-def ls() -> Answer:
-    """List the presets that come with Holdfast."""
-    presets = [{"name": name, "about": load_preset(name).about} for name in preset_names()]
-    return listed(_PRESETS, presets, dict)
+def preset(
+    *,
+    name: str | None = argument(
+        "NAME|FILE",
+        "A preset, or a TOML file of yours.",
+        default=None,
+        autocompletion=completing.PRESETS,
+    ),
+) -> Answer:
+    """List the presets, print one to copy and change, or check your own.
 
-
-@command()
-def show(*, name: str = argument("NAME", "Name of a preset.")) -> Answer:
-    """Print a preset as TOML, to copy and change."""
-    if name not in preset_names():
-        raise NotFound(
-            "no such preset",
-            where=name,
-            expected=", ".join(preset_names()),
-            hint=near(name, preset_names()),
-        )
-    file = files("holdfast.registry.spec.presets").joinpath(f"{name}.toml")
-    return Answer(
-        lambda: load_preset(name).to_json(),
-        lambda: [file.read_text(encoding="utf-8").removesuffix("\n")],
-    )
-
-
-@command(table=True)
-def check(*, file: str = argument("FILE", "A preset, TOML.")) -> Answer:
-    """Check a preset of your own, and show its phases.
-
-    A warning names a possible mistake: patterns and keys are compared with a state only when one is
-    saved.
+    Of a file of yours it shows the phases. A warning names a possible mistake: patterns and keys
+    are compared with a state only when one is saved.
     """
-    spec = load_preset(file)
+    if name is None:
+        return listed(_PRESETS, [_about(one) for one in preset_names()], dict)
+    spec = load_preset(name)
+    if name in preset_names():
+        file = files("holdfast.registry.spec.presets").joinpath(f"{name}.toml")
+        text = file.read_text(encoding="utf-8").removesuffix("\n")
+        return Answer(spec.to_json, lambda: [text])
     phases, warnings = _phases(spec), list(doubts(spec))
     declared = output.counted(len(spec.phases), "declared phase")
     return Answer(
@@ -68,9 +59,14 @@ def check(*, file: str = argument("FILE", "A preset, TOML.")) -> Answer:
         lambda: [
             Table(_PHASES, phases),
             *(Note(f"warning: {warning}") for warning in warnings),
-            f"ok: {spec.name or file}, {declared}",
+            f"ok: {spec.name or name}, {declared}",
         ],
     )
+
+
+def _about(name: str) -> dict[str, Any]:
+    is_for = "any" if name in GENERAL else "one system"
+    return {"name": name, "for": is_for, "about": load_preset(name).about}
 
 
 def _phases(spec: RunSpec) -> list[dict[str, Any]]:
@@ -81,15 +77,16 @@ def _phases(spec: RunSpec) -> list[dict[str, Any]]:
             "counter": phase.counter,
             "save_every": phase.save_every,
             "monitors": [f"{one.label}:{one.mode}" for one in phase.monitors],
-            "keeps": {one.name: _kept(one.retention) for one in phase.tiers}
-            or {"": _kept(phase.retention)},
+            "keeps": kept(phase),
         }
         for phase in spec.phases or (spec.phase("(any)"),)
     ]
 
 
-def _tiers(keeps: dict[str, str]) -> Iterator[str]:
-    return (f"{tier}: {kept}" if tier else kept for tier, kept in keeps.items())
+def kept(phase: Phase) -> dict[str, str]:
+    """Return the retention of a phase in words: by tier, or under `""` if it has no tiers."""
+    tiers = {one.name: _kept(one.retention) for one in phase.tiers}
+    return tiers or {"": _kept(phase.retention)}
 
 
 def _kept(retention: Retention | None) -> str:
@@ -97,4 +94,7 @@ def _kept(retention: Retention | None) -> str:
         return "all"
     rules = {"last": retention.last, "best": retention.best, "every": retention.every}
     rules["days"] = retention.for_days
-    return ", ".join(f"{name} {count}" for name, count in rules.items() if count is not None)
+    words = [f"{name} {count}" for name, count in rules.items() if count is not None]
+    if retention.then is not None:
+        words.append(f"of the others {' and '.join(retention.then)}")
+    return ", ".join(words)

@@ -1,10 +1,12 @@
-"""`init`, `upgrade`, `freeze`, `thaw`, `trust` and `sync`: commands on whole registries."""
+"""Commands on registries: `init`, `upgrade`, `freeze`, `drops`, `trust` and `sync`."""
 
 from __future__ import annotations
 
+import typer
+
 from holdfast.backends import parse
 from holdfast.backends.escape import shown
-from holdfast.registry.cli import output
+from holdfast.registry.cli import options, output
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
@@ -17,6 +19,7 @@ from holdfast.registry.face import sync as sync_registries
 from holdfast.registry.store import Address
 from holdfast.registry.store import trust as trust_registry
 from holdfast.registry.upkeep import FreezeReport
+from holdfast.registry.values import duration
 
 _SYNCED = (
     Column("run"),
@@ -43,7 +46,7 @@ def init(
         "--skip-race-probe", "For emulators: do not race the store first."
     ),
 ) -> Answer:
-    """Make a registry.
+    """Create a registry.
 
     The store's exclusive create is raced first; a store that lets two writers win is refused.
     """
@@ -89,11 +92,7 @@ def trust(*, address: Address) -> Answer:
 
 
 @command(writes)
-def upgrade(
-    opened: Registry,
-    *,
-    yes: bool = flag("--yes", "Do not ask."),
-) -> Answer:
+def upgrade(opened: Registry, *, yes: bool = flag("--yes", "Do not ask.")) -> Answer:
     """Let newer rules begin; older programs can only read then.
 
     Upgrade every program that writes first. This cannot be undone. It marks every run, so that
@@ -114,25 +113,48 @@ def freeze(
     moved_to: str | None = option(
         "--moved-to", "URL", "Where the registry goes on, for everybody's messages."
     ),
+    off: bool = flag("--off", "Allow writing again."),
     yes: bool = flag("--yes", "Do not ask."),
 ) -> Answer:
     """Forbid everybody to write, and say where the registry goes on.
 
     Each writer stops at its next commit with an error that names the place; reading goes on.
-    `holdfast thaw` ends it. If it is killed, run it again.
+    --off ends it; if training went on at another place meanwhile, the histories of its runs
+    diverge. If the command is killed, run it again.
     """
+    if off:
+        if moved_to:
+            raise typer.BadParameter("--moved-to is for a freeze, and --off ends one")
+        return _frozen(opened.thaw())
     if not yes:
         output.confirm(f"No program can write to {opened.url} then; training stops.")
     return _frozen(opened.freeze(moved_to))
 
 
 @command(writes)
-def thaw(opened: Registry) -> Answer:
-    """Allow writing again after a freeze.
+def drops(
+    opened: Registry,
+    *,
+    delay: float | None = option(
+        "--delay",
+        "TIME",
+        "Free dropped runs after this time: 0, 30m, 12h, 7d.",
+        parser=options.seconds,
+        default=None,
+    ),
+    keep: bool | None = option(
+        "--keep/--no-keep", None, "Free nothing that evictions and drops release, as a mirror."
+    ),
+) -> Answer:
+    """Show or set for how long dropped runs can be taken back.
 
-    If training went on at another place meanwhile, the histories of its runs diverge.
+    To set it takes the rights of a collector; programs of older versions can never write then.
     """
-    return _frozen(opened.thaw())
+    rules = opened.drop_rules(delay_s=delay, keep=keep)
+    text = f"dropped runs can be taken back for {duration(rules.delay_s)}"
+    if rules.keep:
+        text = "nothing is freed: gc keeps what was evicted, thinned and dropped"
+    return answer_of(picked(rules, "delay_s keep epoch"), text)
 
 
 def _frozen(report: FreezeReport) -> Answer:

@@ -1,4 +1,4 @@
-"""`repack`: packs rewritten without the bytes that nobody needs."""
+"""`repack`, `gc` and `tier`: which bytes stay on the store, and in which storage class."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from holdfast.registry.cli import options, output
-from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import DASK, workers_at, writes
 from holdfast.registry.cli.options import argument, flag, option
@@ -68,6 +68,37 @@ def repack(
         )
     idle = _idle(compression, keyframe_every, some=bool(run))
     return Answer(lambda: _json(report), lambda: _text(report) if report.rewritten else [idle])
+
+
+@command(writes)
+def tier(
+    opened: Registry,
+    *,
+    refs: list[str] = argument("REF", "A state, or the name of a run for all that it holds."),
+    storage_class: str | None = option(
+        "--class", "NAME", "Where to move the packs: GLACIER_IR, GLACIER, STANDARD, ..."
+    ),
+    restore_days: int | None = option(
+        "--restore-days", "N", "Ask for archived packs: readable some hours later, for N days."
+    ),
+    dry_run: bool = flag("--dry-run", "Only count."),
+) -> Answer:
+    """Move packs to another storage class, or ask for archived ones.
+
+    Only in a bucket on S3. No name, id or log changes. A pack that other states need too stays out
+    of an archive.
+    """
+    report = opened.tier(refs, storage_class, restore_days=restore_days, dry_run=dry_run)
+    verb = "moved to " + report.storage_class if report.storage_class else "asked for"
+    text = f"{output.counted(report.packs, 'pack')}, {output.size(report.bytes)}, {verb}"
+    if report.dry_run:
+        text = (
+            f"would be {verb}: {output.counted(report.packs, 'pack')}, {output.size(report.bytes)}"
+        )
+    kept = f"{output.counted(report.kept_packs, 'pack')}, {output.size(report.kept_bytes)}"
+    more = [f"not moved, since other states need them: {kept}"] if report.kept_packs else []
+    names = "storage_class packs bytes kept_packs kept_bytes dry_run"
+    return answer_of(picked(report, names), text, *more)
 
 
 def _json(report: RepackReport) -> dict[str, Any]:
@@ -203,6 +234,9 @@ def _collected_json(report: GcReport) -> dict[str, Any]:
         **picked(report, "dry_run epoch runs full"),
         "forgotten": list(report.forgotten),
         "differing": list(report.differing),
+        "hidden_runs": list(report.hidden_runs),
+        "freed_runs": list(report.freed_runs),
+        "keeps": report.keeps,
         **{name: picked(tally, "objects size_bytes") for name, tally in tallies.items()},
         **picked(report, "unfinished_bytes freed_bytes keeps_versions noncurrent_bytes"),
     }
@@ -213,6 +247,13 @@ def _collected_text(report: GcReport) -> Iterator[Part]:
     yield {
         "looked at": f"{_tally_text(report.objects)}, of {output.counted(report.runs, 'run')}",
         "would forget" if report.dry_run else "forgot": ", ".join(report.forgotten) or None,
+        "dropped": f"{', '.join(report.hidden_runs)}: kept, since `undo` may bring them back"
+        if report.hidden_runs
+        else None,
+        "keeps": "all that was evicted, thinned and dropped (drops --keep)"
+        if report.keeps
+        else None,
+        "would free" if report.dry_run else "freed": ", ".join(report.freed_runs) or None,
         "would go": _tally_text(report.condemned) if report.dry_run else None,
         "deleted": None if report.dry_run else f"{_tally_text(report.deleted)}{sweep}",
         "spared": _some(report.spared, "a run uses them again"),

@@ -1,4 +1,4 @@
-"""`prune`, `evict` and `undo`: evict checkpoints, bring them back; `du`: their bytes."""
+"""`prune`, `rm` and `undo`: evict checkpoints, bring them and runs back; `du`: their bytes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.failures import mark
-from holdfast.registry.cli.opening import DASK, reads, workers_at, writes
+from holdfast.registry.cli.opening import DASK, address_of, reads, workers_at, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Part
+from holdfast.registry.cli.runs import run_json
 from holdfast.registry.curation import checkpoint_marks
-from holdfast.registry.errors import NotFound, RegistryError
-from holdfast.registry.face import Registry, find_evicted
+from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
+from holdfast.registry.face import Registry, Run, find_evicted
 from holdfast.registry.history import RetentionPlan, Verdict
 from holdfast.registry.upkeep import RunUsage, Usage, measure
 from holdfast.registry.values import near
@@ -117,17 +118,16 @@ def _rows(run: str, plan: RetentionPlan) -> list[dict[str, Any]]:
 
 
 @command(writes)
-def evict(
-    opened: Registry,
-    *,
-    ref: options.Ref,
-    reason: str = option("--reason", "TEXT", "The reason, for the log.", default=...),
-) -> Answer:
+def rm(opened: Registry, *, ref: options.Ref, reason: str = options.REASON) -> Answer:
     """Evict one checkpoint.
 
     The newest and the best one, gates, tags and checkpoints that a follower holds are refused.
-    `undo` brings it back.
+    `undo` brings it back. `run rm` drops a whole run, and `tag rm` removes a tag.
     """
+    if ref in opened.run_names():
+        raise InvalidInput(
+            "a run, not a checkpoint", where=ref, hint=f"`holdfast run rm {ref}` drops the run."
+        )
     found = opened.checkpoint(ref)
     opened.run(found.run_id).retention.evict(found, reason)
     return answer_of(
@@ -146,13 +146,22 @@ def undo(
         "PHASE/stepN or ID, with or without RUN/; by default the last eviction.",
         default=None,
     ),
+    mirror: str | None = option(
+        "--from", "URL", "A registry that has the dropped run, if it was freed since."
+    ),
+    mirror_storage_option: list[str] | None = option(
+        "--from-storage-option", "KEY=VALUE", "An option of the mirror's store; repeatable."
+    ),
 ) -> Answer:
-    """Bring evicted and thinned checkpoints back.
+    """Bring back evicted and thinned checkpoints, or a dropped run.
 
-    Without a REF, all of the last eviction or thinning. Retention does not evict or thin them
-    again. Checkpoints that `gc` has deleted meanwhile cannot come back.
+    Of a dropped run, all that it held. Otherwise the checkpoints that are named, or all of the last
+    eviction or thinning. Retention does not evict or thin them again. Checkpoints that `gc` has
+    deleted meanwhile cannot come back.
     """
     into = opened.run(run)
+    if not ref and (mirror is not None or into.manifest.dropped is not None):
+        return _undropped(into, mirror, mirror_storage_option)
     handle = into.handle
     back = into.retention.undo(*(find_evicted(handle.store, handle.log, ref) if ref else ()))
     marks = checkpoint_marks(into.manifest)
@@ -163,6 +172,16 @@ def undo(
         ],
         *(f"back: {one.ref}  {one.digest.short}" for one in back),
     )
+
+
+def _undropped(run: Run, mirror: str | None, given: list[str] | None) -> Answer:
+    if mirror is None:
+        run.retention.undrop()
+    else:
+        place = address_of(mirror, given, side="from")
+        run.retention.undrop(place.url, storage_options=place.storage_options)
+    held = output.counted(len(run.manifest.live()), "checkpoint")
+    return Answer(lambda: run_json(run, None), lambda: [f"back: {run.id}, with {held}"])
 
 
 @command(reads, table=True)

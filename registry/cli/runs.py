@@ -1,18 +1,19 @@
-"""`run create`, `ls`, `pivot`, `fork` and `drop`."""
+"""`run create`, `ls`, `set`, `pivot` and `rm`."""
 
 from __future__ import annotations
 
 import json as json_module
+import runpy
 import time as clock
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import typer
 
-from holdfast.registry.cli import describe, options, output
+from holdfast.registry.cli import completing, describe, options, output
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import iso, ref, source
@@ -26,16 +27,17 @@ from holdfast.registry.face import Registry, Run
 from holdfast.registry.history import (
     decode_or_keep,
     decode_plain,
+    json_ready,
     parent_ref,
     phase_value,
 )
-from holdfast.registry.history.actions import Parent
+from holdfast.registry.history.actions import Parent, RunStatus
 from holdfast.registry.saving.loop import LastHeard, failed_saves, last_heard, waited_share
 from holdfast.registry.spec import Monitor, Retention
 from holdfast.registry.spec.presets import load_preset
-from holdfast.registry.tables import RunChoice
+from holdfast.registry.tables import RunChoice, kept_fields
 from holdfast.registry.upkeep import Damage
-from holdfast.registry.values import number
+from holdfast.registry.values import duration, number
 
 _LS = (
     Column("run"),
@@ -47,8 +49,15 @@ _LS = (
     Column("trend", text=sparkline, is_picture=True, drop=1),
     *numbers("heard=last_heard.time", text=describe.age, none="-", drop=5),
     *numbers("age=created", text=describe.age, none="-", drop=6),
+    Column("owner", none="-", drop=7),
 )
+#: Form of `_summary`; raise it whenever that or `run_json` makes something else.
+_FORM = 3
 _WHERE = "Only runs that fit, such as 'lr < 1e-3 and status=failed and name~vit'."
+_OWNER = option("--owner", "NAME", "Its owner; by default the user who creates it.")
+_PROJECT = option("--project", "NAME", "The project that it belongs to.")
+_LABEL = option("--label", "WORD", "A word to find it by; repeatable.")
+_SET = option("--set", "PATH=VALUE", "A value of the preset to replace: retention.last=5.")
 _NAME = argument("NAME", "Its name; by default made of date, time and seed.", default=None)
 
 
@@ -59,29 +68,50 @@ def create(
     name: str | None = _NAME,
     seed: str | None = option("--seed", "N", "Master seed, decimal or 0x...; random by default."),
     config: Path | None = option("--config", "FILE", "Configuration, JSON or TOML."),
+    input_hash: str | None = option("--input-hash", "TEXT", "A hash of the input data."),
     monitor: list[str] | None = option(
         "--monitor", "METRIC:MODE", "Decides best; mode min or max."
     ),
-    preset: str | None = option("--preset", "NAME|FILE", "The preset of the run."),
+    preset: str | None = option(
+        "--preset", "NAME|FILE", "The preset of the run.", autocompletion=completing.PRESETS
+    ),
+    overrides: list[str] | None = _SET,
     last: int | None = options.LAST,
     best: int | None = options.BEST,
     every: int | None = options.EVERY,
     days: int | None = options.DAYS,
     thin: list[str] | None = options.THIN,
+    owner: str | None = _OWNER,
+    project: str | None = _PROJECT,
+    label: list[str] | None = _LABEL,
+    total_steps: int | None = option(
+        "--total-steps", "N", "The step at which training is planned to end.", min=1
+    ),
+    source: str | None = option(
+        "--from",
+        "REF",
+        "Continue from this checkpoint of another run; no data is copied.",
+        autocompletion=completing.REFS,
+    ),
 ) -> Answer:
     """Create a run and print its name.
 
     Without --preset, --last, --best, --every and --days it keeps every checkpoint. A checkpoint
-    stays if any of them keeps it. With --thin the others are thinned, not evicted.
+    stays if any of them keeps it. With --thin the others are thinned, not evicted. With --from the
+    run has the preset, seed, configuration and project of its parent, unless they are given.
     """
-    given = _options(seed, config, preset)
+    words = {"input_hash": input_hash, "owner": owner, "project": project, "labels": label}
+    given = _options(seed, config, preset, **words) | _overrides(overrides)
+    if total_steps is not None:
+        given["total_steps"] = total_steps
     if monitor:
         given["monitor"] = [_monitor(text) for text in monitor]
     retention = options.retention(last, best, every, days, thin)
     if retention is not None:
         given["retention"] = retention
-        _check_best(retention, preset, monitor)
-    run = opened.create_run(name, **given)
+        if source is None:
+            _check_best(retention, preset, monitor)
+    run = opened.create_run(name, **given) if source is None else opened.fork(source, name, **given)
     return Answer(lambda: run_json(run, []), lambda: [run.id])
 
 
@@ -94,41 +124,77 @@ def ls(
         "--since", "TIME", "Only runs with a save in that time, such as 12h or 7d."
     ),
     limit: int | None = option("-n", "COUNT", "Only the COUNT runs with the newest saves.", min=1),
+    max_age: str = option(
+        "--max-age", "TIME", "Do not ask for runs that were listed here so recently.", default="0"
+    ),
 ) -> Answer:
-    """List the runs by name."""
+    """List the runs by name.
+
+    Runs that did not change since this machine listed them last are not opened again.
+    """
     choice = RunChoice(where, None if since is None else options.seconds(since), limit)
     listing = Listing(opened)
-    opened_runs = listing.runs()
-    forks, damage = forks_among(opened_runs), Damage.of(opened.handle.store)
-    runs = listing.chosen(opened_runs, choice)
+    found = listing.summaries(_summary, _FORM, max_age_s=options.seconds(max_age))
+    forks, damage = _forks_among(found), Damage.of(opened.handle.store)
+    now_ms = int(clock.time() * 1000)
+    rows = [_row(one, forks, damage, now_ms) for one in listing.chosen(found, choice)]
 
-    def rows(more: Callable[[Run], dict[str, Any]]) -> list[dict[str, Any]]:
-        described = listing.described(
-            runs, lambda run: {**run_json(run, forks.get(run.id, []), damage), **more(run)}
-        )
+    def listed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         return listing.by_name(
-            described,
+            {row["run"]: row for row in rows},
             lambda name, error: {"run": name, "status": mark(error), "error": error.summary},
         )
 
+    shown = [{**row, **_for_people(row, found[row["run"]])} for row in rows]
+    none = "no run fits" if found else "no runs yet"
     return Answer(
-        lambda: rows(lambda run: {}),  # noqa: ARG005
-        lambda: [
-            Table(
-                _LS,
-                rows(lambda run: _for_people(run, damage)),
-                none="no run fits" if opened_runs else "no runs yet",
-            )
-        ],
+        lambda: listed(rows),
+        lambda: [Table(_LS, listed(shown), none=none, sorts={"best": "best_order"})],
+        notes=listing.notes,
         damaged=listing.damaged,
     )
 
 
-def _for_people(run: Run, damage: Damage) -> dict[str, Any]:
+def _summary(run: Run) -> dict[str, Any]:
+    """Return what `run ls` shows of a run, without what follows from the time or this machine."""
+    manifest = run.manifest
+    monitors, records = manifest.monitors, manifest.live()
+    row = run_json(run, None, Damage({}, {}))
+    return {
+        "row": json_ready(row) | {"best_values": row["best_values"]},
+        "trend": [one.measured(record.metrics) for one in monitors[:1] for record in records],
+        "remarks": [one.partition(":")[0] for one in run_remarks(manifest)],
+        "due_ms": heard_of(run).due_ms,
+        "fields": kept_fields(run.handle.log),
+    }
+
+
+def _row(
+    one: Mapping[str, Any], forks: Mapping[str, list[str]], damage: Damage, now_ms: int
+) -> dict[str, Any]:
+    row, due_ms = one["row"], one["due_ms"]
+    name, is_overdue = row["run"], due_ms is not None and now_ms > due_ms
+    return {
+        **row,
+        "forks": forks.get(name, []),
+        "last_heard": {**row["last_heard"], "overdue": is_overdue},
+        "damaged": [f"{name}/{ref}" for ref in damage.in_run(name)],
+    }
+
+
+def _for_people(row: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a row that `--json` has in another form, or does not have."""
-    monitors, records = run.manifest.monitors, run.manifest.live()
-    values = [one.measured(record.metrics) for one in monitors[:1] for record in records]
-    return {"status": ", ".join(_status(run, damage)), "trend": values}
+    status = ", ".join(_status(row, one["remarks"]))
+    return {"status": status, "trend": one["trend"], "best_order": _best_order(row)}
+
+
+def _best_order(row: Mapping[str, Any]) -> tuple[str, float] | None:
+    """Return what sorts runs by their best value, the best first; metrics are never mixed."""
+    for monitor in row["monitors"][:1]:
+        value = row["best_values"][monitor["metric"]]
+        if value is not None:
+            return monitor["metric"], value if monitor["mode"] == "min" else -value
+    return None
 
 
 def heard_of(run: Run) -> LastHeard:
@@ -136,17 +202,19 @@ def heard_of(run: Run) -> LastHeard:
     return last_heard(run.manifest, int(clock.time() * 1000))
 
 
-def _status(run: Run, damage: Damage) -> Iterator[str]:
+def _status(row: Mapping[str, Any], remarks: Iterable[str]) -> Iterator[str]:
     """Yield the status of a run, and its problems."""
-    if run.manifest.dropped is not None:
+    if row["dropped"] is not None:
         yield "dropped"
+        if row["freed"]:
+            yield "freed"
         return
-    yield run.status
-    if heard_of(run).is_overdue:
+    yield row["status"]
+    if row["last_heard"]["overdue"]:
         yield "overdue"
-    if damage.in_run(run.id):
+    if row["damaged"]:
         yield "damaged"
-    yield from (one.partition(":")[0] for one in run_remarks(run.manifest))
+    yield from remarks
 
 
 def _heard_json(run: Run) -> dict[str, Any]:
@@ -173,12 +241,15 @@ def run_json(run: Run, forks: list[str] | None, damage: Damage | None = None) ->
         "reason": manifest.reason,
         **lineage_json(run, forks),
         "created": iso(manifest.created_ms),
+        "owner": run.handle.log.owner(),
+        "project": created and created.project,
+        "labels": [*((created and created.labels) or ())],
         "last_heard": _heard_json(run),
         "damaged": [f"{run.id}/{ref}" for ref in damage.in_run(run.id)],
         "waited_share": _waited_json(run),
         "failed_saves": failed_saves(decode_plain(latest.meta)) if latest else 0,
         "seed": f"0x{created.seed}" if created else None,
-        "config": decode_or_keep(created.config if created else None),
+        "config": decode_or_keep(manifest.config),
         "config_hash": created.config_hash if created else None,
         "environment": created.environment if created else {},
         "monitors": [{"metric": m.metric, "mode": m.mode} for m in manifest.monitors],
@@ -203,11 +274,55 @@ def run_json(run: Run, forks: list[str] | None, damage: Damage | None = None) ->
 
 
 @command(writes)
+def change(
+    opened: Registry,
+    *,
+    run: options.NamedRun,
+    status: str | None = option("--status", "STATUS", "running, interrupted, completed or failed."),
+    versions: str | None = option(
+        "--schema-version", "FROM:TO", "The schema version of its states today, and the new one."
+    ),
+    migration: str | None = option(
+        "--migration", "FILE:NAME", "With --schema-version: the function that migrates a state."
+    ),
+) -> Answer:
+    """Set the status of a run, or its schema version.
+
+    A completed run takes no checkpoint, and ends what follows it: `watch`, `pull --watch`. Stop the
+    trainer before you raise the version. The migration is tried on the newest checkpoint; this runs
+    FILE, a program of yours. Programs that load older states register the same function.
+    """
+    if (status is None) == (versions is None) or (versions is None) != (migration is None):
+        raise typer.BadParameter("give --status, or --schema-version with --migration")
+    found = opened.run(run)
+    if status is not None:
+        found.status = cast("RunStatus", status)
+    if versions is None or migration is None:
+        return Answer(lambda: run_json(found, None), lambda: [f"{run}: {status}"])
+    path, _, name = migration.rpartition(":")
+    migrate = runpy.run_path(path).get(name) if path else None
+    if not callable(migrate):
+        raise typer.BadParameter(f"{migration!r} is not FILE:NAME of a function in a file")
+    before, after = (int(one) if one.isdigit() else one for one in _pair(versions))
+    found.phases.raise_version(before, after, migrate)
+    return Answer(lambda: run_json(found, None), lambda: [f"{run}: schema version {after}"])
+
+
+def _pair(text: str) -> tuple[str, str]:
+    before, colon, after = text.partition(":")
+    if not (before and colon and after):
+        raise typer.BadParameter(f"{text!r} is not of the form FROM:TO, as in 1:2")
+    return before, after
+
+
+@command(writes)
 def pivot(
     opened: Registry,
     *,
     run: options.Run,
     name: str = argument("NAME", "Name of the pivot."),
+    config: Path | None = option("--config", "FILE", "The configuration from here on."),
+    meta: list[str] | None = option("--meta", "NAME=TEXT", "A text to note with it; repeatable."),
 ) -> Answer:
     """Change the policy of a run within its phase.
 
@@ -217,7 +332,9 @@ def pivot(
     """
     found = opened.run(run)
     before, status = len(found.manifest.pivots), found.status
-    pivoted = found.phases.pivot(name)
+    given = None if config is None else _read_config(config)
+    texts = options.pairs(meta or ()) or None
+    pivoted = found.phases.pivot(name, config=given, meta=texts)
     if found.status != status:
         found.status = status  # nobody trains yet
     is_new = len(found.manifest.pivots) > before
@@ -240,52 +357,42 @@ def pivot(
 
 
 @command(writes)
-def fork(
-    opened: Registry,
-    *,
-    ref: options.Ref,
-    name: str | None = _NAME,
-    seed: str | None = option("--seed", "N", "Another master seed."),
-    config: Path | None = option("--config", "FILE", "Another configuration."),
-    preset: str | None = option("--preset", "NAME|FILE", "Another preset."),
-) -> Answer:
-    """Create a run that continues from a checkpoint, and print its name.
-
-    No data is copied. By default the run has the preset, seed and configuration of its parent.
-    """
-    run = opened.fork(ref, name, **_options(seed, config, preset))
-    return Answer(lambda: run_json(run, []), lambda: [run.id])
-
-
-@command(writes)
-def drop(
+def rm(
     opened: Registry,
     *,
     run: options.Run,
-    reason: str = option("--reason", "TEXT", "The reason, for the log.", default=...),
+    reason: str = options.REASON,
+    now: bool = flag("--now", "Free it at once; it takes the rights of a collector."),
     yes: bool = flag("--yes", "Do not ask."),
 ) -> Answer:
-    """Release everything that a run holds. This cannot be undone.
+    """Drop a run; `undo` takes that back.
 
-    Gates and releases are included. On a terminal you must type the name of the run; elsewhere
-    --yes is needed.
+    It is hidden at once, gates and releases included. After the delay of the registry (`drops`), 7
+    days by default, `gc` frees it. On a terminal you must type the name of the run; elsewhere --yes
+    is needed.
     """
     dropped = opened.run(run)
     if not yes:
         held = output.counted(len(dropped.manifest.live()), "checkpoint")
-        what = f"{run} holds {held}. Released checkpoints cannot be brought back."
-        output.confirm_name(run, "drop", what)
-    dropped.retention.drop(reason)
-    return Answer(lambda: run_json(dropped, None), lambda: [f"dropped: {run}"])
+        end = "They cannot be brought back." if now else "`undo` brings them back for a while."
+        output.confirm_name(run, "drop", f"{run} holds {held}. {end}")
+    dropped.retention.drop(reason, now=now)
+    return Answer(lambda: run_json(dropped, None), lambda: [_dropped_text(opened, run, now=now)])
 
 
-def forks_among(runs: Iterable[Run]) -> dict[str, list[str]]:
-    """Return the names of the forks of each of these runs that has some."""
+def _dropped_text(opened: Registry, run: str, *, now: bool) -> str:
+    if now:
+        return f"dropped: {run}; the next gc after the grace deletes what no other run needs"
+    delay = duration(opened.drop_rules().delay_s)
+    return f"dropped: {run}; for {delay} `holdfast undo {run}` brings it back"
+
+
+def _forks_among(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the names of the forks of each run that has some."""
     found: dict[str, list[str]] = {}
-    for run in runs:
-        parent = parent_of(run)
-        if parent is not None:
-            found.setdefault(parent.run, []).append(run.id)
+    for name, one in summaries.items():
+        if one["row"]["parent"] is not None:
+            found.setdefault(one["row"]["parent"]["run"], []).append(name)
     return found
 
 
@@ -309,12 +416,15 @@ def lineage_json(run: Run, forks: list[str] | None) -> dict[str, Any]:
                 "source": record.source,
                 "commit": record.n,
                 "superseded": record.superseded,
+                "config": decode_or_keep(record.config),
+                "meta": decode_or_keep(record.meta),
             }
             for record in manifest.phases
         ],
         "parent": None if parent is None else _parent_json(parent),
         "forks": forks,
         "dropped": manifest.dropped,
+        "freed": None if manifest.dropped is None else manifest.holds_nothing,
     }
 
 
@@ -330,8 +440,10 @@ def _parent_json(parent: Parent) -> dict[str, Any]:
 # Arguments
 
 
-def _options(seed: str | None, config: Path | None, preset: str | None) -> dict[str, Any]:
-    given: dict[str, Any] = {}
+def _options(
+    seed: str | None, config: Path | None, preset: str | None, **words: object
+) -> dict[str, Any]:
+    given: dict[str, Any] = {name: value for name, value in words.items() if value}
     if seed is not None:
         given["seed"] = _seed(seed)
     if config is not None:
@@ -339,6 +451,22 @@ def _options(seed: str | None, config: Path | None, preset: str | None) -> dict[
     if preset is not None:
         given["preset"] = preset
     return given
+
+
+def _overrides(texts: list[str] | None) -> dict[str, Any]:
+    """Return the values of a preset that are set, each read as JSON or else as text."""
+    found: dict[str, object] = {}
+    for text in texts or ():
+        path, equals, value = text.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{text!r} has no value; write {text}=VALUE")
+        if path in found:
+            raise typer.BadParameter(f"{path!r} is given twice")
+        try:
+            found[path] = json_module.loads(value)
+        except (ValueError, RecursionError):
+            found[path] = value
+    return {"overrides": found} if found else {}
 
 
 def _check_best(retention: Retention, preset: str | None, monitor: list[str] | None) -> None:
@@ -378,5 +506,5 @@ def _read_config(path: Path) -> object:
             "the configuration cannot be read",
             where=path,
             expected="a file of JSON, or of TOML where its name ends in .toml",
-            found=error,
+            found=getattr(error, "strerror", None) or error,
         ) from error

@@ -1,4 +1,4 @@
-"""`run show` and `log`: show a run, once or until it is over, and its history."""
+"""`run show` and `log`: a run, once or until it is over, and its history."""
 
 from __future__ import annotations
 
@@ -17,17 +17,12 @@ from holdfast.registry.cli.listing import sparkline, there
 from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import flag, option
 from holdfast.registry.cli.output import Part
+from holdfast.registry.cli.presets import kept, tiers_text
 from holdfast.registry.cli.runs import heard_of, parent_of, run_json
 from holdfast.registry.curation import run_remarks
 from holdfast.registry.errors import IntegrityError, NotFound, UnsupportedFormat
 from holdfast.registry.face import Registry, Run
-from holdfast.registry.history import (
-    RunLog,
-    decode_or_keep,
-    forks_of,
-    in_words,
-    refs_of,
-)
+from holdfast.registry.history import RunLog, decode_or_keep, forks_of, in_words, refs_of
 from holdfast.registry.history.actions import Commit, line_digest
 from holdfast.registry.layouts import follow_run
 from holdfast.registry.loading.following import Patience
@@ -49,6 +44,8 @@ _WATCHED = (
     "waited_share",
 )
 _LEAST = 3
+#: Fields by metric; people are shown the metrics that have a best checkpoint.
+_BESTS = ("best", "best_values", "best_steps")
 _LOG = (
     *numbers("n"),
     Column("time", text=lambda time: output.time(describe.time_ms_of(time)), drop=2),
@@ -89,11 +86,14 @@ def _waited_text(share: float | None) -> str | None:
 
 
 def _for_people(run: Run, forks: list[str] | None) -> dict[str, Any]:
-    shape = run_json(run, forks)
+    shape, declared = run_json(run, forks), run.manifest.spec.phases
+    phase = run.manifest.phase or (declared[0].name if declared else "")
     return {
         **{name: shape[name] for name in ("run", "status")},
         "problem": "; ".join(run_remarks(run.manifest)),
+        "keeps": tiers_text(kept(run.manifest.spec.phase(phase))),
         **shape,
+        **{name: {m: v for m, v in shape[name].items() if v is not None} for name in _BESTS},
         "created": output.time(run.manifest.created_ms),
         "last_heard": _heard_text(heard_of(run)),
         "waited_share": _waited_text(shape["waited_share"]),

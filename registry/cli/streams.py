@@ -1,4 +1,4 @@
-"""`stream append`, `read`, `archive` and `ls`: append-only histories, as lines of JSON."""
+"""`stream append`, `read` and `archive`: append-only histories, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, option
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.face import Registry
+from holdfast.registry.face import Registry, Run
 from holdfast.registry.history import json_ready
 from holdfast.registry.history.actions import Lifetime
 from holdfast.registry.history.replay import StreamRecord
@@ -47,7 +47,7 @@ def append(
 
     Each line is a JSON object with a step.
     """
-    entries = _read(file)
+    entries = read_entries(file)
     stream = opened.run(run).streams[name]
     count = stream.append(entries, lifetime=cast("Lifetime | None", lifetime))
     appended = output.counted(len(entries), "line")
@@ -92,13 +92,8 @@ def archive(
     )
 
 
-@command(reads, table=True)
-def ls(opened: Registry, *, run: options.Run) -> Answer:
-    """List the streams of a run.
-
-    Streams that its preset declares are listed too, whether or not they have entries.
-    """
-    of = opened.run(run)
+def listing(of: Run) -> Answer:
+    """Return the streams of a run as an answer, those that its preset declares among them."""
     streams = list(of.manifest.streams)
     names = {stream.name for stream in streams}
     declared = [stream for stream in of.manifest.spec.streams if stream.name not in names]
@@ -121,7 +116,8 @@ def _archives(counts: dict[str, int]) -> Iterator[str]:
 # Lines of JSON
 
 
-def _read(path: Path | None) -> list[dict[str, Any]]:
+def read_entries(path: Path | None) -> list[dict[str, Any]]:
+    """Read the entries of a file, or of stdin."""
     if path is None or str(path) == "-":
         return _parse(sys.stdin.buffer, "stdin")
     try:

@@ -1,4 +1,4 @@
-"""`ui` and `page`: look at a registry in a browser, or write that to a file."""
+"""`ui`, `page` and `hub`: a registry in a browser, in one file, and for other programs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from holdfast.registry import hub as endpoint
 from holdfast.registry import ui as pages
 from holdfast.registry.cli import output
 from holdfast.registry.cli.command import command
@@ -86,14 +87,102 @@ def page(
     return f"{to}  {output.size(len(data))}"
 
 
+@command(url=True)
+def hub(
+    *,
+    address: Address,
+    port: int = option(
+        "--port", "N", "The port; any free one by default.", default=0, min=0, max=65535
+    ),
+    main: str | None = option(
+        "--main",
+        "REF",
+        "The ref that revision main means; by default the newest release, or else "
+        "best, or else latest.",
+    ),
+    artifact: list[str] = option(
+        "--artifact",
+        "NAME",
+        "An artifact of each run whose files are added; repeatable.",
+        default=["config", "tokenizer"],
+    ),
+    shard_bytes: int = option(
+        "--shard-bytes",
+        "N",
+        "Bytes of tensors in a file of weights, at most.",
+        default=5_000_000_000,
+        min=1,
+    ),
+    token_file: Path | None = option(
+        "--token-file", "FILE", "Who may read which runs: lines of SHA256 PATTERN,... NAME."
+    ),
+    no_token: bool = flag("--no-token", "Ask for no token; only on this machine."),
+    listen: str | None = option("--listen", "ADDRESS", "Another address than that of loopback."),
+    behind_tls: bool = flag("--behind-tls", "A proxy in front of this address encrypts."),
+    host: list[str] | None = option(
+        "--host", "NAME", "A name, with its port, by which clients ask; repeatable."
+    ),
+    cache: str | None = option(
+        "--cache", "DIR", "A folder of a local disk that keeps the chunks that are read."
+    ),
+) -> str:
+    """Serve a registry to clients of Hugging Face, until you press Ctrl-C.
+
+    It only reads. Set HF_ENDPOINT and HF_TOKEN as printed; transformers, peft and `hf download`
+    then read RUN or PROJECT/RUN at any ref. The clients send their token to every endpoint: set
+    HF_TOKEN for that process, or your own goes out.
+    """
+    access, token = _access(token_file, no_token=no_token, listen=listen)
+    if listen is not None and not (behind_tls and host):
+        raise InvalidInput(
+            "other machines can ask only through a proxy that encrypts",
+            where=f"--listen {listen}",
+            expected="--token-file, --behind-tls, and a --host for each name of the proxy",
+        )
+    options = endpoint.ViewOptions(shard_bytes, tuple(artifact))
+    with _installed("hub"):
+        listener = pages.Listener(listen or pages.HOST, port)
+        make = endpoint.Endpoint
+    hosts = frozenset(host) if host else pages.loopback_hosts(listener.port)
+    with closing(pages.Source.open(address, cache=cache)) as source:
+        catalog = endpoint.Catalog(source, options, main)
+        for name in source.names():
+            if (reason := endpoint.refusal(name)) is not None:
+                output.note(f"{name}: no client asks for this run: {reason}")
+        with closing(make(catalog, access, hosts, output.note)) as app:
+            output.line(f"HF_ENDPOINT=http://{listen or pages.HOST}:{listener.port}")
+            output.line("" if token is None else f"HF_TOKEN={token}")
+            sys.stdout.flush()  # a program that started it waits for these lines
+            with suppress(KeyboardInterrupt):
+                listener.serve(app, log_level="critical")
+    return "stopped"
+
+
+def _access(
+    token_file: Path | None, *, no_token: bool, listen: str | None
+) -> tuple[endpoint.Access, str | None]:
+    """Return who may ask, and the token that was made for it, if one was."""
+    if no_token and (token_file is not None or listen is not None):
+        raise InvalidInput(
+            "--no-token is for this machine alone",
+            where="--no-token",
+            expected="neither --token-file nor --listen",
+        )
+    if token_file is not None:
+        return endpoint.read_tokens(token_file), None
+    if listen is not None:
+        raise InvalidInput("no tokens", where=f"--listen {listen}", expected="--token-file FILE")
+    return (endpoint.Access(None), None) if no_token else endpoint.Access.generated()
+
+
 @contextmanager
-def _installed() -> Iterator[None]:
-    """Say which extra to install if a library of the pages is missing."""
+def _installed(extra: str = "ui") -> Iterator[None]:
+    """Say which extra to install if a library of the server is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
         raise InvalidInput(
-            "pages need a library that is not installed",
+            "this needs a library that is not installed",
             where=error.name,
-            hint="Install the extra: pip install 'holdfast[ui]'.",
+            hint=f"Install the extra: pip install 'holdfast[{extra}]'.",
         ) from error

@@ -1,4 +1,4 @@
-"""`verify`, `repair`, `doctor` and `verify-resume`: check a registry or a training program."""
+"""`verify`, `repair`, `care`, `doctor` and `verify-resume`: check a registry or a program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from holdfast.registry.cli.opening import DASK, address_of, opened_at, reads, wo
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Bar, Part
 from holdfast.registry.errors import IntegrityError, InvalidInput, StoreUnsuitable
-from holdfast.registry.face import Registry, ResumeReport, verify_segments
+from holdfast.registry.face import CareReport, Registry, ResumeReport, said, verify_segments
+from holdfast.registry.face import care as care_for
 from holdfast.registry.face import repair as mend
 from holdfast.registry.saving import EXIT_WAIT
 from holdfast.registry.store import BYTES_VARIABLE, FOLDER_VARIABLE, Address
@@ -58,6 +59,9 @@ def verify(
     write_heads: Path | None = option(
         "--write-heads", "FILE", "Write the heads to FILE if nothing is wrong."
     ),
+    since_last: bool = flag(
+        "--since-last", "Read only what is new since the last such check of this machine."
+    ),
     dask: str | None = DASK,
 ) -> Answer:
     """Check that every checkpoint is complete.
@@ -72,6 +76,7 @@ def verify(
             decode=decode,
             heads=heads,
             write_heads=write_heads,
+            since_last=since_last,
             executor=executor,
             progress=advance,
         )
@@ -84,7 +89,7 @@ def _status(*, ok: bool) -> int:
 
 def _json(report: VerifyReport) -> dict[str, object]:
     return {
-        **picked(report, "ok runs checkpoints objects bytes_checked"),
+        **picked(report, "ok runs unchanged checkpoints objects bytes_checked"),
         "data": None if report.data is None else asdict(report.data),
         "findings": [asdict(finding) for finding in report.findings],
         "standing": [asdict(finding) for finding in report.standing],
@@ -108,6 +113,9 @@ def _text(report: VerifyReport) -> Iterator[Part]:
 def _extent(report: VerifyReport) -> Iterator[Part]:
     """Say how much was checked, unless it was everything."""
     data = report.data
+    if report.unchanged:
+        runs = output.counted(report.unchanged, "run")
+        yield f"{runs} did not change since the last verification, and were not read again."
     if data is None:
         if report.ok:
             yield "Names and sizes were checked; --deep hashes every byte."
@@ -118,7 +126,10 @@ def _extent(report: VerifyReport) -> Iterator[Part]:
     if data.packs_noted:
         before = output.counted(data.packs_noted, "pack")
         yield f"{before}, {output.size(data.bytes_noted)}, were read before in this pass."
-    if data.packs_read + data.packs_noted < data.packs:
+    if data.packs_archived:
+        archived = output.counted(data.packs_archived, "pack")
+        yield f"{archived} in an archive, not read; `holdfast tier --restore-days` asks for them."
+    if data.packs_read + data.packs_noted + data.packs_archived < data.packs:
         yield (
             f"Read {data.packs_read:,} of {output.counted(data.packs, 'pack')}: "
             f"{output.size(data.bytes_read)} of {output.size(data.pack_bytes)}, drawn at random."
@@ -186,6 +197,56 @@ def _repaired(report: RepairReport) -> Iterator[Part]:
         if report.mended or report.left
         else "ok: nothing to mend"
     )
+
+
+@command(writes, bar="caring")
+def care(
+    opened: Registry,
+    *,
+    advance: Bar,
+    for_s: float | None = option(
+        "--for",
+        "TIME",
+        "End after this time: 30m, 4h; the next call goes on.",
+        parser=options.seconds,
+    ),
+    read_all_in: float = option(
+        "--read-all-in",
+        "TIME",
+        "Read and hash a share of the bytes, so that this time covers all of them.",
+        parser=options.seconds,
+        default="28d",
+    ),
+    mirror: list[str] | None = option(
+        "--mirror", "URL", "A registry to bring up to date at the end; repeatable."
+    ),
+) -> Answer:
+    """Do the work of a night: prune, gc, repack, verify, sync mirrors.
+
+    Each run is pruned by its own policy. Others may use the registry meanwhile, and a second `care`
+    on the same machine ends at once. If a step fails, the others are done, and the exit status is
+    that of the failure; 6 for damage.
+    """
+    report = care_for(
+        opened,
+        for_s=for_s,
+        read_all_in_days=read_all_in / 86_400,
+        mirrors=mirror or (),
+        progress=advance,
+    )
+    return Answer(
+        lambda: {"ok": report.ok, "steps": [asdict(step) for step in report.steps]},
+        lambda: _cared(report),
+        status=report.exit_code,
+    )
+
+
+def _cared(report: CareReport) -> Iterator[Part]:
+    for step in report.steps:
+        yield from (f"{step.name} failed: {text}" for text in step.errors)
+    done = "; ".join(f"{step.name}: {said(step)}" for step in report.steps)
+    verdict = "ok" if report.ok else "failed"
+    yield f"{verdict}: {done}" if done else "nothing done: another care of this machine is at work"
 
 
 # `doctor`: check whether a registry can be used, here and now.

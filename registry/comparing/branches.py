@@ -6,11 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holdfast.registry.comparing.state_diff import Diff, diff
-from holdfast.registry.history import RunLog, ValueDiff, compare_configs
+from holdfast.registry.history import (
+    RunLog,
+    ValueDiff,
+    compare_configs,
+    parent_ref,
+    phase_segment,
+)
 from holdfast.registry.history.actions import Parent
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading import CheckpointHandle
 from holdfast.registry.store import Store
+from holdfast.registry.values import markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +37,7 @@ class StepPair:
         return self.first.manifest == self.second.manifest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Branches:
     """Two runs side by side.
 
@@ -54,6 +61,51 @@ class Branches:
     steps: tuple[StepPair, ...]
     difference: Diff | None
     differs_at: StepPair | None
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name}={value!r}" for name, value in self._facts().items())
+        return f"Branches({self.first!r}, {self.second!r}, {facts})"
+
+    def _facts(self) -> dict[str, object]:
+        at = self.differs_at
+        return {
+            "fork": None if self.fork is None else parent_ref(self.fork),
+            "settings": len(self.settings),
+            "config": len(self.config),
+            "steps": len(self.steps),
+            "differs_at": None if at is None else f"{phase_segment(at.phase)}/step{at.step}",
+        }
+
+    def _repr_html_(self) -> str:
+        return markup.safely("Branches", self._html)
+
+    def _html(self) -> str:
+        values = [*self.settings, *self.config]
+        newest = list(reversed(self.steps))
+        return markup.describe(
+            "Branches",
+            f"{self.first} and {self.second}",
+            self._facts(),
+            markup.Rows(
+                ("setting", self.first, self.second),
+                ((one.name, one.before, one.after) for one in values),
+                len(values),
+                "settings",
+            ),
+            markup.Rows(
+                ("step", self.first, self.second, "the same state"),
+                (
+                    (
+                        one.step,
+                        *(side and side.metrics for side in (one.first, one.second)),
+                        one.is_same,
+                    )
+                    for one in newest
+                ),
+                len(newest),
+                "steps",
+            ),
+        )
 
 
 def compare_runs(store: Store, first: RunLog, second: RunLog) -> Branches:
@@ -135,5 +187,4 @@ def _settings(one: RunManifest, two: RunManifest) -> Iterator[ValueDiff]:
 
 
 def _configs(one: RunManifest, two: RunManifest) -> tuple[ValueDiff, ...]:
-    ours, theirs = (run.created.config if run.created else None for run in (one, two))
-    return compare_configs(ours, theirs)
+    return compare_configs(one.config, two.config)

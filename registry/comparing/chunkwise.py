@@ -47,7 +47,7 @@ def reduce_pieces(
     if not batches:
         return {}
     for source in sources:
-        source.read_chunks({})  # it indexes its chunks once, not in every thread
+        source.index()
     size = max(map(held_bytes, batches))
     # Sources are read one after another.
     most = budget_bytes // (size + READING * -(-size // len(sources)))

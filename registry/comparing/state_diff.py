@@ -31,18 +31,14 @@ KINDS: tuple[Kind, ...] = ("same", "changed", "reshaped", "moved", "added", "rem
 
 @dataclass(frozen=True, slots=True)
 class TensorDiff:
-    """A tensor of either checkpoint.
+    """A tensor of either checkpoint."""
 
-    Attributes:
-        kind: How it changed.
-        before: The tensor in the first checkpoint; `None` where it was added.
-        after: The tensor in the second; `None` where it was removed.
-        distance: The distance between the elements of a changed tensor, if it was asked for.
-    """
-
-    kind: Kind
+    kind: Kind  # how it changed
+    #: The tensor in the first checkpoint; `None` where it was added.
     before: TensorInfo | None
+    #: The tensor in the second; `None` where it was removed.
     after: TensorInfo | None
+    #: The distance between the elements of a changed tensor, if it was asked for.
     distance: Distance | None = None
 
     @property
@@ -196,11 +192,7 @@ def _kind(old: TensorInfo, new: TensorInfo) -> Kind:
 
 
 def _component(
-    name: str,
-    old: Digest | None,
-    new: Digest | None,
-    tensors: Iterable[TensorDiff],
-    values: int,
+    name: str, old: Digest | None, new: Digest | None, tensors: Iterable[TensorDiff], values: int
 ) -> ComponentDiff:
     counts: Counter[Kind] = Counter()
     sizes: Counter[Kind] = Counter()
@@ -290,10 +282,5 @@ def _distance(entry: TensorEntry, found: Change) -> Distance:
     if found.norm:
         relative = found.norm / found.norm_before if found.norm_before else math.inf
     return Distance(
-        found.norm,
-        relative,
-        found.largest,
-        math.prod(entry.shape),
-        found.changed,
-        found.nonfinite,
+        found.norm, relative, found.largest, math.prod(entry.shape), found.changed, found.nonfinite
     )

@@ -139,7 +139,7 @@ def _stats(
     workers = Workers(executor, reader.store)
     pieces = {path: _pieces(stored, entry) for path, entry in entries.items()}
     if any(pieces.values()):
-        reader.read_chunks({})  # it indexes its chunks once, not in every thread
+        reader.index()
     found: dict[Piece, Summary] = {}
     workers.each(
         Summarising(reader.run_id, reader.digest, reader.ref, reader),
@@ -195,7 +195,7 @@ class Summarising:
                 log = RunLog(store, run_id)
                 log.open()
                 self._reader = StateReader(store, log, digest, ref)
-                self._reader.read_chunks({})  # as above
+                self._reader.index()
             return self._reader
 
     def _buffer(self, size: int) -> memoryview:

@@ -31,23 +31,15 @@ from holdfast.registry.writing import Committer, Composed
 
 @dataclass(frozen=True, slots=True)
 class PinEvent:
-    """A step in the history of a run's tags, gates or artifacts: a name was set.
+    """A step in the history of a run's tags, gates or artifacts: a name was set."""
 
-    Attributes:
-        n: Number of the commit.
-        name: The name.
-        digest: Id of the state that it names from then on.
-        checkpoint: Commit number of the checkpoint; `None` for an artifact.
-        author: The author, as `user@host`.
-        time: The time by the author's clock.
-    """
-
-    n: int
+    n: int  # number of the commit
     name: str
-    digest: Digest
+    digest: Digest  # id of the state that it names from then on
+    #: Commit number of the checkpoint; `None` for an artifact.
     checkpoint: int | None
-    author: str
-    time: datetime
+    author: str  # the author, as `user@host`
+    time: datetime  # the time by the author's clock
 
 
 class _Names:
@@ -255,7 +247,7 @@ class Artifacts(_Names):
         check_name(name, "an artifact")
         self._log.refresh()
         written = self._committer.writer.write_plain(state)
-        digest = written.base.manifest.digest
+        digest = written.state.manifest.digest
 
         def compose(run: RunManifest) -> Sequence[Action] | None:
             existing = run.pin("artifact", name)

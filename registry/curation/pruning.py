@@ -1,10 +1,14 @@
-"""Evict checkpoints by hand, bring them back (undo), and drop a whole run."""
+"""Evict checkpoints by hand and bring them back (undo); drop a whole run and take that back."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
 
+from holdfast.registry.curation import dropping
 from holdfast.registry.curation.pins import kept, own
 from holdfast.registry.curation.thinning import (
     PER_SLOT,
@@ -30,7 +34,6 @@ from holdfast.registry.history import (
 )
 from holdfast.registry.history.actions import (
     Action,
-    DropRun,
     Evict,
     Eviction,
     Place,
@@ -42,7 +45,7 @@ from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.objects import thinned
 from holdfast.registry.spec import Retention
-from holdfast.registry.store import Store
+from holdfast.registry.store import Address, open_store
 from holdfast.registry.values import Digest
 from holdfast.registry.writing import Committer, Composed, Stale, Written, after_commit
 
@@ -225,21 +228,51 @@ class RunRetention:
         back = _bring_back(self._committer, chosen or self._last_evicted())
         return [self._checkpoint(record) for record in back]
 
-    def drop(self, reason: str) -> None:
-        """Release everything that the run holds, gates and releases included; there is no undo.
+    def drop(self, reason: str, *, now: bool = False) -> None:
+        """Drop the run, gates and releases included: nothing finds it from here on.
+
+        It holds its checkpoints until a collection frees it, after the delay of the registry
+        (`Registry.drop_rules`, 7 days by default). Until then `undrop` brings it back.
 
         Args:
             reason: Why, for readers of the log.
+            now: Free it at once, also if it was dropped before. It takes the rights of a collector.
 
         Raises:
             InvalidInput: The reason is empty or cannot be stored.
             Conflict: The run was dropped before.
+            AccessDenied: `now` was given without these rights; nothing was dropped.
         """
         self._settle()
         _check_reason(self._committer, reason, "dropping a run")
-        self._committer.store.with_reserve(
-            lambda: self._committer.commit(lambda _: [DropRun(reason=reason)])
-        )
+        dropping.drop(self._committer, reason, now=now)
+
+    def undrop(
+        self,
+        mirror: str | os.PathLike[str] | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Bring the run back after a drop, with everything that it held.
+
+        Args:
+            mirror: A registry that still has the objects of the run, if it was freed since: best
+                one that keeps everything (`Registry.drop_rules`). Its own URL does while nothing
+                was collected.
+            storage_options: Options of the file system at that URL.
+
+        Raises:
+            NotFound: The run is not dropped; or there is no registry at that URL.
+            Conflict: It was freed since, and no mirror is given; or it was dropped for good by a
+                version without undrop.
+            MissingObject: The mirror does not have all objects either; nothing was brought back.
+        """
+        with ExitStack() as stack:
+            source = None
+            if mirror is not None:
+                source = open_store(Address(mirror, storage_options), read_only=True)
+                stack.callback(source.close)
+            dropping.undrop(self._committer, source)
 
     def _checkpoint(self, record: CheckpointRecord) -> Checkpoint:
         return Checkpoint(self._committer.store, self._log, record)
@@ -330,16 +363,9 @@ def _not_held(run: RunManifest, checkpoints: Sequence[int]) -> set[Digest]:
 
 def _place(committer: Committer, run: RunManifest, digest: Digest, back: RunManifest) -> Place:
     """Return the newest place of a state that covers what the run after an undo holds of it."""
-    place, wanted = _last_place(run, digest), set(back.thinned.get(digest, ()))
-    if _covers(committer.store, place, wanted):
-        return place
-    slots = list(committer.log.slots())
-    lines = [line for slot in slots for _, line in slot.lines if isinstance(line, Place)]
-    older = (one for one in reversed(lines) if one.manifest == digest)
-    found = next((one for one in older if _covers(committer.store, one, wanted)), None)
-    if found is None:
-        raise MissingObject("no place covers the state", where=f"{run.run_id}/{digest.short}")
-    return found
+    _last_place(run, digest)
+    wanted = set(back.thinned.get(digest, ()))
+    return dropping.place_covering(committer.log, committer.store, digest, wanted)
 
 
 def _last_place(run: RunManifest, digest: Digest) -> Place:
@@ -352,15 +378,6 @@ def _last_place(run: RunManifest, digest: Digest) -> Place:
             hint="Undo it in the registry where it was saved, then sync.",
         )
     return place
-
-
-def _covers(store: Store, place: Place, wanted: set[str]) -> bool:
-    """Return whether a place covers these components; none: the whole state."""
-    try:
-        held = store.placement(place.placement_key).components
-    except MissingObject:
-        return False
-    return held is None or (bool(wanted) and wanted <= set(held))
 
 
 def _check_steps_are_free(run: RunManifest, checkpoints: Sequence[int]) -> None:

@@ -139,23 +139,15 @@ class Release(Stored):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseEvent:
-    """A step in the history of a run's releases.
+    """A step in the history of a run's releases."""
 
-    Attributes:
-        n: Number of the commit.
-        event: `published`, or `pointed`: an older release was made the latest again.
-        version: The release that became the latest.
-        author: The author, as `user@host`.
-        time: The time by the author's clock.
-        reason: The reason; only of `pointed`.
-    """
-
-    n: int
+    n: int  # number of the commit
+    #: `published`, or `pointed`: an older release was made the latest again.
     event: Literal["published", "pointed"]
-    version: str
-    author: str
-    time: datetime
-    reason: str = ""
+    version: str  # the release that became the latest
+    author: str  # the author, as `user@host`
+    time: datetime  # the time by the author's clock
+    reason: str = ""  # the reason; only of `pointed`
 
 
 class Releases:
@@ -312,11 +304,11 @@ class _Publication(NewCommit):
             if held is not None:
                 raise thinned(held, self.checkpoint.ref)
         if written:
-            self.digest = written[0].base.manifest.digest
+            self.digest = written[0].state.manifest.digest
         if self.card:
             # Sorted, so that cards which differ only in the order of keys have one id.
             written.append(self.writer.write_plain({_CARD: _sorted(self.card)}))
-            self.card_digest = written[-1].base.manifest.digest
+            self.card_digest = written[-1].state.manifest.digest
         return written
 
     def actions(self, run: RunManifest) -> Sequence[Action] | None:

@@ -43,7 +43,7 @@ class PlacedThinnings:
         if not self.thinnings.keys() <= wanted or any(map(run.is_evicted, self.thinnings)):
             raise Stale
         held = _held_after(run, self.thinnings.values())
-        placed = {one.base.manifest.digest: one.base.placement.components for one in self.states}
+        placed = {one.state.manifest.digest: one.state.placement.components for one in self.states}
         manifests = {run.by_n[n].manifest for n in self.thinnings}
         for digest in manifests | placed.keys():
             if sorted(held.get(digest, ())) != sorted(placed.get(digest) or ()):

@@ -2,7 +2,8 @@
 
 - `factory`: `init` and `open`. `registry`: `Registry`; `registry_handle`: its inner value. `refs`:
   from `RUN/latest` or a part of an id to a stored state. `syncing`: copies the missing history of
-  runs from one registry to another, fast-forward only, and repairs one from a mirror.
+  runs from one registry to another, fast-forward only, and repairs one from a mirror. `caring`: the
+  work of a night, step by step.
 - `run`: `Run`, the handle that trains; `resuming`: how its training comes back, and how a `with`
   block ends. Its facets: `phases`, `exchange`, `follow`, `history`; `pins`, `releases`, `pool`,
   `streams` and `retention` are those of `curation`.
@@ -23,6 +24,9 @@ from holdfast.registry.values.first_use import at_first_use
 if TYPE_CHECKING:
     from holdfast.registry.face.batches import lost_within_an_epoch as lost_within_an_epoch
     from holdfast.registry.face.batches import own_generators as own_generators
+    from holdfast.registry.face.caring import CareReport as CareReport
+    from holdfast.registry.face.caring import care as care
+    from holdfast.registry.face.caring import said as said
     from holdfast.registry.face.factory import init as init
     from holdfast.registry.face.factory import open as open  # noqa: A004
     from holdfast.registry.face.factory import open_on as open_on

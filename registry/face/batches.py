@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from inspect import isgenerator
+from itertools import islice
 from typing import Any
 
 from holdfast.registry.errors import IncompatibleState
@@ -18,6 +19,8 @@ from holdfast.registry.face import rng
 
 _LOGGER = logging.getLogger("holdfast")
 _END = object()
+#: Loops without a loader: an item is found by its number alone.
+_NUMBERED = (range, list, tuple)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,12 @@ class Batches:
     `capture` returns, with the loader's own generators (`DataLoader(generator=...)`). After
     `load_state_dict` the next batch is the one after the saved one, and the generators are where
     they were then, whenever the loader draws. A save within an epoch needs a loader with a
-    position: torchdata's `StatefulDataLoader`, also inside of Accelerate's. The logger `holdfast`
-    warns once of what a resume does not give back.
+    position: torchdata's `StatefulDataLoader`, also inside of Accelerate's; or a `range`, `list` or
+    `tuple`. The logger `holdfast` warns once of what a resume does not give back.
 
     Args:
-        loader: The loader; iterate over it through this object alone.
+        loader: The loader, or the steps of a loop that draws its own batches; iterate over it
+            through this object alone.
         generators: As for `capture`.
     """
 
@@ -72,6 +76,8 @@ class Batches:
         self._taken, self._within, self._begun = 0, True, 0
         if loaded is not None and (saved := position_of(loaded.get("loader"))) is not None:
             self._begun = 0 if saved.is_finished else saved.batches
+        elif loaded is not None:
+            self._begun = loaded.get("batches", 0)
         for batch in iter(self._loader) if loaded is None else self._continued(loaded):
             self._taken += 1
             yield batch
@@ -87,6 +93,8 @@ class Batches:
         state: dict[str, Any] = {"rng": drawn, "epoch": self._epoch()}
         if hasattr(self._loader, "state_dict"):
             state["loader"] = self._loader.state_dict()
+        elif isinstance(self._loader, _NUMBERED):
+            state["batches"] = self._begun + self._taken if self._within else 0
         is_last = self._taken == length_of(self._loader) and not self._has_own
         if self._within and ("loader" in state or not is_last):
             self._warn(lost_within_an_epoch(self._loader))
@@ -117,7 +125,7 @@ class Batches:
         rng.restore(loaded["rng"], self._generators)
         begun, iterator = getattr(base, "_iterator", None), iter(self._loader)
         if "loader" not in loaded:
-            yield from iterator
+            yield from islice(iterator, self._begun, None)
             return
         if begun is None:
             rng.restore(loaded["rng"], self._generators)
@@ -151,15 +159,17 @@ class Batches:
 
 def own_generators(loader: Any) -> dict[str, Any]:
     """Return the generators of torch's that a loader and its samplers own, by name."""
-    found = {id(own): own for _, one in _parts(loader) if (own := _generator(one)) is not None}
+    found = {id(own): own for _, one in parts_of(loader) if (own := _generator(one)) is not None}
     return {f"loader.{n}": one for n, one in enumerate(found.values())}
 
 
 def lost_within_an_epoch(loader: Any) -> str | None:
     """Return why a loader cannot continue within an epoch; `None` if it can."""
+    if isinstance(loader, _NUMBERED):
+        return None
     if not hasattr(loader, "state_dict"):
         return "it has no state_dict(), and this save is within an epoch"
-    for holder, one in _parts(loader):
+    for holder, one in parts_of(loader):
         is_saved = _library(one) == _library(holder) == "torchdata"  # its batch sampler saves it
         is_seeded = hasattr(one, "set_epoch") or hasattr(one, "state_dict")
         if one is not loader and hasattr(one, "generator") and not is_saved and not is_seeded:
@@ -185,7 +195,7 @@ def _counts_batches_of_others(loader: Any) -> bool:
     )
 
 
-def _parts(loader: Any) -> Iterator[tuple[Any, Any]]:
+def parts_of(loader: Any) -> Iterator[tuple[Any, Any]]:
     """Yield a loader and its samplers, each with the one that holds it."""
     yield None, loader
     inner = [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)]
@@ -195,7 +205,7 @@ def _parts(loader: Any) -> Iterator[tuple[Any, Any]]:
         yield loader, one
         yield from (
             (one if holder is None else holder, part)
-            for holder, part in _parts(one)
+            for holder, part in parts_of(one)
             if part is not one
         )
 
@@ -215,7 +225,7 @@ def _generator(one: Any) -> Any:
 
 
 def _counter(loader: Any) -> Any:
-    counters = (one for _, one in _parts(loader) if hasattr(one, "set_epoch"))
+    counters = (one for _, one in parts_of(loader) if hasattr(one, "set_epoch"))
     return next(
         (one for one in counters if hasattr(one, "iteration") or hasattr(one, "epoch")), None
     )

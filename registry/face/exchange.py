@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Unpack, cast
+from typing import TYPE_CHECKING, Literal, Unpack, cast
 
 from holdfast.registry.face.options import SaveOptions, StateOptions, shows_options
 from holdfast.registry.loading import Checkpoint, Stored
@@ -24,12 +24,30 @@ class RunExchange:
         self._handle = handle
 
     @shows_options(SaveOptions)
-    def push(self, state: object, *, step: int, **options: Unpack[SaveOptions]) -> Checkpoint:
+    def push(
+        self,
+        state: object,
+        *,
+        step: int,
+        after: int | Literal["none"] | None = None,
+        **options: Unpack[SaveOptions],
+    ) -> Checkpoint:
         """Save a state that another program made; no trainer is fenced.
 
-        Arguments, result and errors are those of `Run.save`.
+        All other arguments, the result and the errors are those of `Run.save`.
+
+        Args:
+            state: As for `Run.save`.
+            step: Training step, update or epoch of the state.
+            after: For a program that trains: step of the checkpoint that it continues from, its own
+                last one or the one that it resumed from; `none`: it began anew. The run is
+                `running` again.
+
+        Raises:
+            Conflict: The newest checkpoint of the run is not that of `after`, so another process
+                has continued the run. A state that the run has at this step is no conflict.
         """
-        request = ask(self._handle, step, takes_over=False, **options)
+        request = ask(self._handle, step, takes_over=False, after=after, **options)
         return self._handle.saver.pipeline.save(state, request)
 
     @shows_options(StateOptions)

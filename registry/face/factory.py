@@ -191,11 +191,7 @@ def open_on(
 ) -> Registry:
     """Open the registry behind a backend that the caller made."""
     store = open_store_on(
-        backend,
-        expect_id=expect_id,
-        cache=cache,
-        heads=heads,
-        known=_known(journal),
+        backend, expect_id=expect_id, cache=cache, heads=heads, known=_known(journal)
     )
     return Registry(store, journal)
 

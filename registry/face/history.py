@@ -42,6 +42,20 @@ class RunHistory:
         """
         return find_checkpoint(self._handle.store, self._handle.log, n)
 
+    def logged(self) -> list[dict[str, Any]]:
+        """Return the entries of `run.log`, each step once: `[{"step": 1, "loss": 0.5}, ...]`.
+
+        Steps that a training logged again after a crash are those of the last time. An entry with
+        `lost` tells how many were lost before it. `run.streams["log"]` has every entry.
+
+        Raises:
+            NotFound: Nothing was logged.
+            IntegrityError: A segment of the stream is damaged or missing.
+        """
+        from holdfast.registry.curation.streams import LOG, Stream, each_step_once
+
+        return each_step_once(Stream(self._handle.committer, LOG).read())
+
     def table(self, phase: int | str | None = None, *, evicted: bool = False) -> Any:
         """Return the checkpoints as of now as a `pyarrow.Table`, in log order.
 

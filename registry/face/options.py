@@ -45,11 +45,16 @@ class NewRun(TypedDict, total=False):
     """Options of a run that is created; `Registry.create_run` explains them."""
 
     preset: str | os.PathLike[str] | RunSpec | None
+    overrides: Mapping[str, object] | None
     config: object
     seed: int | None
     monitor: Monitor | Iterable[Monitor] | None
     retention: Retention | None
     input_hash: str | None
+    owner: str | None
+    project: str | None
+    labels: Iterable[str] | None
+    total_steps: int | None
 
 
 class VerifyOptions(TypedDict, total=False):
@@ -61,6 +66,7 @@ class VerifyOptions(TypedDict, total=False):
     decode: bool
     heads: str | os.PathLike[str] | None
     write_heads: str | os.PathLike[str] | None
+    since_last: bool
     executor: Executor | None
     progress: Progress | None
 

@@ -6,15 +6,28 @@ pivots within a phase. `resuming` and `holdfast.registry.deriving.transitions` d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.face.resuming import Resuming
-from holdfast.registry.history import check_phase, phase_value
+from holdfast.registry.history import (
+    RunOptions,
+    check_phase,
+    decode_plain,
+    differing,
+    phase_value,
+)
+from holdfast.registry.history.actions import Action, RaiseVersion
+from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint, Stored
 from holdfast.registry.saving import DEFAULT_PHASE, RunHandle, restore_newest
-from holdfast.registry.spec import Monitor, child, phase_number
+from holdfast.registry.spec import Monitor, child, phase_number, register_migration
+from holdfast.registry.values import Digest
+
+#: A function that converts a state from one schema version to another.
+Migrate = Callable[[dict[str, Any]], dict[str, Any]]
 
 if TYPE_CHECKING:
     from numpy.random import SeedSequence
@@ -26,6 +39,23 @@ if TYPE_CHECKING:
         Started,
         Transitioned,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PivotInfo:
+    """A pivot.
+
+    Attributes:
+        name: Its name.
+        source: Id of the checkpoint after which it came.
+        config: The configuration that it gave; `None` if it gave none.
+        meta: The values that were noted with it.
+    """
+
+    name: str
+    source: Digest
+    config: Any
+    meta: Any
 
 
 class RunPhases:
@@ -41,6 +71,15 @@ class RunPhases:
         found = self._handle.log.run.phase
         return None if found is None else phase_value(found)
 
+    @property
+    def pivots(self) -> list[PivotInfo]:
+        """The pivots of the present line of training, oldest first."""
+        return [
+            PivotInfo(one.name, one.manifest, decode_plain(one.config), decode_plain(one.meta))
+            for one in self._handle.log.refresh().pivots
+            if one.name is not None
+        ]
+
     def start(
         self,
         mode: Mode,
@@ -51,6 +90,8 @@ class RunPhases:
         sources: Sources | None = None,
         initialise: Initialise | None = None,
         map_location: object = "cpu",
+        config: object = None,
+        input_hash: str | None = None,
     ) -> Started:
         """Start training in a mode: from nothing, from another run's checkpoint, or where it was.
 
@@ -74,15 +115,21 @@ class RunPhases:
             sources: For `resume`, as for `restore`; places that the preset lists must be given.
             initialise: For `warm_start`: functions that make the reset parts, as for `transition`.
             map_location: Device for the tensors, as `torch.device` or its name.
+            config: For `resume`: the configuration of this program, if `Registry.run` was not given
+                it. One error lists everything in which it, the input hash and the expected values
+                differ.
+            input_hash: For `resume`: a hash of the input data, in the same way.
 
         Returns:
             The state, the seeds, the source, and the rows that were applied.
 
         Raises:
             InvalidInput: An argument is missing or does not belong to the mode, or the preset
-                demands a configuration or an input hash, and the run was opened without.
-            IncompatibleState: A value differs from the expected one, or a row fits nothing; the
-                message lists all.
+                demands a configuration or an input hash, and neither this call nor `Registry.run`
+                was given it.
+            IncompatibleState: A value differs from the expected one, the configuration or the input
+                hash from that of the run or of an imported file, or a row fits nothing; the message
+                lists all.
             NotFound: There is nothing to resume from.
             Conflict: The run has checkpoints and the mode is not `resume`, or the run is over.
             RestoreFailed: Every checkpoint is damaged.
@@ -92,15 +139,22 @@ class RunPhases:
             check_expected,
             check_given,
             check_mode,
+            of_another_run,
             start_fresh,
             start_warm,
         )
 
-        spec = self._handle.log.run.spec
+        run = self._handle.log.run
+        spec = run.spec
         check_mode(mode)
         self._handle.ownership.asks()
         if (carry or initialise) and mode != "warm_start":
             raise InvalidInput("`carry` and `initialise` belong to mode warm_start", found=mode)
+        given = RunOptions(config=config, input_hash=input_hash)
+        if given.compared and mode != "resume":
+            raise InvalidInput(
+                "a configuration and an input hash belong to mode resume", found=mode
+            )
         self._handle.saver.pipeline.settle()
         if mode == "fresh":
             if source is not None:
@@ -112,8 +166,13 @@ class RunPhases:
             return start_warm(self._handle, source, carry, initialise, map_location)
         check_given(spec.sources or (), sources)
         at = None if source is None else cast("Checkpoint", source)  # `check_source` refuses others
-        restored = self._resuming.restore(
-            at, sources, map_location, lambda one: check_expected(spec, one, expected)
+        resuming = replace(self._resuming, compared=self._resuming.compared | given.compared)
+        wrong = differing(run, given)
+        restored = resuming.restore(
+            at,
+            sources,
+            map_location,
+            lambda one: check_expected(spec, one, expected, [*wrong, *of_another_run(run, one)]),
         )
         if restored is None:
             raise NotFound(
@@ -176,6 +235,8 @@ class RunPhases:
         self,
         name: str,
         *,
+        config: object = None,
+        meta: object = None,
         initialise: Initialise | None = None,
         map_location: object = "cpu",
     ) -> Transitioned:
@@ -189,6 +250,9 @@ class RunPhases:
 
         Args:
             name: Its name.
+            config: The whole configuration of the new policy, plain values; `run.config` from here
+                on. Default: it stays as it is.
+            meta: Plain values to note with the pivot, such as its reason; `pivots` returns them.
             initialise: Functions that make the reset parts, as for `transition`.
             map_location: Device for the tensors, as `torch.device` or its name.
 
@@ -205,10 +269,10 @@ class RunPhases:
             Conflict: The run is over.
             Fenced: Another trainer has taken the run over.
         """
-        from holdfast.registry.deriving.transitions import Transitioned, pivot, pivoted
+        from holdfast.registry.deriving.transitions import Policy, Transitioned, pivot, pivoted
 
         self._handle.ownership.asks()
-        found = pivot(self._handle, name, initialise, map_location)
+        found = pivot(self._handle, Policy(name, config, meta), initialise, map_location)
         if found is not None:
             return found
         restored = restore_newest(self._handle, map_location)
@@ -216,6 +280,46 @@ class RunPhases:
         if restored.pivot is None:
             return Transitioned(restored.state, {}, {}, restored.checkpoint, ())
         return pivoted(self._handle.committer, restored.checkpoint, restored.state, initialise)
+
+    def raise_version(
+        self, source: int | str, target: int | str, migrate: Migrate, *, lossy: bool = False
+    ) -> None:
+        """Raise the schema version of the run's states, with the migration that it needs.
+
+        The migration is registered in this process and tried on the newest checkpoint; then one
+        commit gives the run its new version. From then on saves have it, and loads migrate older
+        states, so every program that loads them makes this call: if the run has the version
+        already, it only registers. A trainer of the old version can no longer save: stop it before.
+
+        Args:
+            source: The version of the run's states today.
+            target: The new version, of the same major version.
+            migrate: Returns a state of the new version, which it sets in it, from one of the old.
+            lossy: Whether information is lost; loads warn of it then.
+
+        Raises:
+            InvalidInput: The versions are malformed or not the run's, or the preset declares none.
+            IncompatibleState: The newest checkpoint cannot be migrated.
+            IntegrityError: It is damaged.
+            Conflict: The run was dropped.
+        """
+        register_migration(source, target, migrate, lossy=lossy)
+        newest = self._handle.log.refresh().latest(None)
+
+        def compose(run: RunManifest) -> Sequence[Action] | None:
+            if run.spec.version_key is None or run.spec.version not in (source, target):
+                raise InvalidInput(
+                    "the run's states have another schema version",
+                    where=run.run_id,
+                    expected=source,
+                    found=run.spec.version or "none: the preset declares no version_key",
+                )
+            return None if run.spec.version == target else [RaiseVersion(version=target)]
+
+        if compose(self._handle.log.run) and newest is not None:
+            committer = self._handle.committer
+            Checkpoint(committer.store, committer.log, newest).load(version=target)
+        self._handle.committer.commit(compose)
 
     def is_due(self, step: int, phase: int | str | None = None) -> bool:
         """Return whether the preset's cadence asks for a checkpoint at this step of a phase."""

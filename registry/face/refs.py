@@ -18,7 +18,7 @@ from holdfast.registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from holdfast.registry.history import RunLog, phase_segment, step_ref
+from holdfast.registry.history import RunLog, how_to_undrop, phase_segment, step_ref
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading import Checkpoint, StateHandle, Stored, find_checkpoint
 from holdfast.registry.objects import ObjectKey
@@ -47,7 +47,12 @@ def find_in_run(store: Store, log: RunLog, path: str) -> Stored:
     """Return the stored state that the part of a ref after the run names, in the run as read."""
     run = log.run
     if run.dropped is not None:
-        raise NotFound("the run was dropped", where=f"{run.run_id}/{path}", found=run.dropped)
+        raise NotFound(
+            "the run was dropped",
+            where=f"{run.run_id}/{path}",
+            found=run.dropped,
+            hint=how_to_undrop(run),
+        )
     segments = path.split("/") if path else ["latest"]
     match segments:
         case [*of, "companions", name] if of:
@@ -228,8 +233,20 @@ def _number(log: RunLog, segments: list[str]) -> int:
         "not a ref",
         where=f"{log.run_id}/{path}",
         expected=FORMS,
-        hint=near(path, ["latest", "best", *(f"tags/{name}" for name in log.run.tags)]),
+        hint=_step_of(log.run, path)
+        or near(path, ["latest", "best", *(f"tags/{name}" for name in log.run.tags)]),
     )
+
+
+def _step_of(run: RunManifest, path: str) -> str | None:
+    """Return the full refs of a step that was named without its phase, or as a bare number."""
+    match = re.fullmatch(r"(?:.*/)?(?:step)?(\d{1,16})", path)
+    found = [f"{run.run_id}/{step_ref(one)}" for one in run.live() if _is_step(one, match)]
+    return f"Did you mean {' or '.join(found)}?" if found else None
+
+
+def _is_step(record: CheckpointRecord, match: re.Match[str] | None) -> bool:
+    return match is not None and record.step == int(match[1])
 
 
 def _tagged(run: RunManifest, name: str) -> int:
@@ -300,7 +317,8 @@ def _pointed(log: RunLog, phase: str | None, segments: list[str]) -> int:
         case [text] if phase is not None and (step := _STEP.fullmatch(text)):
             return _at_step(log, phase, int(step[1]), where)
         case _:
-            raise InvalidInput("not a ref", where=where, expected=FORMS)
+            hint = _step_of(run, where)
+            raise InvalidInput("not a ref", where=where, expected=FORMS, hint=hint)
     if found is None:
         saved = len(run.live(phase))
         why = f"{saved} checkpoints, none with the monitored metric" if saved else "no checkpoints"

@@ -25,18 +25,22 @@ if TYPE_CHECKING:
     from holdfast.registry.face.run import Run
     from holdfast.registry.history import RunLog
     from holdfast.registry.loading import Checkpoint, Stored
+    from holdfast.registry.plots import Axis
     from holdfast.registry.saving.collective import Group
     from holdfast.registry.saving.journal import Journal
     from holdfast.registry.store import Transfers
     from holdfast.registry.upkeep import (
+        DropRules,
         FreezeReport,
         GcReport,
         Progress,
+        TierReport,
         UpgradeReport,
         Usage,
         VerifyReport,
     )
     from holdfast.registry.upkeep.repacking import RepackReport
+    from holdfast.registry.values import Digest
 
 
 class Registry:
@@ -88,14 +92,22 @@ class Registry:
 
         Args:
             run_id: Its name. Default: `YYYYMMDD_HHmmss_<seed hex8>`.
-            preset: The rules of the run: `default`, `hydra`, `adr004`, `andrea`, `cobre`, or the
-                path of a TOML file (`docs/presets.md`).
+            preset: The rules of the run: `default`, `pretrain`, `finetune`, `sweep`, those of a
+                system, or the path of a TOML file (`docs/presets.md`).
+            overrides: Values that replace those of the preset, by path:
+                `{"phases.main.tiers.training.retention.last": 5}`. Entries of a list go by name.
             config: The training configuration, plain values only. It is stored for ever, and
                 everybody who can read the registry can read it: no secrets.
             seed: The master seed, from 0 to 2^64 - 1. Default: random.
             monitor: Decides which checkpoint is `best`; one or several.
             retention: Which checkpoints are kept. Default: the preset's policy, or all.
             input_hash: Any text that identifies the input data.
+            owner: Whose run it is. Default: readers show the user who created it.
+            project: What it belongs to.
+            labels: Words to find it by, such as `["prod"]`. Versions of Holdfast that do not know
+                these three, or `total_steps`, refuse a run that has one of them.
+            total_steps: The step at which training is planned to end, in the present phase, as
+                `step` counts it. Pages show progress and the time left.
 
         Raises:
             Conflict: A run of that name exists.
@@ -117,7 +129,8 @@ class Registry:
         it, and the pool with its ratings; releases and tags stay with the parent.
 
         All options are those of `create_run`. If none of `preset`, `monitor` and `retention` is
-        given, the parent's rules apply; the default of the others is the parent's value.
+        given, the parent's rules apply; the default of the others is the parent's value, but the
+        fork has an owner and labels of its own.
 
         Args:
             source: The checkpoint, or its ref.
@@ -185,7 +198,7 @@ class Registry:
             raise InvalidInput(
                 "ranks that save together do not use a journal",
                 where="group",
-                hint="Carry what is only in it (`holdfast journal carry`), or the ranks continue "
+                hint="Carry what is only in it (`holdfast journal push`), or the ranks continue "
                 "from an older checkpoint; then open the registry with journal=''.",
             )
         log = self._handle.open_copy(name) or self._handle.open_log(name, must_exist=not create)
@@ -203,17 +216,26 @@ class Registry:
         return self._handle.run_names()
 
     def runs_table(
-        self, *, where: str = "", since_s: float | None = None, limit: int | None = None
+        self,
+        *,
+        where: str = "",
+        since_s: float | None = None,
+        limit: int | None = None,
+        max_age_s: float = 0,
     ) -> Any:
         """Return a row for each run as a `pyarrow.Table`, sorted by name.
 
         docs/notebooks.md lists the columns. A run that cannot be read has the status `damaged` and
-        its error. This opens each run, several at once: four to eleven requests for most.
+        its error. This opens each run, several at once: four to twelve requests for most. What was
+        read is kept on this machine: the next time, only the runs that changed are opened. In an
+        upgraded registry in which `gc` runs, a few requests find them; elsewhere one for each run.
 
         Args:
             where: A filter, such as `lr < 1e-3 and status=failed and name~vit`; see docs/cli.md.
             since_s: Only runs with a save in the last `since_s` seconds.
             limit: Only the `limit` runs with the newest saves.
+            max_age_s: A run that was read or asked by this machine at most so long ago is not
+                asked again: the row may be that old.
 
         Raises:
             InvalidInput: The filter is none, or pyarrow is not installed.
@@ -223,8 +245,41 @@ class Registry:
         from holdfast.registry.tables import RunChoice, run_table
 
         choice = RunChoice(where, since_s, limit)
-        read = lambda name: RunLog(self._handle.store, name).open()  # noqa: E731
-        return run_table(self._handle.store, self.run_names(), read, choice)
+
+        def read(name: str) -> RunLog:
+            log = RunLog(self._handle.store, name)
+            log.open()
+            return log
+
+        return run_table(self._handle.store, self.run_names(), read, choice, max_age_s=max_age_s)
+
+    def plot(
+        self,
+        runs: Iterable[str],
+        metrics: str | Iterable[str] | None = None,
+        *,
+        phase: int | str | None = None,
+        x: Axis = "step",
+    ) -> Any:
+        """Return a `plotly.graph_objects.Figure` of several runs, one colour for each.
+
+        Args:
+            runs: Names of runs.
+            metrics: Metrics, or labels of monitors; a run that lacks them all is skipped. Default:
+                the monitors of each run; without any, its first 8 metrics.
+            phase: Only checkpoints of this phase.
+            x: `step` (counted within the phase), `time` of the save in UTC, or `commit`.
+
+        Raises:
+            InvalidInput: plotly is not installed, or there is no such axis.
+            NotFound: There is no such run, or no run has such a metric.
+        """
+        from holdfast.registry.history import check_phase
+        from holdfast.registry.plots import plot_runs
+
+        name = None if phase is None else check_phase(phase)
+        logs = [self._handle.open_log(one) for one in runs]
+        return plot_runs(logs, metrics, phase=name, x=x)
 
     def diff_runs(self, first: str, second: str) -> Branches:
         """Compare two runs side by side: a fork and its parent, two forks, or any two.
@@ -378,6 +433,9 @@ class Registry:
             heads: A local file that `write_heads` wrote, for this registry or its original: a log
                 that is shorter than there, different or gone is an error.
             write_heads: A local file for the heads of all runs; written if no error was found.
+            since_last: Do not read again what the last call with `since_last` on this machine found
+                whole, and what is as it was then by names, sizes and times. One call in 30 reads
+                everything.
             executor: Its workers read and hash, in other processes or on other machines that reach
                 the registry by the same URL (docs/scale.md). Default: threads.
             progress: Called with the number of bytes checked so far.
@@ -483,6 +541,26 @@ class Registry:
 
         return thaw(self._handle.store)
 
+    def drop_rules(self, *, delay_s: float | None = None, keep: bool | None = None) -> DropRules:
+        """Return what follows a drop in this registry; set what is given.
+
+        To set it takes the rights of a collector, and refuses older programs for good, as `upgrade`
+        does. It also holds for runs that were dropped before.
+
+        Args:
+            delay_s: Seconds from a drop to the collection that may free the run, by the store's
+                clock; 7 days where it was never set.
+            keep: Let collections free nothing that evictions, thinnings and drops release: for a
+                mirror that is to bring lost runs back. A collection reads every log in full then.
+
+        Raises:
+            InvalidInput: It is no number of seconds.
+            Frozen: The registry may not be written.
+        """
+        from holdfast.registry.upkeep import set_drop_rules
+
+        return set_drop_rules(self._handle.store, delay_s, keep)
+
     @property
     def moved_to(self) -> str | None:
         """Where this registry has moved to; empty if it is only frozen, `None` if it is not."""
@@ -527,6 +605,46 @@ class Registry:
         from holdfast.registry.upkeep.repacking import repack
 
         return repack(self._handle.store, runs, **options)
+
+    def tier(
+        self,
+        refs: Iterable[str],
+        storage_class: str | None = None,
+        *,
+        restore_days: int | None = None,
+        dry_run: bool = False,
+    ) -> TierReport:
+        """Move the packs of states to another storage class of their bucket, or ask for them.
+
+        No key, id or log changes. A pack that another state needs, of any run, is not moved to an
+        archive (`GLACIER`, `DEEP_ARCHIVE`), nor is one of the newest checkpoint of a run in
+        training. To read an archived state raises `Archived`.
+
+        Args:
+            refs: Of states, such as `RUN/phase1/step500` and `RUN/tags/NAME`; the name of a run
+                alone is everything that it holds.
+            storage_class: Where the packs go, by the name that S3 gives it, such as `GLACIER_IR`.
+            restore_days: Ask for the archived ones instead: they can be read some hours later, for
+                this many days.
+            dry_run: Only count.
+
+        Raises:
+            InvalidInput: The store has no such class, or not exactly one of the two is given.
+            NotFound: A ref names nothing.
+            Archived: An archived pack has to be restored before it can be moved.
+        """
+        from holdfast.registry.upkeep import tier
+
+        runs = set(self.run_names())
+        chosen: dict[str, set[Digest] | None] = {}
+        for ref in refs:
+            if ref in runs:
+                chosen[ref] = None
+                continue
+            state = self.stored(ref).handle
+            if (found := chosen.setdefault(state.log.run_id, set())) is not None:
+                found.add(state.digest)
+        return tier(self._handle.store, chosen, storage_class, restore_days, dry_run=dry_run)
 
     def usage(self, *, executor: Executor | None = None) -> Usage:
         """Count the bytes on the store, by run and checkpoint.

@@ -97,20 +97,22 @@ class RegistryHandle:
 
     def run_handle(self, log: RunLog, group: Group | None = None) -> RunHandle:
         """Return the handle of an opened run, with the saver that fits: the group's, or ours."""
-        from holdfast.registry.saving import RunHandle
+        from holdfast.registry.saving import LocalSaver, RunHandle
         from holdfast.registry.writing import Committer, StateWriter
 
         committer = Committer(StateWriter(self.store, log))
+        saver: LocalSaver | JournaledSaver | CollectiveSaver
+        journaled, ranks = None, None
         if group is not None:
             from holdfast.registry.saving.collective import CollectiveSaver
 
-            ranks = CollectiveSaver(committer, group)
-            line = ranks.line
-            return RunHandle(self.store, log, committer, line, ranks, line, ranks=ranks)
-        if self.journal is not None:
+            saver = ranks = CollectiveSaver(committer, group)
+        elif self.journal is not None:
             from holdfast.registry.saving.journal import JournaledSaver
 
-            saver = JournaledSaver(committer, self.journal)
-            own, seen = saver.ownership, saver.line
-            return RunHandle(self.store, log, committer, own, saver, seen, journal=saver)
-        return RunHandle.local(committer)
+            saver = journaled = JournaledSaver(committer, self.journal)
+        else:
+            saver = LocalSaver(committer)
+        own = saver.ownership
+        training = own if journaled is None else journaled.line
+        return RunHandle(self.store, log, committer, own, saver, training, journaled, ranks)

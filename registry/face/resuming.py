@@ -2,7 +2,7 @@
 
 `holdfast.registry.saving.restoring` finds the checkpoint, `holdfast.registry.deriving.transitions`
 carries out the tables of a preset; it is imported if they have something to do.
-`holdfast.registry.face.first_save` compares the next save; it is imported by a restore.
+`holdfast.registry.face.first_save` compares the next saves; it is imported by a restore.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from holdfast.registry.history.actions import RunStatus
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint, load_to_train
 from holdfast.registry.saving import Restored, RunHandle, check_source, restore_newest
+from holdfast.registry.spec import RunSpec
 
 if TYPE_CHECKING:
     from holdfast.registry.deriving.transitions import Sources
@@ -42,6 +43,12 @@ class Resuming:
     ) -> Restored | None:
         """Load a checkpoint that `check` accepts, and continue the run from there."""
         handle, run = self.run, self._read()
+        if check is None and run.spec.must_match:
+            from holdfast.registry.deriving.transitions import check_expected, of_another_run
+
+            def check(one: Checkpoint) -> None:
+                check_expected(RunSpec(), one, None, of_another_run(run, one))
+
         if run.status == "completed":
             _LOGGER.warning(
                 "%s: the run is completed and refuses saves; to train it further, call "
@@ -57,17 +64,14 @@ class Resuming:
             if check is not None:
                 check(at)
             loaded = load_to_train(at, map_location)
-            handle.line.resume_at(at)
+            handle.training.resume_at(at)
             restored = Restored(loaded, at, ())
         if restored.pivot is not None:
             from holdfast.registry.deriving.transitions import pivoted
 
             changed = pivoted(self.run.committer, restored.checkpoint, restored.state, None)
             restored = replace(restored, state=changed.state)
-        from holdfast.registry.face.first_save import check_after
-
-        newest = restored.checkpoint
-        handle.ownership.at_first_save = check_after(restored.state, newest.step, newest.ref)
+        self._compare_saves(restored.checkpoint, restored.state)
         if sources is None and not run.spec.sources:
             return restored
         from holdfast.registry.deriving.transitions import find_stale
@@ -83,7 +87,7 @@ class Resuming:
         if at is None:
             kept = (
                 one
-                for one in handle.line.newest_first()
+                for one in handle.training.newest_first()
                 if not one.handle.newest_record().held_back
             )
             newest = next(kept, None)
@@ -103,13 +107,20 @@ class Resuming:
             newest.load_into(target, component=component, strict=strict)
         else:
             handle.ranks.fill(newest, target, component, strict=strict)
-        handle.line.resume_at(newest)
+        handle.training.resume_at(newest)
+        self._compare_saves(newest, lambda path: newest.load(only=path))
         return newest
+
+    def _compare_saves(self, at: Checkpoint, restored: object) -> None:
+        """Have the first saves compared with what was restored."""
+        from holdfast.registry.face.first_save import FirstSaves
+
+        self.run.ownership.at_first_saves = FirstSaves(restored, at.step, at.ref)
 
     def _read(self) -> RunManifest:
         """Read the run, and check that it can be resumed."""
         self.run.saver.pipeline.settle()
-        run = self.run.line.refresh()
+        run = self.run.training.refresh()
         check_not_dropped(run)
         self.run.ownership.asks()
         missing = [name for name in run.spec.must_match or () if name not in self.compared]
@@ -118,7 +129,7 @@ class Resuming:
                 "the run's preset demands that a resume is given what the run was created with",
                 where=run.run_id,
                 expected=", ".join(f"{name}=..." for name in missing),
-                hint="Pass it to `registry.run`, which compares it.",
+                hint="Pass it to `registry.run`, or to `run.phases.start`, which compare it.",
             )
         return run
 

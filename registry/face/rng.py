@@ -122,6 +122,11 @@ def times_restored(state: Mapping[str, Any]) -> int:
     return _RESTORED[_fingerprint(state)]
 
 
+def restores() -> int:
+    """Return how often `restore` has set the generators in this process."""
+    return _RESTORED.total()
+
+
 def of_torch(state: Mapping[str, Any]) -> list[Any]:
     """Return the states of torch's generators on the CPU in a state; none of the nested format."""
     return [one for name, one in state.items() if name == _CPU or str(name).startswith(_OF_TORCH)]

@@ -8,6 +8,7 @@ no collection, merging or pool.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, get_args
 
@@ -22,7 +23,7 @@ from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.saving import Backlog, Busy, PendingSave, Restored, RunHandle, ask
 from holdfast.registry.spec import Monitor
-from holdfast.registry.values import markup
+from holdfast.registry.values import is_first_rank, markup
 from holdfast.registry.writing import Storing, check_storing
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Run:
 
         Raises:
             InvalidInput: There is no such status.
+            Conflict: The run is completed; only `running` reopens it.
         """
         return self.manifest.status
 
@@ -95,8 +97,8 @@ class Run:
 
     @property
     def config(self) -> Any:
-        """The configuration that the run was created with."""
-        return decode_plain(self.manifest.created.config if self.manifest.created else None)
+        """The configuration of the newest pivot that gave one, else that of the creation."""
+        return decode_plain(self.manifest.config)
 
     def refresh(self) -> Self:
         """Read the commits that others have made meanwhile."""
@@ -364,6 +366,25 @@ class Run:
         """
         request = ask(self._handle, step, takes_over=True, may_fail=may_fail, **options)
         return self._handle.saver.pipeline.save_async(state, request, busy)
+
+    def log(self, values: Mapping[str, object], *, step: int) -> None:
+        """Log numbers of a step, such as its loss, in the stream `log`. Never waits, never raises.
+
+        The next save of this step or a later one commits them with its checkpoint. Without a save
+        they get a commit of their own within a minute, which takes the run over like a save: at
+        most 1,440 commits a day. With a journal or a `group` they wait for a save. A crash loses
+        what was in memory. Only rank 0 logs; other ranks may call it. `run.history.logged()`
+        returns the entries, each step once, and the page draws them.
+
+        Args:
+            values: Numbers by name, except `step`: of Python, NumPy or torch. A tensor on a GPU is
+                waited for.
+            step: The step, 0 to 2^53. A value that is no number, or a wrong step, loses this call's
+                entry, and so does a run whose preset declares streams without `log`: a warning says
+                why, and the next entry has the number of lost ones as `lost`.
+        """
+        if is_first_rank() and (self._handle.ranks is None or self._handle.ranks.leads):
+            self._handle.ownership.logged.add(values, step)
 
     def checkpointer(
         self,

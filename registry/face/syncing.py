@@ -2,39 +2,66 @@
 
 History is copied byte for byte; places are the destination's own. All missing commits of a run
 become visible in one slot, so a checkpoint is never visible there before its objects. Packs that
-the destination has are not sent again; so an interrupted sync can be repeated. Specified in
-docs/spec.md, section 15.
+the destination has are not sent again; so an interrupted sync can be repeated. This machine
+remembers which runs were equal, so that the next sync asks little, and reads only new slots.
+Specified in docs/spec.md, section 15.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from threading import Lock
+from typing import Annotated, Any, Literal
 
 from holdfast.registry.errors import (
     Diverged,
     Hint,
     IntegrityError,
     InvalidInput,
+    Malformed,
     MissingObject,
     NotFound,
+    RegistryError,
     UnsupportedFormat,
 )
 from holdfast.registry.face.factory import open  # noqa: A004
 from holdfast.registry.face.registry import Registry
-from holdfast.registry.history import Epochs, RunLog
-from holdfast.registry.history.actions import Commit, Forget, Line, Place, line_digest
+from holdfast.registry.history import Epochs, LogEnd, RunLog, Seals, end_of, list_runs
+from holdfast.registry.history.actions import (
+    AddCheckpoint,
+    Commit,
+    Forget,
+    Free,
+    Line,
+    Place,
+    line_digest,
+)
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.objects import PackRef
-from holdfast.registry.store import Address, Progress, Store, Workers, open_store
+from holdfast.registry.objects import PackRef, unwrap_frame, wrap_frame
+from holdfast.registry.store import (
+    Address,
+    Claims,
+    Progress,
+    Store,
+    Workers,
+    open_store,
+    results,
+)
+from holdfast.registry.store.heads import MAX_FILE_BYTES
 from holdfast.registry.upkeep import RepairReport
 from holdfast.registry.upkeep import repair as mend
-from holdfast.registry.values import Digest, near
+from holdfast.registry.values import Digest, DigestField, Field, InvalidRecord, Record, near
 from holdfast.registry.writing import Change, ChosenKeys, Committer, Stale, StateWriter, adopt
+
+_LOGGER = logging.getLogger("holdfast")
+#: Errors of one run: the other runs are copied first.
+_OF_A_RUN = (IntegrityError, UnsupportedFormat, Diverged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +137,44 @@ def sync(
         known = source.run_names()
         # A run that was seen before and is gone is refused, like a log that went back.
         gone = sorted(seen.keys() - set(known))
-        chosen = [*known, *gone] if runs is None else list(runs)
+        chosen = [*known, *gone] if runs is None else list(dict.fromkeys(runs))
         for name in chosen:
             if name not in known and name not in gone:
                 raise NotFound("no such run", where=f"{source.url}: {name}", hint=near(name, known))
-        sent = _Counter(progress)
-        done: list[RunSync] = []
-        failed: dict[str, IntegrityError | UnsupportedFormat | Diverged] = {}
-        for name in chosen:
+        compared = _Compared(*stores)
+        equal = compared.still_equal(chosen)
+        sent, claims = _Counter(progress), Claims()
+
+        def copied(name: str) -> RunSync | IntegrityError | UnsupportedFormat | Diverged:
+            since = compared.before.get(name)
+            run = _RunCopy(*stores, workers, name, sent, claims, since)
             try:
-                done.append(_copied(_RunCopy(*stores, workers, name, sent)))
-            except (IntegrityError, UnsupportedFormat, Diverged) as error:
-                failed[name] = error  # copy the other runs first
+                done = run.copy(Committer(run.writer).commit)
+            except _OF_A_RUN as error:
+                if since is None:
+                    return error
+                del compared.before[name]
+                return copied(name)  # compared whole: that says what is wrong
+            compared.note(*run.compared())
+            return done
+
+        rest = [name for name in chosen if name not in equal]
+        try:
+            if executor is None and len(rest) > 1:
+                pool = stores[1].pools.runs
+                found = dict(
+                    zip(rest, results([pool.submit(copied, one) for one in rest]), strict=True)
+                )
+            else:
+                found = {name: copied(name) for name in rest}
+        finally:
+            compared.keep(known)
+        failed = {name: one for name, one in found.items() if not isinstance(one, RunSync)}
+        done = [found.get(name) or RunSync(name) for name in chosen]
+        reports = [one for one in done if isinstance(one, RunSync)]
         if failed:
-            raise _first_of(failed, [run.run_id for run in done])
-        return SyncReport(tuple(done))
+            raise _first_of(failed, [run.run_id for run in reports])
+        return SyncReport(tuple(reports))
 
 
 def repair(
@@ -195,16 +245,101 @@ def _opened(
 class _Counter:
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
+        self._lock = Lock()
         self.total = 0
 
     def add(self, size_bytes: int) -> None:
-        self.total += size_bytes
-        if self._progress is not None:
-            self._progress(self.total)
+        with self._lock:
+            self.total += size_bytes
+            if self._progress is not None:
+                self._progress(self.total)
 
 
-def _copied(run: _RunCopy) -> RunSync:
-    return run.copy(Committer(run.writer).commit)
+class _Header(Record):
+    """The first line of the file: the two registries."""
+
+    format: Literal["holdfast.compared/1"] = "holdfast.compared/1"
+    source: str
+    destination: str
+
+
+class _Equal(Record):
+    """A run of which the destination had all commits, and how its two logs ended then."""
+
+    source: LogEnd
+    destination: LogEnd
+    commits: Annotated[int, Field(ge=1)]  # of the source
+    head: DigestField  # digest of the last one
+
+
+class _Compared:
+    """The runs that an earlier sync of two registries has compared; a cache of this machine."""
+
+    def __init__(self, source: Store, destination: Store) -> None:
+        self._stores = source, destination
+        self._header = _Header(source=source.config.id, destination=destination.config.id)
+        self._equal = self._read()
+        self._seals: list[Seals] = []
+        #: What is known of the runs that may have changed since.
+        self.before: dict[str, _Equal] = {}
+
+    def still_equal(self, names: Sequence[str]) -> set[str]:
+        """Return the runs that nobody has committed to since, on both sides.
+
+        A few listings tell it of the sealed runs; the logs of others are asked one by one.
+        """
+        asked = [self._equal.pop(one) for one in names if one in self._equal]
+        if any(one.destination.sealed is not None for one in asked):
+            there = set(list_runs(self._stores[1]))  # its log may not be asked
+            asked = [one for one in asked if one.destination.run in there]
+        sides = [one.source for one in asked], [one.destination for one in asked]
+        for store, ends in zip(self._stores, sides, strict=True):
+            self._seals.append(Seals(store, ends, len(names)))
+        still = (seals.still(ends) for seals, ends in zip(self._seals, sides, strict=True))
+        for one, source, destination in zip(asked, *still, strict=True):
+            if source is None or destination is None:
+                self.before[one.source.run] = one
+            else:
+                self._equal[source.run] = one.changed(source=source, destination=destination)
+        return self._equal.keys() & set(names)
+
+    def note(self, source: RunLog, destination: RunLog) -> None:
+        """Note a run that was copied, with its logs as they were read or put."""
+        ends = [
+            end_of(log.run, log.newest, seals.newest)
+            for log, seals in zip((source, destination), self._seals, strict=True)
+            if log.newest is not None
+        ]
+        if len(ends) == len(self._stores):
+            self._equal[source.run_id] = _Equal.unchecked(
+                source=ends[0],
+                destination=ends[1],
+                commits=source.run.commits,
+                head=source.run.head,
+            )
+
+    def keep(self, known: Iterable[str]) -> None:
+        """Keep what is known of these runs for the next sync."""
+        heads, known = self._stores[1].heads, set(known)
+        lines = [self._header, *(one for name, one in self._equal.items() if name in known)]
+        data = wrap_frame("\n".join(json.dumps(line.to_json()) for line in lines).encode())
+        if heads is not None and len(data) <= MAX_FILE_BYTES:
+            heads.keep(".synced", data)
+
+    def _read(self) -> dict[str, _Equal]:
+        heads = self._stores[1].heads
+        data = None if heads is None else heads.kept(".synced")
+        if data is None:
+            return {}
+        try:
+            first, *lines = unwrap_frame(data, where=".synced").split(b"\n")
+            if _Header.of(json.loads(first)) != self._header:
+                return {}
+            found = [_Equal.of(json.loads(line)) for line in lines]
+            return {one.source.run: one for one in found if one.source.run == one.destination.run}
+        except (RegistryError, InvalidRecord, ValueError, RecursionError) as error:
+            _LOGGER.debug("what an earlier sync compared is not used: %s", error)
+            return {}
 
 
 class _RunCopy(Change):
@@ -219,15 +354,20 @@ class _RunCopy(Change):
         workers: Workers,
         run_id: str,
         sent: _Counter,
+        claims: Claims,
+        since: _Equal | None,
     ) -> None:
         self._source = source
         self._destination = destination
         self._workers = workers
         self._run_id = run_id
         self._sent = sent
+        self._claims = claims
+        self._since = since
+        self._theirs = RunLog(source, run_id)
         self._log = RunLog(destination, run_id)
         self.writer = StateWriter(destination, self._log)
-        self._history: list[bytes] = []
+        self._history: list[tuple[bytes, Commit]] = []  # the commits of the source since
         self._run = RunManifest(run_id=run_id)
         self._places: list[Place] = []
         self._present: frozenset[Digest] = frozenset()
@@ -235,7 +375,7 @@ class _RunCopy(Change):
 
     def copy(self, commit: Callable[[Change], RunManifest]) -> RunSync:
         self._read_source()
-        if not self._history:
+        if not self._run.commits:
             return self._done  # a folder among the runs that holds no log
         self._log.open()
         # Also refuses a diverged run before anything is written.
@@ -243,9 +383,13 @@ class _RunCopy(Change):
         # W1: the run exists before its writer observes the epoch. Commit 0 references nothing.
         if not self._log.run.commits:
             Epochs.of(self._destination).observe()  # nobody begins a run in a frozen registry
-            self._log.append(lambda run: None if run.commits else self._history[:1])
+            self._log.append(lambda run: None if run.commits else self._missing(run)[:1])
         commit(self)
         return replace(self._done, commits=lacking)
+
+    def compared(self) -> tuple[RunLog, RunLog]:
+        """Return the logs of source and destination that were compared."""
+        return self._theirs, self._log
 
     def check(self, run: RunManifest) -> None:
         """Allow every run: `lines` refuses one that diverged."""
@@ -253,7 +397,7 @@ class _RunCopy(Change):
     def write(self) -> ChosenKeys:
         """Copy the states that the missing commits name, except packs that are there."""
         writer, here, there = self.writer.objects, self._log.run, self._run
-        _ = writer.epoch  # observed before any key is chosen
+        writer.observe()  # before any key is chosen
         commits = self._missing(here)
         self._present = frozenset(here.by_manifest.keys() & here.held & there.held)
         self._thinned = here.thinned
@@ -268,8 +412,10 @@ class _RunCopy(Change):
                 where=f"{self._run_id}/{min(unplaced).short}",
                 hint="Run `holdfast verify` there. Nothing of this run was copied.",
             )
-        added = [ck for ck in there.checkpoints if ck.n >= len(self._history) - len(commits)]
-        self._done = replace(self._done, checkpoints=len(added))
+        lacking = self._history[len(self._history) - len(commits) :]
+        actions = [action for _, commit in lacking for action in commit.actions]
+        added = sum(isinstance(action, AddCheckpoint) for action in actions)
+        self._done = replace(self._done, checkpoints=added)
         self._places, choice = [], ChosenKeys()
         if commits:
             wanted = [
@@ -278,11 +424,17 @@ class _RunCopy(Change):
                 if place.manifest in there.held and place.manifest not in stays
             ]
             self._places, choice = adopt(
-                self._source, self._destination, writer, wanted, self._count, self._workers
+                self._source,
+                self._destination,
+                writer,
+                wanted,
+                self._count,
+                self._workers,
+                claims=self._claims,
             )
             for digest in sorted(less):
                 thinned = self.writer.thin(digest, there.thinned[digest])
-                self._places.append(thinned.base.place)
+                self._places.append(thinned.state.place)
                 choice |= thinned.chosen
         return choice
 
@@ -296,7 +448,10 @@ class _RunCopy(Change):
         missing = self._missing(run)
         if missing and not (self._present <= run.held and self._thinned == run.thinned):
             raise Stale  # the destination no longer holds a state that was not copied because of it
-        return [*self._places, *missing] if missing else None
+        # What the source has freed it does not give any more.
+        is_freed = self._run.freed_at is not None
+        lacks = is_freed and not self._run.uses.keys() <= run.by_manifest.keys()
+        return [*self._places, *missing, *([Free()] if lacks else [])] if missing else None
 
     def read_again(self) -> bool:
         """Read the source again: it may have evicted or moved the missing object."""
@@ -305,42 +460,61 @@ class _RunCopy(Change):
         return self._run.next_slot != read
 
     def _read_source(self) -> None:
-        log = RunLog(self._source, self._run_id)
-        slots = list(log.slots())
-        log.recall()  # evicted checkpoints are counted, too
+        since = self._since
+        log = self._theirs = RunLog(self._source, self._run_id)
+        if since is None:
+            slots = list(log.slots())
+        else:
+            log.open()
+            slots = list(log.fetch(range(since.source.slots, log.run.next_slot)))
         if any(isinstance(line, Forget) for slot in slots for _, line in slot.lines):
             raise MissingObject(
                 "the source has given up this run, and may have deleted its objects",
                 where=self._run_id,
                 hint="Push its remaining checkpoints into a new run.",
             )
-        self._history = [raw for slot in slots for raw, _ in slot.commits]
-        self._run = log.fold(slots)
-        log.check_head(slots)
+        self._history = [commit for slot in slots for commit in slot.commits]
+        if since is None:
+            log.recall()  # an undo names what was evicted before
+            log.fold(slots)
+            log.check_head(slots)
+        elif not self._continues(log.run, since):
+            raise Malformed("the log does not continue from the comparison", where=self._run_id)
+        self._run = log.run
         # If the source lost a copied commit, its next commit would differ from the copy.
         log.make_durable()
 
+    def _continues(self, run: RunManifest, since: _Equal) -> bool:
+        """Return whether the commits since a comparison lead from it to the run that was opened."""
+        heads = [since.head, *(line_digest(raw) for raw, _ in self._history)]
+        chained = [commit.prev for _, commit in self._history] == heads[:-1]
+        return chained and (run.commits, run.head) == (since.commits + len(heads) - 1, heads[-1])
+
     def _missing(self, run: RunManifest) -> Sequence[bytes]:
         """Return the commit lines that are missing at the destination, given the run there."""
-        shared = min(run.commits, len(self._history))
+        lines, since = [raw for raw, _ in self._history], self._since
+        before = 0 if since is None else since.commits  # commits that both have
+        shared = min(run.commits, before + len(lines))
         head = run.head
         if run.commits > shared:
             head = line_digest(self._destination_history()[shared - 1])
-        if shared and head != line_digest(self._history[shared - 1]):
+        heads = [None if since is None else since.head, *map(line_digest, lines)]
+        if shared < before or head != heads[shared - before]:
             raise self._diverged()
-        return self._history[shared:]
+        return lines[shared - before :]
 
     def _destination_history(self) -> list[bytes]:
         return [raw for slot in self._log.slots() for raw, _ in slot.commits]
 
-    def _diverged(self) -> Diverged:
-        pairs = zip(self._history, self._destination_history(), strict=False)
+    def _diverged(self) -> Diverged | Malformed:
+        if self._since is not None:
+            return Malformed("the destination is not as it was compared", where=self._run_id)
+        pairs = zip([raw for raw, _ in self._history], self._destination_history(), strict=False)
         n = next((n for n, (ours, theirs) in enumerate(pairs) if ours != theirs), 0)
-        ours = Commit.decode(self._history[n], where=self._run_id)
         return Diverged(
             "the two registries hold different histories of this run",
             where=f"{self._run_id}: commit {n}",
-            expected=f"the source's, by {ours.author}",
+            expected=f"the source's, by {self._history[n][1].author}",
             found="another one at the destination",
             hint="Nothing was copied. Keep one side as the run and write results there only.",
         )

@@ -41,14 +41,18 @@ if TYPE_CHECKING:
     from holdfast.registry.formats.andrea import read_table as read_table
     from holdfast.registry.formats.content import OPAQUE as OPAQUE
     from holdfast.registry.formats.content import portable as portable
+    from holdfast.registry.formats.hf import json_file as json_file
     from holdfast.registry.formats.safetensors_header import NAMES as SAFETENSORS_NAMES
     from holdfast.registry.formats.safetensors_header import encode_header as encode_header
+    from holdfast.registry.formats.safetensors_header import named_tensors as named_tensors
+    from holdfast.registry.formats.source import json_value as json_value
     from holdfast.registry.formats.source import sha256_of as sha256_of
     from holdfast.registry.formats.source import stable as stable
     from holdfast.registry.formats.source import walk as walk
-    from holdfast.registry.formats.table import EXTENSIONS as EXTENSIONS
+    from holdfast.registry.formats.table import GENERIC_EXTENSIONS as GENERIC_EXTENSIONS
+    from holdfast.registry.formats.table import GENERIC_NAMES as GENERIC_NAMES
     from holdfast.registry.formats.table import MAIN_EXTENSIONS as MAIN_EXTENSIONS
-    from holdfast.registry.formats.table import NAMES as NAMES
+    from holdfast.registry.formats.table import OF_SYSTEMS as OF_SYSTEMS
     from holdfast.registry.formats.table import OPAQUE as OPAQUE_FORMAT
     from holdfast.registry.formats.table import TREE as TREE
     from holdfast.registry.formats.table import by_extension as by_extension
@@ -62,9 +66,10 @@ else:
 
 
 __all__ = [
-    "EXTENSIONS",
+    "GENERIC_EXTENSIONS",
+    "GENERIC_NAMES",
     "MAIN_EXTENSIONS",
-    "NAMES",
+    "OF_SYSTEMS",
     "OPAQUE",
     "OPAQUE_FORMAT",
     "SAFETENSORS_NAMES",
@@ -81,8 +86,11 @@ __all__ = [
     "encode_header",
     "fail",
     "inspect",
+    "json_file",
+    "json_value",
     "limited",
     "named",
+    "named_tensors",
     "new_file",
     "opaque_name",
     "portable",

@@ -12,15 +12,19 @@ Since `DType::Bool` names its storage it is `{"Bool": "Native"}`. Quantized tens
 (`{"QFloat": ...}`) and the records of older releases stay plain values.
 
 The state is `{"metadata": ..., "item": ...}` with tensors in place of `TensorData`, and `dtypes`,
-the other spelling of element types by path, where there is one. Records of other recorders have no
-names (Bin) and are opaque files. A record has no index: a description passes over the bytes of its
-tensors.
+the other spelling of element types by path, where there is one. Files of `NamedMpkGzFileRecorder`,
+`.mpk.gz`, are the same in a stream of gzip. Records of the Bin recorders have no names and are
+opaque files, with the metadata of the record. A record has no index: a description passes over the
+bytes of its tensors.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
 import math
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +32,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats.content import Content, portable
-from holdfast.registry.formats.source import check_room, read_exactly, stable
+from holdfast.registry.formats.source import check_room, read_exactly, stable, unique_keys
 from holdfast.registry.formats.state_file import (
     RAISED,
     Faults,
@@ -174,6 +178,12 @@ def _broken(path: Path, at: int, rule: str) -> NoReturn:
 
 FORMAT: Final = "burn"
 _METADATA: Final = ("float", "int", "format", "version", "settings")
+_GZIP: Final = b"\x1f\x8b"
+#: zlib's number for streams of gzip.
+_GZIP_FORM: Final = 31
+_PART_BYTES: Final = 2**22
+#: The longest text whose length bincode writes in one byte.
+_LONGEST_TEXT: Final = 250
 _TENSOR: Final = {"bytes", "shape", "dtype"}
 _MAX_AXES: Final = 64
 _DTYPES: Final = {
@@ -196,9 +206,51 @@ _NAMES: Final = {ours: theirs for theirs, ours in _DTYPES.items() if theirs != "
 
 
 def detect(path: Path) -> bool:
-    """Return whether a file begins like a record."""
+    """Return whether a file begins like a record, decompressed if need be."""
+    return starts_record(_head(path)[:64])
+
+
+def bin_metadata(path: Path) -> dict[str, str] | None:
+    """Return the metadata of a record of Burn's Bin recorders; `None` of any other file."""
+    head, at, found = _head(path), 0, {}
+    for name in _METADATA:
+        length = head[at] if at < len(head) else 0
+        if not 0 < length <= _LONGEST_TEXT:
+            return None
+        found[name] = head[at + 1 : at + 1 + length].decode(errors="replace")
+        at += 1 + length
+    is_one = found["format"].startswith("burn") and "::Bin" in found["format"]
+    return found if is_one else None
+
+
+def _head(path: Path) -> bytes:
+    """Return the first bytes of a record, decompressed if need be."""
     with stable(path) as file:
-        return starts_record(file.read(64))
+        head = file.read(_WINDOW_BYTES)
+    if not head.startswith(_GZIP):
+        return head
+    try:
+        return zlib.decompressobj(_GZIP_FORM).decompress(head, _WINDOW_BYTES)
+    except zlib.error:
+        return b""
+
+
+def _inflated(file: BinaryIO, path: Path) -> bytearray:
+    """Decompress a file; what it becomes is bounded like the bytes of any other record."""
+    stream, data = zlib.decompressobj(_GZIP_FORM), bytearray()
+    try:
+        while not stream.eof:
+            part = stream.unconsumed_tail or file.read(_PART_BYTES)
+            more = stream.decompress(part, _PART_BYTES)
+            if not part and not more:
+                raise _unsound(path, "its stream of gzip breaks off", None)
+            data += more
+            check_room(len(data), path, copies=3)  # growing may copy it
+    except zlib.error as error:
+        raise _unsound(path, "its stream of gzip is damaged", error) from error
+    if stream.unused_data or file.read(1):
+        raise _unsound(path, "there are bytes after its stream of gzip", None)
+    return data
 
 
 def read(path: Path) -> FileState:
@@ -215,8 +267,13 @@ def read(path: Path) -> FileState:
 def inspect(path: Path) -> FileReport:
     """Describe a record from everything but the bytes of its tensors."""
     with stable(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        record = _unpacked(outline(file, size, path), path)
+        size = length = os.fstat(file.fileno()).st_size
+        plain: BinaryIO = file
+        if file.read(2) == _GZIP:
+            file.seek(0)
+            plain = io.BytesIO(_inflated(file, path))
+            length = plain.getbuffer().nbytes
+        record = _unpacked(outline(plain, length, path), path)
     walk = _Tensors(path, with_data=False)
     walk.convert(record["item"], walk.top)
     return FileReport(FORMAT, size, walk.headers, record["metadata"])
@@ -248,9 +305,14 @@ def _msgpack(where: object) -> ModuleType:
 def _record(path: Path) -> tuple[dict[str, Any], int]:
     with stable(path) as file:
         size = os.fstat(file.fileno()).st_size
-        check_room(size, path, copies=2)
-        data = bytearray(size)
-        read_exactly(file, memoryview(data), path)
+        is_gzip = file.read(2) == _GZIP
+        file.seek(0)
+        if is_gzip:
+            data = _inflated(file, path)
+        else:
+            check_room(size, path, copies=2)
+            data = bytearray(size)
+            read_exactly(file, memoryview(data), path)
     check_structure(memoryview(data), path)
     return _unpacked(data, path), size
 
@@ -260,7 +322,7 @@ def _unpacked(data: bytes | bytearray, path: Path) -> dict[str, Any]:
     msgpack = _msgpack(path)
     try:
         found = msgpack.unpackb(
-            data, strict_map_key=True, object_pairs_hook=_unique, max_ext_len=0, use_list=True
+            data, strict_map_key=True, object_pairs_hook=unique_keys, max_ext_len=0, use_list=True
         )
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
         raise _unsound(path, "it is not MessagePack of a record", error) from error
@@ -269,13 +331,6 @@ def _unpacked(data: bytes | bytearray, path: Path) -> dict[str, Any]:
     about = found["metadata"]
     if not isinstance(about, dict) or not all(isinstance(text, str) for text in about.values()):
         raise _unsound(path, "its metadata are not strings by name", None)
-    return found
-
-
-def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
     return found
 
 
@@ -374,6 +429,8 @@ def write(
         raise IncompatibleState(
             "a value cannot be part of a record", where=content.where, found=error
         ) from error
+    if path.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
     with new_file(path, len(data), force=force) as file:
         file.write(data)
     return WrittenFile(path, FORMAT, len(data))

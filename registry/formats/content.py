@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import Hint, IncompatibleState
-from holdfast.registry.loading import Stored, check_components
+from holdfast.registry.loading import Stored, check_components, to_device
 from holdfast.registry.objects import Component, TensorEntry
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState, TensorBytes, as_torch
 from holdfast.registry.store import abandon
@@ -53,6 +53,7 @@ class Content(ABC):
     #: their positions.
     skeletons: list[list[Any]]
     size_bytes: int  # bytes of all its tensors
+    stored: Stored | None = None  # the stored state that it is, if a registry has it
 
     @cached_property
     def tensors(self) -> dict[str, TensorEntry]:
@@ -91,6 +92,8 @@ class Content(ABC):
 class StoredContent(Content):
     """A state that a registry stores; every byte of it is verified."""
 
+    stored: Stored
+
     def __init__(self, stored: Stored, only: Sequence[str] | None) -> None:
         manifest, kept = stored.manifest, stored.handle.commit_keys()
         check_components(
@@ -109,18 +112,18 @@ class StoredContent(Content):
             nodes.update(values["d"])
             order = list(kept.order)
         self.skeletons = [[name, nodes[name]] for name in order]
-        self._stored = stored
+        self.stored = stored
         self._only = only
 
     def load(self) -> Any:
         """Return the state; a whole release with the keys that its preset names for files."""
-        state = self._stored.load(only=self._only, precision="stored")
-        extra = self._stored.handle.file_keys() if self._only is None else {}
+        state = self.stored.load(only=self._only, precision="stored")
+        extra = self.stored.handle.file_keys() if self._only is None else {}
         return {**extra, **state} if extra else state
 
     def flat(self, names: Iterable[str]) -> FlatState:
         """Read components."""
-        return pytree.flatten(self._stored.handle.load(names, portable=True))
+        return pytree.flatten(self.stored.handle.load(names, portable=True))
 
     def outline(self, names: Iterable[str]) -> FlatState:
         """Return components; only their long strings and parts of sparse tensors are read."""
@@ -130,7 +133,7 @@ class StoredContent(Content):
             paths, kinds = pytree.leaf_paths(name, skeleton), pytree.portable_kinds(skeleton)
             arrays = [self._array(paths[n], kinds[n], one) for n, one in enumerate(tensors)]
             parts.append((name, skeleton, arrays))
-        flat = pytree.flatten(pytree.unflatten(self.kind, parts))
+        flat = pytree.flatten(pytree.unflatten(self.kind, parts, adapter=pytree.Adapted.of))
         for part in flat.components:
             for leaf in part.leaves:
                 leaf.nbytes = self.tensors[leaf.path].nbytes
@@ -155,7 +158,7 @@ class StoredContent(Content):
 
     def only(self, name: str) -> StoredContent:
         """Return one component."""
-        return StoredContent(self._stored, [name])
+        return StoredContent(self.stored, [name])
 
     def read_chunks(self, path: str, wanted: Mapping[int, memoryview]) -> None:
         """Read chunks; equal ones are read once."""
@@ -163,7 +166,7 @@ class StoredContent(Content):
 
     def _read(self, pieces: Iterable[_Chunks]) -> None:
         first: dict[Digest, memoryview] = {}
-        copies, reader = [], self._stored.handle.reader
+        copies, reader = [], self.stored.handle.reader
         for path, wanted in pieces:
             entry = self.tensors[path]
             digests = () if entry.inline is not None else reader.chunk_digests(entry)
@@ -178,7 +181,7 @@ class StoredContent(Content):
 
     def stream(self, paths: Iterable[str]) -> Iterator[memoryview]:
         """Read windows ahead, and yield them in order; a chunk is read once for each window."""
-        bulk = self._stored.handle.store.pools.bulk
+        bulk = self.stored.handle.store.pools.bulk
         free = [memoryview(mmap(-1, _WINDOW_BYTES)) for _ in range(_WINDOWS)]
         reading: deque[tuple[Future[None], memoryview, int]] = deque()
         try:
@@ -251,7 +254,7 @@ class MemoryContent(Content):
 
     def load(self) -> Any:
         """Return a copy of the state."""
-        return copied(self._flat)
+        return _rebuilt(self._flat, shares=False)
 
     def flat(self, names: Iterable[str]) -> FlatState:
         """Return components."""
@@ -279,20 +282,21 @@ class MemoryContent(Content):
             view[:] = data[start : start + len(view)]
 
 
-def copied(state: FlatState) -> Any:
-    """Return a state that has copies of the leaves, with tensors of torch."""
-    return _rebuilt(state, shares=False)
-
-
-def _rebuilt(state: FlatState, *, shares: bool) -> Any:
+def _rebuilt(state: FlatState, *, shares: bool, device: object = "cpu") -> Any:
     parts = []
     for part in state.components:
         kinds = pytree.leaf_kinds(part.skeleton)
         arrays = [
             _array_of(leaf, kinds[index], shares=shares) for index, leaf in enumerate(part.leaves)
         ]
-        parts.append((part.name, part.skeleton, arrays))
-    return pytree.unflatten(state.kind, parts)
+        moved = arrays if str(device) == "cpu" else to_device(arrays, device)
+        parts.append((part.name, part.skeleton, moved))
+    return pytree.unflatten(state.kind, parts, adapter=_of_file)
+
+
+def _of_file(name: str) -> Callable[[Any], Any]:
+    """Return the adapter of a dataclass of a file, or keep the form that it has in the file."""
+    return pytree.registered(name) or (lambda plain: {"_dataclass": name, "_fields": plain})
 
 
 def _array_of(leaf: ArrayLeaf, kind: str, *, shares: bool) -> object:
@@ -306,7 +310,7 @@ def _array_of(leaf: ArrayLeaf, kind: str, *, shares: bool) -> object:
 def portable(
     content: Content, names: Iterable[str] | None = None, *, without: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return a state with tensors as `pytree.TensorBytes`, and arrays as arrays of NumPy.
+    """Return a state of `pytree.TensorBytes`, arrays of NumPy and `pytree.Adapted`.
 
     Tensors of a component without sparse ones share their memory with the content.
     """
@@ -324,23 +328,25 @@ def portable(
             view[:] = leaf.buffer()
             arrays.append(array)
         parts.append((part.name, part.skeleton, arrays))
-    state: dict[str, Any] = dict(pytree.unflatten(flat.kind, parts))
+    state: dict[str, Any] = dict(pytree.unflatten(flat.kind, parts, adapter=pytree.Adapted.of))
     if names is not None:
         return state
     kept = {name: skeleton for name, skeleton in content.skeletons if name not in content.parts}
     return state | {name: pytree.unflatten_component(node, ()) for name, node in kept.items()}
 
 
-def with_torch(state: Any) -> Any:
-    """Return a state that was just read, with tensors of torch; one without tensors as it is.
+def with_torch(state: Any, device: object = "cpu") -> Any:
+    """Return a state that was just read, with tensors of torch, and values of known adapters.
 
     The tensors have the memory that was read, where that is possible.
     """
     flat = state if isinstance(state, FlatState) else pytree.flatten(state)
     leaves = [leaf for part in flat.components for leaf in part.leaves]
-    if not any(isinstance(leaf.source, TensorBytes) for leaf in leaves):
+    if not any(isinstance(leaf.source, TensorBytes) for leaf in leaves) and not any(
+        pytree.has_tags(part.skeleton, {"ad"}) for part in flat.components
+    ):
         return state
-    made = _rebuilt(flat, shares=True)
+    made = _rebuilt(flat, shares=True, device=device)
     if type(state) is OrderedDict:
         vars(made).update(vars(state))  # the metadata of a state_dict
     return made

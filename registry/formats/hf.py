@@ -11,7 +11,6 @@ An empty component is skipped. A model in shards is written back as one file.
 from __future__ import annotations
 
 import json
-import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -27,13 +26,9 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.formats import safetensors, torch
 from holdfast.registry.formats.content import Content, MemoryContent, portable
+from holdfast.registry.formats.safetensors import headers, read_index, read_shards
 from holdfast.registry.formats.safetensors_header import header_of, read_file
-from holdfast.registry.formats.safetensors_index import (
-    headers,
-    read_index,
-    read_shards,
-)
-from holdfast.registry.formats.source import check_room, json_object, read_exactly, stable, walk
+from holdfast.registry.formats.source import check_room, json_object, walk, whole
 from holdfast.registry.formats.state_file import (
     FileReport,
     FileState,
@@ -76,7 +71,8 @@ def read(path: Path) -> FileState:
     check_room(_total(files), path)
     state: dict[str, Any] = {name: {} for name in _COMPONENTS}
     total = 0
-    for part, size in _parts(files):
+    for _, reader in _readers(files):
+        part, size = reader()
         total += size
         for name, value in part.items():
             state[name] |= value
@@ -163,12 +159,6 @@ def _total(files: Mapping[str, Path]) -> int:
 _Part = tuple[dict[str, dict[str, Any]], int]
 
 
-def _parts(files: Mapping[str, Path]) -> Iterator[_Part]:
-    """Yield each file's part of the components, and its size."""
-    for _, reader in _readers(files):
-        yield reader()
-
-
 def _readers(files: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], _Part]]]:
     """Yield the name and a reader of each file; the shards of a model have one reader."""
     shards: set[Path] = set()
@@ -223,20 +213,13 @@ def _of_json(name: str, file: Path) -> _Part:
 
 
 def _of_bytes(name: str, file: Path) -> _Part:
-    data = _bytes(file)
-    return {"files": {name: bytes(data)}}, len(data)
-
-
-def _bytes(file: Path) -> bytearray:
-    with stable(file) as opened:
-        data = bytearray(os.fstat(opened.fileno()).st_size)
-        read_exactly(opened, memoryview(data), file)
-    return data
+    data = bytes(whole(file)[0])
+    return {"files": {name: data}}, len(data)
 
 
 def _json(file: Path) -> tuple[dict[str, Any], int]:
     check_bytes(_total({"": file}), "reading it", where=file, kind=InvalidInput)
-    data = bytes(_bytes(file))
+    data = bytes(whole(file)[0])
     return json_object(data, file), len(data)
 
 
@@ -264,14 +247,15 @@ def write(
             part = MemoryContent(state["optimizer"], None, f"{content.where}: optimizer")
             torch.write(folder / _OPTIMIZER, part, metadata=None, force=False)
         for name, value in state.get("json", {}).items():
-            put_file(folder / name, _dumped(name, value))
+            put_file(folder / name, json_file(name, value))
         for name, data in state.get("files", {}).items():
             put_file(folder / name, data)
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return WrittenFile(path, FORMAT, size)
 
 
-def _dumped(name: str, value: Any) -> bytes:
+def json_file(name: str, value: Any) -> bytes:
+    """Return the bytes of a JSON file that the state holds as a value."""
     try:
         text = json.dumps(value, indent=2, ensure_ascii=False)
         if repr(json.loads(text)) != repr(value):

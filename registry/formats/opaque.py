@@ -1,6 +1,7 @@
 """Any file, kept byte for byte: its content is never parsed or run.
 
-Its state is `{"file": {"name": str, "bytes": <uint8 array>}}`. Writing copies the bytes straight
+The metadata of a record of Burn's Bin recorders is read, as it has no other names. Its state is
+`{"file": {"name": str, "bytes": <uint8 array>}}`. Writing copies the bytes straight
 from the registry into the new file.
 """
 
@@ -13,8 +14,9 @@ import numpy as np
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.formats import burn
 from holdfast.registry.formats.content import OPAQUE, Content, opaque_name
-from holdfast.registry.formats.source import read_exactly, stable
+from holdfast.registry.formats.source import stable, whole
 from holdfast.registry.formats.state_file import (
     FileReport,
     FileState,
@@ -34,14 +36,13 @@ def detect(path: Path) -> bool:  # noqa: ARG001
 
 def read(path: Path) -> FileState:
     """Read the bytes of a file."""
-    with stable(path) as file:
-        data = np.empty(os.fstat(file.fileno()).st_size, dtype=np.uint8)
-        read_exactly(file, data.data, path)
+    data = np.frombuffer(whole(path)[0], np.uint8)
     try:
         path.name.encode()
     except UnicodeEncodeError as error:
         raise InvalidInput("the file's name is not Unicode", where=quoted(path.name)) from error
-    return FileState({OPAQUE: {"name": path.name, "bytes": data}}, "opaque", data.nbytes)
+    state = {OPAQUE: {"name": path.name, "bytes": data}}
+    return FileState(state, "opaque", data.nbytes, burn.bin_metadata(path))
 
 
 def validate(path: Path) -> list[str]:
@@ -53,7 +54,8 @@ def inspect(path: Path) -> FileReport:
     """Return the size of a file."""
     with stable(path) as file:
         size = os.fstat(file.fileno()).st_size
-    return FileReport("opaque", size, {_PATH: TensorHeader("uint8", (size,))})
+    tensors = {_PATH: TensorHeader("uint8", (size,))}
+    return FileReport("opaque", size, tensors, burn.bin_metadata(path))
 
 
 def write(path: Path, content: Content, *, metadata: None, force: bool) -> WrittenFile:  # noqa: ARG001

@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput
-from holdfast.registry.formats.source import KEEP, check_room, read_exactly, stable, unsound
-from holdfast.registry.formats.state_file import RAISED, Faults, problem
+from holdfast.registry.formats.source import (
+    KEEP,
+    check_room,
+    read_exactly,
+    stable,
+    unique_keys,
+    unsound,
+)
+from holdfast.registry.formats.state_file import RAISED, Faults
+from holdfast.registry.objects import TensorEntry
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.values import ITEM_SIZES, check_json
 
@@ -45,6 +52,7 @@ DTYPES = {
 }
 NAMES = {ours: theirs for theirs, ours in DTYPES.items()}
 _broken = partial(unsound, "safetensors")
+_Leaf = TypeVar("_Leaf", ArrayLeaf, TensorEntry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +70,6 @@ def read_header(file: BinaryIO, size: int, path: Path) -> Header:
     header = _checked(file, size, path, RAISED)
     assert header is not None  # mypy does not see it
     return header
-
-
-def header_faults(file: BinaryIO, size: int, path: Path) -> list[str]:
-    """Return every rule that the header of a file breaks, each a line of text."""
-    faults = Faults()
-    with faults:
-        _checked(file, size, path, faults)
-    return faults.lines
 
 
 def _checked(file: BinaryIO, size: int, path: Path, faults: Faults) -> Header | None:
@@ -113,21 +113,12 @@ def _parse(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, Any], int]:
     read_exactly(file, memoryview(text), path)
     check_json(text, where=path, kind=InvalidInput)
     try:
-        header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         _broken(path, "the header is not JSON of unique keys", "a JSON object", error)
     if not isinstance(header, dict):
         _broken(path, "the header is no object", "a JSON object", type(header).__name__)
     return header, size - 8 - length
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        twice = next(key for key, count in counts.items() if count > 1)
-        raise ValueError(f"{twice[:80]!r} is there twice")
-    return found
 
 
 def _check_entries(
@@ -181,9 +172,32 @@ def _span(name: str, entry: Any, path: Path) -> tuple[int, int]:
     return start, stop
 
 
+def named_tensors(
+    name: str, skeleton: Any, tensors: Sequence[TensorEntry]
+) -> tuple[dict[str, TensorEntry], list[str]]:
+    """Return the tensors that a file can hold, by name, and the names of all other values."""
+    match skeleton:
+        case {"t": int()} | {"n": int()}:
+            pairs = [[name, skeleton]]
+        case {"d": pairs} | {"od": pairs} | {"sd": [pairs, *_]}:
+            pass
+        case _:
+            return {}, [name]
+    found, others = {}, []
+    for key, node in pairs:
+        match node:
+            case {"t": int(index)} | {"n": int(index)} if (
+                isinstance(key, str) and key != "__metadata__" and tensors[index].dtype in NAMES
+            ):
+                found[key] = tensors[index]
+            case _:
+                others.append(str(key))
+    return found, others
+
+
 def encode_header(
-    leaves: Mapping[str, ArrayLeaf], metadata: Mapping[str, str]
-) -> tuple[bytes, Sequence[ArrayLeaf]]:
+    leaves: Mapping[str, _Leaf], metadata: Mapping[str, str]
+) -> tuple[bytes, Sequence[_Leaf]]:
     """Return the header of these tensors, and the tensors in the order of the file."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
@@ -207,11 +221,10 @@ def header_of(path: Path) -> tuple[Header, int]:
 
 def file_problems(path: Path) -> list[str]:
     """Return every rule of the format that a file breaks, each a line of text."""
-    try:
-        with stable(path) as file:
-            return header_faults(file, os.fstat(file.fileno()).st_size, path)
-    except InvalidInput as error:
-        return [problem(error)]
+    faults = Faults()
+    with faults, stable(path) as file:
+        _checked(file, os.fstat(file.fileno()).st_size, path, faults)
+    return faults.lines
 
 
 def read_file(path: Path) -> tuple[dict[str, object], Header, int]:

@@ -19,6 +19,7 @@ import json
 import os
 import stat
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -204,9 +205,28 @@ def read_exactly(file: BinaryIO, into: memoryview, path: Path) -> None:
         done += count
 
 
+def whole(path: Path) -> tuple[bytearray, os.stat_result]:
+    """Return the bytes of a file, and its status."""
+    with stable(path) as file:
+        found = os.fstat(file.fileno())
+        data = bytearray(found.st_size)
+        read_exactly(file, memoryview(data), path)
+    return data, found
+
+
 def sha256_of(file: BinaryIO) -> bytes:
     """Return the SHA-256 of a file from its current position to its end."""
     return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]
+
+
+def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Return the pairs of an object as a dict; a key must not be there twice."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in counts.items() if count > 1)
+        raise ValueError(f"{str(twice)[:80]!r} is there twice")
+    return found
 
 
 def json_value(data: bytes, where: object) -> Any:

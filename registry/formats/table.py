@@ -53,6 +53,7 @@ class Format:
     is_folder: bool = False  # whether it is a folder and not a file
     keeps_metadata: bool = False  # whether `write` can keep metadata
     checked: str = "every array was read"  # result of `validate` for a file without problems
+    of_system: bool = False  # whether only one system or library writes it
 
     @property
     def module(self) -> FormatModule:
@@ -63,7 +64,7 @@ class Format:
 #: The format of every other file, and of every other folder.
 OPAQUE = Format("opaque", checked="its bytes were read")
 TREE = Format("tree", is_folder=True, checked="every file was read, every name is safe")
-ANDREA = Format("andrea", checked="sizes fit")
+ANDREA = Format("andrea", checked="sizes fit", of_system=True)
 _STEP_FILE = re.compile(r"step_\d{6,}\.bin", re.ASCII)
 #: All formats. Content is compared with them in this order.
 FORMATS: tuple[Format, ...] = (
@@ -76,19 +77,28 @@ FORMATS: tuple[Format, ...] = (
         (".thalia", ".thalia.zst", ".thalia.lz4"),
         keeps_metadata=True,
         checked="checksum and sizes fit",
+        of_system=True,
     ),
-    Format("burn", (".mpk",), keeps_metadata=True),
+    Format("burn", (".mpk", ".mpk.gz"), keeps_metadata=True, of_system=True),
     Format("hf", is_folder=True, checked="every file was read"),
-    Format("cobre", is_folder=True, keeps_metadata=True),
+    Format("cobre", is_folder=True, keeps_metadata=True, of_system=True),
     ANDREA,
     TREE,
     OPAQUE,
 )
-#: All names.
-NAMES = ", ".join(one.name for one in FORMATS)
-#: All extensions, and the first one of each format: for messages and help texts.
+_GENERIC = tuple(one for one in FORMATS if not one.of_system)
+_OF_SYSTEMS = tuple(one for one in FORMATS if one.of_system)
+#: All names, and all extensions: for messages.
+NAMES = ", ".join(one.name for one in (*_GENERIC, *_OF_SYSTEMS))
 EXTENSIONS = ", ".join(extension for one in FORMATS for extension in one.extensions)
-MAIN_EXTENSIONS = ", ".join(one.extensions[0] for one in FORMATS if one.extensions)
+#: The generic ones, and the first extension of each: for help texts, which end with the others.
+GENERIC_NAMES = ", ".join(one.name for one in _GENERIC)
+GENERIC_EXTENSIONS = ", ".join(extension for one in _GENERIC for extension in one.extensions)
+MAIN_EXTENSIONS = ", ".join(one.extensions[0] for one in _GENERIC if one.extensions)
+OF_SYSTEMS = ", ".join(
+    f"{one.name} ({', '.join(one.extensions)})" if one.extensions else one.name
+    for one in _OF_SYSTEMS
+)
 
 
 def named(name: str) -> Format:

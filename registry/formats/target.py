@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from holdfast.backends.escape import quoted
-from holdfast.backends.local.disk import NO_ROOM, no_room
+from holdfast.backends.local.disk import NO_ROOM, no_room, sync_folder
 from holdfast.registry.errors import (
     AccessDenied,
     InvalidInput,
@@ -87,7 +87,7 @@ def new_folder(path: Path, size_bytes: int) -> Iterator[Path]:
             except FileExistsError as error:
                 raise _exists(path) from error
             temporary.replace(path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
@@ -114,15 +114,7 @@ def _exists(path: Path) -> InvalidInput:
 
 def _sync_folders(folder: Path) -> None:
     for name, _, _ in os.walk(folder, topdown=False):
-        _sync_folder(Path(name))
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        sync_folder(Path(name))
 
 
 def fail(error: OSError, path: Path, size_bytes: int) -> NoReturn:
@@ -138,9 +130,7 @@ def fail(error: OSError, path: Path, size_bytes: int) -> NoReturn:
         ) from error
     if isinstance(error, PermissionError) or error.errno == errno.EROFS:
         raise AccessDenied(
-            "the folder may not be written to",
-            where=path.parent,
-            found=f"user id {os.geteuid()}",
+            "the folder may not be written to", where=path.parent, found=f"user id {os.geteuid()}"
         ) from error
     raise StorageError("the file could not be written", where=path, found=error) from error
 

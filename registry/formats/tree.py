@@ -13,7 +13,6 @@ Symlinks and other things that are no files are refused.
 from __future__ import annotations
 
 import hashlib
-import os
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -26,9 +25,9 @@ import numpy as np
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError
-from holdfast.registry.formats import andrea, safetensors, safetensors_index
+from holdfast.registry.formats import andrea, safetensors
 from holdfast.registry.formats.content import Content, MemoryContent, portable
-from holdfast.registry.formats.source import read_exactly, stable, walk
+from holdfast.registry.formats.source import walk, whole
 from holdfast.registry.formats.state_file import (
     RAISED,
     Faults,
@@ -128,18 +127,15 @@ def _check_entry(name: str, mode: int, root: Path) -> None:
 
 
 def _bytes(path: Path) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], bool]:
-    with stable(path) as file:
-        found = os.fstat(file.fileno())
-        data = np.empty(found.st_size, dtype=np.uint8)
-        read_exactly(file, data.data, path)
-    return data, bool(found.st_mode & stat.S_IXUSR)
+    data, found = whole(path)
+    return np.frombuffer(data, np.uint8), bool(found.st_mode & stat.S_IXUSR)
 
 
 def _rebuilt(path: Path, data: np.ndarray[Any, Any]) -> tuple[str, Any]:
     """Return format and state of a file that writing gives back byte for byte; else no state."""
     for name, module in _REBUILT.items():
         try:
-            if not module.detect(path) or safetensors_index.looks_like_index(path):
+            if not module.detect(path) or safetensors.looks_like_index(path):
                 continue  # an index is not written again as one
             found = module.read(path)
             with tempfile.TemporaryDirectory() as folder:

@@ -172,13 +172,8 @@ class _Folder:
         return arrays, groups, root
 
     def check_strays(self, arrays: Mapping[str, ArrayNode]) -> None:
-        """Note the positions of chunks, and refuse files that would be ignored.
-
-        Such files may belong to an array that lost its metadata. Only metadata of version 2 next to
-        that of version 3 may be ignored.
-        """
-        strays = self.strays(arrays)
-        if strays:
+        """Refuse files that would be ignored: they may be of an array that lost its metadata."""
+        if strays := self.strays(arrays):
             raise self.stray(*strays)
 
     def strays(self, arrays: Mapping[str, ArrayNode]) -> list[str]:

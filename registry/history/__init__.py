@@ -1,10 +1,12 @@
 """The history of a run: its log, the actions in it, and their replay.
 
 - `log`: `RunLog` opens a run, reads its slots and appends one. `slots` has the files,
-  `tail` checks that the log is still the one that was read, `snapshots` shortens the reading.
+  and checks that the log is still the one that was read; `snapshots` shortens the reading.
 - `actions`: all parts of commits; `replay`: `RunManifest`, the run after all its commits.
+- `seals`: which sealed runs may have changed, by three listings for all of them.
 - `creating`: the first commit; `retention`: which checkpoints are kept, and why.
-- `action_texts`: actions in words; `step_names`: the names of phases and steps.
+- `action_texts`: actions in words; `log_values`: values in the log, and the names of phases and
+  steps.
 - `writer_token`: which handle may save. `epochs`: the log of sweeps that all runs share,
   `condemned_names`: the names in it.
 - `state_reader`: where a stored state is (`PlacedState`), and reading it from there.
@@ -32,12 +34,16 @@ if TYPE_CHECKING:
     from holdfast.registry.history.creating import check_same as check_same
     from holdfast.registry.history.creating import creation as creation
     from holdfast.registry.history.creating import default_ids as default_ids
+    from holdfast.registry.history.creating import differing as differing
     from holdfast.registry.history.creating import forked as forked
     from holdfast.registry.history.creating import forks_of as forks_of
     from holdfast.registry.history.creating import read_birth as read_birth
+    from holdfast.registry.history.creating import warn_of_secrets as warn_of_secrets
+    from holdfast.registry.history.epochs import DROP_DELAY_S as DROP_DELAY_S
     from holdfast.registry.history.epochs import MAX_URL as MAX_URL
     from holdfast.registry.history.epochs import EpochHeader as EpochHeader
     from holdfast.registry.history.epochs import Epochs as Epochs
+    from holdfast.registry.history.epochs import encode_drops as encode_drops
     from holdfast.registry.history.epochs import encode_forget as encode_forget
     from holdfast.registry.history.epochs import encode_freeze as encode_freeze
     from holdfast.registry.history.epochs import encode_upgrade as encode_upgrade
@@ -56,15 +62,21 @@ if TYPE_CHECKING:
     from holdfast.registry.history.log_values import encode_plain as encode_plain
     from holdfast.registry.history.log_values import format_time as format_time
     from holdfast.registry.history.log_values import is_dated as is_dated
+    from holdfast.registry.history.log_values import is_text as is_text
     from holdfast.registry.history.log_values import join_plain as join_plain
     from holdfast.registry.history.log_values import json_ready as json_ready
+    from holdfast.registry.history.log_values import kept_ref as kept_ref
     from holdfast.registry.history.log_values import moment as moment
+    from holdfast.registry.history.log_values import parent_ref as parent_ref
+    from holdfast.registry.history.log_values import phase_segment as phase_segment
+    from holdfast.registry.history.log_values import phase_value as phase_value
+    from holdfast.registry.history.log_values import plain_digest as plain_digest
+    from holdfast.registry.history.log_values import step_ref as step_ref
     from holdfast.registry.history.plain import ValueDiff as ValueDiff
     from holdfast.registry.history.plain import compare_configs as compare_configs
     from holdfast.registry.history.plain import compare_values as compare_values
     from holdfast.registry.history.plain import config_by_path as config_by_path
     from holdfast.registry.history.plain import plain_values as plain_values
-    from holdfast.registry.history.races import Races as Races
     from holdfast.registry.history.retention import RetentionPlan as RetentionPlan
     from holdfast.registry.history.retention import Verdict as Verdict
     from holdfast.registry.history.retention import choose_tier as choose_tier
@@ -74,7 +86,18 @@ if TYPE_CHECKING:
     from holdfast.registry.history.retention import protections as protections
     from holdfast.registry.history.retention import tier_after_report as tier_after_report
     from holdfast.registry.history.retention import warn_of_unrated as warn_of_unrated
+    from holdfast.registry.history.seals import Seals as Seals
+    from holdfast.registry.history.seals import Seen as Seen
+    from holdfast.registry.history.seals import TableHeader as TableHeader
+    from holdfast.registry.history.seals import newer_notes as newer_notes
+    from holdfast.registry.history.seals import note_numbers as note_numbers
+    from holdfast.registry.history.seals import read_table as read_table
+    from holdfast.registry.history.slots import CommitSlot as CommitSlot
+    from holdfast.registry.history.slots import LogEnd as LogEnd
+    from holdfast.registry.history.slots import Look as Look
+    from holdfast.registry.history.slots import Races as Races
     from holdfast.registry.history.slots import Slots as Slots
+    from holdfast.registry.history.slots import end_of as end_of
     from holdfast.registry.history.snapshots import COMPLETE_VERSIONS as COMPLETE_VERSIONS
     from holdfast.registry.history.snapshots import REPLAY_VERSION as REPLAY_VERSION
     from holdfast.registry.history.snapshots import stale_snapshots as stale_snapshots
@@ -83,16 +106,12 @@ if TYPE_CHECKING:
     from holdfast.registry.history.state_reader import describe_eviction as describe_eviction
     from holdfast.registry.history.state_reader import describe_thinning as describe_thinning
     from holdfast.registry.history.state_reader import placed_state as placed_state
-    from holdfast.registry.history.step_names import kept_ref as kept_ref
-    from holdfast.registry.history.step_names import parent_ref as parent_ref
-    from holdfast.registry.history.step_names import phase_segment as phase_segment
-    from holdfast.registry.history.step_names import phase_value as phase_value
-    from holdfast.registry.history.step_names import step_ref as step_ref
-    from holdfast.registry.history.tail import CommitSlot as CommitSlot
-    from holdfast.registry.history.tail import Look as Look
+    from holdfast.registry.history.summaries import Made as Made
+    from holdfast.registry.history.summaries import Summaries as Summaries
     from holdfast.registry.history.writer_token import TRAIN_ON as TRAIN_ON
     from holdfast.registry.history.writer_token import WriterToken as WriterToken
     from holdfast.registry.history.writer_token import check_not_completed as check_not_completed
     from holdfast.registry.history.writer_token import check_not_dropped as check_not_dropped
+    from holdfast.registry.history.writer_token import how_to_undrop as how_to_undrop
 else:
     __getattr__ = at_first_use(__name__)

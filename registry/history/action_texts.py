@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from holdfast.registry.history import actions
 from holdfast.registry.history.actions import Action, Commit
-from holdfast.registry.history.log_values import format_time
-from holdfast.registry.history.step_names import parent_ref, step_ref
+from holdfast.registry.history.log_values import format_time, parent_ref, step_ref
 from holdfast.registry.values import counted, metrics
 
 
@@ -30,8 +29,12 @@ def in_words(action: Action, refs: Mapping[int, str], n: int) -> str:
             return f"go back to {'the beginning' if action.to is None else _of(refs, action.to)}"
         case actions.EnterPhase():
             return _entered(action)
-        case actions.DropRun():
+        case actions.DropRun() | actions.HideRun():
             return f"drop the run: {action.reason}"
+        case actions.UndropRun():
+            return "take the drop of the run back"
+        case actions.RaiseVersion():
+            return f"raise the schema version to {action.version}"
         case actions.AppendStream():
             return _appended(action)
         case actions.ArchiveStream():

@@ -8,6 +8,7 @@ docs/spec.md, section 10.
 from __future__ import annotations
 
 import heapq
+import operator
 import struct
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
@@ -19,14 +20,11 @@ from threading import Lock
 from typing import Annotated, Protocol, TypeVar
 
 from holdfast.backends import ByteRange, ObjectTruncated
-from holdfast.registry.errors import Damaged, Malformed, ObjectNotFound
-from holdfast.registry.objects import KINDS, ObjectKey, part_key
+from holdfast.registry.errors import Damaged, InvalidInput, Malformed, ObjectNotFound
+from holdfast.registry.objects import RECORD_BYTES, ObjectKey, part_key
 from holdfast.registry.store import Store
 from holdfast.registry.values import Digest, DigestField, Field, Record
 
-#: A record: the digest, then one byte of the kind and seven of the generation.
-_RECORD = struct.Struct(">32sQ")
-_KIND_SHIFT = 56
 #: A row of a table: the first bytes of a shard, the number of its records, digest of its index.
 _SHARD = struct.Struct(">8sI32s")
 #: A row of an index: the first bytes of a block, and its digest.
@@ -87,11 +85,11 @@ class _Shard:
 
     @property
     def size_bytes(self) -> int:
-        return self.index_bytes + self.records * _RECORD.size
+        return self.index_bytes + self.records * RECORD_BYTES
 
     def blocks(self, index: bytes) -> list[_Block]:
         """Return the blocks that an index names."""
-        most = _BLOCK_RECORDS * _RECORD.size
+        most = _BLOCK_RECORDS * RECORD_BYTES
         starts = range(self.index_bytes, self.size_bytes, most)
         return [
             _Block(
@@ -102,39 +100,30 @@ class _Shard:
 
 
 class CondemnedNames:
-    """Reads and puts tables of condemned names, and keeps at most 1 MiB of what it read.
-
-    Attributes:
-        kept_bytes: Bytes of the parts that it keeps.
-    """
+    """Reads and puts tables of condemned names, and keeps at most 1 MiB of what it read."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._kept: OrderedDict[Digest, bytes] = OrderedDict()
-        self.kept_bytes = 0
+        self.kept_bytes = 0  # bytes of the parts that it keeps
         self._lock = Lock()
 
     def among(self, table: SweepTable, keys: Collection[ObjectKey]) -> set[ObjectKey]:
-        """Return the keys among `keys` that a table has.
-
-        Raises:
-            Malformed: A part is absent.
-            Damaged: A part has other bytes.
-        """
-        small, by_record = self._store.pools.small, {_record(key): key for key in keys}
+        """Return the keys among `keys` that a table has."""
+        small, by_record = self._store.pools.small, {key.record: key for key in keys}
         asked = _spread(self._shards(table), by_record)
         blocks = [one for some in small.map(self._blocks_of, asked) for one in some]
         return {by_record[one] for some in small.map(self._found_in, blocks) for one in some}
 
     def put(self, keys: Iterable[ObjectKey], *, epoch: int) -> SweepTable:
-        """Put the table of one sweep, and its shards."""
-        return self._put_table(sorted(map(_record, keys)), sweeps=1, last=epoch)
+        """Put the table of one sweep, and its shards; keys come in the order of their records."""
+        return self._put_table((key.record for key in keys), sweeps=1, last=epoch)
 
     def join(
         self, tables: Sequence[SweepTable], sweeps: Mapping[int, Iterable[ObjectKey]]
     ) -> SweepTable:
         """Put one table that has the names of several, and of sweeps from before tables."""
-        older = [sorted(map(_record, keys)) for keys in sweeps.values()]
+        older = [sorted(key.record for key in keys) for keys in sweeps.values()]
         rows = heapq.merge(*map(self._records, tables), *older)
         return self._put_table(
             map(itemgetter(0), groupby(rows)),
@@ -143,11 +132,7 @@ class CondemnedNames:
         )
 
     def check(self, table: SweepTable, sizes: Mapping[Digest, int], *, deep: bool) -> None:
-        """Raise if a part is absent or has another size than a listing says; or, deep, is damaged.
-
-        Raises:
-            IntegrityError: For each of these.
-        """
+        """Raise if a part is absent, has another size than a listing says or, deep, is damaged."""
         for shard in self._shards(table):
             found = sizes.get(shard.index)
             if found != shard.size_bytes:
@@ -215,8 +200,11 @@ class CondemnedNames:
             raise Damaged("a part of a sweep is cut off", where=where, hint=_RESTORE) from error
 
     def _put_table(self, records: Iterable[bytes], *, sweeps: int, last: int) -> SweepTable:
-        rows, keys, waiting = [], 0, iter(records)
+        rows, keys, waiting, last_of = [], 0, iter(records), b""
         while some := list(islice(waiting, _SHARD_RECORDS)):
+            if any(map(operator.ge, [last_of, *some], some)):
+                raise InvalidInput("the names of a sweep are not in the order of their records")
+            last_of = some[-1]
             blocks = [
                 b"".join(some[start : start + _BLOCK_RECORDS])
                 for start in range(0, len(some), _BLOCK_RECORDS)
@@ -280,12 +268,8 @@ def _spread(
     return [(pieces[number], some) for number, some in sorted(asked.items())]
 
 
-def _record(key: ObjectKey) -> bytes:
-    return _RECORD.pack(key.digest, KINDS.index(key.kind) << _KIND_SHIFT | key.generation)
-
-
 def _split(data: bytes) -> Iterator[bytes]:
-    return (data[at : at + _RECORD.size] for at in range(0, len(data), _RECORD.size))
+    return (data[at : at + RECORD_BYTES] for at in range(0, len(data), RECORD_BYTES))
 
 
 def _checked(part: _Part, data: bytes) -> bytes:

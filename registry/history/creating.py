@@ -23,7 +23,7 @@ from holdfast.registry.errors import (
     StoreUnavailable,
     UnsupportedFormat,
 )
-from holdfast.registry.history.actions import CreateRun, Line, Parent
+from holdfast.registry.history.actions import LABEL, MOST_LABELS, CreateRun, Line, Parent
 from holdfast.registry.history.log import RunLog, commit_line, list_runs
 from holdfast.registry.history.log_values import (
     check_phase,
@@ -31,11 +31,11 @@ from holdfast.registry.history.log_values import (
     encode_plain,
     plain_digest,
 )
-from holdfast.registry.history.plain import compare_configs
+from holdfast.registry.history.plain import ValueDiff, compare_configs
 from holdfast.registry.history.replay import RunManifest, Slot
 from holdfast.registry.objects import slot_key
 from holdfast.registry.spec import Monitor, Retention, RunSpec
-from holdfast.registry.spec.presets import load_preset
+from holdfast.registry.spec.presets import Overrides, load_preset
 from holdfast.registry.store import Store
 from holdfast.registry.values import InvalidRecord, describe_environment
 
@@ -56,11 +56,16 @@ class RunOptions:
     """The options of a new run; see `Registry.create_run`."""
 
     preset: Preset | None = None
+    overrides: Overrides | None = None
     config: object = None
     seed: int | None = None
     monitor: Monitor | Iterable[Monitor] | None = None
     retention: Retention | None = None
     input_hash: str | None = None
+    owner: str | None = None
+    project: str | None = None
+    labels: Iterable[str] | None = None
+    total_steps: int | None = None
 
     @property
     def compared(self) -> frozenset[str]:
@@ -78,9 +83,9 @@ def creation(options: RunOptions, parent: Parent | None = None) -> CreateRun:
     seed, input_hash = _seed(options.seed), _input_hash(options.input_hash)
     seed = secrets.randbits(64) if seed is None else seed
     monitors = _monitors(options.monitor)
-    spec = _spec(options.preset, monitors, options.retention)
+    spec = _spec(options.preset, options.overrides, monitors, options.retention)
     encoded = encode_plain(options.config, "config")
-    _warn_of_secrets(options.config, stacklevel=4 if parent is None else 5)
+    warn_of_secrets(options.config, stacklevel=4 if parent is None else 5)
     return CreateRun(
         config=encoded,
         config_hash=plain_digest(encoded),
@@ -90,11 +95,18 @@ def creation(options: RunOptions, parent: Parent | None = None) -> CreateRun:
         monitors=() if spec else monitors,
         spec=spec,
         parent=parent,
+        owner=_label(options.owner, "an owner"),
+        project=_label(options.project, "a project"),
+        labels=_labels(options.labels),
+        total_steps=_total_steps(options.total_steps),
     )
 
 
 def forked(parent: RunManifest, origin: Parent, options: RunOptions) -> CreateRun:
-    """Return the action of commit 0 of a fork; options that are not given are the parent's."""
+    """Return the action of commit 0 of a fork; options that are not given are the parent's.
+
+    It has an owner and labels of its own.
+    """
     created = parent.created
     assert created is not None  # it has a checkpoint
     monitors = _monitors(options.monitor)
@@ -102,11 +114,18 @@ def forked(parent: RunManifest, origin: Parent, options: RunOptions) -> CreateRu
     return creation(
         RunOptions(
             preset=options.preset if is_own else created.spec,
-            config=decode_plain(created.config) if options.config is None else options.config,
+            overrides=options.overrides,
+            config=decode_plain(parent.config_at(origin.commit))
+            if options.config is None
+            else options.config,
             seed=int(created.seed, 16) if options.seed is None else options.seed,
             monitor=monitors if is_own else created.monitors,
             retention=options.retention,
             input_hash=created.input_hash if options.input_hash is None else options.input_hash,
+            owner=options.owner,
+            project=created.project if options.project is None else options.project,
+            labels=options.labels,
+            total_steps=created.total_steps if options.total_steps is None else options.total_steps,
         ),
         origin,
     )
@@ -162,12 +181,20 @@ def check_same(run: RunManifest, options: RunOptions) -> None:
             hint="Open it without `input_hash`, or create another run.",
         )
     if options.config is not None:
-        _compare_configs(run, created, options.config)
+        _compare_configs(run, options.config)
+    for name, given in {
+        "owner": _label(options.owner, "an owner"),
+        "project": _label(options.project, "a project"),
+        "labels": _labels(options.labels),
+        "total_steps": _total_steps(options.total_steps),
+    }.items():
+        if given is not None and given != getattr(created, name):
+            _LOGGER.warning("%s: `%s` is set when a run is created, and stays", run.run_id, name)
 
 
 def _check_same_spec(run: RunManifest, options: RunOptions) -> None:
     monitors, preset, retention = _monitors(options.monitor), options.preset, options.retention
-    if preset is None and retention is None:
+    if preset is None and retention is None and not options.overrides:
         if monitors and monitors != run.monitors:
             raise Conflict(
                 "the run was created with other monitors",
@@ -177,7 +204,7 @@ def _check_same_spec(run: RunManifest, options: RunOptions) -> None:
                 hint="Ask with `run.best(monitor=...)`, or create another run.",
             )
         return
-    if _spec(preset, monitors, retention) != run.spec:
+    if _spec(preset, options.overrides, monitors, retention) != run.spec:
         raise Conflict(
             "the run was created with another preset or retention",
             where=run.run_id,
@@ -187,18 +214,13 @@ def _check_same_spec(run: RunManifest, options: RunOptions) -> None:
         )
 
 
-def _compare_configs(run: RunManifest, created: CreateRun, config: object) -> None:
+def _compare_configs(run: RunManifest, config: object) -> None:
     """Refuse or warn of a configuration that differs from the run's, by its rules."""
-    mine = encode_plain(config, "config")
-    if plain_digest(mine) == created.config_hash:
-        return
-    found = compare_configs(created.config, mine)
+    found = _changes(run, config)
     if not found:
-        return  # the same values in another order
+        return
     if "config" in (run.spec.must_match or ()):
-        more = len(found) - _SHOWN
-        lines = [*map(str, found[:_SHOWN]), *([f"... and {more} more"] if more > 0 else [])]
-        listed = "".join(f"\n  {line}" for line in lines)
+        listed = "".join(f"\n  {line}" for line in _lines(found))
         raise Conflict(
             f"the run was created with another configuration, and its preset demands the same one; "
             f"of the run -> given:{listed}",
@@ -207,10 +229,36 @@ def _compare_configs(run: RunManifest, created: CreateRun, config: object) -> No
         )
     _LOGGER.warning(
         "%s: the configuration differs from the one that the run was created with, first at %s; "
-        "the run keeps the first one",
+        "the run keeps the first one, unless a pivot gives another",
         run.run_id,
         printable(found[0].name),
     )
+
+
+def differing(run: RunManifest, options: RunOptions) -> list[str]:
+    """Return how a given configuration and input hash differ from those of a run, in lines."""
+    created = run.created
+    assert created is not None  # a run has its commit 0
+    found = []
+    if options.config is not None:
+        found = [f"config {line}" for line in _lines(_changes(run, options.config))]
+    input_hash, own = _input_hash(options.input_hash), created.input_hash
+    if input_hash not in (None, own):
+        found.append(f"input_hash {quoted(own)} -> {quoted(input_hash)}")
+    return found
+
+
+def _changes(run: RunManifest, config: object) -> tuple[ValueDiff, ...]:
+    """Return the values of a configuration that are not the run's; their order may differ."""
+    mine = encode_plain(config, "config")
+    if plain_digest(mine) == plain_digest(run.config):
+        return ()
+    return compare_configs(run.config, mine)
+
+
+def _lines(found: Sequence[ValueDiff]) -> list[str]:
+    more = len(found) - _SHOWN
+    return [*map(str, found[:_SHOWN]), *([f"... and {more} more"] if more > 0 else [])]
 
 
 def default_ids(seed: int) -> list[str]:
@@ -233,20 +281,66 @@ def _input_hash(input_hash: object) -> str | None:
     return input_hash
 
 
+def _label(given: object, what: str) -> str | None:
+    if given is None or (isinstance(given, str) and re.fullmatch(LABEL, given)):
+        return given
+    raise InvalidInput(
+        f"not {what}",
+        expected="1 to 128 letters, digits or ._:/@+-, the first one a letter or digit",
+        found=quoted(given),
+    )
+
+
+def _total_steps(given: object) -> int | None:
+    if given is None or (type(given) is int and 1 <= given < 2**63):
+        return given
+    raise InvalidInput(
+        "not a step at which training can end",
+        expected="a whole number from 1",
+        found=quoted(given),
+    )
+
+
+def _labels(given: object) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidInput("labels are a list of texts", found=quoted(given))
+    labels = sorted({_label(one, "a label") or "" for one in given})
+    if len(labels) > MOST_LABELS or "" in labels:
+        raise InvalidInput(
+            "not the labels of a run", expected=f"at most {MOST_LABELS} texts", found=quoted(given)
+        )
+    return tuple(labels) or None
+
+
 def _spec(
-    preset: Preset | None, monitors: tuple[Monitor, ...], retention: Retention | None
+    preset: Preset | None,
+    overrides: Overrides | None,
+    monitors: tuple[Monitor, ...],
+    retention: Retention | None,
 ) -> RunSpec | None:
     if retention is not None and not isinstance(retention, Retention):
         raise InvalidInput("not a policy", expected="Retention(last=3)", found=quoted(retention))
-    given = RunSpec() if preset is None else preset
-    spec = given if isinstance(given, RunSpec) else load_preset(given)
+    if overrides and preset is None:
+        raise InvalidInput(
+            "overrides without the preset that they change",
+            found=", ".join(overrides),
+            hint=Hint("Pass preset='NAME', too.", "Give `--preset NAME`, too."),
+        )
+    spec = load_preset(RunSpec() if preset is None else preset, overrides)
     where = f"preset {spec.name}" if preset is not None else None
     if monitors or retention is not None:
         if spec.phases:
             raise InvalidInput(
                 "this preset has its own monitors and retention for each phase",
                 where=where,
-                hint="Copy the preset to a file of your own and change it there.",
+                hint=Hint(
+                    "Pass overrides={'phases.NAME.retention.last': 3}, or copy the preset to a "
+                    "file of your own and change it there.",
+                    "Give `--set phases.NAME.retention.last=3`, or copy the preset to a file of "
+                    "your own and change it there.",
+                ),
             )
         spec = _changed(spec, monitors or spec.monitors, retention or spec.retention, where)
     for phase in spec.phases:
@@ -299,7 +393,8 @@ def _described(monitors: Iterable[Monitor]) -> str:
     return ", ".join(f"{monitor.metric}:{monitor.mode}" for monitor in monitors) or "none"
 
 
-def _warn_of_secrets(config: object, *, stacklevel: int) -> None:
+def warn_of_secrets(config: object, *, stacklevel: int) -> None:
+    """Warn of a configuration with a key that names a secret."""
     paths = list(_secret_paths(config, ""))
     if paths:
         named = printable(", ".join(paths))

@@ -45,9 +45,11 @@ _TABLES = 3
 
 
 #: The kinds of entries.
-Entry = Literal["sweep", "upgrade", "forget", "freeze", "thaw"]
+Entry = Literal["sweep", "upgrade", "forget", "freeze", "thaw", "drops"]
 #: Characters of the URL to which a registry has moved.
 MAX_URL = 1024
+#: For how long a dropped run can be taken back, where no epoch says otherwise.
+DROP_DELAY_S = 7 * 86_400
 
 
 class EpochHeader(Record):
@@ -57,7 +59,7 @@ class EpochHeader(Record):
     epoch: Annotated[int, Field(ge=1)]  # its number
     #: A `sweep` condemns keys; an `upgrade` only raises the least writer version; a `forget` adds
     #: runs to `forgotten`.
-    #: `freeze` forbids writing, and `thaw` allows it again.
+    #: `freeze` forbids writing, and `thaw` allows it again. `drops` sets what follows a drop.
     entry: Entry
     #: Least writer version from this epoch on; it never decreases.
     min_writer: Annotated[int, Field(ge=1)] = 1
@@ -70,6 +72,10 @@ class EpochHeader(Record):
     tables: tuple[SweepTable, ...] | None = None
     #: From a freeze to its thaw: where the registry has moved to; empty if it only rests.
     moved_to: Annotated[str, Field(max_length=MAX_URL)] | None = None
+    #: Seconds for which a dropped run can be taken back; absent for the default.
+    drop_delay_s: Annotated[int, Field(ge=0)] | None = None
+    #: Collections free nothing that evictions and drops released.
+    keep: Literal[True] | None = None
 
     def after(self, epoch: int, entry: Entry, **given: Any) -> Self:
         """Return the header of the next entry, which repeats what stays true."""
@@ -118,6 +124,13 @@ def encode_freeze(epoch: int, moved_to: str | None, before: EpochHeader | None) 
     return encode_upgrade(epoch, least, before, "thaw" if moved_to is None else "freeze")
 
 
+def encode_drops(epoch: int, before: EpochHeader | None, **rules: int | None) -> bytes:
+    """Return the entry that sets what follows a drop; it upgrades the registry, too."""
+    before = (before or _FIRST).changed(**rules)
+    least = max(before.min_writer, WRITER_VERSION)
+    return encode_upgrade(epoch, least, before, "drops")
+
+
 def encode_forget(epoch: int, forgotten: Mapping[str, int], before: EpochHeader | None) -> bytes:
     """Return the entry that adds runs, with the slots that end their logs, to the forgotten."""
     before = before or _FIRST
@@ -148,16 +161,13 @@ class Epochs:
     Entries are immutable, and kept after they were read. The newest one names the tables of all
     names that were condemned since the upgrade. Of the sweeps before it, a writer reads all that
     are newer than the oldest generation among the objects that it uses again.
-
-    Attributes:
-        names: Reads and puts the tables.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._entries: dict[int, tuple[EpochHeader, CondemnedKeys]] = {}
         self._durable = 0
-        self.names = CondemnedNames(store)
+        self.names = CondemnedNames(store)  # reads and puts the tables
 
     @classmethod
     def of(cls, store: Store) -> Epochs:
@@ -166,12 +176,7 @@ class Epochs:
         return shared
 
     def observe(self) -> int:
-        """Return the highest dense epoch; 0 before the first.
-
-        Raises:
-            Frozen: Nobody may write to this registry.
-            UnsupportedFormat: This program may not.
-        """
+        """Return the highest dense epoch; 0 before the first."""
         newest = self.newest()
         self.require(newest)
         return newest
@@ -222,7 +227,7 @@ class Epochs:
                     f"Nothing was committed. Name it with -r {quoted(moved_to)}.",
                 )
                 if moved_to
-                else "Nothing was committed. `holdfast thaw` allows writing again.",
+                else "Nothing was committed. `holdfast freeze --off` allows writing again.",
             )
 
     def check_not_forgotten(self, run_id: str, epoch: int) -> None:
@@ -268,11 +273,7 @@ class Epochs:
         return found
 
     def condemned_by(self, epoch: int, keys: Collection[ObjectKey]) -> set[ObjectKey]:
-        """Return the keys among `keys` that the sweep of one epoch condemned.
-
-        Raises:
-            IntegrityError: Its names cannot be read.
-        """
+        """Return the keys among `keys` that the sweep of one epoch condemned."""
         header, listed = self._entry(epoch)
         older = {key for key in keys if key.generation < epoch}
         if header.tables is None:
@@ -280,11 +281,11 @@ class Epochs:
         own = header.tables[-1:] if header.entry == "sweep" else ()
         return {key for table in own for key in self.names.among(table, older)}
 
-    def put_sweep(self, epoch: int, condemned: Collection[ObjectKey], *, joins: bool) -> bool:
+    def put_sweep(self, epoch: int, condemned: Iterable[ObjectKey], *, joins: bool) -> bool:
         """Put the entry of a sweep, after the one that this object has read; return if it is ours.
 
-        Its names are put first. `joins` says whether tables of older sweeps are joined, which
-        takes space.
+        Its names, in the order of their records, are put first. `joins` says whether tables of
+        older sweeps are joined, which takes space.
         """
         before = self.header(epoch - 1)
         if before is None or before.tables is None:

@@ -2,7 +2,7 @@
 
 Owns opening a run in three round trips, reading to the head, putting the next slot, and reading the
 records of evicted checkpoints. `holdfast.registry.history.slots` lists, fetches and puts the files,
-`holdfast.registry.history.tail` checks that the log is still the one that was read, and
+and checks that the log is still the one that was read;
 `holdfast.registry.history.snapshots` makes opening shorter. `holdfast.registry.history.replay`
 defines the meaning of slots, `holdfast.registry.writing.object_writer` which objects a commit may
 name.
@@ -21,16 +21,25 @@ from typing import NamedTuple
 from holdfast.backends import Backend, refuse_links
 from holdfast.registry.errors import Conflict, IntegrityError, Malformed, RolledBack, StorageError
 from holdfast.registry.history.actions import Action, Commit, Line, Place
-from holdfast.registry.history.races import PATIENCE_S, Races
-from holdfast.registry.history.replay import Forgotten, RunManifest, Slot, advance, has_bit
-from holdfast.registry.history.slots import AHEAD, Slots
+from holdfast.registry.history.replay import NeedsHistory, RunManifest, Slot, advance, has_bit
+from holdfast.registry.history.slots import (
+    AHEAD,
+    PATIENCE_S,
+    CommitSlot,
+    Look,
+    Races,
+    SeenHead,
+    Slots,
+    Tail,
+    check_newest,
+)
 from holdfast.registry.history.snapshots import Snapshots
-from holdfast.registry.history.tail import CommitSlot, Look, SeenHead, Tail, check_newest
 from holdfast.registry.objects import (
     RUNS,
     epoch_key,
     is_run_id,
     log_prefix,
+    marker_key,
     slot_key,
     snapshot_key,
     snapshot_prefix,
@@ -46,15 +55,7 @@ Compose = Callable[[RunManifest], Sequence[Line | bytes] | None]
 
 
 class RunLog:
-    """The log of one run and its replay.
-
-    Attributes:
-        run_id: The run.
-        run: The replay of everything that was read. It is compact, except while a rule needs
-            evicted records.
-        seen: The head of the log that this machine has seen.
-        is_copy: Whether `run` comes from a copy, and the registry has not answered since.
-    """
+    """The log of one run and its replay."""
 
     def __init__(self, store: Store, run_id: str, *, snapshot_slot: int = -1) -> None:
         self._store = store
@@ -62,13 +63,17 @@ class RunLog:
         self._slots = Slots(store, run_id)
         self._snapshots = Snapshots(store, run_id, snapshot_slot)
         self._complete = RunManifest.empty(run_id)
-        self.seen = SeenHead(store, run_id)
+        self.seen = SeenHead(store, run_id)  # the head of the log that this machine has seen
         self._may_write = False
+        self._announced = -1  # the newest seal behind which this handle has put its marker
         self._tail = Tail()
         # The number of slots that would survive a power loss.
         self._durable = 0
+        #: Whether `run` comes from a copy, and the registry has not answered since.
         self.is_copy = False
-        self.run_id = run_id
+        self.run_id = run_id  # the run
+        #: The replay of everything that was read. It is compact, except while a rule needs evicted
+        #: records.
         self.run = self._complete.compact()
 
     def open(self, *, check_head: bool = True) -> RunManifest:
@@ -167,6 +172,11 @@ class RunLog:
             self.run = run
 
     @property
+    def newest(self) -> Slot | None:
+        """The newest slot that was read."""
+        return self._tail.slot
+
+    @property
     def newest_commit(self) -> CommitSlot | None:
         """The newest slot with a commit among those that were read."""
         number, digest = self._tail.committed, self._tail.committed_digest
@@ -209,6 +219,22 @@ class RunLog:
         is_evicted = run.gone is not None and has_bit(run.gone.versions, version)
         return self.history() if is_evicted else run
 
+    def owner(self) -> str | None:
+        """Return the owner of the run; without one, the user who put commit 0.
+
+        That may take a request. `None` if the commit cannot be read.
+        """
+        if self.run.created is not None and self.run.created.owner is not None:
+            return self.run.created.owner
+        with self._lock.here():
+            if self._tail.author is None and self.run.commits and not self.is_copy:
+                with suppress(IntegrityError):
+                    first = self._slots.get(0)
+                    if first is not None and first.commits:
+                        self._tail.author = first.commits[0][1].author
+            author = self._tail.author
+            return None if author is None else author.rpartition("@")[0] or author
+
     def place_of(self, manifest: Digest) -> Place | None:
         """Return the place of a manifest, even of an evicted one; `None` if it has none."""
         found = self.run.by_manifest.get(manifest)
@@ -232,7 +258,7 @@ class RunLog:
         """
         try:
             return advance(self.run.compact(), [slot]), False
-        except Forgotten:
+        except NeedsHistory:
             return advance(self.history(), [slot]).compact(), True
 
     def _fold(self, read: Callable[[], Iterable[Slot]]) -> RunManifest:
@@ -240,7 +266,7 @@ class RunLog:
         tail = replace(self._tail)
         try:
             self.run = advance(self.run, self._noted(tail, read()))
-        except Forgotten:
+        except NeedsHistory:
             self.run = advance(self.history(), self._noted(tail, read()))
         self._tail = tail
         return self.run
@@ -263,6 +289,20 @@ class RunLog:
         )
         return Look(number, outcome)
 
+    def announce(self) -> int | None:
+        """Put the marker behind the newest seal, once, so that no collection passes over the run.
+
+        Return the slot of that seal (W1').
+        """
+        sealed = self.run.sealed_at
+        if sealed is not None and sealed > self._announced:
+            self.prepare_writing()
+            marker = marker_key(self.run_id, sealed + 1)
+            if not self._store.backend.put_if_absent(marker, b""):
+                self._store.backend.make_durable([marker])  # the one who put it may have died
+            self._announced = sealed
+        return sealed
+
     def make_durable(self) -> None:
         """Make all slots that were read durable.
 
@@ -284,8 +324,12 @@ class RunLog:
         patience_s: float = PATIENCE_S,
         caches: bool = True,
         look: Look | None = None,
+        announces: bool = True,
     ) -> RunManifest:
-        """Put the next slot; after a lost race read to the head, compose again and try again."""
+        """Put the next slot; after a lost race read to the head, compose again and try again.
+
+        Only marks and seals need not be announced by a marker.
+        """
         with self._lock.here():
             self.prepare_writing()
             if look is None or look.next_slot != self.run.next_slot:
@@ -293,6 +337,8 @@ class RunLog:
             look.outcome.result()
             races, has_time = Races(patience_s), True
             while has_time:
+                if announces:
+                    self.announce()
                 lines = self._compose(compose)
                 self.make_durable()
                 if lines is None or self._has_put(lines, caches=caches):
@@ -310,7 +356,7 @@ class RunLog:
     def _compose(self, compose: Compose) -> Sequence[Line | bytes] | None:
         try:
             return compose(self.run)
-        except Forgotten:
+        except NeedsHistory:
             self.recall()
             return compose(self.run)
 

@@ -1,4 +1,7 @@
-"""Check and encode the values in the log: configuration, meta, metrics, steps, names, times."""
+"""Check and encode the values in the log: configuration, meta, metrics, steps, names, times.
+
+Also the names of phases and steps: as in refs, and as callers gave them.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,57 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from operator import index
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.backends.escape import MAX_DECIMAL_BITS, hexadecimal, quoted, shown
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
+from holdfast.registry.history.actions import Parent
 from holdfast.registry.values import Digest, canonical, check_json
+
+
+class _AtStep(Protocol):
+    """A checkpoint, or a state made from one, with its phase and step."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def step(self) -> int: ...
+
+
+def step_ref(at: _AtStep) -> str:
+    """Return the name of a step within its run, such as `main/step00000200`."""
+    return f"{phase_segment(at.phase)}/step{at.step:08d}"
+
+
+class _Kept(_AtStep, Protocol):
+    """A checkpoint of a run."""
+
+    @property
+    def manifest(self) -> Digest: ...
+    @property
+    def superseded(self) -> bool: ...
+
+
+def kept_ref(record: _Kept) -> str:
+    """Return the name within its run that finds a checkpoint: of a superseded one its id."""
+    return record.manifest.short if record.superseded else step_ref(record)
+
+
+def parent_ref(parent: Parent) -> str:
+    """Return the name of the checkpoint that a fork continues from."""
+    return f"{parent.run}/{step_ref(parent)}"
+
+
+def phase_segment(phase: str) -> str:
+    """Return a phase as in a ref: `phase2` for a number, otherwise its name."""
+    return f"phase{phase}" if phase.isdigit() else phase
+
+
+def phase_value(phase: str) -> int | str:
+    """Return a phase as the caller gave it: a number, or a name."""
+    return int(phase) if phase.isdigit() else phase
+
 
 MAX_STEP = 2**53
 #: Levels of JSON in a value of the log; many JSON readers allow 200.
@@ -91,13 +139,13 @@ def check_metrics(metrics: Mapping[str, object] | None) -> dict[str, float]:
         )
     checked = {}
     for name, value in metrics.items():
-        if not isinstance(name, str) or not name or not _is_text(name):
+        if not isinstance(name, str) or not name or not is_text(name):
             raise InvalidInput("a metric's name is not a valid string", where=quoted(name))
         checked[name] = _number(name, value)
     return checked
 
 
-def check_step(step: object) -> int:
+def check_step(step: object, where: str = "step") -> int:
     """Return a step as an int."""
     try:
         # A boolean has an index too, in Python, NumPy and torch.
@@ -108,7 +156,7 @@ def check_step(step: object) -> int:
         number = -1
     if not 0 <= number <= MAX_STEP:
         raise InvalidInput(
-            "not a step", where="step", expected="a whole number from 0 to 2^53", found=quoted(step)
+            "not a step", where=where, expected="a whole number from 0 to 2^53", found=quoted(step)
         )
     return number
 
@@ -162,10 +210,11 @@ def format_time(time_ms: int) -> str:
     return f"{moment(time_ms):%Y-%m-%d %H:%M:%S}Z"
 
 
-def _is_text(name: str) -> bool:
+def is_text(name: str) -> bool:
+    """Return whether a string is one of Unicode; a lone surrogate is not."""
     try:
         name.encode()
-    except UnicodeEncodeError:  # a lone surrogate
+    except UnicodeEncodeError:
         return False
     return True
 

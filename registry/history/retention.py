@@ -27,16 +27,11 @@ _DAY_MS = 24 * 60 * 60 * 1000
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict on one checkpoint.
-
-    Attributes:
-        checkpoint: The checkpoint.
-        reasons: Why it is kept, or why it is evicted or thinned.
-        only: The components that it keeps if it is thinned; of other verdicts none.
-    """
+    """The verdict on one checkpoint."""
 
     checkpoint: CheckpointRecord
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...]  # why it is kept, or why it is evicted or thinned
+    #: The components that it keeps if it is thinned; of other verdicts none.
     only: tuple[str, ...] = ()
 
 

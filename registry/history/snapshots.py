@@ -45,17 +45,13 @@ _LISTS = ("checkpoints", "places", "pins", "pool")
 
 
 class Snapshots:
-    """The snapshots of one run.
-
-    Attributes:
-        newest: Slot of the newest known one; -1 without one.
-    """
+    """The snapshots of one run."""
 
     def __init__(self, store: Store, run_id: str, newest: int = -1) -> None:
         self._store = store
         self._run_id = run_id
         self._lines: dict[int, tuple[Record, bytes]] = {}
-        self.newest = newest
+        self.newest = newest  # slot of the newest known one; -1 without one
 
     def listed(self) -> list[int]:
         """Return the slots of the newest few, newest first."""

@@ -15,21 +15,14 @@ from holdfast.registry.history.actions import AddCheckpoint, Evict, Place, Thin
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord
-from holdfast.registry.objects import (
-    NO_BASE,
-    ChunkIndex,
-    Manifest,
-    Placement,
-    TensorEntry,
-    thinned,
-)
+from holdfast.registry.objects import NO_BASE, Manifest, Placement, TensorEntry, thinned
 from holdfast.registry.store import (
     StateIndex,
     Store,
     Target,
-    check_lists,
+    check_list_lengths,
+    fetch_chunks,
     index_chunks,
-    read_chunks,
     read_lists,
     read_tensors,
 )
@@ -56,23 +49,21 @@ def placed_state(store: Store, place: Place) -> PlacedState:
 
 
 class StateReader:
-    """Reads one stored state.
+    """Reads one stored state; any thread may.
 
-    Attributes:
-        store: The registry's objects.
-        digest: The state's id.
-        ref: Its name, for messages.
+    `chunk_digests` notes its tensor, and the next `index` or `read_chunks` finds the rows of all
+    noted ones. For a chunk of another tensor the digests of the whole state are read.
     """
 
     def __init__(self, store: Store, log: RunLog, digest: Digest, ref: str) -> None:
-        self.store = store
+        self.store = store  # the registry's objects
         self._log = log
-        self.ref = ref
+        self.ref = ref  # its name, for messages
         self._indexed: tuple[Place, StateIndex] | None = None
         self._lists: dict[Digest, bytes] = {}
-        # By identity the tensors of which a caller has asked for the chunks: it may read some next.
+        # By identity the tensors noted by `chunk_digests` since the last `index` or `read_chunks`.
         self._asked: dict[int, TensorEntry] = {}
-        self.digest = digest
+        self.digest = digest  # the state's id
 
     @property
     def run_id(self) -> str:
@@ -131,20 +122,25 @@ class StateReader:
 
     def read_chunks(self, wanted: Mapping[Digest, memoryview]) -> None:
         """Fill memory with chunks, every byte verified."""
-        self._relocated(
-            lambda place: read_chunks(
-                self.store, self._placement(place), self._holding(place, wanted), wanted
-            )
-        )
 
-    def _holding(self, place: Place, wanted: Mapping[Digest, memoryview]) -> ChunkIndex:
+        def read(place: Place) -> None:
+            rows = self._index_asked(place).holding(wanted)
+            fetch_chunks(self.store, self._placement(place), rows, wanted)
+
+        self._relocated(read)
+
+    def index(self) -> None:
+        """Index the tensors whose digests were asked for: once, and not in every thread."""
+        self._relocated(self._index_asked)
+
+    def _index_asked(self, place: Place) -> StateIndex:
         index = self._index(place)
         asked, self._asked = self._asked, {}
         index.learn([*asked.values()])
-        return index.holding(wanted)
+        return index
 
     def chunk_digests(self, entry: TensorEntry) -> Sequence[Digest]:
-        """Return the digests of a tensor's chunks, in the order of its grid."""
+        """Return the digests of a tensor's chunks, in the order of its grid; note the tensor."""
         if entry.chunk_list is None:
             self._asked[id(entry)] = entry
             return entry.chunks
@@ -167,7 +163,7 @@ class StateReader:
     def check_lists(self, manifest: Manifest) -> None:
         """Check the lengths of digest lists against the packs, before memory is allocated."""
         if manifest.chunk_lists:
-            self._relocated(lambda place: check_lists(manifest, self._placement(place)))
+            self._relocated(lambda place: check_list_lengths(manifest, self._placement(place)))
 
     def _placement(self, place: Place) -> Placement:
         return self.store.placement(place.placement_key)
@@ -176,10 +172,7 @@ class StateReader:
         """Return the index of the chunks; it and the lists that it reads are kept."""
         if self._indexed is None or self._indexed[0] != place:
             placement = self._placement(place)
-            self._indexed = (
-                place,
-                StateIndex(self.store, self.manifest, placement, self._lists),
-            )
+            self._indexed = (place, StateIndex(self.store, self.manifest, placement, self._lists))
         return self._indexed[1]
 
     def _relocated(self, read: Callable[[Place], _T]) -> _T:

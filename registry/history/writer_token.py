@@ -156,7 +156,7 @@ class WriterToken:
         return not self._taken and self.resumed_at is None
 
     def check_allowed(self, run: RunManifest, *, takes_over: bool) -> None:
-        """Refuse a save into a run that is over, or that another trainer has taken over."""
+        """Refuse a save into a run that was dropped or completed, or that another trainer has."""
         check_not_dropped(run)
         is_fork = run.created is not None and run.created.parent is not None
         if is_fork and not run.has_checkpoints:
@@ -165,7 +165,7 @@ class WriterToken:
                 where=self._run_id,
                 hint=Hint(
                     "Call `registry.fork` with the same checkpoint and name again.",
-                    "Call `holdfast run fork` with the same checkpoint and name again.",
+                    "Call `holdfast run create --from` with the same checkpoint and name again.",
                 ),
             )
         check_not_completed(run)
@@ -202,14 +202,15 @@ class WriterToken:
 
 
 def check_not_completed(run: RunManifest) -> None:
-    """Refuse to train a run that is completed."""
+    """Refuse to train a run that is completed, or to say that it stopped."""
     if run.status == "completed":
         raise Conflict(
             "the run is completed",
             where=run.run_id,
             hint=Hint(
                 "Reopen it with `run.status = 'running'`, or create another run.",
-                "Create another run.",
+                f"Reopen it with `holdfast run set {run.run_id} --status running`, "
+                "or create another run.",
             ),
         )
 
@@ -218,8 +219,26 @@ def check_not_dropped(run: RunManifest) -> None:
     """Refuse to add to the history of a run that was dropped."""
     if run.dropped is not None:
         raise Conflict(
-            "the run was dropped, and its name cannot be used again",
+            "the run was dropped, and its name cannot be used again"
+            if run.is_dropped_for_good
+            else "the run was dropped",
             where=run.run_id,
             found=f"dropped for the reason {quoted(run.dropped)}",
-            hint="Create a run of another name.",
+            hint=Hint.of(how_to_undrop(run), "Or create a run of another name."),
         )
+
+
+def how_to_undrop(run: RunManifest) -> Hint | str | None:
+    """Return how a dropped run is brought back; `None` if it never can be."""
+    if run.is_dropped_for_good:
+        return None
+    if run.is_hidden:
+        return Hint(
+            "`run.retention.undrop()` brings it back.",
+            f"`holdfast undo {run.run_id}` brings it back.",
+        )
+    return Hint(
+        "It was freed since: `run.retention.undrop(URL)` brings it back from a mirror that has it.",
+        f"It was freed since: `holdfast undo {run.run_id} --from MIRROR` brings it back from "
+        "a mirror that has it.",
+    )

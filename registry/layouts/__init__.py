@@ -5,7 +5,7 @@
 - `checkout`: write such a folder and bring it up to date; `made`: its notes of the files it made.
 - `importing`: take such a folder in; `scanning`: its names and sidecars; `following`: a folder into
   which a program writes.
-- `contents`: a run at one moment; `patterns`: names of files from fields, and back.
+- `contents`: a run at one moment.
 
 Formats of single files are in `formats`. Names from a folder or a log never become paths unchecked.
 Specified in docs/spec.md, section 41; docs/layouts.md describes the layouts for users.
@@ -14,10 +14,10 @@ Specified in docs/spec.md, section 41; docs/layouts.md describes the layouts for
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast.registry.errors import Hint, InvalidInput
 from holdfast.registry.formats import read_table
@@ -25,12 +25,13 @@ from holdfast.registry.layouts.checkout import CheckoutReport, check_out
 from holdfast.registry.layouts.following import follow_folder, follow_run
 from holdfast.registry.layouts.importing import ImportedFile, Importer
 from holdfast.registry.layouts.scanning import check_folder
-from holdfast.registry.layouts.table import LAYOUTS, NAMES, import_spec, layout_named
+from holdfast.registry.layouts.table import LAYOUTS, NAMES, OF_SYSTEMS, import_spec
 from holdfast.registry.loading.following import Patience
 from holdfast.registry.values.first_use import at_first_use
 from holdfast.registry.writing import Committer
 
 if TYPE_CHECKING:
+    from holdfast.registry.layouts.cobre import policy_of as policy_of
     from holdfast.registry.layouts.hub_folder import CONFIGS as CONFIGS
     from holdfast.registry.layouts.hub_folder import METADATA as METADATA
 else:
@@ -41,7 +42,7 @@ __all__ = [
     "CONFIGS",
     "LAYOUTS",
     "METADATA",
-    "NAMES",
+    "OF_SYSTEMS",
     "CheckoutReport",
     "ImportedFile",
     "check_folder",
@@ -50,6 +51,7 @@ __all__ = [
     "import_from",
     "import_spec",
     "keep_checked_out",
+    "policy_of",
     "watch_folder",
 ]
 
@@ -58,22 +60,17 @@ PathLike = str | os.PathLike[str]
 
 def check_out_as(committer: Committer, root: PathLike, layout: str | None) -> CheckoutReport:
     """Write a run as a folder; see `RunExchange.checkout`."""
-    name = _name_of(committer, layout)
-    return check_out(committer, Path(root), layout_named(name), name)
+    return check_out(committer, Path(root), _name_of(committer, layout))
 
 
 def keep_checked_out(
-    committer: Committer,
-    root: PathLike,
-    layout: str | None,
-    patience: Patience,
+    committer: Committer, root: PathLike, layout: str | None, patience: Patience
 ) -> Iterator[CheckoutReport]:
     """Check a run out whenever its log has grown; yield the report of each checkout.
 
     It ends when the run is completed, failed or dropped.
     """
-    name = _name_of(committer, layout)
-    check = partial(check_out, committer, Path(root), layout_named(name), name)
+    check = partial(check_out, committer, Path(root), _name_of(committer, layout))
     return follow_run(committer, check, patience)
 
 
@@ -99,9 +96,8 @@ def watch_folder(
     patience: Patience,
 ) -> Iterator[ImportedFile]:
     """Follow a folder; see `RunExchange.watch_folder`."""
-    name = _name_of(committer, layout)
-    importer = _importer(committer, root, name, table, dry_run=False)
-    return follow_folder(importer, layout_named(name), Path(root), quiet_s, patience)
+    importer = _importer(committer, root, layout, table, dry_run=False)
+    return follow_folder(importer, quiet_s, patience)
 
 
 def _importer(
@@ -113,12 +109,8 @@ def _importer(
     dry_run: bool,
 ) -> Importer:
     name = _name_of(committer, layout)
-    options: Mapping[str, Any] = {}
-    if table is not None:
-        options = {"table": read_table(Path(table))}
-    return Importer(
-        committer, Path(root), layout_named(name), name, options=options, dry_run=dry_run
-    )
+    options = {} if table is None else {"table": read_table(Path(table))}
+    return Importer(committer, Path(root), name, options=options, dry_run=dry_run)
 
 
 def _name_of(committer: Committer, layout: str | None) -> str:

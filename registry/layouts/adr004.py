@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.registry.curation import Release
-from holdfast.registry.layouts import torch_files
 from holdfast.registry.layouts.contents import RunContents, imported_as
-from holdfast.registry.layouts.patterns import fields_of, written
+from holdfast.registry.layouts.scanning import ends_like_torch, fields_of, torch_reading, written
 from holdfast.registry.layouts.table import Entry, Found, Link, Reading, StateFile, TextFile
 from holdfast.registry.loading import Checkpoint
-from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.presets import load_preset
 
 NAME: Final = "adr004"
 SIDECARS: Final = False
 COMPANIONS: Final = True
+STEPPED: Final = False
 _PHASE: Final = "main"
 #: The tier of milestones, and the companion of a checkpoint that is the file `epoch_NNNN.pt`.
 MILESTONE: Final = "milestone"
@@ -31,12 +30,7 @@ _TRAINING: Final = "training"
 _RELEASE_KEYS: Final = ("version", "model_state_dict", "config", "metrics", "model_card")
 
 
-def spec() -> RunSpec:
-    """Return the preset."""
-    return load_preset(NAME)
-
-
-is_complete = torch_files.is_complete
+is_complete = ends_like_torch
 
 
 # Out of a run
@@ -44,7 +38,7 @@ is_complete = torch_files.is_complete
 
 def entries(run: RunContents) -> Iterator[Entry]:
     """Yield training checkpoints, milestones, releases with their cards, and the history."""
-    names = {**spec().layout, **run.run.spec.layout}
+    names = {**load_preset(NAME).layout, **run.run.spec.layout}
     yield from _training(run, names)
     yield from _milestones(run, names)
     yield from _releases(run, names)
@@ -160,7 +154,7 @@ def _production(release: Release) -> dict[str, Any]:
 
 def find(files: Mapping[str, str | None]) -> Iterable[Found]:
     """Yield checkpoints by epoch, then releases, then streams."""
-    names = spec().layout
+    names = load_preset(NAME).layout
     plain = [path for path, target in files.items() if target is None]
     training: dict[int, str] = {}
     milestones: dict[int, list[str]] = {}
@@ -172,9 +166,8 @@ def find(files: Mapping[str, str | None]) -> Iterable[Found]:
             milestones.setdefault(fields["step"], []).append(path)
         elif fields := fields_of(names["release"], path):
             card = written(names["card"], fields)
-            others.append(
-                Found(path, "release", "torch", fields["version"], beside=_there(card, files))
-            )
+            beside = card if card in files else None
+            others.append(Found(path, "release", "torch", fields["version"], beside=beside))
         elif (fields := fields_of(names["stream"], path)) and fields["name"] != "model_cards":
             others.append(Found(path, "stream", "json", fields["name"]))
     for epoch in sorted({*training, *milestones}):
@@ -203,12 +196,8 @@ def _milestone_fields(names: Mapping[str, str], path: str) -> dict[str, Any] | N
 
 def _companion(path: str) -> str:
     """Return the name of the companion for a file of a milestone."""
-    fields = fields_of(spec().layout["milestone_best"], path)
+    fields = fields_of(load_preset(NAME).layout["milestone_best"], path)
     return MILESTONE if fields is None else f"best_{fields['metric']}"
-
-
-def _there(path: str, files: Mapping[str, str | None]) -> str | None:
-    return path if path in files else None
 
 
 def _order(version: str) -> list[int | str]:
@@ -217,4 +206,4 @@ def _order(version: str) -> list[int | str]:
 
 def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:  # noqa: ARG001
     """Read the file of a checkpoint."""
-    return torch_files.reading(found, path, "epoch")
+    return torch_reading(found, path, "epoch")

@@ -9,18 +9,19 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from holdfast.backends.local.disk import sync_folder
 from holdfast.registry import formats
 from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.formats import fail, put_file
-from holdfast.registry.layouts.contents import RunContents
-from holdfast.registry.layouts.made import Made, MadeFile, digest, stamp, sync_folder
-from holdfast.registry.layouts.table import Entry, Layout, Link, StateFile, TextFile
+from holdfast.registry.layouts.contents import RunContents, noted_files
+from holdfast.registry.layouts.made import TAKEN_IN, Made, MadeFile, digest, stamp
+from holdfast.registry.layouts.table import Entry, Link, StateFile, TextFile, layout_named
 from holdfast.registry.values import check_path_names
 from holdfast.registry.writing import Committer
 
@@ -30,27 +31,28 @@ _FICLONE: Final = 0x40049409
 
 @dataclass(slots=True)
 class CheckoutReport:
-    """Report of a checkout.
+    """Report of a checkout."""
 
-    Attributes:
-        written: Names of files and links that were written or replaced.
-        kept: Names of files and links that were right already.
-        removed: Names of removed files and links, which the run no longer has.
-        left: Names that a checkout would write or remove, but that others made or changed, each
-            with the reason; they stay as they are.
-    """
-
+    #: Names of files and links that were written or replaced.
     written: list[str] = field(default_factory=list)
+    #: Names of files and links that were right already.
     kept: list[str] = field(default_factory=list)
+    #: Names of removed files and links, which the run no longer has.
     removed: list[str] = field(default_factory=list)
+    #: Names that a checkout would write or remove, but that others made or changed, each with the
+    #: reason; they stay as they are.
     left: dict[str, str] = field(default_factory=dict)
 
 
-def check_out(committer: Committer, root: Path, layout: Layout, name: str) -> CheckoutReport:
+def check_out(committer: Committer, root: Path, name: str) -> CheckoutReport:
     """Bring a folder up to date with a run."""
     if root.exists() and not root.is_dir():
         raise InvalidInput("not a folder", where=root, hint="Choose the path of a folder.")
-    entries = list(layout.entries(RunContents(committer)))
+    contents = RunContents(committer)
+    entries = list(layout_named(name).entries(contents))
+    taken_in: dict[str, str] = {}
+    for record in contents.run.live(None):
+        taken_in |= noted_files(record, name)
     check_path_names([*(one.path for one in entries), *_sidecars(entries)], root)
     try:
         absent = [one for one in (root, *root.parents) if not one.exists()]
@@ -59,7 +61,7 @@ def check_out(committer: Committer, root: Path, layout: Layout, name: str) -> Ch
             sync_folder(one.parent)
         made = Made(root, committer.log.run_id, name)
         with made.locked() as staging:
-            return _Checkout(root, made, staging).run(entries)
+            return _Checkout(root, made, staging, taken_in).run(entries)
     except RegistryError:
         raise
     except OSError as error:
@@ -73,8 +75,9 @@ def _sidecars(entries: Iterable[Entry]) -> list[str]:
 class _Checkout:
     """One checkout under way."""
 
-    def __init__(self, root: Path, made: Made, staging: Path) -> None:
+    def __init__(self, root: Path, made: Made, staging: Path, taken_in: Mapping[str, str]) -> None:
         self._root, self._made, self._staging = root, made, staging
+        self._taken_in = taken_in  # digests, by name, of files that an import took in
         self._report = CheckoutReport()
         self._wanted: set[str] = set()
         self._copies: dict[str, str] = {}
@@ -99,6 +102,8 @@ class _Checkout:
         if known and all(self._made.is_current(path, entry.key) for path in known):
             for path in known:
                 self._keep(path)
+        elif self._is_taken_in(entry):
+            self._keep(entry.path)
         else:
             self._write(entry)
         if entry.sidecar and entry.path in self._made.files:
@@ -106,6 +111,18 @@ class _Checkout:
             self._text(f"{entry.path}.sha256", line.encode())
         if entry.path in self._made.files:
             self._copies.setdefault(entry.key, entry.path)
+
+    def _is_taken_in(self, entry: StateFile) -> bool:
+        """Return whether another program wrote the file, and the run has its state from there."""
+        path, key = entry.path, f"{TAKEN_IN}{entry.key}"
+        if self._made.is_current(path, key):
+            return True
+        here, sha256 = self._root / path, self._taken_in.get(path)
+        if sha256 is None or here.is_symlink() or not here.exists() or digest(here) != sha256:
+            return False
+        if here.is_file():  # a folder is compared at each checkout
+            self._made.note(path, MadeFile(key, sha256, "", stamp(here)))
+        return True
 
     def _known(self, entry: StateFile) -> list[str]:
         """Return the noted files of an entry: one file, or the files in its folder."""
@@ -166,11 +183,20 @@ class _Checkout:
             self._keep(entry.path)
         elif not os.path.lexists((self._root / entry.path).parent / entry.target):
             self._leave(entry.path, f"{entry.target} is not there")
-        elif self._may_write(entry.path):
+        elif self._points_to_ours(entry) or self._may_write(entry.path):
             staged = self._staging / "link"
             staged.unlink(missing_ok=True)
             staged.symlink_to(entry.target)
             self._place(staged, entry.path, MadeFile(key, target=entry.target))
+
+    def _points_to_ours(self, entry: Link) -> bool:
+        """Return whether a link, which has no bytes to lose, names a file of the run or nothing."""
+        here = self._root / entry.path
+        if not here.is_symlink():
+            return False
+        self._folder_of(entry.path)
+        target = str(Path(entry.path).parent / here.readlink())
+        return target in self._wanted or not here.exists()
 
     def _place(self, staged: Path, path: str, made: MadeFile) -> None:
         """Note a finished file, then give it its name, unless that is the name of a folder."""
@@ -205,7 +231,8 @@ class _Checkout:
             strange = [] if self._is_free(path) else [path]
         for one in strange:
             is_known = one in self._made.files
-            self._leave(one, "it was changed" if is_known else "no checkout has made it")
+            why = "it was changed" if is_known else "no checkout has made it"
+            self._leave(one, f"{why}; to have that of the run, move it away")
         return not strange
 
     def _leave(self, path: str, why: str) -> None:
@@ -238,6 +265,9 @@ class _Checkout:
     def _remove(self, path: str) -> None:
         here = self._root / path
         is_there = os.path.lexists(here)
+        if is_there and self._made.files[path].key.startswith(TAKEN_IN):
+            self._report.left[path] = "the run no longer has it, and another program made it"
+            is_there = False
         if is_there and not self._made.is_ours(path):
             self._report.left[path] = "the run no longer has it, and it was changed"
             return

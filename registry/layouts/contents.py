@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 from holdfast.registry.curation import Release, Releases
 from holdfast.registry.curation.pool import PoolEntry
 from holdfast.registry.curation.streams import Stream
-from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.history import decode_plain
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading import Checkpoint, StateHandle, Stored
 from holdfast.registry.spec import Monitor
 from holdfast.registry.writing import Committer
@@ -22,12 +24,12 @@ class RunContents:
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
         self.run: RunManifest = committer.log.refresh()  # the run manifest of that moment
+        self._at = committer.store, committer.log
 
     @cached_property
     def checkpoints(self) -> list[Checkpoint]:
         """The live checkpoints, oldest first."""
-        store, log = self._committer.store, self._committer.log
-        return [Checkpoint(store, log, record) for record in self.run.live(None)]
+        return [Checkpoint(*self._at, record) for record in self.run.live(None)]
 
     @property
     def phases(self) -> list[str]:
@@ -36,8 +38,7 @@ class RunContents:
 
     def latest(self, phase: str | None = None) -> Checkpoint | None:
         """Return the newest checkpoint."""
-        record = self.run.latest(phase)
-        return next((one for one in self.checkpoints if record and one.handle.n == record.n), None)
+        return self._of(self.run.latest(phase))
 
     def monitors(self, phase: str) -> tuple[Monitor, ...]:
         """Return the monitors of a phase, or of the run if it declares no phases."""
@@ -46,18 +47,18 @@ class RunContents:
     def best(self, phase: str) -> Checkpoint | None:
         """Return the best checkpoint of a phase, by its first monitor."""
         for monitor in self.monitors(phase)[:1]:
-            record = self.run.best(monitor, phase)
-            return next(
-                (one for one in self.checkpoints if record and one.handle.n == record.n), None
-            )
+            return self._of(self.run.best(monitor, phase))
         return None
+
+    def _of(self, record: CheckpointRecord | None) -> Checkpoint | None:
+        return next((one for one in self.checkpoints if record and one.handle.n == record.n), None)
 
     @property
     def gates(self) -> dict[str, Checkpoint]:
         """The gates by name."""
-        store, log = self._committer.store, self._committer.log
+        log = self._committer.log
         return {
-            pin.name: Checkpoint(store, log, log.knowing(pin.checkpoint).by_n[pin.checkpoint])
+            pin.name: Checkpoint(*self._at, log.knowing(pin.checkpoint).by_n[pin.checkpoint])
             for pin in self.run.pins_of("gate")
             if pin.checkpoint is not None
         }
@@ -65,9 +66,8 @@ class RunContents:
     @property
     def artifacts(self) -> dict[str, Stored]:
         """The artifacts by name."""
-        store, log = self._committer.store, self._committer.log
         return {
-            pin.name: Stored(StateHandle(store, log, pin.manifest, pin.ref))
+            pin.name: Stored(StateHandle(*self._at, pin.manifest, pin.ref))
             for pin in self.run.pins_of("artifact")
         }
 
@@ -79,8 +79,7 @@ class RunContents:
     @property
     def pool(self) -> list[PoolEntry]:
         """The playing entries of the pool, oldest first."""
-        store, log = self._committer.store, self._committer.log
-        return [PoolEntry(store, log, record) for record in self.run.roster()]
+        return [PoolEntry(*self._at, record) for record in self.run.roster()]
 
     @property
     def streams(self) -> dict[str, Stream]:
@@ -93,8 +92,25 @@ def imported_as(checkpoint: Checkpoint, layout: str) -> dict[str, str]:
 
     The values come from a log; the caller checks them.
     """
-    meta = checkpoint.meta
-    noted = meta.get(IMPORT) if isinstance(meta, dict) else None
-    if not isinstance(noted, dict) or noted.get("layout") != layout:
-        return {}
+    noted = import_notes(checkpoint.handle.record, layout)
     return {key: value for key, value in noted.items() if isinstance(value, str)}
+
+
+def import_notes(record: CheckpointRecord, layout: str) -> dict[str, Any]:
+    """Return all notes of an import about the file of a checkpoint; see `imported_as`."""
+    meta = decode_plain(record.meta)
+    noted = meta.get(IMPORT) if isinstance(meta, dict) else None
+    return noted if isinstance(noted, dict) and noted.get("layout") == layout else {}
+
+
+def noted_files(record: CheckpointRecord, layout: str) -> dict[str, str]:
+    """Return the digests, by name, of the files from which a checkpoint and companions came.
+
+    The program of ADR-004 removes a training file before its milestones, which then stand alone.
+    """
+    noted = import_notes(record, layout)
+    if not noted:
+        return {}
+    beside = noted.get("companions")
+    files = {noted.get("file"): noted.get("sha256"), **(beside if isinstance(beside, dict) else {})}
+    return {str(path): str(sha256) for path, sha256 in files.items()}

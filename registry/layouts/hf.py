@@ -11,19 +11,14 @@ from typing import Any, Final
 
 from holdfast.registry import formats
 from holdfast.registry.layouts.contents import RunContents
-from holdfast.registry.layouts.patterns import fields_of, written
+from holdfast.registry.layouts.scanning import fields_of, written
 from holdfast.registry.layouts.table import Entry, Found, Reading, StateFile
-from holdfast.registry.spec import RunSpec
 
 NAME: Final = "hf"
 SIDECARS: Final = False
 COMPANIONS: Final = False
+STEPPED: Final = False
 CHECKPOINT: Final = "checkpoint-{step:01d}"
-
-
-def spec() -> RunSpec:
-    """Return a specification without rules: a folder of Hugging Face may hold any model."""
-    return RunSpec(name=NAME)
 
 
 def entries(run: RunContents) -> Iterator[Entry]:

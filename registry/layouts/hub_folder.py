@@ -55,14 +55,14 @@ def export(stored: Stored, folder: str | Path, *, card: Mapping[str, Any] | None
 
 def is_model(stored: Stored) -> bool:
     """Return whether a stored state, with its checkpoint, has the parts that `export` writes."""
-    return _configured(stored) is not None and any(name in stored.components for name in WEIGHTS)
+    return configured(stored) is not None and any(name in stored.components for name in WEIGHTS)
 
 
 def write_model(stored: Stored, folder: Path) -> None:
     """Write weights and configurations; replace files of the same names."""
-    parts, configured = stored.components, _configured(stored)
+    parts, source = stored.components, configured(stored)
     weights, *others = [name for name in WEIGHTS if name in parts] or [""]
-    if not weights or others or configured is None:
+    if not weights or others or source is None:
         raise IncompatibleState(
             "no model of transformers: weights or configuration are missing",
             where=stored.ref,
@@ -74,13 +74,21 @@ def write_model(stored: Stored, folder: Path) -> None:
     only = [weights, *({METADATA} & parts.keys())]
     about = None if METADATA in parts else {"format": "pt"}
     formats.write(folder / WEIGHTS[weights], stored, about, only=only, force=True)
-    for name, config in configured.load(only=CONFIGS)[CONFIGS].items():
+    for name, data in config_files(source).items():
+        (folder / name).write_bytes(data)
+
+
+def config_files(stored: Stored) -> dict[str, bytes]:
+    """Return the files of the configurations of a checkpoint of `HoldfastCallback`, by name."""
+    found = {}
+    for name, config in stored.handle.load(CONFIGS, portable=True)[CONFIGS].items():
         if Path(name).name != name or not name.endswith(".json"):
             raise IncompatibleState("not the name of a configuration", where=stored.ref, found=name)
-        (folder / name).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        found[name] = json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"
+    return found
 
 
-def _configured(stored: Stored) -> Stored | None:
+def configured(stored: Stored) -> Stored | None:
     """Return the state with the configurations; for a release of the weights, its checkpoint."""
     if CONFIGS in stored.components:
         return stored
@@ -90,13 +98,18 @@ def _configured(stored: Stored) -> Stored | None:
 
 def _card(stored: Stored, card: Mapping[str, Any]) -> str:
     """Return a model card with the metrics known now."""
-    library = "peft" if "adapter" in stored.components else "transformers"
     own = stored.card if isinstance(stored, Release) else {}
-    front = write_card({"library_name": library, **own, **card})
     rows: dict[str, object] = {"checkpoint": stored.ref, "id": str(stored.digest)}
     if isinstance(stored, Checkpoint):
         rows |= {"step": stored.step, **stored.metrics}
     elif isinstance(stored, Release):
         rows |= {"version": stored.version, "trained as": stored.source, **stored.metrics}
+    return card_text(stored, {**own, **card}, rows)
+
+
+def card_text(stored: Stored, card: Mapping[str, Any], rows: Mapping[str, object]) -> str:
+    """Return a model card as Markdown: fields as its front matter, and a table."""
+    library = "peft" if "adapter" in stored.components else "transformers"
+    front = write_card({"library_name": library, **card})
     table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
     return f"---\n{front}---\n\n# {stored.run_id}\n\n| | |\n|---|---|\n{table}"

@@ -1,45 +1,56 @@
 """Hydra: phases, gates, the opponent pool, GRP and evaluations.
 
-The names are those of the preset `hydra`; every state has a `.sha256` file. Every run numbers the
-entries of its own pool, so an imported pool does not become one: each model with its metadata
-becomes an artifact, named like its file.
+The names are those of the preset `hydra`; every state has a `.sha256` file. Files of states are of
+`torch.save` (`.pt`), or records of Burn (`.mpk`): those of a run that was imported from records, or
+whose layout has `records = "mpk"`. A record's item is the state, and the rest of it is noted in the
+meta of its checkpoint. Models of the pool keep their versions.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from holdfast.registry import formats
-from holdfast.registry.curation.pool import PoolEntry
-from holdfast.registry.history import format_time
-from holdfast.registry.layouts import torch_files
-from holdfast.registry.layouts.contents import RunContents, imported_as
-from holdfast.registry.layouts.patterns import fields_of, written
+from holdfast.registry.curation.pool import DEFAULT, ForeignEntry, PoolEntry, Rating
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.history import check_phase, check_step, format_time
+from holdfast.registry.layouts.contents import RunContents, import_notes, imported_as
+from holdfast.registry.layouts.scanning import counted, ends_like_torch, fields_of, written
 from holdfast.registry.layouts.table import Entry, Found, Link, Reading, StateFile, TextFile
-from holdfast.registry.loading import Stored
-from holdfast.registry.spec import RunSpec
+from holdfast.registry.loading import Checkpoint, Stored
 from holdfast.registry.spec.presets import load_preset
 
 NAME: Final = "hydra"
 SIDECARS: Final = True
 COMPANIONS: Final = True
+STEPPED: Final = False
 #: The folder of evaluations, and the names of the artifacts and streams in it.
 _FOLDER: Final = "eval"
 _EVAL: Final = f"{_FOLDER}."
-#: The component of an imported model of the pool that holds its `.meta.json`.
-_META: Final = "meta"
-_POOL: Final = "pool_v"
+#: Numbers of a log are below this one.
+_MOST: Final = 2**53
+#: The ending of the names of states in the layout, and those that the recorders of Burn give.
+_TORCH: Final = ".pt"
+_RECORDS: Final = (".mpk", ".mpk.gz", ".bin", ".bin.gz")
+#: What a record has besides its item, if no record was imported. Burn reads it only to explain an
+#: error.
+_METADATA: Final = {
+    "float": "f32",
+    "int": "i32",
+    "format": "burn_core::record::file::NamedMpkFileRecorder"
+    "<burn_core::record::settings::FullPrecisionSettings>",
+    "version": "0.16.0",
+    "settings": "FullPrecisionSettings",
+}
 
 
-def spec() -> RunSpec:
-    """Return the preset."""
-    return load_preset(NAME)
-
-
-is_complete = torch_files.is_complete
+is_complete = ends_like_torch
 
 
 # Out of a run
@@ -47,32 +58,83 @@ is_complete = torch_files.is_complete
 
 def entries(run: RunContents) -> Iterator[Entry]:
     """Yield the checkpoints of each phase, gates, pool, artifacts and streams."""
-    names = {**spec().layout, **run.run.spec.layout}
+    names = {**load_preset(NAME).layout, **run.run.spec.layout}
+    files = _Files(run, names)
     paths = {}
     for one in run.checkpoints:
-        if fields_of(names["gate"], imported_as(one, NAME).get("file", "")):
+        if fields_of(names["gate"], _as_torch(imported_as(one, NAME).get("file", ""))):
             continue  # the imported folder had only the gate
         fields = {"phase": one.handle.record.phase, "step": one.step}
-        paths[one.handle.n] = written(names["checkpoint"], fields)
-        yield _file(paths[one.handle.n], one)
+        main = files.of("checkpoint", fields, one)
+        paths[one.handle.n] = main.path
+        yield main
         for name, companion in one.companions.items():
-            yield _file(written(names["companion"], {**fields, "name": name}), companion)
+            yield files.of("companion", {**fields, "name": name}, companion, like=main)
     for phase in run.phases:
         for link, target in (("latest", run.latest(phase)), ("best", run.best(phase))):
             if target is not None and target.handle.n in paths:
+                file = Path(paths[target.handle.n])
                 path = written(names[link], {"phase": phase, "step": target.step})
-                yield Link(path, Path(paths[target.handle.n]).name)
+                yield Link(f"{path.removesuffix(_TORCH)}{file.suffix}", file.name)
     for name, gate in run.gates.items():
-        yield _file(written(names["gate"], {"name": name}), gate)
+        yield files.of("gate", {"name": name}, gate)
     for entry in run.pool:
         fields = {"version": entry.version, "step": entry.step}
-        yield _file(written(names["pool"], fields), entry)
+        yield files.of("pool", fields, entry)
         yield TextFile(written(names["pool_meta"], fields), _json(_metadata(entry)))
-    for name, artifact in run.artifacts.items():
-        yield from _artifact(names, name, artifact)
+    artifacts = [_artifact(names, name, one) for name, one in run.artifacts.items()]
+    yield from {one.path: one for one in artifacts}.values()  # the newest of a file that grows
     for name, stream in run.streams.items():
         text = "".join(f"{json.dumps(entry)}\n" for entry in stream.read())
         yield TextFile(_placed(names["stream"], name), text.encode())
+
+
+class _Files:
+    """The files of states: of torch, or records of Burn."""
+
+    def __init__(self, run: RunContents, names: Mapping[str, str]) -> None:
+        self._names = names
+        noted = [record for one in run.checkpoints if (record := _noted_record(one))]
+        self._record = noted[-1] if noted else None  # what new records have besides their item
+        if names.get("records") == "mpk" and not noted:
+            self._record = {"metadata": _METADATA}
+
+    def of(
+        self, kind: str, fields: Mapping[str, Any], stored: Stored, like: StateFile | None = None
+    ) -> StateFile:
+        """Return the file of a state; a companion is of the same format as its checkpoint."""
+        record = _noted_record(stored)
+        if record is None and not (isinstance(stored, Checkpoint) and imported_as(stored, NAME)):
+            record = self._record
+        if like is not None and like.format == "torch":
+            record = None
+        return _file(written(self._names[kind], fields), stored, record)
+
+
+def _noted_record(stored: Stored) -> Mapping[str, Any] | None:
+    """Return the rest of the record of an imported checkpoint, without its item."""
+    noted = import_notes(stored.handle.record, NAME) if isinstance(stored, Checkpoint) else {}
+    found = noted.get("record")
+    return found if isinstance(found, dict) else None
+
+
+def _file(path: str, stored: Stored, record: Mapping[str, Any] | None = None) -> StateFile:
+    n = getattr(stored, "n", "")  # keys of the commit are part of the file
+    key = f"{n}:{stored.digest}"
+    as_record = f"{path.removesuffix(_TORCH)}.mpk"
+    if {"metadata", "item"} <= {*stored.components}:
+        return StateFile(as_record, stored, "burn", key, sidecar=True)
+    if record is None:
+        return StateFile(path, stored, "torch", key, sidecar=True)
+    state = partial(_recorded, stored, record)
+    return StateFile(as_record, stored, "burn", key, state=state, sidecar=True)
+
+
+def _recorded(stored: Stored, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a state, with its keys in their order."""
+    content = formats.StoredContent(stored, None)
+    state = formats.portable(content)
+    return {**record, "item": {name: state[name] for name, _ in content.skeletons}}
 
 
 def _placed(pattern: str, name: str) -> str:
@@ -86,26 +148,12 @@ def _is_evaluation(name: str) -> bool:
     return name == _FOLDER or name.startswith((_EVAL, f"{_FOLDER}_"))
 
 
-def _file(path: str, stored: Stored) -> StateFile:
-    record = getattr(stored, "n", "")  # keys of the commit are part of the file
-    return StateFile(path, stored, "torch", f"{record}:{stored.digest}", sidecar=True)
-
-
-def _artifact(names: Mapping[str, str], name: str, stored: Stored) -> Iterator[Entry]:
+def _artifact(names: Mapping[str, str], name: str, stored: Stored) -> StateFile:
     opaque = formats.opaque_name(stored)
-    if opaque is not None:
-        folder = _FOLDER if name.startswith(_EVAL) else name
-        yield StateFile(f"{folder}/{opaque}", stored, "opaque", str(stored.digest), sidecar=True)
-        return
-    if not name.startswith(_POOL):
-        yield _file(_placed(names["artifact"], name), stored)
-        return
-    path = f"{Path(names['pool']).parent}/{name}.pt"
-    only = tuple(part for part in stored.components if part != _META)
-    yield StateFile(path, stored, "torch", str(stored.digest), only, sidecar=True)
-    if _META in stored.components:
-        text = _json(stored.load(only=_META)[_META])
-        yield TextFile(f"{Path(names['pool_meta']).parent}/{name}.meta.json", text)
+    if opaque is None:
+        return _file(_placed(names["artifact"], name), stored)
+    folder = _FOLDER if name.startswith(_EVAL) else name
+    return StateFile(f"{folder}/{opaque}", stored, "opaque", str(stored.digest), sidecar=True)
 
 
 def _metadata(entry: PoolEntry) -> dict[str, Any]:
@@ -129,60 +177,128 @@ def _json(value: Any) -> bytes:
 # Into a run
 
 
+def _as_torch(path: str) -> str:
+    """Return the name that a file has in the layout; the recorders of Burn give other endings."""
+    for ending in _RECORDS:
+        if path.endswith(ending):
+            return f"{path.removesuffix(ending)}{_TORCH}"
+    return path
+
+
 def find(files: Mapping[str, str | None]) -> Iterable[Found]:
     """Yield checkpoints by phase and step, gates after their phase's checkpoints, then others."""
-    names = spec().layout
+    names = load_preset(NAME).layout
     plain = sorted(path for path, target in files.items() if target is None)
     checkpoints: dict[tuple[str, int], str] = {}
     companions: dict[tuple[str, int], dict[str, str]] = {}
-    others = []
+    models, others = [], []
     for path in plain:
-        if fields := fields_of(names["checkpoint"], path):
+        name = _as_torch(path)
+        if fields := fields_of(names["checkpoint"], name):
             checkpoints[fields["phase"], fields["step"]] = path
-        elif fields := fields_of(names["companion"], path):
+        elif fields := fields_of(names["companion"], name):
             key = fields["phase"], fields["step"]
             companions.setdefault(key, {})[fields["name"]] = path
+        elif fields := fields_of(names["pool"], name):
+            models.append((fields["version"], fields["step"], path))
         else:
-            others += _other(path, names, files)
-    gates = {gate.name: gate.phase for gate in spec().gates}
+            others += _other(path, name, names)
+    gates = {gate.name: gate.phase for gate in load_preset(NAME).gates}
     for (phase, step), path in sorted(checkpoints.items()):
         beside = companions.get((phase, step), {})
-        yield Found(path, "checkpoint", "torch", "", phase, step, companions=beside)
+        yield Found(path, "checkpoint", "", "", phase, step, companions=beside)
     for one in others:
         phase_of = gates.get(one.name) if one.kind == "gate" else None
-        yield Found(one.path, one.kind, one.format, one.name, phase_of, beside=one.beside)
+        yield replace(one, phase=phase_of)
+    for version, step, path in sorted(models):
+        meta = f"{_as_torch(path).removesuffix(_TORCH)}.meta.json"
+        yield Found(
+            path, "pool", "", str(version), step=step, beside=meta if meta in files else None
+        )
 
 
-def _other(path: str, names: Mapping[str, str], files: Mapping[str, str | None]) -> list[Found]:
+def _other(path: str, name: str, names: Mapping[str, str]) -> list[Found]:
     file = Path(path)
-    if fields := fields_of(names["gate"], path):
-        return [Found(path, "gate", "torch", fields["name"])]
-    if fields := fields_of(names["pool"], path):
-        meta = f"{path.removesuffix('.pt')}.meta.json"
-        beside = meta if meta in files else None
-        return [Found(path, "artifact", "torch", file.stem, beside=beside)]
+    if fields := fields_of(names["gate"], name):
+        return [Found(path, "gate", "", fields["name"])]
     if file.parent == Path(_FOLDER) and _is_evaluation(file.stem):
         if file.suffix == ".pt":
             return [Found(path, "artifact", "torch", file.stem)]
         if file.suffix == ".jsonl":
             return [Found(path, "stream", "jsonl", file.stem)]
-    if fields := fields_of(names["artifact"], path):
-        return [Found(path, "artifact", "torch", fields["name"])]
+    if fields := fields_of(names["artifact"], name):
+        return [Found(path, "artifact", "", fields["name"])]
     if fields := fields_of(names["stream"], path):
         return [Found(path, "stream", "jsonl", fields["name"])]
     if file.parent == Path(_FOLDER) and file.suffix != ".sha256":
-        return [Found(path, "artifact", "opaque", f"{_EVAL}{file.name}")]
+        return [Found(path, "artifact", "opaque", f"{_EVAL}{file.name}", grows=True)]
     return []
 
 
-def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:  # noqa: ARG001
-    """Read the file of a checkpoint or a gate; a gate's phase and step come from its content."""
-    read = torch_files.reading(found, path, "global_step")
-    phase = read.state.get("phase")
+def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:
+    """Read a file of a state; a gate's phase and step come from its content."""
+    state, noted = _state(path)
+    step, warnings = counted(found, state, "global_step")
+    if found.kind == "pool":
+        entry, warnings = _entry(found, options.get("about"))
+        return Reading(state, step, warnings, entry=entry)
+    phase = state.get("phase")
     held = str(phase) if type(phase) in (int, str) else None
     if found.kind == "gate":
-        return Reading(read.state, read.step, read.warnings, found.phase or held)
-    warnings = read.warnings
+        return Reading(state, step, warnings, found.phase or held, noted)
     if held is not None and held != found.phase:
         warnings += (f"its name says phase {found.phase}, its state {held}; the name counts",)
-    return Reading(read.state, read.step, warnings)
+    return Reading(state, step, warnings, noted=noted)
+
+
+def _state(path: Path) -> tuple[dict[str, Any], Mapping[str, object]]:
+    """Return the state in a file, and what its record has besides it."""
+    read: Any = formats.read(path, portable=True)
+    if read.format == "burn" and isinstance(read.state["item"], dict):
+        rest = {name: value for name, value in read.state.items() if name != "item"}
+        return read.state["item"], {"record": rest}
+    if read.format != "torch":
+        if read.metadata:
+            raise InvalidInput(
+                "a record without the names of its values",
+                where=path,
+                expected="a record of NamedMpkFileRecorder, or a file of torch.save",
+                found=read.metadata["format"],
+                hint="Record it again by NamedMpkFileRecorder; `holdfast push` keeps its bytes.",
+            )
+        read = formats.read(path, format="torch", portable=True)  # which says what is wrong
+    return read.state, {}
+
+
+def _entry(found: Found, about: object) -> tuple[ForeignEntry, tuple[str, ...]]:
+    """Return an entry of the pool by its metadata, with the keys that a checkout writes."""
+    given = about if isinstance(about, dict) else {}
+    version, games, pool = int(found.name), given.get("games_played", 0), load_preset(NAME).pool
+    assert pool is not None
+    rate, phase = given.get("win_rate") or 0, given.get("phase", pool.phase)
+    for name, value, is_sound in (
+        ("games_played", games, type(games) is int and 0 <= games < _MOST),
+        ("win_rate", rate, type(rate) in (int, float) and 0 <= rate <= 1),
+        ("version", version, 0 < version < _MOST and given.get("version", version) == version),
+    ):
+        if not is_sound:
+            raise InvalidInput(f"not the {name} of the model", where=found.beside, found=value)
+    rating = Rating(given.get("mu", DEFAULT.mu), given.get("sigma", DEFAULT.sigma))
+    entry = ForeignEntry(
+        version, check_phase(phase), check_step(found.step), rating, games, round(rate * games),
+        _milliseconds(given.get("promoted_at")),
+    )  # fmt: skip
+    if given:
+        return entry, ()
+    return entry, ("it has no .meta.json file, and begins with the default rating",)
+
+
+def _milliseconds(text: object) -> int | None:
+    """Return a time of a file, in UTC unless it says otherwise; nothing if it is no time."""
+    try:
+        found = datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    if found is None:
+        return None
+    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)

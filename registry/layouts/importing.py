@@ -6,18 +6,17 @@ kill, takes in only new files.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from holdfast.registry import formats
 from holdfast.registry.curation import MAX_BYTES, Artifacts, Gates, Releases, parse_card
-from holdfast.registry.curation.streams import Stream
+from holdfast.registry.curation.pool import EntryImport
 from holdfast.registry.errors import (
     Conflict,
     InvalidInput,
@@ -25,24 +24,25 @@ from holdfast.registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from holdfast.registry.formats import stable, walk, within
-from holdfast.registry.history import decode_plain, phase_segment
+from holdfast.registry.formats import stable, within
+from holdfast.registry.history import phase_segment
 from holdfast.registry.history.actions import Action, EnterPhase
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.layouts.contents import IMPORT, RunContents
-from holdfast.registry.layouts.made import digest
-from holdfast.registry.layouts.scanning import SIDECAR, Scan, identity, verified_digest
-from holdfast.registry.layouts.table import Found, Layout, Reading
-from holdfast.registry.layouts.torch_files import metrics_of
-from holdfast.registry.loading import Checkpoint
+from holdfast.registry.layouts.contents import IMPORT, RunContents, noted_files
+from holdfast.registry.layouts.histories import Histories
+from holdfast.registry.layouts.made import Made, digest, digest_of
+from holdfast.registry.layouts.scanning import SIDECAR, Scan, identity, metrics_of, verified_digest
+from holdfast.registry.layouts.table import Found, Reading, layout_named
+from holdfast.registry.loading import Checkpoint, Stored
 from holdfast.registry.saving import LocalSaver, SaveRequest, plan_save, take_apart
 from holdfast.registry.values import check_json, max_record_bytes
 from holdfast.registry.writing import Committer
 
 Outcome = Literal["imported", "there already", "refused", "passed over"]
 _LATE: Final = (
-    "it came after its checkpoint was imported, and companions are saved with their checkpoint; to "
-    "have both, import the folder into another run"
+    "it came after its checkpoint was imported, and companions are saved with their checkpoint; "
+    "keep it by `holdfast push FILE RUN --artifact NAME` and move it out of the folder, or import "
+    "the folder into another run"
 )
 #: Files of these names belong to other programs; reports skip them.
 _BESIDE: Final = (SIDECAR, ".meta.json", ".meta")
@@ -50,24 +50,17 @@ _BESIDE: Final = (SIDECAR, ".meta.json", ".meta")
 
 @dataclass(frozen=True, slots=True)
 class ImportedFile:
-    """Outcome of one file of an import.
+    """Outcome of one file of an import."""
 
-    Attributes:
-        path: Name of the file, relative to the folder.
-        outcome: `imported` (in a dry run: would be), `there already`, `refused` or `passed over`.
-        kind: What it is: `checkpoint`, `companion` of one, `gate`, `artifact`, `release`, `card` of
-            one, `stream`; empty if unknown.
-        ref: Ref of its state, in a dry run of the state to be; empty if nothing is saved.
-        why: Reason for `refused` or `passed over`.
-        warnings: Oddities of the file.
-    """
-
-    path: str
+    path: str  # name of the file, relative to the folder
+    #: `imported` (in a dry run: would be), `there already`, `refused` or `passed over`.
     outcome: Outcome
+    #: What it is: `checkpoint`, `companion` of one, `gate`, `pool` (a model of it), `artifact`,
+    #: `release`, `card` of one, `stream`; empty if unknown.
     kind: str = ""
-    ref: str = ""
-    why: str = ""
-    warnings: tuple[str, ...] = ()
+    ref: str = ""  # ref of its state, in a dry run of the state to be; empty if nothing is saved
+    why: str = ""  # reason for `refused` or `passed over`
+    warnings: tuple[str, ...] = ()  # oddities of the file
 
 
 class Importer:
@@ -77,38 +70,47 @@ class Importer:
         self,
         committer: Committer,
         root: Path,
-        layout: Layout,
         name: str,
         *,
         options: Mapping[str, Any] | None = None,
         dry_run: bool = False,
     ) -> None:
-        self._committer, self._root, self._layout, self._name = committer, root, layout, name
+        self._committer, self._name = committer, name
+        self.root, self.layout = root, layout_named(name)
         self._options, self._dry_run = options or {}, dry_run
         self._saver = LocalSaver(committer)
         self._known: dict[tuple[str, str], int] | None = None
+        self._own: dict[str, str] = {}  # digests of files that a checkout of this run has made
         self._step = 0
+        self.histories = Histories(
+            committer, root, name, self._history, stepped=self.layout.STEPPED, dry_run=dry_run
+        )
 
     def once(self) -> list[ImportedFile]:
         """Import all files that are there now."""
         scan, found = self.find()
         done = [report for one in found for report in self.take(one)]
+        while gone := self.histories.take_gone():
+            again = [report for one in found if one.path in gone for report in self.take(one)]
+            done += [report for report in again if report.outcome == "imported"]
         return [*done, *unknown(scan, found)]
 
     def find(self) -> tuple[Scan, list[Found]]:
         """Scan the folder; return the scan, and the files with a meaning, in their order."""
-        with within(self._root):
-            scan = Scan(self._root)
-            found = list(self._layout.find(scan.files))
+        with within(self.root):
+            scan = Scan(self.root)
+            self._own = self._checked_out()
+            found = list(self.layout.find(scan.files))
             order = [one for one in found if one.kind != "gate"]
             for gate in (one for one in found if one.kind == "gate"):
                 order.insert(self._place_of(gate, order), gate)
+            self.histories.look(order)
         return scan, order
 
     def _place_of(self, gate: Found, order: list[Found]) -> int:
         """Return the position of a gate in the order: it may be its checkpoint's only file."""
         try:
-            reading = self._layout.reading(gate, self._root / gate.path, self._options)
+            reading = self.layout.reading(gate, self.root / gate.path, self._options)
         except (RegistryError, OSError):
             return len(order)  # the import refuses it later
         at = reading.phase or "", reading.step or 0
@@ -123,13 +125,17 @@ class Importer:
         """Import one file with the files that belong to it; return a report for each."""
         acts: dict[str, Callable[[Found], ImportedFile]] = {
             "gate": self._gate,
+            "pool": self._pool,
             "artifact": self._artifact,
             "release": self._release,
             "latest release": self._latest_release,
             "stream": self._stream,
         }
         try:
-            with within(self._root):
+            with within(self.root):
+                own = self._own.get(found.path) if found.kind != "pool" else None
+                if own is not None and self._digest(found.path)[0] == own:
+                    return self._checked_out_before(found)
                 if found.kind == "checkpoint":
                     return self._checkpoint(found)
                 report = acts[found.kind](found)
@@ -146,34 +152,73 @@ class Importer:
 
     def _checkpoint(self, found: Found) -> list[ImportedFile]:
         companions: dict[str, object] = {}
+        beside = {}
         with self._unchanged(found.path, *found.companions.values()):
             sha256, warnings = self._digest(found.path)
             known = self._imported().get((found.path, sha256))
-            if known is not None:
+            if known is not None and not self.histories.comes_back(found, known):
                 return self._known_checkpoint(found, known)
-            reading = self._layout.reading(found, self._root / found.path, self._options)
+            if why := self.histories.left_behind(found):
+                return [ImportedFile(found.path, "passed over", found.kind, why=why)]
+            options = {**self._options, "like": self._like}
+            reading = self.layout.reading(found, self.root / found.path, options)
             for name, path in found.companions.items():
-                warnings += self._digest(path)[1]
-                file = self._root / path
-                companions[name] = formats.read(file, format=found.format, portable=True).state
-        ref, _ = self._save(found, reading, sha256, companions)
-        warned = (*warnings, *reading.warnings)
-        more = [
-            ImportedFile(path, "imported", "companion", ref) for path in found.companions.values()
+                beside[path], more = self._digest(path)
+                warnings += more
+                companions[name] = self._state(path, found)
+        is_replaced = any(path == found.path for path, _ in self._imported())
+        went_back = self.histories.go_back(found.path, reading.step or 0, is_replaced=is_replaced)
+        ref, _ = self._save(found, reading, sha256, companions, beside)
+        warned = (*warnings, *reading.warnings, *went_back)
+        return [
+            ImportedFile(found.path, "imported", found.kind, ref, warnings=warned),
+            *(ImportedFile(path, "imported", "companion", ref) for path in beside),
         ]
-        return [ImportedFile(found.path, "imported", found.kind, ref, warnings=warned), *more]
+
+    @cached_property
+    def _like(self) -> Checkpoint | None:
+        """The newest checkpoint of the run when the import began."""
+        return RunContents(self._committer).latest()
+
+    def _checked_out(self) -> dict[str, str]:
+        """Return the digests, by name, of files and folders that a checkout made of this run."""
+        made = Made(self.root, self._run_id, self._name).read()
+        if not made:
+            return {}
+        run = self._committer.log.history()
+        states = {pin.manifest.hex() for pin in run.pins}
+        for record in run.by_n.values():
+            states |= {one.hex() for one in (record.manifest, *record.companions.values())}
+        own = {
+            path: one.sha256 for path, one in made.items() if states & {*str(one.key).split(":")}
+        }
+        folders: dict[str, dict[str, str]] = {}
+        for folder, slash, name in (path.partition("/") for path in own):
+            if slash:
+                folders.setdefault(folder, {})[name] = own[f"{folder}/{name}"]
+        return own | {folder: digest_of(files) for folder, files in folders.items()}
+
+    def _checked_out_before(self, found: Found) -> list[ImportedFile]:
+        """Report a file of a checkout of this run, and files that were put beside it since."""
+        reports = self._beside(found, lambda _, path: path in self._own)
+        if found.beside:
+            reports.append(ImportedFile(found.beside, "there already", "companion"))
+        return [ImportedFile(found.path, "there already", found.kind), *reports]
 
     def _known_checkpoint(self, found: Found, n: int) -> list[ImportedFile]:
         """Report a checkpoint that was imported before, and companions that came too late."""
         ref, saved = self._ref_of(n), self._committer.log.knowing(n).by_n[n].companions
+        first = ImportedFile(found.path, "there already", found.kind, ref)
+        return [first, *self._beside(found, lambda name, _: name in saved, ref)]
+
+    def _beside(
+        self, found: Found, is_there: Callable[[str, str], bool], ref: str = ""
+    ) -> list[ImportedFile]:
         return [
-            ImportedFile(found.path, "there already", found.kind, ref),
-            *(
-                ImportedFile(path, "there already", "companion", ref)
-                if name in saved
-                else ImportedFile(path, "refused", "companion", why=_LATE)
-                for name, path in found.companions.items()
-            ),
+            ImportedFile(path, "there already", "companion", ref)
+            if is_there(name, path)
+            else ImportedFile(path, "refused", "companion", why=_LATE)
+            for name, path in found.companions.items()
         ]
 
     @property
@@ -181,7 +226,12 @@ class Importer:
         return self._committer.log.run_id
 
     def _save(
-        self, found: Found, reading: Reading, sha256: str, companions: Mapping[str, object]
+        self,
+        found: Found,
+        reading: Reading,
+        sha256: str,
+        companions: Mapping[str, object],
+        beside: Mapping[str, str],
     ) -> tuple[str, Checkpoint | None]:
         """Save a state; return its ref, and the checkpoint if this is no dry run."""
         run = self._committer.log.run
@@ -189,15 +239,22 @@ class Importer:
         step = self._next_step() if reading.step is None else reading.step
         self._step = max(self._step, step)
         tiers = {tier.name for tier in run.spec.phase(phase or "").tiers}
-        noted = {"layout": self._name, "file": found.path, "sha256": sha256, **found.noted}
-        request = SaveRequest.of(
-            step,
-            takes_over=False,
-            phase=phase,
-            metrics=metrics_of(reading.state),
-            meta={IMPORT: noted},
-            tier=found.tier if found.tier in tiers else None,
-            companions=companions,
+        noted: dict[str, object] = {"layout": self._name, "file": found.path, "sha256": sha256}
+        noted |= {**found.noted, **reading.noted, **({"companions": beside} if beside else {})}
+        streams, metrics = self.histories.due(found.path, step)
+        given = metrics_of(reading.state) if reading.metrics is None else reading.metrics
+        request = replace(
+            SaveRequest.of(
+                step,
+                takes_over=False,
+                phase=phase,
+                metrics={**metrics, **given},
+                meta={**reading.meta, IMPORT: noted},
+                tier=found.tier if found.tier in tiers else None,
+                companions=companions,
+                streams=streams,
+            ),
+            promotes=False,  # the folder has the models of its pool
         )
         if self._dry_run:
             planned = phase_segment(plan_save(take_apart(reading.state, request), run).phase)
@@ -205,7 +262,9 @@ class Importer:
         if phase is not None:
             self._enter(phase)
         saved = self._saver.pipeline.save(reading.state, request)
-        self._imported()[found.path, sha256] = saved.handle.n
+        for one in ((found.path, sha256), *beside.items()):
+            self._imported()[one] = saved.handle.n
+        self.histories.took(streams)
         return saved.ref, saved
 
     def _next_step(self) -> int:
@@ -237,11 +296,8 @@ class Importer:
         if self._known is None:
             self._known = {}
             for record in self._committer.log.history().by_n.values():
-                meta = decode_plain(record.meta)
-                noted = meta.get(IMPORT) if isinstance(meta, dict) else None
-                if isinstance(noted, dict) and noted.get("layout") == self._name:
-                    key = str(noted.get("file")), str(noted.get("sha256"))
-                    self._known[key] = record.n
+                noted = noted_files(record, self._name).items()
+                self._known |= dict.fromkeys(noted, record.n)
         return self._known
 
     def _ref_of(self, n: int) -> str:
@@ -250,64 +306,91 @@ class Importer:
 
     # Names
 
+    def _named(
+        self, found: Found, ref: str, warnings: Sequence[str] = (), *, is_there: bool
+    ) -> ImportedFile:
+        """Report a file that became a state with a name."""
+        outcome: Outcome = "there already" if is_there else "imported"
+        path = f"{self._run_id}/{ref}"
+        return ImportedFile(found.path, outcome, found.kind, path, warnings=tuple(warnings))
+
     def _gate(self, found: Found) -> ImportedFile:
         with self._unchanged(found.path):
             sha256, warnings = self._digest(found.path)
-            reading = self._layout.reading(found, self._root / found.path, self._options)
-        is_set = self._committer.log.refresh().pin("gate", found.name) is not None
-        _, saved = self._save(found, reading, sha256, {})
-        ref = f"{self._run_id}/gates/{found.name}"
+            reading = self.layout.reading(found, self.root / found.path, self._options)
+        is_there = self._committer.log.refresh().pin("gate", found.name) is not None
+        _, saved = self._save(found, reading, sha256, {}, {})
         if saved is not None:
             Gates(self._committer).set(found.name, saved)
-        outcome: Outcome = "there already" if is_set else "imported"
-        return ImportedFile(found.path, outcome, found.kind, ref, warnings=tuple(warnings))
+        return self._named(found, f"gates/{found.name}", warnings, is_there=is_there)
+
+    def _pool(self, found: Found) -> ImportedFile:
+        """Take an entry of the pool in, or the games that it has played since."""
+        with self._unchanged(found.path, *([found.beside] if found.beside else [])):
+            warnings = self._digest(found.path)[1]
+            about = {"about": self._json(found.beside)} if found.beside else {}
+            reading = self.layout.reading(found, self.root / found.path, about)
+        entry = reading.entry
+        assert entry is not None  # the layout gives one for each file of this kind
+        is_there = entry.version < self._committer.log.refresh().next_version
+        if not self._dry_run:
+            flat = take_apart(reading.state, SaveRequest.of(0, takes_over=False)).state
+            self._committer.commit(EntryImport(self._committer.writer, flat, entry))
+        warnings += reading.warnings
+        return self._named(found, f"pool/v{entry.version:04d}", warnings, is_there=is_there)
 
     def _artifact(self, found: Found) -> ImportedFile:
-        is_there = self._committer.log.refresh().pin("artifact", found.name) is not None
         with self._unchanged(found.path):
             warnings = self._digest(found.path)[1]
-            state = formats.read(self._root / found.path, format=found.format, portable=True).state
-            if found.beside is not None and isinstance(state, dict):
-                state = {**state, "meta": self._json(found.beside)}
-        if self._dry_run:
-            planned = f"{self._run_id}/artifacts/{found.name}"
-            return ImportedFile(
-                found.path, "imported", found.kind, planned, warnings=tuple(warnings)
-            )
-        added = Artifacts(self._committer).set(found.name, state)
-        outcome: Outcome = "there already" if is_there else "imported"
-        return ImportedFile(found.path, outcome, found.kind, added.ref, warnings=tuple(warnings))
+            state = self._state(found.path, found)
+        held = Artifacts(self._committer).list()
+        name = self._continued(found, held, state) if found.grows else found.name
+        if not self._dry_run:
+            Artifacts(self._committer).set(name, state)
+        return self._named(found, f"artifacts/{name}", warnings, is_there=name in held)
+
+    def _continued(self, found: Found, held: Mapping[str, Stored], state: Any) -> str:
+        """Return the artifact of an append-only file: that of its bytes, or a further one."""
+        file = Path(found.path).name
+        earlier = [one for one in held if formats.opaque_name(held[one]) == file]
+        if earlier:
+            before = bytes(held[earlier[-1]].load()[formats.OPAQUE]["bytes"])
+            now = bytes(state[formats.OPAQUE]["bytes"])
+            if before == now:
+                return earlier[-1]
+            if not now.startswith(before):
+                raise Conflict(
+                    "a file that is only appended to does not continue what was taken in",
+                    where=found.path,
+                    expected=f"{len(before)} bytes as before, and more",
+                    hint="Give the new file another name, or import the folder into another run.",
+                )
+        numbered = (f"{found.name}.{number}" for number in count(2))
+        return next(one for one in (found.name, *islice(numbered, len(held))) if one not in held)
 
     def _release(self, found: Found) -> ImportedFile:
         is_there = self._committer.log.refresh().pin("release", found.name) is not None
         with self._unchanged(found.path):
             warnings = self._digest(found.path)[1]
-            state: Any = formats.read(
-                self._root / found.path, format=found.format, portable=True
-            ).state
+            state = self._state(found.path, found)
             card = self._card(found.beside, state)
-        if self._dry_run:
-            planned = f"{self._run_id}/releases/{found.name}"
-            return ImportedFile(
-                found.path, "imported", found.kind, planned, warnings=tuple(warnings)
+        if not self._dry_run:
+            source = RunContents(self._committer).latest()
+            if source is None:
+                raise InvalidInput(
+                    "a release needs a checkpoint of its run",
+                    where=found.path,
+                    hint="Import a folder that has checkpoints too.",
+                )
+            Releases(self._committer).publish(
+                found.name, source, card=card, metrics=metrics_of(state), state=state
             )
-        source = RunContents(self._committer).latest()
-        if source is None:
-            raise InvalidInput(
-                "a release needs a checkpoint of its run",
-                where=found.path,
-                hint="Import a folder that has checkpoints too.",
-            )
-        made = Releases(self._committer).publish(
-            found.name, source, card=card, metrics=metrics_of(state), state=state
-        )
-        outcome: Outcome = "there already" if is_there else "imported"
-        return ImportedFile(found.path, outcome, found.kind, made.ref, warnings=tuple(warnings))
+        return self._named(found, f"releases/{found.name}", warnings, is_there=is_there)
 
     def _card(self, path: str | None, state: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return the card of a release; a text in a state is no path of a card."""
         if path is not None:
-            with stable(self._root / path) as file:
+            with stable(self.root / path) as file:
                 return parse_card(file.read(MAX_BYTES + 1), path)
         card = state.get("model_card")
         if not isinstance(card, Mapping | None):
@@ -318,86 +401,47 @@ class Importer:
         is_there = self._committer.log.refresh().release == found.name
         if not is_there and not self._dry_run:
             Releases(self._committer).rollback(found.name, f"{found.path} points to it")
-        outcome: Outcome = "there already" if is_there else "imported"
-        ref = f"{self._run_id}/releases/latest"
-        return ImportedFile(found.path, outcome, found.kind, ref)
+        return self._named(found, "releases/latest", is_there=is_there)
 
     # Streams
 
     def _stream(self, found: Found) -> ImportedFile:
+        is_new, why = self.histories.late(found, self._step)
+        ref = "" if why and not is_new else f"{self._run_id}: stream {found.name}"
+        outcome: Outcome = "imported" if is_new else "there already"
+        return ImportedFile(found.path, outcome, found.kind, ref, why)
+
+    def _history(self, found: Found) -> Any:
         with self._unchanged(found.path):
-            value = self._json(found.path, lines=found.format == "jsonl")
-        stream = Stream(self._committer, found.name)
-        held = stream.read() if stream.count else []
-        entries = self._entries(value, held, found.path)
-        new = entries[len(held) :] if entries[: len(held)] == held else entries
-        ref = f"{self._run_id}: stream {found.name}"
-        if not new:
-            return ImportedFile(found.path, "there already", found.kind, ref)
-        if new is entries and held:
-            if stream.lifetime != "resettable":
-                raise Conflict(
-                    "the file does not continue the stream, which is kept for ever",
-                    where=found.path,
-                    expected=f"{len(held)} entries as before, and more",
-                    found=f"{len(entries)} entries",
-                )
-            if not self._dry_run:
-                stream.archive(f"import-{len(stream.archives) + 1}")
-        if not self._dry_run:
-            stream.append(new)
-        return ImportedFile(found.path, "imported", found.kind, ref)
-
-    def _entries(self, value: Any, held: list[Any], where: str) -> list[Any]:
-        """Return the entries of a file; a file with one object holds only the newest entry."""
-        if isinstance(value, list):
-            return value
-        if not isinstance(value, dict):
-            raise InvalidInput("neither a list nor an object of JSON", where=where)
-        newest = {key: item for key, item in held[-1].items() if key != "step"} if held else None
-        if newest == value:
-            return held
-        return [*held, {**value, "step": value.get("step", self._newest_step())}]
-
-    def _newest_step(self) -> int:
-        latest = RunContents(self._committer).latest()
-        return self._step if latest is None else latest.step
+            return self._json(found.path, lines=found.format == "jsonl")
 
     def _json(self, path: str, *, lines: bool = False) -> Any:
-        with stable(self._root / path) as file:
+        with stable(self.root / path) as file:
             data = file.read(max_record_bytes() + 1)
+        if not lines:
+            return formats.json_value(data, path)
         check_json(data, where=path, kind=InvalidInput)
-        try:
-            if lines:
-                return [json.loads(line) for line in data.splitlines() if line.strip()]
-            return json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise InvalidInput("not JSON", where=path, found=error) from error
+        return [formats.json_value(line, path) for line in data.splitlines() if line.strip()]
 
     # Files
 
+    def _state(self, path: str, found: Found) -> Any:
+        """Read a file of the format of another one; its content decides if that has none."""
+        return formats.read(self.root / path, format=found.format or None, portable=True).state
+
     def _digest(self, path: str) -> tuple[str, list[str]]:
-        file = self._root / path
+        file = self.root / path
         if file.is_dir():
-            return folder_digest(file), []
-        return verified_digest(file, wants_sidecar=self._layout.SIDECARS)
+            return digest(file), []
+        return verified_digest(file, wants_sidecar=self.layout.SIDECARS)
 
     @contextmanager
     def _unchanged(self, *paths: str) -> Iterator[None]:
         """Refuse files that change while they are read."""
-        before = [identity(self._root / path) for path in paths]
+        before = [identity(self.root / path) for path in paths]
         yield
-        if before != [identity(self._root / path) for path in paths]:
+        if before != [identity(self.root / path) for path in paths]:
             raise InvalidInput("the file changed while it was read", where=paths[0])
-
-
-def folder_digest(folder: Path) -> str:
-    """Return a digest of the names and the bytes of a folder's files, in hex."""
-    hashed = hashlib.sha256()
-    names = [name.split("/") for name, seen in walk(folder) if stat.S_ISREG(seen.st_mode)]
-    for name in map("/".join, sorted(names)):
-        hashed.update(f"{name}\n{digest(folder / name)}\n".encode())
-    return hashed.hexdigest()
 
 
 def unknown(scan: Scan, found: list[Found]) -> list[ImportedFile]:

@@ -8,22 +8,27 @@ have the noted bytes are replaced or removed: all others belong to somebody.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from holdfast.backends.errors import StoreUnsuitable
 from holdfast.backends.local import folders
-from holdfast.registry.errors import Conflict, InvalidInput
-from holdfast.registry.formats import sha256_of, stable
-from holdfast.registry.values import check_path_name
+from holdfast.backends.local.disk import sync_folder
+from holdfast.registry.errors import Conflict, InvalidInput, RegistryError
+from holdfast.registry.formats import sha256_of, stable, walk
+from holdfast.registry.values import check_path_name, max_record_bytes
 
 FOLDER: Final = ".holdfast-checkout"
+#: Begins the key of a file that another program wrote and an import took in: it is kept.
+TAKEN_IN: Final = "import:"
 _FORMAT: Final = "holdfast.checkout/1"
 
 
@@ -75,6 +80,14 @@ class Made:
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
 
+    def read(self) -> dict[str, MadeFile]:
+        """Return the noted files; none if the notes are damaged, or of another run."""
+        with suppress(RegistryError):
+            folders.refuse_links(str(self._root), FOLDER)
+            self._read()
+            return self.files
+        return {}
+
     def note(self, path: str, made: MadeFile | None) -> None:
         """Note a file before it gets its name, or note its removal."""
         known = self.files.get(path)
@@ -89,7 +102,9 @@ class Made:
     def is_ours(self, path: str) -> bool:
         """Return whether the file of this name is a checkout's, byte for byte."""
         made = self.files.get(path)
-        return made is not None and self._found(path) in (made.sha256 or made.target, made.before)
+        if made is None or made.key.startswith(TAKEN_IN):
+            return False
+        return self._found(path) in (made.sha256 or made.target, made.before)
 
     def is_current(self, path: str, key: str) -> bool:
         """Return whether the file of this name was made from this key, and is untouched."""
@@ -120,10 +135,10 @@ class Made:
             self.files[path] = made
 
     def _read(self) -> None:
-        try:
-            lines = self._path.read_bytes().split(b"\n")
-        except FileNotFoundError:
+        if not self._path.is_file():
             return
+        with stable(self._path) as file:
+            lines = file.read(max_record_bytes()).split(b"\n")
         head = _parse(lines[0])
         if head is not None and head != self._head:
             raise Conflict(
@@ -161,15 +176,6 @@ class Made:
         sync_folder(self._path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def stamp(path: Path) -> tuple[int, ...]:
     """Return a stamp of a file; it stays equal while nobody touches the file."""
     found = path.stat()
@@ -177,9 +183,18 @@ def stamp(path: Path) -> tuple[int, ...]:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex."""
+    """Return the SHA-256 of a file, or of the names and the bytes of a folder's files, in hex."""
+    if path.is_dir():
+        names = [name for name, seen in walk(path) if stat.S_ISREG(seen.st_mode)]
+        return digest_of({name: digest(path / name) for name in names})
     with stable(path) as file:
         return sha256_of(file).hex()
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """Return the digest of a folder by those of its files."""
+    lines = (f"{name}\n{files[name]}\n" for name in sorted(files, key=lambda one: one.split("/")))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -12,15 +12,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, cast
 
+from holdfast.registry.curation.pool import ForeignEntry
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.layouts.contents import RunContents
 from holdfast.registry.loading import Stored
 from holdfast.registry.spec import Retention, RunSpec
+from holdfast.registry.spec.presets import load_preset, preset_names
 from holdfast.registry.values import near
 
 # Out of a run
 LAYOUTS: Final = ("hydra", "adr004", "andrea", "thalia", "cobre", "hf")
 NAMES: Final = ", ".join(LAYOUTS)
+OF_SYSTEMS: Final = ", ".join(name for name in LAYOUTS if name != "hf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ Entry = StateFile | TextFile | Link
 
 # Into a run
 
-Kind = Literal["checkpoint", "gate", "artifact", "release", "latest release", "stream"]
+Kind = Literal["checkpoint", "gate", "pool", "artifact", "release", "latest release", "stream"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +68,15 @@ class Found:
 
     path: str  # its name, relative to the folder
     kind: Kind  # what it becomes
-    format: str  # the name of its format; for streams `json` or `jsonl`
-    name: str = ""  # name of a gate, artifact or stream, or version of a release
+    format: str  # the name of its format, by its content if empty; for streams `json` or `jsonl`
+    name: str = ""  # name of a gate, artifact or stream, or version of a release or a pool's entry
     phase: str | None = None  # phase of a checkpoint
     #: Step of a checkpoint by the file's name; `None` if the name has none.
     step: int | None = None
     tier: str | None = None  # retention class of a checkpoint
     #: Files that belong to a checkpoint, by the name of the companion.
     companions: Mapping[str, str] = field(default_factory=dict)
+    grows: bool = False  # whether a program appends to the file of an artifact
     beside: str | None = None  # another file that belongs to it: the model card, metadata
     #: Further notes about it for the checkpoint's meta, besides name and digest.
     noted: Mapping[str, str] = field(default_factory=dict)
@@ -86,6 +90,11 @@ class Reading:
     step: int | None  # its step; `None` if unknown: the step after the run's newest
     warnings: tuple[str, ...] = ()  # oddities of the file
     phase: str | None = None  # its phase, if only its content has it
+    #: Further notes for the checkpoint's meta, from the content of the file.
+    noted: Mapping[str, object] = field(default_factory=dict)
+    entry: ForeignEntry | None = None  # its entry, if it is a model of a pool
+    meta: Mapping[str, Any] = field(default_factory=dict)  # the meta of its checkpoint
+    metrics: Mapping[str, float] | None = None  # its metrics, if they are not in its state
 
 
 class Layout(Protocol):
@@ -95,9 +104,8 @@ class Layout(Protocol):
     SIDECARS: bool
     #: Whether programs write other files of a checkpoint after it.
     COMPANIONS: bool
-
-    def spec(self) -> RunSpec:
-        """Return the specification of a run that an import creates: its preset."""
+    #: Whether entries of streams are committed with the checkpoints of their steps.
+    STEPPED: bool
 
     def entries(self, run: RunContents) -> Iterable[Entry]:
         """Yield the files of a run, links after the files to which they point."""
@@ -122,17 +130,16 @@ def layout_named(name: str) -> Layout:
 def import_spec(name: str) -> RunSpec:
     """Return the specification of a run that an import creates: the preset, but nothing is evicted.
 
-    A folder may hold more checkpoints than its system would keep; an import must not lose them. Nor
-    does the pool grow by itself: the folder has its models.
+    A folder may hold more checkpoints than its system would keep; an import must not lose them. One
+    of a layout without a preset may hold any model.
     """
-    spec = layout_named(name).spec()
+    layout_named(name)  # which says if there is none
+    spec = load_preset(name) if name in preset_names() else RunSpec(name=name)
     keeps = Retention(all=True)
     phases = tuple(
         phase.changed(
-            retention=None,
-            tiers=tuple(tier.changed(retention=keeps) for tier in phase.tiers),
+            retention=None, tiers=tuple(tier.changed(retention=keeps) for tier in phase.tiers)
         )
         for phase in spec.phases
     )
-    pool = spec.pool and spec.pool.changed(promote_on_save=False)
-    return spec.changed(phases=phases, retention=None, pool=pool)
+    return spec.changed(phases=phases, retention=None)

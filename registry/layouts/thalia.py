@@ -13,17 +13,19 @@ from typing import Any, Final
 
 from holdfast.registry import formats
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.formats.thalia import framing
+from holdfast.registry.formats import StoredContent
+from holdfast.registry.formats.thalia import delta, framing, writing
+from holdfast.registry.history import check_phase
 from holdfast.registry.layouts.contents import RunContents, imported_as
-from holdfast.registry.layouts.patterns import fields_of, written
+from holdfast.registry.layouts.scanning import fields_of, metrics_of, written
 from holdfast.registry.layouts.table import Entry, Found, Link, Reading, StateFile, TextFile
 from holdfast.registry.loading import Checkpoint
-from holdfast.registry.spec import RunSpec
-from holdfast.registry.spec.presets import load_preset, preset_names
+from holdfast.registry.values import Digest
 
 NAME: Final = "thalia"
 SIDECARS: Final = False
 COMPANIONS: Final = False
+STEPPED: Final = False
 CHECKPOINT: Final = "stage{step:01d}.thalia"
 LATEST: Final = "latest.thalia"
 _NAMES: Final = tuple(
@@ -33,18 +35,15 @@ _NAMES: Final = tuple(
 )
 
 
-def spec() -> RunSpec:
-    """Return the preset, where there is one."""
-    return load_preset(NAME) if NAME in preset_names() else RunSpec(name=NAME)
-
-
 def entries(run: RunContents) -> Iterator[Entry]:
     """Yield a file for each checkpoint, its metadata, and the newest one as a link."""
     paths = {}
     for one in run.checkpoints:
         paths[one.handle.n] = _name(one)
-        yield StateFile(paths[one.handle.n], one, NAME, f"{one.handle.n}:{one.digest}")
-        text = json.dumps(_metadata(one), indent=2, default=str)
+        told = writing.described(StoredContent(one, None))
+        text = json.dumps({**told, **_metadata(one)}, indent=2)
+        key = f"{one.handle.n}:{one.digest}:{Digest.of(text.encode())}"
+        yield StateFile(paths[one.handle.n], one, NAME, key)
         yield TextFile(f"{paths[one.handle.n]}.meta", f"{text}\n".encode())
     latest = run.latest()
     if latest is not None:
@@ -60,7 +59,7 @@ def _name(checkpoint: Checkpoint) -> str:
 
 
 def _metadata(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the metadata of a checkpoint for an index of files, without loading the brain."""
+    """Return the facts of a checkpoint for an index of files, without loading the brain."""
     known = {"step": checkpoint.step, "phase": checkpoint.phase, "metrics": checkpoint.metrics}
     shapes = {path: [one.dtype, list(one.shape)] for path, one in checkpoint.tensors().items()}
     return {**known, "size_bytes": checkpoint.size_bytes, "tensors": shapes}
@@ -82,15 +81,28 @@ def find(files: Mapping[str, str | None]) -> Iterable[Found]:
 
 
 def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:  # noqa: ARG001
-    """Read a brain; for a delta, read the whole chain of its bases."""
+    """Read a brain, of a delta with all its bases; its metadata is the meta of the checkpoint."""
     state: Any = formats.read(path, format=NAME, portable=True).state
-    return Reading(state, found.step)
+    metadata = state.pop("metadata")
+    meta = {key: value for key, value in metadata.items() if key not in writing.NO_META}
+    phase, metrics = _phase(metadata), metrics_of(metadata)
+    return Reading(state, found.step, phase=phase, meta=meta, metrics=metrics)
+
+
+def _phase(metadata: Mapping[str, Any]) -> str | None:
+    """Return the stage of a file if a phase can have its name; it is in the meta in any case."""
+    try:
+        return check_phase(metadata.get(writing.STAGE))
+    except InvalidInput:
+        return None
 
 
 def is_complete(path: Path) -> bool | None:
-    """Return whether a file is whole: its last bytes are the digest of all others."""
+    """Return whether a file is whole: it ends with its digest, a delta with its metadata."""
     try:
-        with framing.opened(path):
+        with framing.opened(path) as body:
+            if body.is_delta:
+                delta.parse(body)
             return True
     except InvalidInput:
         return None  # cut off or damaged: only time can tell

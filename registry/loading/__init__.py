@@ -4,8 +4,9 @@
 - `stored`: `Stored`, its face: a state that a run keeps: `load`, `load_into`, lazy and Zarr access;
   `lazy_state`: the state as a mapping that reads at first access.
 - `checkpoint`: `Checkpoint`, a stored state with its step, metrics and companions.
-- `files`: the files of a state that was pushed as a folder.
-- `allocating`: memory for a whole state; `destinations`: the memory of a model that exists.
+- `files`: the files of a state that was pushed as a folder; `composed`: files of known bytes and
+  chunks, read in ranges.
+- `destinations`: memory for a whole state, or the memory of a model that exists.
 - `fit`: compares a stored state with the model that it is to fill.
 - `selecting`: components, and parts of them by their paths.
 
@@ -21,11 +22,15 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.loading.allocating import LoadPrecision as LoadPrecision
-    from holdfast.registry.loading.allocating import allocate as allocate
     from holdfast.registry.loading.checkpoint import Checkpoint as Checkpoint
     from holdfast.registry.loading.checkpoint import find_checkpoint as find_checkpoint
+    from holdfast.registry.loading.composed import Chunks as Chunks
+    from holdfast.registry.loading.composed import Joined as Joined
     from holdfast.registry.loading.destinations import Destination as Destination
+    from holdfast.registry.loading.destinations import LoadPrecision as LoadPrecision
+    from holdfast.registry.loading.destinations import allocate as allocate
+    from holdfast.registry.loading.destinations import check_device as check_device
+    from holdfast.registry.loading.destinations import to_device as to_device
     from holdfast.registry.loading.files import TREE as TREE
     from holdfast.registry.loading.files import FileInfo as FileInfo
     from holdfast.registry.loading.files import files_in as files_in
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
     from holdfast.registry.loading.state_handle import StateHandle as StateHandle
     from holdfast.registry.loading.state_handle import TensorInfo as TensorInfo
     from holdfast.registry.loading.state_handle import tensors_of as tensors_of
+    from holdfast.registry.loading.stored import LazyState as LazyState
     from holdfast.registry.loading.stored import Stored as Stored
     from holdfast.registry.loading.stored import load_to_train as load_to_train
 else:

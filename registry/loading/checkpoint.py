@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.backends.escape import shown
 from holdfast.registry.errors import NotFound
-from holdfast.registry.history import (
-    RunLog,
-    decode_plain,
-    format_time,
-    moment,
-    phase_value,
-)
+from holdfast.registry.history import RunLog, decode_plain, format_time, moment, phase_value
 from holdfast.registry.history.actions import ReportMetrics
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading.state_handle import CheckpointHandle, StateHandle
@@ -26,7 +20,7 @@ from holdfast.registry.store import Store
 from holdfast.registry.values import near
 
 if TYPE_CHECKING:
-    from holdfast.registry.loading.allocating import LoadPrecision
+    from holdfast.registry.loading.destinations import LoadPrecision
     from holdfast.registry.values import markup
 
 

@@ -1,4 +1,8 @@
-"""Load into existing tensors: directly into their memory if possible, otherwise by staging.
+"""The memory that a load fills: new arrays, or existing tensors.
+
+Existing tensors are filled directly if possible, otherwise by staging. Tensors that were saved with
+less precision can get their original type. Then their bytes are read to the end of their memory and
+widened in place, so that no second copy is needed.
 
 Also finds tensors that share memory, and tensors that cannot be written to.
 """
@@ -6,14 +10,104 @@ Also finds tensors that share memory, and tensors that cannot be written to.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
-from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.errors import Hint, IncompatibleState, InvalidInput, Malformed, RegistryError
+from holdfast.registry.objects import Component, TensorEntry
 from holdfast.registry.spec.precision import stored_view
+from holdfast.registry.store import Target
 from holdfast.registry.values import ITEM_SIZES
+
+#: The element types of a loaded state: those on the store, or the original ones.
+LoadPrecision = Literal["stored", "original"]
+
+
+#: Axes that every version of every library supports.
+_AXES_EVERYWHERE = 32
+
+
+@dataclass(slots=True)
+class Allocated:
+    """Fresh memory for components."""
+
+    arrays: dict[str, list[object]] = field(default_factory=dict)  # their arrays by component
+    #: Each tensor with the memory to read it into.
+    targets: list[Target] = field(default_factory=list)
+    #: The arrays to widen afterwards, for `widen_all`.
+    widenings: list[tuple[memoryview, str, str]] = field(default_factory=list)
+
+    def add(self, name: str, tensor: TensorEntry, kind: str, precision: LoadPrecision) -> None:
+        """Allocate the memory of one tensor."""
+        original = tensor.original if precision == "original" else None
+        try:
+            array, memory = pytree.allocate(original or tensor.dtype, tensor.shape, kind)
+        except IncompatibleState as error:
+            if tensor.original is None:
+                raise
+            hint = Hint.of(error.hints, Hint("Or load it with precision='original'."))
+            raise IncompatibleState(error.what, where=name, found=error.found, hint=hint) from error
+        self.arrays[name].append(array)
+        if original is None:
+            self.targets.append((tensor, memory))
+            return
+        self.targets.append((tensor, stored_view(memory, tensor.dtype, original)))
+        self.widenings.append((memory, tensor.dtype, original))
+
+
+def allocate(
+    ref: str, parts: Mapping[str, Component], precision: LoadPrecision, *, portable: bool = False
+) -> Allocated:
+    """Return fresh arrays for components, and the tensors to read into them."""
+    kinds_of = pytree.portable_kinds if portable else pytree.leaf_kinds
+    made = Allocated()
+    for name, part in parts.items():
+        kinds = kinds_of(part.skeleton)
+        made.arrays[name] = []
+        for index, tensor in enumerate(part.tensors):
+            try:
+                made.add(name, tensor, kinds[index], precision)
+            except (MemoryError, RuntimeError, ValueError, OverflowError) as error:
+                if isinstance(error, RegistryError):
+                    raise
+                raise _refusal(f"{ref}: {name}", part, tensor, error) from error
+    return made
+
+
+def _refusal(where: str, part: Component, tensor: TensorEntry, error: Exception) -> RegistryError:
+    """Return the error for a failed allocation. For a bad shape NumPy raises ValueError."""
+    if not tensor.nbytes and len(tensor.shape) <= _AXES_EVERYWHERE:
+        return Malformed(
+            "no library makes an array of this shape", where=where, found=list(tensor.shape)
+        )
+    if isinstance(error, ValueError):
+        return IncompatibleState(
+            "the installed library makes no array of this shape",
+            where=where,
+            found=f"{list(tensor.shape)}: {error}",
+            hint="More than 32 axes need NumPy 2.",
+        )
+    return IncompatibleState(
+        "the component does not fit into memory",
+        where=where,
+        found=f"{part.nbytes} bytes",
+        hint=Hint("Load fewer components with only=[...].", "Choose components by `--only`."),
+    )
+
+
+def check_load_precision(precision: object) -> None:
+    """Refuse a value that is no `LoadPrecision`."""
+    known = get_args(LoadPrecision)
+    if precision not in known:
+        raise InvalidInput(
+            "no such precision to load in",
+            expected=" or ".join(map(repr, known)),
+            found=quoted(precision),
+            hint="Cast a tensor to another type after loading.",
+        )
+
 
 #: The most steps of NumPy's test whether two tensors share an element.
 _MAX_WORK: Any = 10**6
@@ -128,27 +222,29 @@ def overlaps(extents: Mapping[str, Extent]) -> Iterator[tuple[str, str]]:
 
 
 class Destination:
-    """The bytes of one existing tensor or array.
-
-    Attributes:
-        view: Flat writable bytes to read into.
-        widening: The target's memory, the type that is read and the type to widen to; `None` if
-            nothing is widened.
-    """
+    """The bytes of one existing tensor or array."""
 
     def __init__(
-        self, target: Any, stored_dtype: str | None = None, *, is_aside: bool = False
+        self,
+        target: Any,
+        stored_dtype: str | None = None,
+        *,
+        is_aside: bool = False,
+        view: memoryview | None = None,
     ) -> None:
         self._target = target
         self._staged: Any = None
-        view = None if is_aside else pytree.view_of(target)
+        if view is None and not is_aside:
+            view = pytree.view_of(target)
         if view is None:
             # On another device, or not contiguous.
             dtype, shape = pytree.describe(target)
             # torch tensors know `detach`, NumPy arrays do not.
             kind = "torch" if hasattr(target, "detach") else "numpy"
             self._staged, view = pytree.allocate(dtype, shape, kind)
-        self.view: memoryview = view
+        self.view: memoryview = view  # flat writable bytes to read into
+        #: The target's memory, the type that is read and the type to widen to; `None` if nothing is
+        #: widened.
         self.widening: tuple[memoryview, str, str] | None = None
         if stored_dtype is not None:
             dtype, _ = pytree.describe(target)

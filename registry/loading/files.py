@@ -16,19 +16,12 @@ TREE: Final = "tree"
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """A file of a folder that was pushed.
+    """A file of a folder that was pushed."""
 
-    Attributes:
-        size_bytes: Its size.
-        sha256: The SHA-256 of its bytes in hex, as `sha256sum` prints it.
-        format: How it is stored: `opaque`, or the format whose tensors it has become.
-        executable: Whether its owner may run it.
-    """
-
-    size_bytes: int
-    sha256: str
-    format: str
-    executable: bool
+    size_bytes: int  # its size
+    sha256: str  # the SHA-256 of its bytes in hex, as `sha256sum` prints it
+    format: str  # how it is stored: `opaque`, or the format whose tensors it has become
+    executable: bool  # whether its owner may run it
 
 
 def files_in(tree: Any, where: str) -> dict[str, FileInfo]:

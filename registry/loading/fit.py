@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from ctypes import addressof, c_char
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from holdfast.backends.escape import quoted
@@ -23,17 +25,11 @@ _NAMES = "Name the right component, or pass strict=False to fill only the paths 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """The result of `load_into`.
+    """The result of `load_into`."""
 
-    Attributes:
-        loaded: Paths of the tensors that were filled.
-        missing: Paths in the target that the checkpoint does not have.
-        unexpected: Paths in the checkpoint that the target does not have.
-    """
-
-    loaded: tuple[str, ...]
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
+    loaded: tuple[str, ...]  # paths of the tensors that were filled
+    missing: tuple[str, ...]  # paths in the target that the checkpoint does not have
+    unexpected: tuple[str, ...]  # paths in the checkpoint that the target does not have
 
     @classmethod
     def of(cls, sources: Collection[str], leaves: Collection[str]) -> LoadReport:
@@ -54,24 +50,28 @@ def tensors_by_path(parts: Mapping[str, Component]) -> dict[str, TensorEntry]:
     """Return the tensors of components by path, in the order of the manifest."""
     found = {}
     for name, part in parts.items():
-        paths = pytree.leaf_paths(name, part.skeleton)
-        found.update({paths[index]: part.tensors[index] for index in arrays_in(part.skeleton)})
+        for index, (path, _) in pytree.array_paths(name, part.skeleton).items():
+            found[path] = part.tensors[index]
     return found
 
 
 def leaves_by_path(target: object) -> dict[str, pytree.ArrayLeaf]:
     """Return the tensors and arrays of a target by path."""
-    return {
-        part.leaves[index].path: part.leaves[index]
+    return pytree.by_path(
+        leaf
         for part in pytree.flatten(target).components
-        for index in arrays_in(part.skeleton)
-    }
+        for leaf in part.leaves
+        if not isinstance(leaf.source, (bytes, bytearray, str))
+    )
 
 
 def filled_once(
     ref: str, sources: Mapping[str, TensorEntry], leaves: Mapping[str, pytree.ArrayLeaf]
 ) -> list[str]:
     """Return the paths of a target that are filled; of equal views only the first."""
+    shared = [path for path in sources if path in leaves]
+    if _are_apart(leaves[path] for path in shared):
+        return shared
     extents = {}
     for path in sources:
         if path in leaves:
@@ -101,6 +101,19 @@ def filled_once(
             )
         again.add(second)
     return [path for path in extents if path not in again]
+
+
+def _are_apart(leaves: Iterable[pytree.ArrayLeaf]) -> bool:
+    """Return whether all are contiguous on the host and writable, and no two share memory."""
+    spans = []
+    for leaf in leaves:
+        view = leaf.in_place()
+        if view is None:
+            return False
+        if view.nbytes:
+            spans.append((addressof(c_char.from_buffer(view)), view.nbytes))
+    spans.sort()
+    return all(start + nbytes <= after for (start, nbytes), (after, _) in pairwise(spans))
 
 
 def widened_paths(

@@ -22,7 +22,7 @@ from holdfast.registry.store import Store
 from holdfast.registry.values import Digest, collector_paused
 
 if TYPE_CHECKING:
-    from holdfast.registry.loading.allocating import LoadPrecision
+    from holdfast.registry.loading.destinations import LoadPrecision
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +99,8 @@ class StateHandle:
         *,
         portable: bool = False,
     ) -> Any:
-        """Load it, or parts of it; `portable`: with `pytree.TensorBytes`, which need no torch."""
-        from holdfast.registry.loading.allocating import allocate
-        from holdfast.registry.loading.destinations import to_device
+        """Load it, or parts of it; `portable`: needs no torch and no adapter (`pytree.Adapted`)."""
+        from holdfast.registry.loading.destinations import allocate, to_device
         from holdfast.registry.loading.selecting import select
         from holdfast.registry.spec.precision import widen_all
 
@@ -121,7 +120,8 @@ class StateHandle:
             arrays = {name: to_device(some, map_location) for name, some in arrays.items()}
         with collector_paused():
             parts = [(name, part.skeleton, arrays[name]) for name, part in wanted.items()]
-            state = pytree.unflatten(manifest.kind, parts)
+            adapter = pytree.Adapted.of if portable else pytree.registered
+            state = pytree.unflatten(manifest.kind, parts, adapter=adapter)
         return self._with_commit_keys(state, aside, names)
 
     def rebuild(self, arrays: Mapping[str, Sequence[object]]) -> Any:

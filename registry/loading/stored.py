@@ -20,7 +20,7 @@ from holdfast.registry.store import LazyTensor
 from holdfast.registry.values import Digest, collector_paused, near
 
 if TYPE_CHECKING:
-    from holdfast.registry.loading.allocating import LoadPrecision
+    from holdfast.registry.loading.destinations import LoadPrecision
     from holdfast.registry.loading.files import FileInfo
     from holdfast.registry.loading.fit import LoadReport
     from holdfast.registry.values import markup
@@ -180,8 +180,7 @@ class Stored:
             Thinned: A component was given up when the checkpoint was thinned.
             IntegrityError: An object is damaged or missing; nothing is returned.
         """
-        from holdfast.registry.loading.allocating import check_load_precision
-        from holdfast.registry.loading.destinations import check_device
+        from holdfast.registry.loading.destinations import check_device, check_load_precision
 
         check_load_precision(precision)
         check_device(map_location)
@@ -238,7 +237,10 @@ class Stored:
         check_fit(self.ref, report, sources, leaves, strict=strict, widened=widened)
         with collector_paused():
             paths = filled_once(self.ref, sources, leaves)
-            into = {path: Destination(leaves[path].source, widened.get(path)) for path in paths}
+            into = {
+                path: Destination(leaf.source, widened.get(path), view=leaf.in_place())
+                for path, leaf in ((path, leaves[path]) for path in paths)
+            }
         del leaves  # they keep a view of every tensor
         wanted = [(sources[path], one.view) for path, one in into.items()]
         self._handle.reader.read(manifest, wanted)
@@ -260,7 +262,9 @@ class Stored:
         return files_in(self._handle.load(TREE)[TREE], self.ref)
 
     def lazily(self, below: str | None = None) -> LazyState:
-        """Return the state as a mapping that loads each component at its first access.
+        """Return the state as a mapping that loads each component whole, at its first access.
+
+        For a slice of one tensor index it by its path, as in `checkpoint["model/w"][:3]`.
 
         Args:
             below: A component, or a path as in `load(only=...)`: the mapping then has the values of
@@ -318,10 +322,8 @@ class Stored:
         """Tensors and their kinds by path; cached, since programs ask for thousands."""
         found = {}
         for name, part in self.manifest.components.items():
-            paths = pytree.leaf_paths(name, part.skeleton)
-            for index, kind in pytree.leaf_kinds(part.skeleton).items():
-                if kind in ("torch", "numpy"):
-                    found[paths[index]] = part.tensors[index], kind
+            for index, (path, kind) in pytree.array_paths(name, part.skeleton).items():
+                found[path] = part.tensors[index], kind
         return found
 
     def zarr(self) -> Any:

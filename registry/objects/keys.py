@@ -6,6 +6,7 @@ No other module joins or splits a key.
 from __future__ import annotations
 
 import re
+import struct
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,8 +24,10 @@ EPOCHS = "epochs/"
 PARTS = "sweeps/"
 #: Tables of notes that collectors make.
 NOTES = "notes/"
+#: Markers of sealed runs to which somebody may write again.
+ACTIVE = "active/"
 #: The prefixes of all keys of a registry, except its configuration.
-FOLDERS: tuple[str, ...] = (*(f"{kind}/" for kind in KINDS), RUNS, EPOCHS, PARTS, NOTES)
+FOLDERS: tuple[str, ...] = (*(f"{kind}/" for kind in KINDS), RUNS, EPOCHS, PARTS, NOTES, ACTIVE)
 #: The folder of probes and clocks; its files are needed only for a moment.
 PROBES = ".probe/"
 _DIGITS = 20
@@ -32,7 +35,12 @@ _DIGITS = 20
 LAST: int = 10**_DIGITS - 1
 
 _OBJECT = re.compile(r"(packs|manifests|placements)/([0-9a-f]{2})/([0-9a-f]{64})\.(0|[1-9][0-9]*)")
+#: A record of an object's key: the digest, then one byte of the kind and seven of the generation.
+_RECORD = struct.Struct(">32sQ")
+RECORD_BYTES: int = _RECORD.size
+_KIND_SHIFT = 56
 _PART = re.compile(r"sweeps/([0-9a-f]{2})/([0-9a-f]{64})")
+_MARKER = re.compile(r"active/(.+)\.(0|[1-9][0-9]{0,19})")
 _PROBE = re.compile(r"\.probe/(?:clock-[0-9a-f]{16}|[0-9a-f]{16}(?:-race)?/(?:scratch|[0-9]{4}))")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{p}{i}" for p in ("com", "lpt") for i in range(1, 10))}
@@ -40,33 +48,36 @@ _RESERVED = {"con", "prn", "aux", "nul", *(f"{p}{i}" for p in ("com", "lpt") for
 
 @dataclass(frozen=True, slots=True, order=True)
 class ObjectKey:
-    """The key of an immutable object: `<kind>/<aa>/<sha256>.<generation>`.
+    """The key of an immutable object: `<kind>/<aa>/<sha256>.<generation>`."""
 
-    Attributes:
-        kind: `packs`, `manifests` or `placements`.
-        digest: The digest that names the object.
-        generation: The epoch that its writer had seen when it was uploaded.
-    """
-
-    kind: Kind
-    digest: Digest
-    generation: int
+    kind: Kind  # `packs`, `manifests` or `placements`
+    digest: Digest  # the digest that names the object
+    generation: int  # the epoch that its writer had seen when it was uploaded
 
     def __str__(self) -> str:
         return f"{stem(self.kind, self.digest)}{self.generation}"
 
     @classmethod
     def parse(cls, key: str) -> ObjectKey:
-        """Read a key.
-
-        Raises:
-            Malformed: It is not the key of an object.
-        """
+        """Read a key."""
         match = _OBJECT.fullmatch(key)
         if match is None or match[3][:2] != match[2]:
             raise Malformed("not the key of an object", where=quoted(key))
         kind: Kind = match[1]  # type: ignore[assignment]  # the pattern admits nothing else
         return cls(kind, Digest.parse(match[3]), int(match[4]))
+
+    @property
+    def record(self) -> bytes:
+        """The same in 40 bytes; a generation that does not fit, which no epoch has, is cut."""
+        generation = min(self.generation, 2**_KIND_SHIFT - 1)
+        return _RECORD.pack(self.digest, KINDS.index(self.kind) << _KIND_SHIFT | generation)
+
+    @classmethod
+    def of_record(cls, record: bytes) -> ObjectKey:
+        """Read a record."""
+        digest, rest = _RECORD.unpack(record)
+        kind, generation = divmod(rest, 2**_KIND_SHIFT)
+        return cls(KINDS[kind], Digest(digest), generation)
 
 
 def stem(kind: Kind, digest: Digest) -> str:
@@ -110,12 +121,21 @@ def part_key(digest: Digest) -> str:
     return f"{PARTS}{digest[:1].hex()}/{digest.hex()}"
 
 
-def parse_part(key: str) -> Digest:
-    """Return the digest that names a part.
+def marker_key(run_id: str, number: int) -> str:
+    """Return the key of a marker of a run."""
+    return f"{ACTIVE}{run_id}.{number}"
 
-    Raises:
-        Malformed: It is not the key of a part.
-    """
+
+def parse_marker(key: str) -> tuple[str, int]:
+    """Return the run and the number of a marker."""
+    match = _MARKER.fullmatch(key)
+    if match is None or not is_run_id(match[1]):
+        raise Malformed("not the key of a marker", where=quoted(key))
+    return match[1], int(match[2])
+
+
+def parse_part(key: str) -> Digest:
+    """Return the digest that names a part."""
     match = _PART.fullmatch(key)
     if match is None or match[1] != match[2][:2]:
         raise Malformed("not the key of a part of a sweep", where=quoted(key))
@@ -147,6 +167,9 @@ def is_run_id(name: object) -> bool:
     return name.split(".")[0].lower() not in _RESERVED
 
 
+_SLASHES = "A ref has slashes: RUN/best, RUN/latest or RUN/tags/NAME."
+
+
 def check_run_id(run_id: str) -> str:
     """Return `run_id` if it is a legal id of a run."""
     if not is_run_id(run_id):
@@ -155,5 +178,6 @@ def check_run_id(run_id: str) -> str:
             where=quoted(run_id)[:200],
             expected="1 to 128 of [A-Za-z0-9._-], first a letter or digit, last not '.', "
             "and no device name such as CON or NUL",
+            hint=_SLASHES if re.search(r"[@:]", run_id) else None,
         )
     return run_id

@@ -144,10 +144,10 @@ class Component:
         encoded_skeleton: bytes | None = None,
     ) -> Component:
         """Make a component and hash it."""
-        encoded = b'{"grid":%b,"skeleton":%b,"tensors":%b}' % (
+        encoded = b'{"grid":%b,"skeleton":%b,"tensors":[%b]}' % (
             canonical.encode(GRID),
             encoded_skeleton or canonical.encode(skeleton),
-            canonical.encode([tensor.to_json() for tensor in tensors]),
+            ",".join([tensor.encode() for tensor in tensors]).encode("ascii"),
         )
         return cls(skeleton, tuple(tensors), Digest.of(encoded), encoded)
 
@@ -159,15 +159,10 @@ class Component:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of a state.
+    """The content of a state."""
 
-    Attributes:
-        kind: `dict` or `odict`: the type of the state itself.
-        components: The components by name, in the order of the state's keys.
-    """
-
-    kind: str
-    components: Mapping[str, Component]
+    kind: str  # `dict` or `odict`: the type of the state itself
+    components: Mapping[str, Component]  # the components by name, in the order of the state's keys
 
     @cached_property
     def digest(self) -> Digest:
@@ -247,11 +242,7 @@ class Manifest:
         return first, total
 
     def all_chunks(self, lists: Mapping[Digest, bytes]) -> dict[Digest, int]:
-        """Return every distinct chunk and its raw length, in the order of a placement's rows.
-
-        Args:
-            lists: The bytes of each stored digest list.
-        """
+        """Return every distinct chunk and its raw length, in the order of a placement's rows."""
         lengths = dict(self.direct_chunks)
         for tensor in self.chunk_lists.values():
             members = zip(tensor.chunk_digests(lists), tensor.grid.sizes(), strict=True)
@@ -260,11 +251,7 @@ class Manifest:
         return lengths
 
     def encode(self) -> bytes:
-        """Return the file.
-
-        Raises:
-            InvalidInput: Reading it would take more memory than allowed.
-        """
+        """Return the file."""
         content = b"".join(self._content())
         check_json(content, where=f"manifest {self.digest.short}", kind=InvalidInput)
         return wrap_frame(content)
@@ -281,14 +268,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes, expected: Digest, *, where: str) -> Manifest:
-        """Verify and parse a file.
-
-        Raises:
-            Damaged: Its bytes do not match its closing digest.
-            Malformed: A rule of the format is broken, or it is another checkpoint's manifest.
-            BeyondLimit: It would take too much memory.
-            UnsupportedFormat: This version does not know its format.
-        """
+        """Verify and parse a file."""
         with taking_turns(content_bytes(data)), collector_paused():
             content = unwrap_frame(data, where=where)
             check_json(content, where=where)

@@ -34,25 +34,15 @@ TAIL_GUESS_BYTES = 64 * 1024
 
 
 class PackEntry(NamedTuple):
-    """One chunk of a pack.
+    """One chunk of a pack."""
 
-    Attributes:
-        digest: SHA-256 of the chunk's raw bytes.
-        offset: Offset of its stored bytes.
-        stored_bytes: Length as stored.
-        raw_bytes: Length when decoded.
-        codec: Name in `holdfast.registry.objects.codecs`.
-        base: For a delta, the digest of its base.
-        stored_digest: SHA-256 of the stored bytes if `codec` is not `raw`; it is checked before
-            decoding.
-    """
-
-    digest: Digest
-    offset: int
-    stored_bytes: int
-    raw_bytes: int
-    codec: str = RAW
-    base: Digest | None = None
+    digest: Digest  # SHA-256 of the chunk's raw bytes
+    offset: int  # offset of its stored bytes
+    stored_bytes: int  # length as stored
+    raw_bytes: int  # length when decoded
+    codec: str = RAW  # name in `holdfast.registry.objects.codecs`
+    base: Digest | None = None  # for a delta, the digest of its base
+    #: SHA-256 of the stored bytes if `codec` is not `raw`; it is checked before decoding.
     stored_digest: Digest | None = None
 
 
@@ -104,6 +94,12 @@ class PackTable:
 
     def encode(self) -> bytes:
         """Return the canonical JSON; its SHA-256 is the pack's name."""
+        if not self._proofs:
+            raw = [
+                f'["{digest.hex()}",{stored},{length},"raw",null,null]'
+                for digest, stored, length, _, _ in _KEPT.iter_unpack(self._kept)
+            ]
+            return f'{{"chunks":[{",".join(raw)}],"format":"{FORMAT}"}}'.encode("ascii")
         rows = [
             [
                 entry.digest.hex(),
@@ -119,12 +115,7 @@ class PackTable:
 
     @classmethod
     def decode(cls, data: bytes, *, where: str) -> PackTable:
-        """Parse a table.
-
-        Raises:
-            Malformed: A rule of the format is broken.
-            UnsupportedFormat: This version does not know its format.
-        """
+        """Parse a table."""
         body = canonical.decode(data, where=where)
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             found = body.get("format") if isinstance(body, dict) else type(body).__name__
@@ -175,7 +166,7 @@ def parse_trailer(data: bytes | memoryview, file_bytes: int, *, where: str) -> t
     return table_bytes, Digest(digest)
 
 
-def read_table(
+def read_pack_table(
     read: Callable[[int, int], bytes], file_bytes: int, name: Digest, *, where: str, after: int = 0
 ) -> PackTable:
     """Read and verify the table of a pack without the rest of it, nearly always in one request."""

@@ -113,6 +113,11 @@ class Rows(Sequence[ChunkRow]):
         return self._columns[-1]
 
     @property
+    def stored_at(self) -> Sequence[array[int]]:
+        """The columns of packs, of offsets and of stored lengths."""
+        return self._columns[:3]
+
+    @property
     def has_deltas(self) -> bool:
         """Whether some chunk has a base."""
         return self._columns[-1].count(NO_BASE) < len(self)
@@ -148,7 +153,10 @@ class Rows(Sequence[ChunkRow]):
     def __getitem__(self, number: int | slice) -> ChunkRow | Sequence[ChunkRow]:
         if isinstance(number, slice):
             return Rows(list(self)[number])
-        return ChunkRow(*(column[number] for column in self._columns))
+        pack, offset, stored_bytes, codec, base = self._columns
+        return ChunkRow(
+            pack[number], offset[number], stored_bytes[number], codec[number], base[number]
+        )
 
     def __iter__(self) -> Iterator[ChunkRow]:
         return map(ChunkRow, *self._columns)
@@ -162,21 +170,14 @@ class Rows(Sequence[ChunkRow]):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the chunks of one manifest are stored.
+    """Where the chunks of one manifest are stored."""
 
-    Attributes:
-        manifest: The state's id.
-        packs: Packs with their keys and sizes.
-        rows: A row for each distinct chunk of the manifest, in order, then the extra rows.
-        extra: Digests of the extra rows.
-        components: The components that it covers, after a thinning; `None`: all. Rows are then for
-            the chunks of these alone.
-    """
-
-    manifest: Digest
-    packs: tuple[PackRef, ...]
-    rows: Rows
-    extra: Digests = field(default_factory=lambda: Digests(()))
+    manifest: Digest  # the state's id
+    packs: tuple[PackRef, ...]  # packs with their keys and sizes
+    rows: Rows  # a row for each distinct chunk of the manifest, in order, then the extra rows
+    extra: Digests = field(default_factory=lambda: Digests(()))  # digests of the extra rows
+    #: The components that it covers, after a thinning; `None`: all. Rows are then for the chunks of
+    #: these alone.
     components: tuple[str, ...] | None = None
 
     @cached_property
@@ -208,11 +209,7 @@ class Placement:
         return len(self.rows) * _ROW_BYTES + len(self.extra) * _EXTRA_BYTES
 
     def encode(self) -> bytes:
-        """Return the file.
-
-        Raises:
-            InvalidInput: Reading it would take more memory than allowed.
-        """
+        """Return the file."""
         _check_memory(self.content, f"placement {self.digest.short}", InvalidInput)
         return wrap_frame(self.content)
 
@@ -223,11 +220,7 @@ class Placement:
 
     @cached_property
     def depths(self) -> Sequence[int]:
-        """The number of deltas in the chain of each row; 0 for a chunk that is no delta.
-
-        Raises:
-            Malformed: A chain has more than `MAX_DEPTH` deltas, or is a cycle.
-        """
+        """The number of deltas in the chain of each row; 0 for a chunk that is no delta."""
         bases = self.rows.bases
         depths = bytearray(len(bases))  # 0: no delta, or not known yet
         if not self.rows.has_deltas:
@@ -252,11 +245,7 @@ class Placement:
         return depths
 
     def index(self, chunks: Mapping[Digest, int]) -> ChunkIndex:
-        """Return the index of the rows, given the manifest's distinct chunks in order.
-
-        Raises:
-            Malformed: There are more or fewer rows than chunks, or a chain of deltas is too long.
-        """
+        """Return the index of the rows, given the manifest's distinct chunks in order."""
         count = len(chunks) + len(self.extra)
         if count != len(self.rows):
             raise Malformed(
@@ -270,14 +259,7 @@ class Placement:
 
     @classmethod
     def decode(cls, data: bytes, expected: Digest, *, where: str) -> Placement:
-        """Verify and parse a file.
-
-        Raises:
-            Damaged: Its bytes do not match its closing digest.
-            Malformed: A rule of the format is broken, or it is another placement.
-            BeyondLimit: It would take too much memory.
-            UnsupportedFormat: This version does not know its format.
-        """
+        """Verify and parse a file."""
         with taking_turns(content_bytes(data)), collector_paused():
             return cls._decode(unwrap_frame(data, where=where), expected, where)
 
@@ -321,9 +303,7 @@ def thinned(held: Sequence[str], where: str, wanted: Sequence[str] = ()) -> Thin
 class ChunkIndex:
     """The index of a placement: from a chunk to its row number, and back.
 
-    Args:
-        placement: The placement.
-        chunks: The chunks of its first rows, in order; it names the chunks of extra rows itself.
+    The given chunks are those of its first rows, in order; it names those of extra rows itself.
     """
 
     def __init__(self, placement: Placement, chunks: Iterable[Digest]) -> None:
@@ -343,21 +323,13 @@ class ChunkIndex:
         return digest in self._rows
 
     def row(self, digest: Digest) -> int:
-        """Return the row of a chunk that is not in an extra row.
-
-        Raises:
-            Thinned: It is a chunk of a component that the placement does not cover.
-        """
+        """Return the row of a chunk that is not in an extra row."""
         if digest not in self._rows and self._placement.components is not None:
             raise thinned(self._placement.components, self._placement.manifest.short)
         return self._rows[digest]
 
     def digest(self, row: int) -> Digest:
-        """Return the chunk of any row.
-
-        Raises:
-            Malformed: Its chunk is not known, so it cannot be a base.
-        """
+        """Return the chunk of any row."""
         if row < len(self._chunks):
             return self._chunks[row]
         extra = self._placement.extra

@@ -37,23 +37,16 @@ class NarrowedDtype(str):
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a component; its bytes are in one of `inline`, `chunks` and `chunk_list`.
+    """One tensor of a component; its bytes are in one of `inline`, `chunks` and `chunk_list`."""
 
-    Attributes:
-        dtype: Name in `holdfast.registry.values.dtypes`; a `NarrowedDtype` sets `original` too.
-        shape: Axis lengths.
-        inline: The bytes themselves, for at most `INLINE_BYTES`.
-        chunks: Digests of the chunks of `grid`, in order.
-        chunk_list: Digest of a stored chunk that holds the digests, 32 bytes each.
-        original: The wider element type that it had before it lost precision; `None` if it is
-            stored unchanged.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    inline: bytes | None = None
-    chunks: Sequence[Digest] = ()
+    dtype: str  # name in `holdfast.registry.values.dtypes`; a `NarrowedDtype` sets `original` too
+    shape: tuple[int, ...]  # axis lengths
+    inline: bytes | None = None  # the bytes themselves, for at most `INLINE_BYTES`
+    chunks: Sequence[Digest] = ()  # digests of the chunks of `grid`, in order
+    #: Digest of a stored chunk that holds the digests, 32 bytes each.
     chunk_list: Digest | None = None
+    #: The wider element type that it had before it lost precision; `None` if it is stored
+    #: unchanged.
     original: str | None = None
 
     def __post_init__(self) -> None:
@@ -74,22 +67,14 @@ class TensorEntry:
     def chunk_digests(self, lists: Mapping[Digest, bytes]) -> Sequence[Digest]:
         """Return the digests of its chunks, in the order of its grid; none if it is inline.
 
-        Args:
-            lists: The bytes of stored digest lists; its own is among them, if it has one.
-
-        Raises:
-            Malformed: The list does not cover the tensor.
+        `lists` has the bytes of stored digest lists; its own is among them, if it has one.
         """
         if self.chunk_list is None:
             return self.chunks
         return tuple(Digest.each(self.digest_bytes(lists)))
 
     def digest_bytes(self, lists: Mapping[Digest, bytes]) -> bytes:
-        """Return the digests of the chunks as bytes, 32 for each.
-
-        Raises:
-            Malformed: The list does not cover the tensor.
-        """
+        """Return the digests of the chunks as bytes, 32 for each."""
         if self.chunk_list is None:
             return b"".join(self.chunks)
         return check_list(lists[self.chunk_list], self.grid.count, where=self.chunk_list)
@@ -100,6 +85,17 @@ class TensorEntry:
         entry = self.to_json()
         entry.pop("original", None)
         return Digest.of(canonical.encode(entry))
+
+    def encode(self) -> str:
+        """Return the canonical JSON of the entry; a model has thousands of one form."""
+        if self.inline is not None:
+            data = base64.b64encode(self.inline).decode("ascii")
+            return f'{{"data":"{data}",{_form_text(self.dtype, self.shape, self.original)}'
+        if self.chunk_list is None and self.chunks:
+            digests = '","'.join(map(bytes.hex, self.chunks))
+            form = _form_text(self.dtype, self.shape, self.original)
+            return f'{{"chunks":["{digests}"],{form}'
+        return canonical.encode(self.to_json()).decode()
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of the manifest as JSON."""
@@ -113,6 +109,13 @@ class TensorEntry:
         else:
             entry["chunks"] = [digest.hex() for digest in self.chunks]
         return entry
+
+
+@lru_cache(maxsize=4096)
+def _form_text(dtype: str, shape: tuple[int, ...], original: str | None) -> str:
+    """Return the end of the canonical JSON of entries of this form, after their bytes."""
+    text = canonical.encode(TensorEntry(dtype, shape, original=original).to_json()).decode()
+    return text.removeprefix('{"chunks":[],')
 
 
 def check_list(data: bytes, count: int, *, where: object) -> bytes:

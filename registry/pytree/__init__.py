@@ -1,10 +1,10 @@
 """States: nested Python values taken apart into JSON and arrays, and put together bit for bit.
 
 `flatten` makes a `FlatState` of a state, `unflatten` makes the state again; `encoding` and
-`decoding` are their walks. `containers`, `scalars`, `stamps`, `numpy_arrays`, `torch_arrays` have
-one codec for each type below, and `jax_arrays` for arrays of jax; `adapters` lets callers add types
-of their own. `claims` checks a skeleton from a store before it is used, and cuts it down to some of
-its values. Only `torch_arrays` and `torch_memory` import torch.
+`decoding` are their walks. `containers`, `scalars`, `numpy_arrays`, `torch_arrays` have one codec
+for each type below, and `jax_arrays` for arrays of jax; `adapters` lets callers add types of their
+own. `survey` finds the arrays of a skeleton from a store, and checks it before it is used. Only
+`torch_arrays` and `torch_memory` import torch.
 
 The table below decides bytes, so it decides ids: a tag may be added, none changes its meaning.
 Specified in docs/spec.md, section 4.
@@ -65,9 +65,10 @@ if TYPE_CHECKING:
     from holdfast.registry.pytree.arrays import describe as describe
     from holdfast.registry.pytree.arrays import unread as unread
     from holdfast.registry.pytree.arrays import view_of as view_of
-    from holdfast.registry.pytree.claims import check_arrays as check_arrays
+    from holdfast.registry.pytree.encoding import Adapted as Adapted
     from holdfast.registry.pytree.encoding import Encoder as Encoder
     from holdfast.registry.pytree.encoding import Handler as Handler
+    from holdfast.registry.pytree.encoding import registered as registered
     from holdfast.registry.pytree.flattening import DICTS as DICTS
     from holdfast.registry.pytree.flattening import FlatComponent as FlatComponent
     from holdfast.registry.pytree.flattening import FlatState as FlatState
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from holdfast.registry.pytree.flattening import steps_at as steps_at
     from holdfast.registry.pytree.leaves import ArrayLeaf as ArrayLeaf
     from holdfast.registry.pytree.leaves import NamedLeaf as NamedLeaf
+    from holdfast.registry.pytree.leaves import by_path as by_path
     from holdfast.registry.pytree.leaves import paths_bytes as paths_bytes
     from holdfast.registry.pytree.paths import Link as Link
     from holdfast.registry.pytree.paths import Trail as Trail
@@ -87,6 +89,8 @@ if TYPE_CHECKING:
     from holdfast.registry.pytree.paths import component as component_path
     from holdfast.registry.pytree.paths import segment as segment
     from holdfast.registry.pytree.survey import ARRAY_TAGS as ARRAY_TAGS
+    from holdfast.registry.pytree.survey import array_paths as array_paths
+    from holdfast.registry.pytree.survey import check_arrays as check_arrays
     from holdfast.registry.pytree.survey import has_tags as has_tags
     from holdfast.registry.pytree.survey import leaf_kinds as leaf_kinds
     from holdfast.registry.pytree.survey import leaf_paths as leaf_paths
@@ -107,6 +111,7 @@ else:
 __all__ = [
     "ARRAY_TAGS",
     "DICTS",
+    "Adapted",
     "ArrayLeaf",
     "Encoder",
     "FlatComponent",
@@ -118,8 +123,10 @@ __all__ = [
     "Trail",
     "allocate",
     "allocate_bytes",
+    "array_paths",
     "as_torch",
     "await_devices",
+    "by_path",
     "check_arrays",
     "check_values",
     "clip",
@@ -137,6 +144,7 @@ __all__ = [
     "portable_kinds",
     "rebuild",
     "register_adapter",
+    "registered",
     "renumbered",
     "segment",
     "steps_at",

@@ -10,15 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.pytree import (  # noqa: F401 - they register codecs
-    containers,
-    libraries,
-    scalars,
-    stamps,
-    tensor_bytes,
-)
-from holdfast.registry.pytree.adapter_table import ADAPTERS, Adapter
-from holdfast.registry.pytree.encoding import HANDLERS
+from holdfast.registry.pytree import containers, libraries, scalars, tensor_bytes  # noqa: F401 - they register codecs
+from holdfast.registry.pytree.encoding import ADAPTERS, HANDLERS, Adapter
 
 
 def register_adapter(

@@ -11,13 +11,14 @@ from typing import Any, NoReturn
 
 from holdfast.registry.errors import IncompatibleState, Malformed
 from holdfast.registry.pytree import libraries
-from holdfast.registry.pytree.adapter_table import ADAPTERS
-from holdfast.registry.pytree.encoding import HANDLERS, MAX_DEPTH, Encoder, Handler
+from holdfast.registry.pytree.encoding import HANDLERS, MAX_DEPTH, Encoder, Handler, registered
 from holdfast.registry.pytree.paths import Link, OddKey, clip, where
 from holdfast.registry.values import MAX_INTEGER, Json, canonical
 
 DecodeNode = Callable[["Decoder", Any, Link, int], Any]
 DecodeAtom = Callable[[Any], Any]
+#: Returns the function that makes the values of the adapter of a name.
+AdapterOf = Callable[[str], Callable[[Any], Any] | None]
 
 #: Tag -> the function that rebuilds a node with other nodes or arrays in it.
 DECODERS: dict[str, DecodeNode] = {}
@@ -28,10 +29,11 @@ ATOMS: dict[str, tuple[DecodeAtom, Callable[[Any], Json]]] = {}
 class Decoder:
     """Rebuilds the values of one component from its skeleton and its arrays."""
 
-    __slots__ = ("_arrays", "_next", "_plain")
+    __slots__ = ("_arrays", "_next", "_plain", "adapter")
 
-    def __init__(self, arrays: Sequence[object]) -> None:
+    def __init__(self, arrays: Sequence[object], adapter: AdapterOf = registered) -> None:
         self._arrays = arrays
+        self.adapter = adapter
         self._next = 0
         self._plain = False
 
@@ -125,9 +127,7 @@ class Decoder:
             raise
         except Exception as error:  # foreign bytes can make a constructor raise anything
             raise Malformed(
-                f"bad value under tag {tag!r} in a skeleton",
-                where=where(link),
-                found=clip(payload),
+                f"bad value under tag {tag!r} in a skeleton", where=where(link), found=clip(payload)
             ) from error
         return self.malformed(
             link, f"another spelling under tag {tag!r}", "the canonical one", clip(payload)
@@ -140,8 +140,8 @@ def decode_adapted(decoder: Decoder, payload: Any, link: Link, depth: int) -> An
     name, node = payload
     if type(name) is not str:
         decoder.malformed(link, "an adapter without a name", "a string", clip(name))
-    adapter = ADAPTERS.of_name(name)
-    if adapter is None:
+    from_plain = decoder.adapter(name)
+    if from_plain is None:
         raise IncompatibleState(
             f"no adapter named {name!r} is registered",
             where=where(link),
@@ -149,7 +149,7 @@ def decode_adapted(decoder: Decoder, payload: Any, link: Link, depth: int) -> An
         )
     plain = decoder.node(node, link, depth + 1)
     try:
-        return adapter.from_plain(plain)
+        return from_plain(plain)
     except Exception as error:  # the caller's code may raise anything for a hostile value
         raise Malformed(
             f"the adapter {name!r} refused its stored value", where=where(link), found=error

@@ -1,21 +1,92 @@
 """`Encoder`: turn the values of one component into its skeleton and leaves.
 
 This module owns the dispatch by exact type, the path, the depth limit and the search for cycles.
-The codec modules fill `HANDLERS`.
+The codec modules fill `HANDLERS`, and `holdfast.registry.pytree.adapters` the table of adapters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
-from holdfast.registry.errors import RegistryError, UnsupportedValue
+from holdfast.registry.errors import InvalidInput, RegistryError, UnsupportedValue
 from holdfast.registry.pytree import refusals
-from holdfast.registry.pytree.adapter_table import ADAPTERS
 from holdfast.registry.pytree.leaves import ArrayLeaf
 from holdfast.registry.pytree.paths import Link, OddKey, clip, shown
 from holdfast.registry.values import MAX_INTEGER, Json, canonical
+
+
+class Adapter(NamedTuple):
+    """A stored name, its type, and the functions between that type and plain values."""
+
+    name: str
+    cls: type
+    to_plain: Callable[[Any], Any]
+    from_plain: Callable[[Any], Any]
+
+
+class AdapterTable:
+    """The adapters of this process, by exact type and by name."""
+
+    def __init__(self) -> None:
+        self._by_type: dict[type, Adapter] = {}
+        self._by_name: dict[str, Adapter] = {}
+
+    def of_type(self, cls: type) -> Adapter | None:
+        """Return the adapter of exactly this type."""
+        return self._by_type.get(cls)
+
+    def of_name(self, name: str) -> Adapter | None:
+        """Return the adapter of this name."""
+        return self._by_name.get(name)
+
+    def add(self, adapter: Adapter) -> None:
+        """Add an adapter; for a name and type that are known, replace the functions."""
+        named = self._by_name.get(adapter.name)
+        typed = self._by_type.get(adapter.cls)
+        if named is not None and _full_name(named.cls) != _full_name(adapter.cls):
+            raise InvalidInput(
+                "adapter name is taken", where=adapter.name, found=_full_name(named.cls)
+            )
+        if typed is not None and typed.name != adapter.name:
+            raise InvalidInput(
+                "type has an adapter", where=_full_name(adapter.cls), found=typed.name
+            )
+        if named is not None:
+            # A reloaded module brings a new class under the old name.
+            self._by_type.pop(named.cls, None)
+        self._by_name[adapter.name] = adapter
+        self._by_type[adapter.cls] = adapter
+
+
+ADAPTERS = AdapterTable()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapted:
+    """A value of an adapter that this process need not have: for programs that pass it on."""
+
+    name: str  # the name of the adapter
+    plain: Any  # the value that the adapter made
+
+    @classmethod
+    def of(cls, name: str) -> Callable[[Any], Adapted]:
+        """Return the function that makes such a value for an adapter."""
+        return partial(cls, name)
+
+
+def registered(name: str) -> Callable[[Any], Any] | None:
+    """Return the function of this process that makes the values of an adapter."""
+    adapter = ADAPTERS.of_name(name)
+    return None if adapter is None else adapter.from_plain
+
+
+def _full_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
 
 #: The most levels of nested containers, in a state and in a skeleton.
 MAX_DEPTH = 100
@@ -27,20 +98,14 @@ HANDLERS: dict[type, Handler] = {}
 
 
 class Encoder:
-    """Turns the values of one component into nodes of its skeleton.
-
-    Attributes:
-        leaves: The arrays found so far, in order of their index.
-        role: The part around the value that can hold no array ("a set"), or empty.
-        active: Identities of the containers around the value.
-    """
+    """Turns the values of one component into nodes of its skeleton."""
 
     __slots__ = ("active", "leaves", "role")
 
     def __init__(self) -> None:
-        self.leaves: list[ArrayLeaf] = []
-        self.role = ""
-        self.active: set[int] = set()
+        self.leaves: list[ArrayLeaf] = []  # the arrays found so far, in order of their index
+        self.role = ""  # the part around the value that can hold no array ("a set"), or empty
+        self.active: set[int] = set()  # identities of the containers around the value
 
     def node(self, value: Any, link: Link, depth: int) -> Json:
         """Encode a value."""
@@ -123,10 +188,11 @@ class Encoder:
 
     def other(self, value: Any, link: Link, depth: int) -> Json:
         """Encode a value of none of the types above."""
-        adapter = ADAPTERS.of_type(type(value))
-        if adapter is not None:
+        adapted = self.adapted(value)
+        if adapted is not None:
             with self.inside(value, link, depth):
-                return {"ad": [adapter.name, self.node(adapter.to_plain(value), link, depth + 1)]}
+                name = self.text(adapted.name, link)
+                return {"ad": [name, self.node(adapted.plain, link, depth + 1)]}
         for kind, handler in FAMILIES.items():
             if isinstance(value, kind):
                 return handler(self, value, link, depth)
@@ -135,6 +201,13 @@ class Encoder:
                 return self.node(state_dict_of(value, shown(link)), link, depth + 1)
         what, hint = refusals.explain(value)
         return self.refuse(link, what, hint)
+
+    def adapted(self, value: Any) -> Adapted | None:
+        """Return the plain value of a value that has an adapter, with the adapter's name."""
+        if type(value) is Adapted:
+            return value
+        adapter = ADAPTERS.of_type(type(value))
+        return None if adapter is None else Adapted(adapter.name, adapter.to_plain(value))
 
 
 #: Base type -> handler, for values with many exact types (numpy's dtype classes).

@@ -10,13 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from holdfast.registry.errors import Malformed, UnsupportedValue
-from holdfast.registry.pytree import (  # noqa: F401 - they register codecs
-    containers,
-    libraries,
-    scalars,
-    stamps,
-    tensor_bytes,
-)
+from holdfast.registry.pytree import containers, libraries, scalars, tensor_bytes  # noqa: F401 - they register codecs
 from holdfast.registry.pytree.encoding import Encoder, has_state_dict, state_dict_of
 from holdfast.registry.pytree.leaves import ArrayLeaf
 from holdfast.registry.pytree.paths import clip, component, segment, shown

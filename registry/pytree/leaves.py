@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from ctypes import PyDLL, addressof, c_char, c_size_t, c_void_p, memmove
 from typing import Any
 
-from holdfast.registry.pytree.paths import Link, join
+from holdfast.registry.pytree.paths import Link, OddKey, join, segment
 from holdfast.registry.values import CHARACTER_BYTES, PATH_BYTES
 
 #: Returns the bytes of a source, given their number: flat, format `B`, C order.
@@ -31,13 +31,6 @@ class ArrayLeaf:
 
     It holds the object that it views, so the memory lives as long as the leaf or one of its
     buffers.
-
-    Attributes:
-        dtype: Element type, a name of `holdfast.registry.values.dtypes.ITEM_SIZES`.
-        shape: Lengths of the axes, in elements.
-        nbytes: Length of `buffer()`, in bytes.
-        is_ours: Whether nobody else can write to the bytes of `buffer()`, because they are a copy
-            or immutable. All other bytes may change at any moment, even during the save.
     """
 
     __slots__ = ("_link", "_open", "_source", "_view", "dtype", "is_ours", "nbytes", "shape")
@@ -52,9 +45,11 @@ class ArrayLeaf:
         link: Link,
         is_ours: bool = False,
     ) -> None:
-        self.dtype = dtype
-        self.shape = shape
-        self.nbytes = nbytes
+        self.dtype = dtype  # element type, a name of `holdfast.registry.values.dtypes.ITEM_SIZES`
+        self.shape = shape  # lengths of the axes, in elements
+        self.nbytes = nbytes  # length of `buffer()`, in bytes
+        #: Whether nobody else can write to the bytes of `buffer()`, because they are a copy or
+        #: immutable. All other bytes may change at any moment, even during the save.
         self.is_ours = is_ours
         self._source = source
         self._open = opener
@@ -76,6 +71,11 @@ class ArrayLeaf:
         if view is None:
             view = self._view = self._open(self._source, self.nbytes)
         return view
+
+    def in_place(self) -> memoryview | None:
+        """Return the array's own memory to write to; `None` if it is not contiguous on the host."""
+        view = None if self.is_ours else self.buffer()
+        return None if view is None or view.readonly else view
 
     def release(self) -> None:
         """Drop the view, and its copy if there is one; the next `buffer()` makes another."""
@@ -124,6 +124,21 @@ class NamedLeaf(ArrayLeaf):
     def path(self) -> str:
         """The name that was given."""
         return self._path
+
+
+def by_path(leaves: Iterable[ArrayLeaf]) -> dict[str, ArrayLeaf]:
+    """Return leaves by path; the path of a container is spelled once for all that follow it."""
+    found: dict[str, ArrayLeaf] = {}
+    container, prefix = None, ""
+    for leaf in leaves:
+        above, key = leaf._link
+        if above is None:
+            found[leaf.path] = leaf
+            continue
+        if above is not container:
+            container, prefix = above, join(above)
+        found[f"{prefix}/{key.text if type(key) is OddKey else segment(key)}"] = leaf
+    return found
 
 
 def paths_bytes(leaves: Iterable[ArrayLeaf]) -> int:

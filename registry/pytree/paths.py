@@ -67,6 +67,8 @@ class Trail:
 def segment(node: Json) -> str:
     """Spell one encoded key as a step of a tensor's name."""
     if type(node) is str:
+        if node[:1].isalpha() and "/" not in node and node not in _WORDS:
+            return node  # nearly all keys; a letter begins no number
         if node and node[0] not in '"{' and "/" not in node and not _looks_like_json(node):
             return node
     elif type(node) is int:

@@ -1,21 +1,31 @@
-"""Find the arrays that a stored skeleton names, without rebuilding any value."""
+"""Find the arrays that a stored skeleton names, and check it against the tensors beside it.
+
+Both may be hostile, and each can be valid alone: a skeleton may name an array that does not exist,
+or a string made of floats. This module makes no array and imports no library, so a machine that
+cannot load the states of a store can still verify them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from itertools import accumulate
+from math import prod
+from operator import mul
+from typing import Any, Protocol
 
 from holdfast.registry.errors import Malformed
 from holdfast.registry.pytree.encoding import MAX_DEPTH
 from holdfast.registry.pytree.paths import Trail, clip, component, segment
-from holdfast.registry.values import Budget, Json
+from holdfast.registry.values import ITEM_SIZES, Budget, Json
 
 #: Tag of an array -> the type that it is rebuilt as.
 _KINDS = {"t": "torch", "n": "numpy", "nt": "numpy", "B": "bytes", "BA": "bytes", "S": "str"}
 
 #: Tags of arrays: the payload is the number of one, or begins with it.
 ARRAY_TAGS = frozenset(_KINDS)
+
+_TENSORS = frozenset({"t", "n", "nt"})
 
 #: Tags of sparse tensors, whose parts are tensors.
 _SPARSE = frozenset({"coo", "csr", "csc", "bsr", "bsc"})
@@ -26,6 +36,15 @@ Children = Iterable[tuple[str, Any]]
 def leaf_kinds(skeleton: Json) -> dict[int, str]:
     """Return, by number, the type of each array: `torch`, `numpy`, `bytes` or `str`."""
     return {index: _KINDS[tag] for index, tag, _ in walk("", skeleton)}
+
+
+def array_paths(name: str, skeleton: Json) -> dict[int, tuple[str, str]]:
+    """Return, by number, path and type of the tensors and arrays of component `name`."""
+    return {
+        index: (str(path), _KINDS[tag])
+        for index, tag, path in walk(name, skeleton)
+        if tag in _TENSORS
+    }
 
 
 def portable_kinds(skeleton: Json) -> dict[int, str]:
@@ -77,7 +96,7 @@ def walk(
         if type(node) is not list and type(node) is not dict:
             continue
         if step:
-            path /= step
+            path = Trail(step, path, top.budget)
         if type(node) is list:
             tag, payload = "", node
         elif type(node) is not dict or len(node) != 1:
@@ -138,4 +157,64 @@ _CHILDREN: dict[str, Callable[[Any], Children]] = {
     "csc": _parts("ccol_indices", "row_indices", "values"),
     "bsr": _parts("crow_indices", "col_indices", "values"),
     "bsc": _parts("ccol_indices", "row_indices", "values"),
+}
+
+
+_LIMIT = 2**63
+
+
+class _Stored(Protocol):
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def check_arrays(name: str, skeleton: Json, tensors: Sequence[_Stored]) -> None:
+    """Check that a skeleton fits the tensors that are stored with it."""
+    count = 0
+    for index, tag, path in walk(name, skeleton):
+        count += 1
+        if index < len(tensors) and (tag != "t" or 0 in tensors[index].shape):
+            _check(path, tag, tensors[index].dtype, tensors[index].shape)
+    if count != len(tensors):
+        raise Malformed(
+            "the skeleton does not fit the tensors of its component",
+            where=name,
+            expected=f"{len(tensors)} tensors",
+            found=count,
+        )
+
+
+def _check(path: Trail, tag: str, dtype: str, shape: tuple[int, ...]) -> None:
+    fits = {"t": True, "n": True, "nt": dtype == "int64"}.get(tag)
+    if fits is None:
+        fits = dtype == "uint8" and len(shape) == 1
+    if not fits or (0 in shape and not _is_possible(tag, dtype, shape)):
+        raise Malformed(
+            "a tensor does not fit its type in the skeleton",
+            where=path,
+            expected=_EXPECTED[tag],
+            found=f"{dtype}{list(shape)}",
+        )
+
+
+def _is_possible(tag: str, dtype: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a library can make an empty array of a shape: some lengths overflow.
+
+    The manifest bounds the bytes of arrays that are not empty.
+    """
+    if tag != "t":
+        return prod(filter(None, shape)) * ITEM_SIZES[dtype] < _LIMIT
+    strides = accumulate((max(length, 1) for length in reversed(shape[1:])), mul, initial=1)
+    # torch counts elements in unsigned integers, and strides in signed ones.
+    return max(accumulate(shape, mul)) < 2 * _LIMIT and max(strides) < _LIMIT
+
+
+_LENGTHS = "and of lengths that do not overflow"
+_EXPECTED = {
+    "t": f"a tensor {_LENGTHS}",
+    "n": f"an array {_LENGTHS}",
+    "nt": f"an array of int64 {_LENGTHS}",
+    **dict.fromkeys(("B", "BA", "S"), "uint8 with one axis"),
 }

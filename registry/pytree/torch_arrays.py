@@ -75,7 +75,7 @@ def opener_of(
         if value.is_cpu:
             held = value.untyped_storage().nbytes()
             if value.is_contiguous():
-                if held != nbytes and not has_memory(value, nbytes):
+                if (held != nbytes or value.storage_offset()) and not has_memory(value, nbytes):
                     _refuse_without_memory(encoder, link)
                 if not (value.is_neg() or (name[0] == "c" and value.is_conj())):
                     return storage_of

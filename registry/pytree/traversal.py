@@ -14,14 +14,7 @@ from numbers import Number
 from typing import Any
 
 from holdfast.registry.errors import IncompatibleState
-from holdfast.registry.pytree import (  # noqa: F401 - they register codecs
-    containers,
-    libraries,
-    refusals,
-    scalars,
-    stamps,
-    tensor_bytes,
-)
+from holdfast.registry.pytree import containers, libraries, refusals, scalars, tensor_bytes  # noqa: F401 - they register codecs
 from holdfast.registry.pytree.arrays import describe
 from holdfast.registry.pytree.encoding import Encoder, has_state_dict, state_dict_of
 from holdfast.registry.pytree.paths import OddKey, Trail, component, segment

@@ -7,13 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.registry.errors import IncompatibleState, Malformed
-from holdfast.registry.pytree import (  # noqa: F401 - they register codecs
-    containers,
-    scalars,
-    stamps,
-    tensor_bytes,
-)
-from holdfast.registry.pytree.decoding import Decoder
+from holdfast.registry.pytree import containers, scalars, tensor_bytes  # noqa: F401 - they register codecs
+from holdfast.registry.pytree.decoding import AdapterOf, Decoder
+from holdfast.registry.pytree.encoding import registered
 from holdfast.registry.pytree.paths import clip
 from holdfast.registry.values import Json
 
@@ -23,9 +19,12 @@ _KINDS: dict[str, type[dict[str, Any]]] = {"dict": dict, "odict": OrderedDict}
 
 
 def unflatten(
-    kind: str, components: Sequence[tuple[str, Json, Sequence[object]]]
+    kind: str,
+    components: Sequence[tuple[str, Json, Sequence[object]]],
+    *,
+    adapter: AdapterOf = registered,
 ) -> dict[str, Any]:
-    """Rebuild a state."""
+    """Rebuild a state; `adapter` makes the values of adapters by name."""
     cls = _KINDS.get(kind)
     if cls is None:
         raise Malformed("unknown kind of state", expected=", ".join(_KINDS), found=clip(kind))
@@ -33,14 +32,16 @@ def unflatten(
     for name, skeleton, arrays in components:
         if type(name) is not str or name in state:
             raise Malformed("a component without a name of its own", found=clip(name))
-        state[name] = unflatten_component(skeleton, arrays, name=name)
+        state[name] = unflatten_component(skeleton, arrays, name=name, adapter=adapter)
     return state
 
 
-def unflatten_component(skeleton: Json, arrays: Sequence[object], *, name: str = "") -> Any:
+def unflatten_component(
+    skeleton: Json, arrays: Sequence[object], *, name: str = "", adapter: AdapterOf = registered
+) -> Any:
     """Rebuild one component; `name` is for messages. Raises the errors of `unflatten`."""
     link = (None, name)
-    decoder = Decoder(arrays)
+    decoder = Decoder(arrays, adapter)
     value = decoder.node(skeleton, link, 1)
     decoder.finish(link)
     return value

@@ -8,7 +8,8 @@ A save is a row of values, none of which changes: `SaveRequest`, `FlatSave`, `Pl
 - `saver`: `Saver`, what the three savers offer; `LocalSaver`; `RunHandle`, an open run as other
   rooms take it.
 - `pipeline`: the steps of every save. `ownership`: the hold of a handle on its run.
-- `background`, `pending`: saves in the background, and the end of the program.
+- `pending`: saves in the background, and the end of the program. `logged`: numbers of steps
+  between checkpoints.
 - `restoring`: the newest checkpoint that can be loaded whole.
 - `journal`: a save is durable on the machine's own disk first, and in the registry later.
 - `collective`: saves and loads that all ranks of a job make together.

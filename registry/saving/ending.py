@@ -2,7 +2,8 @@
 
 `with run:` sets the status itself. Otherwise a run would stay `running` for ever. The callbacks run
 after those of `holdfast.registry.saving.pending`, which finish the saves: of callbacks the first
-one registered is called last, and `pending` imports this module.
+one registered is called last, and `pending` imports this module. A run that failed gets its
+exception as a few lines of text.
 """
 
 from __future__ import annotations
@@ -10,19 +11,53 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
+from traceback import walk_tb
 
+from holdfast.backends.escape import printable, shortened
+from holdfast.backends.secrets import Secrets, may_be_secret
 from holdfast.registry.errors import NotFound, RegistryError, RolledBack
 from holdfast.registry.history import RunLog
 from holdfast.registry.history.actions import Action, SetStatus
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.saving.failure import failure_text
 from holdfast.registry.store import Store
 from holdfast.registry.writing import Committer, StateWriter
+
+#: Characters of the message and of a line, and frames.
+_MESSAGE, _LINE, _FRAMES = 600, 200, 5
+_ASSIGNED = re.compile(r"\b(\w{1,64})=([^\s,;&)]+)")
+
+
+def failure_text(error: BaseException) -> str:
+    """Return an exception as text: its type and message, then the innermost frames.
+
+    The text has no source lines and no values of variables. Secrets of the environment, of URLs and
+    behind names such as `token=` are hidden. The log keeps it for everybody who can read the run.
+    """
+    secrets = Secrets(dict(os.environ))
+    try:
+        said = printable(str(error)[: 4 * _MESSAGE])
+    except Exception:  # its class is what makes the text
+        said = ""
+    said = _ASSIGNED.sub(_hidden, secrets.hide(said))
+    name = type(error).__qualname__
+    lines = [shortened(f"{name}: {said}" if said else name, _MESSAGE)]
+    frames = [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__)]
+    for code, line in islice(reversed(frames), _FRAMES):
+        place = secrets.hide(printable(f"{code.co_filename}:{line}"))[-_LINE:]
+        lines.append(f"at {place} in {shortened(printable(code.co_name), _LINE)}")
+    return "\n".join(lines)
+
+
+def _hidden(found: re.Match[str]) -> str:
+    return f"{found[1]}=***" if may_be_secret(found[1]) else found[0]
+
 
 #: Seconds for which the end of a process tries.
 _LONGEST_S = 10.0
@@ -62,10 +97,7 @@ _stores: dict[str, Store] = {}
 
 
 def owns(
-    store: Store,
-    run_id: str,
-    token: str,
-    set_behind: Callable[[SetStatus], bool] | None = None,
+    store: Store, run_id: str, token: str, set_behind: Callable[[SetStatus], bool] | None = None
 ) -> None:
     """Note that a handle of this process has taken a run over; see `Owned`."""
     _stores[store.config.id] = store

@@ -15,13 +15,14 @@ from typing import Protocol
 
 from holdfast.backends.escape import printable
 from holdfast.registry.errors import IntegrityError
-from holdfast.registry.history import WriterToken, warn_of_unrated
+from holdfast.registry.history import WriterToken, check_not_completed, warn_of_unrated
 from holdfast.registry.history.actions import Action, RunStatus, SetStatus
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.saving import ending
 from holdfast.registry.saving.earlier_steps import EarlierSteps
-from holdfast.registry.saving.failure import failure_text
+from holdfast.registry.saving.ending import failure_text
+from holdfast.registry.saving.logged import StepLog
 from holdfast.registry.saving.save_commit import SaveCommit
 from holdfast.registry.saving.save_request import PlannedSave, SaveRequest
 from holdfast.registry.writing import (
@@ -36,7 +37,7 @@ from holdfast.registry.writing import (
 _LOGGER = logging.getLogger("holdfast")
 
 
-class Line(Protocol):
+class TrainingLine(Protocol):
     """The line of training of one handle: the run as it sees it, and where it continues."""
 
     @property
@@ -61,32 +62,29 @@ class Line(Protocol):
 
 
 class Ownership:
-    """The hold of one handle on a run, and its line of training.
+    """The hold of one handle on a run, and its line of training."""
 
-    Attributes:
-        committer: Of the same handle.
-        token: The writer token.
-        earlier: The components of the steps that this handle knows.
-        failed: Failed saves since the last good one, after which training continued.
-        lock: Held during a commit that takes the run over.
-        at_first_save: Compares the state and step of the first save after a resume; never raises.
-        is_stopped: Whether a signal has ended the training run; it is then never `completed`, nor
-            `failed` by an error that the signal caused.
-    """
+    logged: StepLog  # what `run.log` was given and no commit has
 
     def __init__(
         self,
         committer: Committer,
         behind: Callable[[], Callable[[SetStatus], bool] | None] = lambda: None,
     ) -> None:
-        self.committer = committer
+        self.committer = committer  # of the same handle
         self.store, self.log = committer.store, committer.log
-        self.token = WriterToken(committer.log.run_id)
-        self.earlier = EarlierSteps()
+        self.token = WriterToken(committer.log.run_id)  # the writer token
+        self.earlier = EarlierSteps()  # the components of the steps that this handle knows
+        #: Failed saves since the last good one, after which training continued.
         self.failed: list[SaveRequest] = []
-        self.lock = RLock()
+        self.lock = RLock()  # held during a commit that takes the run over
+        self.logged = StepLog(self)
+        #: Whether a signal has ended the training run; it is then never `completed`, nor `failed`
+        #: by an error that the signal caused.
         self.is_stopped = False
-        self.at_first_save: Callable[[object, int], None] | None = None
+        #: Compares the state and step of a save after a resume; returns whether it is the last one
+        #: to compare, and never raises.
+        self.at_first_saves: Callable[[object, int], bool] | None = None
         self._behind = behind
         self._unrated_told: set[str] = set()
         self._pid = os.getpid()
@@ -116,12 +114,14 @@ class Ownership:
         """Continue from exactly a checkpoint: the next save supersedes all that came later."""
         self.token.resume_at(checkpoint.handle.n, self.run)
         self.failed.clear()
+        self.logged.begin()
         self.earlier.forget()
 
     def resume_after(self, checkpoint: Checkpoint) -> str | None:
         """Continue from a checkpoint and, if it is the newest, from the pivots after it."""
         run = self.run
         self.failed.clear()
+        self.logged.begin()
         kept = run.pivots_after(checkpoint.handle.n)
         self.token.resume_at(checkpoint.handle.n, run, keeps=kept[-1].n if kept else None)
         for one in run.pivots:
@@ -183,6 +183,7 @@ class Ownership:
         self._pid = os.getpid()
         self.token.reset()
         self.lock = RLock()
+        self.logged.begin()
 
     # Commits
 
@@ -195,11 +196,11 @@ class Ownership:
                 self.taken()
             return run
 
-    def save(self, save: PlannedSave, carries: Sequence[SaveRequest]) -> Checkpoint:
+    def save(self, save: PlannedSave, failed: Sequence[SaveRequest]) -> Checkpoint:
         """Write and commit a save with the stream entries of failed ones."""
         with self.lock:
             writer = self.committer.writer
-            commit = SaveCommit(writer, self.token, save, self.earlier, carries=carries)
+            commit = SaveCommit(writer, self.token, save, self.earlier, failed=failed)
             return self.carry_through(commit, save)
 
     def carry_through(self, commit: SaveCommit, save: PlannedSave) -> Checkpoint:
@@ -231,11 +232,23 @@ class Ownership:
 
     def set_status(self, status: RunStatus) -> None:
         """Set the run's status; any handle may."""
-        self.committer.commit(lambda run: [SetStatus(status=status)])  # noqa: ARG005
+
+        def actions(run: RunManifest) -> Sequence[Action]:
+            self.check_status(run, status)
+            return [SetStatus(status=status)]
+
+        self.committer.commit(actions)
+
+    @staticmethod
+    def check_status(run: RunManifest, status: RunStatus) -> None:
+        """Refuse to say that a completed run stopped."""
+        if status in ("interrupted", "failed"):
+            check_not_completed(run)
 
     def leave(self, status: RunStatus, error: BaseException | None = None) -> None:
         """Set the status, unless another trainer owns the run; after a signal `interrupted`."""
         said = self.said(status, error)
+        self.logged.flush(at_the_end=True)
 
         def actions(run: RunManifest) -> Sequence[Action] | None:
             is_fenced = run.writer is not None and self.token.is_fenced(run)
@@ -257,16 +270,12 @@ class Ownership:
 
 
 class Claimed(NewCommit):
-    """A commit that first takes the run over.
-
-    Attributes:
-        has_actions: Whether the commit had any actions for the run.
-    """
+    """A commit that first takes the run over."""
 
     def __init__(self, writer_token: WriterToken, change: NewCommit) -> None:
         self._writer_token = writer_token
         self._change = change
-        self.has_actions = False
+        self.has_actions = False  # whether the commit had any actions for the run
 
     def check(self, run: RunManifest) -> None:
         """Refuse the commit for the same reasons as a save."""

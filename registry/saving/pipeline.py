@@ -1,7 +1,8 @@
 """The steps that every save goes through: wait, prepare, copy if it is in the background, make.
 
-A saver gives a `Pipeline` the two steps in which savers differ: `prepare` takes a state apart and
-plans the save, `make` writes and commits it.
+A saver gives a `Pipeline` two steps: `prepare` takes a state apart and plans the save, `make`
+writes and commits it. Some savers also guard the steps before these, or start anew in a forked
+process.
 """
 
 from __future__ import annotations
@@ -17,9 +18,16 @@ from typing import Generic
 from holdfast.registry.errors import InvalidInput, StorageError
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.pytree import FlatState
-from holdfast.registry.saving.background import Background, Forgiven, check_busy
+from holdfast.registry.saving.logged import StepLog
 from holdfast.registry.saving.ownership import Ownership
-from holdfast.registry.saving.pending import Busy, PendingSave, exit_wait_s
+from holdfast.registry.saving.pending import (
+    Background,
+    Busy,
+    Forgiven,
+    PendingSave,
+    check_busy,
+    exit_wait_s,
+)
 from holdfast.registry.saving.save_request import Save, SaveRequest, copied
 from holdfast.registry.writing import Staging
 
@@ -30,11 +38,7 @@ Guard = Callable[[int | None], AbstractContextManager[None]]
 
 
 class Pipeline(Generic[Save]):
-    """The saves of one handle, one after another.
-
-    Attributes:
-        failed_saves: Number of failed saves after which the training run continued.
-    """
+    """The saves of one handle, one after another."""
 
     def __init__(
         self,
@@ -52,7 +56,7 @@ class Pipeline(Generic[Save]):
         self._guard, self._begin_anew, self._only_waits = guard, begin_anew, only_waits
         self._handing_over = RLock()
         self._background: Background[Save] = Background(self._make_or_forgive, self._copy)
-        self.failed_saves = 0
+        self.failed_saves = 0  # number of failed saves after which the training run continued
 
     def save(self, state: object, request: SaveRequest) -> Checkpoint:
         """Store and commit a state."""
@@ -98,7 +102,12 @@ class Pipeline(Generic[Save]):
         """Store and commit a staged state."""
         with self._guard(staged.request.step):
             self.settle()
-        return self._make(staged, ())
+        return self._logging(staged, ())
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save in the background is running."""
+        return self._background.is_busy
 
     def settle(self) -> None:
         """Wait for the running saves; raise the first error that was not raised already."""
@@ -125,21 +134,31 @@ class Pipeline(Generic[Save]):
             self._begin_anew()
 
     def _prepared(self, state: object, request: SaveRequest) -> Save:
-        compare = self._ownership.at_first_save
-        if compare is not None and request.takes_over:
-            self._ownership.at_first_save = None
-            compare(state, request.step)
+        compare = self._ownership.at_first_saves
+        if compare is not None and request.takes_over and compare(state, request.step):
+            self._ownership.at_first_saves = None
         with self._guard(request.step):
             return self._prepare(state, request)
 
     def _copy(self, staging: Staging, state: FlatState) -> FlatState:
         return staging.copy(state, self._ownership.store.pools.hashing)
 
+    def _logging(self, save: Save, failed: Sequence[SaveRequest]) -> Checkpoint:
+        """Make a save, and let it take along what was logged up to its step."""
+        logged: StepLog = self._ownership.logged
+        try:
+            made = self._make(save, (*failed, *logged.for_save(save.request)))
+        except BaseException:
+            logged.saved(None)
+            raise
+        logged.saved(save.request)
+        return made
+
     def _make_or_forgive(self, save: Save) -> Checkpoint:
         """Make a save; turn an error of the store into `Forgiven` if the training run continues."""
         failed, request = self._ownership.failed, save.request
         try:
-            made = self._make(save, tuple(failed))
+            made = self._logging(save, tuple(failed))
         except StorageError as error:
             if len(failed) >= request.may_fail:
                 raise

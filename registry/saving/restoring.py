@@ -81,14 +81,12 @@ def check_source(run_id: str, at: Checkpoint) -> None:
 
 
 def restore_newest(
-    handle: RunHandle,
-    map_location: object,
-    check: Callable[[Checkpoint], None] | None = None,
+    handle: RunHandle, map_location: object, check: Callable[[Checkpoint], None] | None = None
 ) -> Restored | None:
     """Load the newest intact checkpoint, and continue from it."""
     while True:
         try:
-            return _first_intact(handle, handle.line.newest_first(), map_location, check)
+            return _first_intact(handle, handle.training.newest_first(), map_location, check)
         except _Evicted:
             continue  # and collected meanwhile: read the log again
 
@@ -128,7 +126,7 @@ def _first_intact(
             skipped.append(Attempt(checkpoint.ref, checkpoint.digest, error.summary))
             continue
         handle.ownership.has_read(checkpoint)
-        pivot = handle.line.resume_after(checkpoint)
+        pivot = handle.training.resume_after(checkpoint)
         for passed in skipped:
             _LOGGER.warning(
                 "restored %s and passed over the newer %s (%s): %s",

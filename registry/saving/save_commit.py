@@ -23,14 +23,15 @@ from holdfast.registry.errors import Conflict, Hint, IncompatibleState
 from holdfast.registry.history import (
     PlacedState,
     WriterToken,
+    check_not_dropped,
     choose_tier,
     format_time,
     has_policies,
     may_thin,
     plan_retention,
 )
-from holdfast.registry.history.actions import Action, AddCheckpoint, ReportMetrics
-from holdfast.registry.history.replay import CheckpointRecord, Forgotten, RunManifest
+from holdfast.registry.history.actions import Action, AddCheckpoint, ReportMetrics, SetStatus
+from holdfast.registry.history.replay import CheckpointRecord, NeedsHistory, RunManifest
 from holdfast.registry.objects import Component
 from holdfast.registry.saving.earlier_steps import EarlierSteps
 from holdfast.registry.saving.save_request import PlannedSave, SaveRequest
@@ -45,9 +46,9 @@ from holdfast.registry.writing import (
     cut_state,
 )
 
-#: Puts a state of a save on the store: called with its name ("" for the state itself, or that of a
-#: companion), the states that it can be stored against, and the patterns of watched tensors.
-Put = Callable[[str, Sequence[PlacedState], Sequence[str]], Written]
+#: Writes a state of a save: called with its name ("" for the state itself, or that of a companion),
+#: the states that it can be stored against, and the patterns of watched tensors.
+WriteState = Callable[[str, Sequence[PlacedState], Sequence[str]], Written]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +59,18 @@ class WrittenSave:
     companions: Mapping[str, Written]  # the companions by name
     model: Written | None = None  # the model for the pool, cut out of the state
     appends: Sequence[PlannedAppend] = ()  # the new segments of streams
-    carried: Sequence[SaveRequest] = ()  # failed saves whose entries the segments have
+    failed: Sequence[SaveRequest] = ()  # failed saves whose entries the segments have
     repeats: bool = False  # whether the run had the same state at this step: it wrote nothing else
 
     @property
     def digest(self) -> Digest:
         """The id of the state."""
-        return self.main.base.manifest.digest
+        return self.main.state.manifest.digest
 
     @property
     def components(self) -> Mapping[str, Component]:
         """The components of the state."""
-        return self.main.base.manifest.components
+        return self.main.state.manifest.components
 
     @property
     def states(self) -> list[Written]:
@@ -82,14 +83,9 @@ class WrittenSave:
 
 
 class SaveCommit(NewCommit):
-    """The commit of a save.
+    """The commit of a save."""
 
-    Attributes:
-        written: The save, once its states are written; replaced if they are written again.
-        outcome: Commit number of the checkpoint, once the commit has landed.
-        unrated: The phases whose evictions were decided without a best checkpoint.
-    """
-
+    #: The save, once its states are written; replaced if they are written again.
     written: WrittenSave
 
     def __init__(
@@ -99,23 +95,24 @@ class SaveCommit(NewCommit):
         save: PlannedSave,
         earlier: EarlierSteps,
         *,
-        put: Put | None = None,
-        carries: Sequence[SaveRequest] = (),
+        write_state: WriteState | None = None,
+        failed: Sequence[SaveRequest] = (),
     ) -> None:
         self._writer = writer
         self._writer_token = writer_token
         self._save = save
         self._request = save.request
         self._earlier = earlier
-        self._put = put or self._put_here
-        self._carries = carries
+        self._write_state = write_state or self._write_here
+        self._failed = failed
         self._replanned = False
-        self.outcome = -1
+        self.outcome = -1  # commit number of the checkpoint, once the commit has landed
+        #: The phases whose evictions were decided without a best checkpoint.
         self.unrated: Mapping[str, str] = {}
         self._thinned = PlacedThinnings()
 
     def check(self, run: RunManifest) -> None:
-        """Refuse a save into a completed run, or one that another trainer has taken over."""
+        """Refuse a save into a run that was dropped or completed, or that another trainer has."""
         self._writer_token.recognize(run)
         self._writer_token.check_allowed(run, takes_over=self._request.takes_over)
         if self._request.takes_over:
@@ -125,15 +122,15 @@ class SaveCommit(NewCommit):
         """Write all states that the commit names."""
         writer, run = self._writer, self._writer.log.run
         bases = writer.choose_bases(self._writer_token.base_order(run))
-        main = self._put("", bases, run.spec.finite)
+        main = self._write_state("", bases, run.spec.finite)
         if self._request.takes_over:
             self.check_changes(main, run, bases)
         if self._same_step(run) is not None:
             # The known checkpoint may have been evicted since this handle read the log.
             run = writer.log.refresh()
-            super().check(run)
+            check_not_dropped(run)
         companions = {
-            name: self._put(name, writer.choose_bases(_companions(run, name)), ())
+            name: self._write_state(name, writer.choose_bases(_companions(run, name)), ())
             for name in self._save.companions
         }
         return self.write_others(main, companions, run)
@@ -143,20 +140,20 @@ class SaveCommit(NewCommit):
     ) -> Sequence[Written]:
         """Write the states that are made of a state and its companions; return all states."""
         writer, known = self._writer, self._same_step(run)
-        if known is not None and known.manifest == main.base.manifest.digest:
+        if known is not None and known.manifest == main.state.manifest.digest:
             self.written = WrittenSave(main, companions, repeats=True)
             return self.written.states
         model = self._cut_model(main, run)
         claimed = self._claimed(run)
-        carried = [one for one in self._carries if not self._has_landed(one, run)]
+        failed = [one for one in self._failed if not self._has_landed(one, run)]
         # The second attempt does not merge segments, so other writers cannot invalidate them.
         appends = [
             plan_append(writer, claimed, name, entries, merge=not self._replanned)
-            for name, entries in self._request.after(carried).streams.items()
+            for name, entries in self._request.after(failed).streams.items()
             if entries
         ]
         self._replanned = True
-        self.written = WrittenSave(main, companions, model, appends, carried)
+        self.written = WrittenSave(main, companions, model, appends, failed)
         self._thinned = self._place_thinnings(run)
         return [*self.written.states, *self._thinned.states]
 
@@ -169,7 +166,9 @@ class SaveCommit(NewCommit):
         plan = plan_retention(saved, int(time.time() * 1000))
         return place_thinnings(self._writer, saved, plan, PER_SAVE)
 
-    def _put_here(self, name: str, bases: Sequence[PlacedState], watched: Sequence[str]) -> Written:
+    def _write_here(
+        self, name: str, bases: Sequence[PlacedState], watched: Sequence[str]
+    ) -> Written:
         state = self._save.companions[name] if name else self._save.narrowed()
         return self._writer.write(state, bases, self._request.storing, watched)
 
@@ -184,7 +183,7 @@ class SaveCommit(NewCommit):
             for base in bases:
                 if base.manifest.digest == newest.manifest:
                     self._earlier.remember(phase, newest.step, base.manifest.components)
-        components = main.base.manifest.components
+        components = main.state.manifest.components
         self._earlier.check(phase, step, components, run.spec.must_change, self._where)
 
     def _is_behind(self, record: CheckpointRecord) -> bool:
@@ -205,7 +204,7 @@ class SaveCommit(NewCommit):
                 raise Stale
             self.outcome = known.n
             return [*claims, *_new_metrics(known, self._save.metrics)]
-        if self.written.repeats or any(self._has_landed(one, run) for one in self.written.carried):
+        if self.written.repeats or any(self._has_landed(one, run) for one in self.written.failed):
             # The checkpoint that it repeats was evicted meanwhile, or one came that seemed lost.
             raise Stale
         self._check_continues(run)
@@ -225,13 +224,16 @@ class SaveCommit(NewCommit):
         return actions
 
     def _claim(self, run: RunManifest) -> list[Action]:
-        return self._writer_token.claim(run) if self._request.takes_over else []
+        if self._request.takes_over:
+            return self._writer_token.claim(run)
+        trains = self._request.follows is not None and run.status != "running"
+        return [SetStatus(status="running")] if trains else []
 
     def _claimed(self, run: RunManifest) -> RunManifest:
         """Return the run as it is once this trainer has taken it over."""
         try:
             return after_commit(run, self._claim(run))
-        except Forgotten:
+        except NeedsHistory:
             # Not `log.recall()`: any refresh, also while appends are planned, makes it compact.
             run = self._writer.log.history()
             return after_commit(run, self._claim(run))
@@ -257,7 +259,8 @@ class SaveCommit(NewCommit):
                 )
 
     def _check_continues(self, run: RunManifest) -> None:
-        """Refuse a trainer that restored nothing, if the run already has later steps."""
+        """Refuse a training that does not go on from the newest checkpoint of the run."""
+        self._check_follows(run)
         newest = run.latest(self._save.phase)
         begins = self._request.takes_over and self._writer_token.begins
         if begins and newest is not None and self._request.step < newest.step:
@@ -271,6 +274,19 @@ class SaveCommit(NewCommit):
                     "Give a later step, or another run.",
                 ),
             )
+
+    def _check_follows(self, run: RunManifest) -> None:
+        """Refuse a push whose program has not seen the newest checkpoint."""
+        asked, found = self._request.follows, next(run.newest_first(), None)
+        if asked is None or asked == (-1 if found is None else found.step):
+            return
+        raise Conflict(
+            "another process has continued this run",
+            where=self._where,
+            expected="no checkpoint yet" if asked < 0 else f"step {asked} as the newest",
+            found="no checkpoint" if found is None else f"step {found.step}",
+            hint="Stop this one. Started again, it continues from the newest checkpoint.",
+        )
 
     def _check_phase(self, run: RunManifest) -> None:
         """Refuse a save in an earlier phase, or in a phase that needs a transition first."""
@@ -306,7 +322,7 @@ class SaveCommit(NewCommit):
         save, request = self._save, self._request
         phase = run.spec.phase(save.phase)
         tier = request.tier or choose_tier(run, phase, save.metrics, save.counters)
-        manifest, nonfinite = self.written.main.base.manifest, self.written.main.nonfinite
+        manifest, nonfinite = self.written.main.state.manifest, self.written.main.nonfinite
         held_back = bool(nonfinite) and not request.allow_nonfinite
         return AddCheckpoint(
             manifest=manifest.digest,
@@ -324,7 +340,7 @@ class SaveCommit(NewCommit):
 
     @property
     def _given(self) -> dict[str, Digest]:
-        return {name: one.base.manifest.digest for name, one in self.written.companions.items()}
+        return {name: one.state.manifest.digest for name, one in self.written.companions.items()}
 
     def _all_companions(self, run: RunManifest) -> dict[str, Digest]:
         """Return the given companions, and for the other declared ones the newest known ones."""
@@ -352,17 +368,22 @@ class SaveCommit(NewCommit):
     def _cut_model(self, main: Written, run: RunManifest) -> Written | None:
         """Make the model for the pool, if the phase promotes on save."""
         rules, spec = pool_rules(run), run.spec
-        if not rules.promote_on_save or rules.phase != self._save.phase or main.nonfinite:
+        if (
+            not self._request.promotes
+            or not rules.promote_on_save
+            or rules.phase != self._save.phase
+            or main.nonfinite
+        ):
             return None
-        writer, base = self._writer, main.base
-        names = inference_parts(spec, base.manifest.components, where=self._where)
-        return cut_state(writer.store, writer.objects, base, names)
+        writer, state = self._writer, main.state
+        names = inference_parts(spec, state.manifest.components, where=self._where)
+        return cut_state(writer.store, writer.objects, state, names)
 
     def _promotion(self, run: RunManifest) -> list[Action]:
         model = self.written.model
         if model is None:
             return []
-        candidate = candidate_of(run.record(self.outcome), model.base.manifest.digest)
+        candidate = candidate_of(run.record(self.outcome), model.state.manifest.digest)
         if find_entry(run, candidate) is not None:
             return []
         return promotion(run, candidate, rating_of(run, self._save.metrics))
@@ -382,7 +403,9 @@ class SaveCommit(NewCommit):
                 "To continue from an earlier checkpoint, call `run.restore()` first; it "
                 "supersedes the later ones. Otherwise use another step, phase or run.",
                 "Use another step, phase or run.",
-            ),
+            )
+            if self._request.takes_over
+            else "Use another step, phase or run, or `holdfast push FILE RUN --artifact NAME`.",
         )
 
 

@@ -38,12 +38,7 @@ from holdfast.registry.spec import (
     check_phase_is_declared,
     flat_dtypes,
 )
-from holdfast.registry.spec.precision import (
-    Narrowing,
-    Precision,
-    narrow_state,
-    stored_dtypes,
-)
+from holdfast.registry.spec.precision import Narrowing, Precision, narrow_state, stored_dtypes
 from holdfast.registry.values import Json, collector_paused, float_to_hex, near, require_first_rank
 from holdfast.registry.writing import Storing, check_storing
 
@@ -59,6 +54,8 @@ class SaveRequest:
 
     step: int
     takes_over: bool  # whether the program becomes the run's only trainer; false for a push
+    #: Of a push: the step that the run's newest checkpoint must have; -1 if there may be none.
+    follows: int | None = None
     phase: str | None = None  # the given phase; `None` for the present phase of the run
     metrics: Mapping[str, float] = field(default_factory=dict)
     meta: Any = None  # the encoded plain value
@@ -70,6 +67,7 @@ class SaveRequest:
     #: Whether the arguments of rank 0 count for all ranks that save together.
     first_rank_decides: bool = False
     may_fail: int = 0  # how many saves in a row may fail before the training hears of it
+    promotes: bool = True  # whether its model enters the pool, if the preset says so
 
     @classmethod
     def of(
@@ -77,6 +75,7 @@ class SaveRequest:
         step: object,
         *,
         takes_over: bool,
+        after: object = None,
         phase: int | str | None = None,
         metrics: Mapping[str, object] | None = None,
         meta: object = None,
@@ -96,6 +95,7 @@ class SaveRequest:
             may_fail=check_may_fail(may_fail, every_rank=every_rank),
             first_rank_decides=first_rank_decides,
             takes_over=takes_over,
+            follows=None if after is None else -1 if after == "none" else check_step(after),
             phase=None if phase is None else check_phase(phase),
             step=check_step(step),
             metrics=check_metrics(metrics),

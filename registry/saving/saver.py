@@ -15,15 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from holdfast.registry.history import RunLog
 from holdfast.registry.history.actions import RunStatus
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.saving.ownership import Line, Ownership
+from holdfast.registry.saving.ownership import Ownership, TrainingLine
 from holdfast.registry.saving.pending import Backlog
 from holdfast.registry.saving.pipeline import Pipeline
-from holdfast.registry.saving.save_request import (
-    PlannedSave,
-    SaveRequest,
-    plan_save,
-    take_apart,
-)
+from holdfast.registry.saving.save_request import PlannedSave, SaveRequest, plan_save, take_apart
 from holdfast.registry.store import Store
 from holdfast.registry.writing import Committer, NewCommit
 
@@ -66,39 +61,43 @@ class LocalSaver:
     4. `SaveCommit.check` refuses the save if another trainer owns the run, or its rules forbid it.
     5. `SaveCommit.write_states` has `StateWriter.write` hash chunks in threads, and skip those that
        a base holds.
-    6. The new chunks are encoded and put as packs, while the log is read in another thread.
+    6. The new chunks are encoded and put as packs, while another thread checks that the
+       newest slot that was read is still there.
     7. The manifest and the placement are put (`WrittenSave`). Nothing is visible yet.
-    8. `Writer.commit` checks that no sweep has condemned an object that the commit names.
+    8. `ObjectWriter.commit` checks that no sweep has condemned an object that the commit names.
     9. `RunLog.append` puts the slot: checkpoint, evictions and stream entries appear together. If
        another writer took the slot, the lines are composed again; after a sweep, back to step 4.
     10. The ownership notes that this handle owns the run, and returns the `Checkpoint`.
     """
 
     def __init__(self, committer: Committer) -> None:
-        self.line = Ownership(committer)
-        self.pipeline = Pipeline(self.line, self.prepare, self.line.save)
+        self.ownership = Ownership(committer)
+        self.pipeline = Pipeline(self.ownership, self.prepare, self.ownership.save)
+        self.ownership.logged.goes_alone = lambda: not self.pipeline.is_busy
 
     def prepare(self, state: object, request: SaveRequest) -> PlannedSave:
         """Take a state apart, and check it against the rules of the run."""
-        return plan_save(take_apart(state, request), self.line.run)
+        return plan_save(take_apart(state, request), self.ownership.run)
 
     def commit(self, change: NewCommit) -> RunManifest:
         """Commit a change that only the owner of a run may make; it takes the run over."""
         self.pipeline.settle()
-        return self.line.commit(change)
+        return self.ownership.commit(change)
 
     def set_status(self, status: RunStatus) -> None:
         """Set the run's status; any handle may."""
         self.pipeline.settle()
-        self.line.set_status(status)
+        self.ownership.logged.flush()  # a run that is over takes no entries
+        self.ownership.set_status(status)
 
     def leave(self, status: RunStatus, error: BaseException | None = None) -> None:
         """Set the status, unless another trainer owns the run; after a signal `interrupted`."""
-        self.line.leave(status, error)
+        self.ownership.leave(status, error)
 
     def close(self) -> None:
         """Finish the running saves and stop the thread."""
         self.pipeline.close()
+        self.ownership.logged.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +109,15 @@ class RunHandle:
     committer: Committer
     ownership: Ownership  # this handle's hold on the run
     saver: Saver
-    line: Line  # the run as training sees it
+    #: The run as training sees it: the ownership, or with a journal the run that is expected.
+    training: TrainingLine
     journal: JournaledSaver | None = None  # the saver, if it has a journal
     ranks: CollectiveSaver | None = None  # the saver, if all ranks of a job save together
 
-    @classmethod
-    def local(cls, committer: Committer) -> RunHandle:
-        """Return a handle without a journal or a group."""
-        saver = LocalSaver(committer)
-        line = saver.line
-        return cls(committer.store, committer.log, committer, line, saver, line)
-
     @contextmanager
-    def abstaining(self, step: int | None = None) -> Iterator[None]:
+    def telling_ranks(self, step: int | None = None) -> Iterator[None]:
         """Tell the ranks that save together if a step before a save fails on this one."""
-        with nullcontext() if self.ranks is None else self.ranks.abstaining(step):
+        with nullcontext() if self.ranks is None else self.ranks.telling_ranks(step):
             yield
 
     def wait(self, *, remote: bool, timeout_s: float | None) -> None:
@@ -142,5 +135,5 @@ class RunHandle:
 
 def ask(handle: RunHandle, step: object, **options: Any) -> SaveRequest:
     """Check the arguments of a save; ranks that save together all hear of an error."""
-    with handle.abstaining():
+    with handle.telling_ranks():
         return SaveRequest.of(step, every_rank=handle.ranks is not None, **options)

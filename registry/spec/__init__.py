@@ -18,21 +18,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.registry.spec.policies import Retention, Tier
-from holdfast.registry.spec.run_spec import (
-    Draw,
-    DtypeRule,
-    Gate,
-    Phase,
-    Pool,
-    RunSpec,
-    Stream,
-)
+from holdfast.registry.spec.run_spec import Draw, DtypeRule, Gate, Phase, Pool, RunSpec, Stream
 from holdfast.registry.spec.transition_table import Change, Pivot, Readiness, Row, Transition
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
     from holdfast.registry.spec.migrations import MIGRATIONS as MIGRATIONS
     from holdfast.registry.spec.migrations import CannotMigrate as CannotMigrate
+    from holdfast.registry.spec.migrations import register_migration as register_migration
     from holdfast.registry.spec.policies import Monitor as Monitor
     from holdfast.registry.spec.requirements import check_dtypes as check_dtypes
     from holdfast.registry.spec.requirements import check_keys as check_keys

@@ -74,30 +74,19 @@ class ReleaseKeys(Record):
 
 
 class Phase(Record):
-    """One phase of a run.
+    """One phase of a run."""
 
-    Attributes:
-        name: Its name, or its number in digits.
-        about: A description for people.
-        counter: The unit of its steps: training steps, PPO updates, epochs.
-        save_every: Number of those steps from save to save.
-        monitors: They decide `best`; the first one is `best` itself.
-        retention: Which checkpoints are kept; all of them without it.
-        tiers: Retention classes, tried in order; the last one gets all other checkpoints.
-        required_keys: Top-level keys that a state of this phase must have, besides those of the
-            run.
-        companions: States that are saved with every checkpoint of this phase.
-    """
-
-    name: PhaseName
-    about: str = ""
-    counter: str = "step"
-    save_every: Annotated[int, Field(ge=1)] | None = None
-    monitors: tuple[Monitor, ...] = ()
-    retention: Retention | None = None
+    name: PhaseName  # its name, or its number in digits
+    about: str = ""  # a description for people
+    counter: str = "step"  # the unit of its steps: training steps, PPO updates, epochs
+    save_every: Annotated[int, Field(ge=1)] | None = None  # number of those steps from save to save
+    monitors: tuple[Monitor, ...] = ()  # they decide `best`; the first one is `best` itself
+    retention: Retention | None = None  # which checkpoints are kept; all of them without it
+    #: Retention classes, tried in order; the last one gets all other checkpoints.
     tiers: tuple[Tier, ...] = ()
+    #: Top-level keys that a state of this phase must have, besides those of the run.
     required_keys: tuple[str, ...] = ()
-    companions: tuple[Name, ...] = ()
+    companions: tuple[Name, ...] = ()  # states that are saved with every checkpoint of this phase
 
     def _agree_(self) -> None:
         labels = [monitor.label for monitor in self.monitors]

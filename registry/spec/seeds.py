@@ -8,12 +8,11 @@ the output of SeedSequence never changes. (`formats/hydra.md`, Seed tree.)
 
 from __future__ import annotations
 
-from operator import index
 from typing import TYPE_CHECKING
 
-from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.spec.run_spec import RunSpec
+from holdfast.registry.values import whole
 
 if TYPE_CHECKING:
     from numpy.random import SeedSequence
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
 
 def phase_sequence(seed: int, phase: int) -> SeedSequence:
     """Return the seed sequence of a phase; it spawns its components in order."""
-    return _sequence(seed, _whole(phase, "phase", 32))
+    return _sequence(seed, whole(phase, "phase", bits=32))
 
 
 def child(seed: int, phase: int, component: int) -> SeedSequence:
     """Return the seed sequence of one component of a phase."""
-    return _sequence(seed, _whole(phase, "phase", 32), _whole(component, "component", 32))
+    return _sequence(seed, whole(phase, "phase", bits=32), whole(component, "component", bits=32))
 
 
 def pivot_child(spec: RunSpec, seed: int, phase: str, component: int, ordinal: int) -> SeedSequence:
@@ -35,7 +34,7 @@ def pivot_child(spec: RunSpec, seed: int, phase: str, component: int, ordinal: i
     It has four numbers in its key, so it differs from those of the phase and of drawn opponents.
     """
     number = phase_number(spec, phase)
-    return _sequence(seed, number, _whole(component, "component", 32), 0, ordinal)
+    return _sequence(seed, number, whole(component, "component", bits=32), 0, ordinal)
 
 
 def phase_number(spec: RunSpec, phase: str) -> int:
@@ -59,21 +58,4 @@ def phase_number(spec: RunSpec, phase: str) -> int:
 def _sequence(seed: int, *key: int) -> SeedSequence:
     from numpy.random import SeedSequence  # here, to keep `import holdfast` light
 
-    return SeedSequence(_whole(seed, "seed", 64), spawn_key=key)
-
-
-def _whole(value: object, where: str, bits: int) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = index(value)  # type: ignore[arg-type]  # raises TypeError if it is no number
-    except TypeError:
-        number = -1
-    if not 0 <= number < 2**bits:
-        raise InvalidInput(
-            "out of range",
-            where=where,
-            expected=f"a whole number from 0, below 2^{bits}",
-            found=quoted(value),
-        )
-    return number
+    return SeedSequence(whole(seed, "seed"), spawn_key=key)

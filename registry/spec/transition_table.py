@@ -101,32 +101,22 @@ class Pivot(Record):
 
 
 class Transition(Record):
-    """A transition from one phase to the next.
+    """A transition from one phase to the next."""
 
-    Attributes:
-        from_phase: The phase that ends.
-        to_phase: The phase that begins.
-        source: The checkpoint to load as a whole, without a fallback: `gates/NAME`, or `latest` or
-            `best` of the phase that ends.
-        strict: Keys whose paths, shapes and dtypes must be exactly those of the caller's target.
-        zero: Patterns of paths; each must match some tensor or number, and all matches must be
-            zero.
-        ready: Metrics to check, from the source or from the caller.
-        rows: The change of each part. Some row must name each top-level key of the source as a
-            whole.
-        anchors: Gates that enter the opponent pool as frozen entries.
-        archives: Resettable streams to archive.
-    """
-
-    from_phase: PhaseName
-    to_phase: PhaseName
+    from_phase: PhaseName  # the phase that ends
+    to_phase: PhaseName  # the phase that begins
+    #: The checkpoint to load as a whole, without a fallback: `gates/NAME`, or `latest` or `best` of
+    #: the phase that ends.
     source: Annotated[str, Field(pattern=r"^(gates/[A-Za-z0-9][A-Za-z0-9._-]{0,63}|latest|best)$")]
+    #: Keys whose paths, shapes and dtypes must be exactly those of the caller's target.
     strict: tuple[str, ...] = ()
+    #: Patterns of paths; each must match some tensor or number, and all matches must be zero.
     zero: tuple[str, ...] = ()
-    ready: tuple[Readiness, ...] = ()
+    ready: tuple[Readiness, ...] = ()  # metrics to check, from the source or from the caller
+    #: The change of each part. Some row must name each top-level key of the source as a whole.
     rows: Annotated[tuple[Row, ...], Field(min_length=1)]
-    anchors: tuple[Name, ...] = ()
-    archives: tuple[Name, ...] = ()
+    anchors: tuple[Name, ...] = ()  # gates that enter the opponent pool as frozen entries
+    archives: tuple[Name, ...] = ()  # resettable streams to archive
 
     @property
     def conditions(self) -> frozenset[str]:

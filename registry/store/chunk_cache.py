@@ -58,21 +58,17 @@ _LOGGER = logging.getLogger("holdfast")
 
 
 class ChunkCache:
-    """Chunks on a local disk.
-
-    Attributes:
-        path: The folder.
-        max_bytes: The bound.
-    """
+    """Chunks on a local disk."""
 
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, max_bytes: int | None = None
     ) -> None:
+        #: The folder.
         self.path = os.path.abspath(
             os.path.expanduser(_default_path() if path is None else os.fspath(path))
         )
         self._folder = os.path.join(self.path, _FOLDER)
-        self.max_bytes = _bound(max_bytes, self._folder)
+        self.max_bytes = _bound(max_bytes, self._folder)  # the bound
         self._lock = ProcessLock()
         self._scanned = False
         self._said = False
@@ -121,10 +117,6 @@ class ChunkCache:
         """Fill memory with chunks that were missed, by one fetch of all processes.
 
         If another one is fetching the first of them, wait for it; then fetch what is still missed.
-
-        Args:
-            wanted: The memory of each chunk.
-            fetch: Fetches the chunks of these digests, and returns what may be kept.
         """
         with self._claimed(next(iter(wanted))) as has_waited:
             lacking = self.fill(wanted)

@@ -131,10 +131,7 @@ def open_store_on(
 
 
 def trust(
-    url: str | os.PathLike[str],
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    fs: Any = None,
+    url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None, fs: Any = None
 ) -> bool:
     """Accept a registry as it is now: forget its heads on this machine.
 

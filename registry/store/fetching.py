@@ -17,6 +17,7 @@ import mmap
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal, NamedTuple, Protocol
 
 from holdfast.backends import ByteRange
@@ -32,10 +33,10 @@ from holdfast.registry.objects import (
     Placement,
     codecs,
 )
-from holdfast.registry.objects.codecs import RAW, codec_name
+from holdfast.registry.objects.codecs import RAW, codec_name, codec_number
 from holdfast.registry.store.store import Store, missing
 from holdfast.registry.store.threads import results
-from holdfast.registry.values import Digest
+from holdfast.registry.values import Digest, collector_paused
 
 
 class Wanted(NamedTuple):
@@ -48,11 +49,8 @@ class Wanted(NamedTuple):
     #: The memory; `None` for the base of a delta, which is only joined to others.
     view: memoryview | None
     is_raw: bool  # whether it is stored as its raw bytes
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of scratch memory: its stored length, or 0 if it is read into its own memory."""
-        return 0 if self.is_raw and self.view is not None else self.row.stored_bytes
+    #: Bytes of scratch memory: its stored length, or 0 if it is read into its own memory.
+    held_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +105,10 @@ class Scratch:
 #: Encoded chunks and bases need scratch memory, so a read of `least_read_bytes` of those is full.
 _JOB_BYTES = 16 * 2**20
 _JOB_CHUNKS = 1024
+#: A row begins with its pack and its offset.
+_BY_PLACE = attrgetter("row")
+#: The number of the codec `raw`; a placement with another one than those of the list is refused.
+_RAW = codec_number(RAW, where="its own list")
 
 
 class Cache(Protocol):
@@ -122,11 +124,7 @@ class Fetch:
     """Reads chunks of one placed manifest."""
 
     def __init__(
-        self,
-        store: Store,
-        placement: Placement,
-        index: ChunkIndex,
-        caches: Sequence[Cache] = (),
+        self, store: Store, placement: Placement, index: ChunkIndex, caches: Sequence[Cache] = ()
     ) -> None:
         self._store = store
         self._placement = placement
@@ -143,9 +141,10 @@ class Fetch:
         """Fill memory with chunks, every byte verified."""
         lacking = self._fill_from_caches(wanted)
         row_of = self._index.row
-        jobs = self._jobs(
-            self._want(row_of(digest), digest, len(v), v) for digest, v in lacking.items()
-        )
+        with collector_paused():
+            jobs = self._jobs(
+                self._want(row_of(digest), digest, len(v), v) for digest, v in lacking.items()
+            )
         if len(jobs) == 1:
             self._read_job(jobs[0])
             return
@@ -178,7 +177,7 @@ class Fetch:
         jobs: list[Job] = []
         enough = self._store.backend.least_read_bytes
         pack, end, size, held = -1, -1, 0, 0
-        for chunk in sorted(wanted, key=lambda chunk: (chunk.row.pack, chunk.row.offset)):
+        for chunk in sorted(wanted, key=_BY_PLACE):
             row = chunk.row
             adjoins = row.pack == pack and row.offset == end
             is_full = size >= _JOB_BYTES or held >= enough
@@ -196,15 +195,16 @@ class Fetch:
     ) -> Wanted:
         row = self._placement.rows[number]
         check_length(digest, row, raw_bytes)
-        is_raw = codec_name(row.codec, where=f"{digest}") == RAW
-        return Wanted(number, digest, row, raw_bytes, view, is_raw)
+        is_raw = row.codec == _RAW
+        held_bytes = 0 if is_raw and view is not None else row.stored_bytes
+        return Wanted(number, digest, row, raw_bytes, view, is_raw, held_bytes)
 
     def _read_job(self, job: Job) -> None:
         cache = self._store.cache
-        views = {chunk.digest: chunk.view for chunk in job.chunks if chunk.view is not None}
         if cache is None:
             self._fetch_job(job)
             return
+        views = {chunk.digest: chunk.view for chunk in job.chunks if chunk.view is not None}
 
         def fetch(lacking: Collection[Digest]) -> Mapping[Digest, memoryview]:
             if len(lacking) == len(views):
@@ -242,9 +242,7 @@ class Fetch:
             deltas = self._join(deltas, scratch, verified=verified)
         if deltas:
             raise Malformed(
-                "a chain of deltas is too long",
-                where=job.pack.key,
-                expected=f"at most {MAX_DEPTH}",
+                "a chain of deltas is too long", where=job.pack.key, expected=f"at most {MAX_DEPTH}"
             )
         for chunk in job.chunks:
             if chunk.view is not None:
@@ -361,7 +359,7 @@ def _add(differences: Iterable[memoryview], base: memoryview) -> None:
 
 def check_length(digest: Digest, row: ChunkRow, raw_bytes: int) -> None:
     """Check the stored length of a chunk before memory is taken for it."""
-    raw = codec_name(row.codec, where=f"{digest}") == RAW
+    raw = row.codec == _RAW
     if row.stored_bytes != raw_bytes if raw else row.stored_bytes >= raw_bytes:
         raise Malformed(
             "a raw chunk has another length than its tensor gives it"

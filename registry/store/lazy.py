@@ -24,10 +24,13 @@ Index = SupportsIndex | slice | EllipsisType
 
 
 class Source(Protocol):
-    """The source of a lazy tensor's chunks."""
+    """The source of a lazy tensor's chunks: first ask for the digests, then read chunks."""
 
     def chunk_digests(self, entry: TensorEntry) -> Sequence[Digest]:
         """Return the digests of a tensor's chunks, in the order of its grid."""
+
+    def index(self) -> None:
+        """Find the chunks whose digests were asked for, before several threads read them."""
 
     def read_chunks(self, wanted: Mapping[Digest, memoryview]) -> None:
         """Fill memory with chunks, every byte verified."""

@@ -1,7 +1,7 @@
 """Read tensors and digest lists of a stored state into the caller's memory.
 
-This module decides which chunk goes to which memory; `fetching` reads and verifies the chunks, and
-`holdfast.registry.loading.stored` allocates the memory.
+This module decides which chunk goes to which memory; `fetching` reads and verifies the chunks. The
+memory comes from `holdfast.registry.loading.destinations` for a load, from `lazy` for a slice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from holdfast.registry.errors import Malformed
 from holdfast.registry.objects import ChunkIndex, Manifest, Placement, TensorEntry, thinned
 from holdfast.registry.store.fetching import Fetch, check_length
 from holdfast.registry.store.store import Store
-from holdfast.registry.values import DIGEST_BYTES, LISTED_BYTES, Digest, ProcessLock, check_bytes
+from holdfast.registry.values import (
+    DIGEST_BYTES,
+    LISTED_BYTES,
+    Digest,
+    ProcessLock,
+    check_bytes,
+    collector_paused,
+)
 
 #: A tensor and the memory for its bytes.
 Target = tuple[TensorEntry, memoryview]
@@ -26,12 +33,13 @@ def read_tensors(
     lists = index.learn(tensor for tensor, _ in targets)
     first: dict[Digest, memoryview] = {}
     copies: list[tuple[memoryview, memoryview]] = []
-    for digest, view in _chunks(targets, lists):
-        if digest in first:
-            copies.append((view, first[digest]))
-        else:
-            first[digest] = view
-    read_chunks(store, placement, index.chunks, first)
+    with collector_paused():
+        for digest, view in _chunks(targets, lists):
+            if digest in first:
+                copies.append((view, first[digest]))
+            else:
+                first[digest] = view
+    fetch_chunks(store, placement, index.chunks, first)
     for view, source in copies:
         view[:] = source
 
@@ -122,11 +130,8 @@ def _is_plain(manifest: Manifest, placement: Placement) -> bool:
     return is_distinct and not placement.extra and not rows.has_deltas
 
 
-def read_chunks(
-    store: Store,
-    placement: Placement,
-    index: ChunkIndex,
-    wanted: Mapping[Digest, memoryview],
+def fetch_chunks(
+    store: Store, placement: Placement, index: ChunkIndex, wanted: Mapping[Digest, memoryview]
 ) -> None:
     """Fill memory with single chunks, every byte verified."""
     Fetch(store, placement, index).read(wanted)
@@ -152,16 +157,13 @@ def _covered(manifest: Manifest, placement: Placement) -> Manifest:
 
 
 def read_lists(
-    store: Store,
-    manifest: Manifest,
-    placement: Placement,
-    wanted: Iterable[Digest] | None = None,
+    store: Store, manifest: Manifest, placement: Placement, wanted: Iterable[Digest] | None = None
 ) -> dict[Digest, bytes]:
     """Return the stored digest lists of a manifest's largest tensors, verified."""
     manifest = _covered(manifest, placement)
     if not manifest.chunk_lists:
         return {}
-    index = check_lists(manifest, placement)
+    index = check_list_lengths(manifest, placement)
     some = manifest.chunk_lists if wanted is None else wanted
     buffers = {digest: bytearray(_list_bytes(manifest, digest)) for digest in some}
     views = {digest: memoryview(data) for digest, data in buffers.items()}
@@ -169,7 +171,7 @@ def read_lists(
     return {digest: bytes(data) for digest, data in buffers.items()}
 
 
-def check_lists(manifest: Manifest, placement: Placement) -> ChunkIndex:
+def check_list_lengths(manifest: Manifest, placement: Placement) -> ChunkIndex:
     """Check the lengths of digest lists against the placement, before memory is allocated.
 
     A manifest can claim any shape.

@@ -31,6 +31,7 @@ from holdfast.registry.errors import (
 from holdfast.registry.objects import (
     CONFIG,
     FOLDERS,
+    PROBES,
     RUNS,
     Manifest,
     ObjectKey,
@@ -38,7 +39,7 @@ from holdfast.registry.objects import (
     PackTable,
     Placement,
     join_lines,
-    read_table,
+    read_pack_table,
     split_lines,
 )
 from holdfast.registry.store.address import Address
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 REGISTRY_FORMAT: Literal["holdfast.registry/1"] = "holdfast.registry/1"
 #: The version of this writer; an entry of `epochs/` may demand a higher one.
-WRITER_VERSION = 3
+WRITER_VERSION = 4
 #: The grace of a collection where none is given.
 DAY_S = 86_400.0
 #: The most parsed manifests that a handle keeps, and the most placements.
@@ -86,19 +87,7 @@ class RegistryConfig(Record):
 
 
 class Store:
-    """The objects of one registry behind a backend.
-
-    Attributes:
-        backend: The store of the bytes.
-        config: The content of `registry.json`.
-        pools: The handle's threads.
-        blocks: The memory for the copies of saves.
-        cache: The cache of chunks on a local disk, if there is one.
-        heads: The heads of its logs that were seen before, if they are remembered.
-        address: Where another process finds it; `None` if it was opened on a backend.
-        is_away: Whether the registry did not answer when it was opened, and has not since.
-        companions: What rooms above keep for this handle, by class. It goes with the handle.
-    """
+    """The objects of one registry behind a backend."""
 
     def __init__(
         self,
@@ -108,14 +97,17 @@ class Store:
         heads: Heads | None = None,
         address: Address | None = None,
     ) -> None:
+        #: Where another process finds it; `None` if it was opened on a backend.
         self.address = address
-        self.backend = backend
-        self.config = config
-        self.pools = Pools(backend.concurrency)
-        self.blocks = Blocks()
-        self.cache = cache
-        self.heads = heads
+        self.backend = backend  # the store of the bytes
+        self.config = config  # the content of `registry.json`
+        self.pools = Pools(backend.concurrency)  # the handle's threads
+        self.blocks = Blocks()  # the memory for the copies of saves
+        self.cache = cache  # the cache of chunks on a local disk, if there is one
+        self.heads = heads  # the heads of its logs that were seen before, if they are remembered
+        #: Whether the registry did not answer when it was opened, and has not since.
         self.is_away = False
+        #: What rooms above keep for this handle, by class. It goes with the handle.
         self.companions: dict[type, Any] = {}
         self._manifests: OrderedDict[ObjectKey, Manifest] = OrderedDict()
         self._placements: OrderedDict[ObjectKey, Placement] = OrderedDict()
@@ -143,9 +135,6 @@ class Store:
 
         Check that the folders that all runs share have no symbolic links directly in them; each
         write checks its own path. Then fill the reserve.
-
-        Raises:
-            StoreUnsuitable: There is a link; nothing was written.
         """
         if not self._is_prepared:
             for folder in FOLDERS:
@@ -169,12 +158,7 @@ class Store:
                 most *= 2
 
     def manifest(self, key: ObjectKey) -> Manifest:
-        """Return a verified manifest.
-
-        Raises:
-            MissingObject: It does not exist.
-            IntegrityError: It is damaged.
-        """
+        """Return a verified manifest."""
         kept = self._recall(self._manifests, key)
         if kept is None:
             kept = decode_manifest(self.read(key), key)
@@ -182,12 +166,7 @@ class Store:
         return kept
 
     def placement(self, key: ObjectKey) -> Placement:
-        """Return a verified placement.
-
-        Raises:
-            MissingObject: It does not exist.
-            IntegrityError: It is damaged.
-        """
+        """Return a verified placement."""
         kept = self._recall(self._placements, key)
         if kept is None:
             kept = Placement.decode(self.read(key), key.digest, where=str(key))
@@ -197,13 +176,7 @@ class Store:
     def table(self, pack: PackRef, after: int = 0) -> PackTable:
         """Return a pack's verified table of contents, and keep it for its other chunks.
 
-        Args:
-            pack: The pack.
-            after: End of its last known chunk.
-
-        Raises:
-            MissingObject: The pack does not exist.
-            IntegrityError: The table is damaged.
+        `after` is the end of its last known chunk.
         """
         kept = self._recall(self._tables, pack.key)
         if kept is None:
@@ -212,23 +185,14 @@ class Store:
         return kept
 
     def read_table(self, pack: PackRef, after: int = 0) -> PackTable:
-        """Read only the end of a pack and verify its table of contents.
-
-        Args:
-            pack: The pack.
-            after: End of its last known chunk.
-
-        Raises:
-            MissingObject: The pack does not exist.
-            IntegrityError: The table is damaged.
-        """
+        """Read only the end of a pack, after a known chunk, and verify its table of contents."""
         where = str(pack.key)
 
         def read(start: int, stop: int) -> bytes:
             return self.backend.get(where, ByteRange(start, stop))
 
         try:
-            return read_table(read, pack.size_bytes, pack.key.digest, where=where, after=after)
+            return read_pack_table(read, pack.size_bytes, pack.key.digest, where=where, after=after)
         except ObjectNotFound as error:
             raise missing(pack.key) from error
         except ObjectTruncated as error:
@@ -249,11 +213,7 @@ class Store:
             self._lighten(self._placements)
 
     def read(self, key: ObjectKey) -> bytes:
-        """Return the bytes of an object that must exist, since a run needs it.
-
-        Raises:
-            MissingObject: It does not exist.
-        """
+        """Return the bytes of an object that must exist, since a run needs it."""
         try:
             return self.backend.get(str(key))
         except ObjectNotFound as error:
@@ -365,13 +325,13 @@ def read_config(backend: Backend) -> RegistryConfig:
     where = f"{backend.url}/{CONFIG}"
     try:
         data = backend.get(CONFIG)
-    except ObjectNotFound as error:
+    except ObjectNotFound:
         raise NotFound(
             "not a registry",
             where=backend.url,
             expected=CONFIG,
-            hint=f"Create one with `holdfast init {backend.url}`.",
-        ) from error
+            hint=f"Create one with `holdfast init {backend.url}`, or check the name.",
+        ) from None  # a short traceback for a usual mistake: there is no more to say
     (line, *_) = split_lines(data, where=where)
     if b'"format":"holdfast.registry/1"' not in line:
         raise UnsupportedFormat(
@@ -396,3 +356,18 @@ def check_writer_version(min_writer: int, *, where: str) -> None:
             found=f"writer version {WRITER_VERSION}",
             hint="Upgrade with `pip install -U holdfast`.",
         )
+
+
+def ask_time(store: Store) -> float | None:
+    """Return the store's own time, in seconds; `None` if it has no space to say it."""
+    key = f"{PROBES}clock-{secrets.token_hex(8)}"
+    try:
+        store.with_reserve(lambda: store.backend.put(key, b""))
+    except StoreFull:
+        return None
+    try:
+        return store.backend.stat(key).modified_s
+    except ObjectNotFound:  # this one stalled, and another one deleted the old probe
+        return ask_time(store)
+    finally:
+        store.backend.delete(key)

@@ -1,8 +1,9 @@
 """The thread pools of a handle, started at their first use, also in a forked child.
 
 A thread of a pool may wait only for pools of a lower rank. Work that it gives to its own pool or to
-a higher one runs in the thread itself. So bulk threads may wait for small ones, small and hashing
-threads wait for nobody, and pools full of waiting threads cannot block each other. For the same
+a higher one runs in the thread itself. So threads of runs may wait for bulk and small ones, bulk
+threads for small ones, small and hashing threads wait for nobody, and pools full of waiting threads
+cannot block each other. For the same
 reason no work in the small pool may take the lock of a log: its holder waits for that pool.
 """
 
@@ -11,19 +12,28 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
-from threading import Lock, local
+from itertools import islice
+from threading import Condition, Lock, local
 from typing import Any, ParamSpec, TypeVar
 
 #: Threads that fetch small objects: enough to read the tail of a log in one round trip.
 _SMALL_FETCHES = 64
 
+#: Small objects read at once, such as placements and tables.
+_READS_AT_ONCE = 64
+#: Logs replayed or marked at once.
+RUNS_AT_ONCE = 256
+#: Runs copied at once; each also has threads for its packs.
+_RUNS_COPIED = 16
+
 #: A thread may wait only for pools of a lower rank.
-_RANKS = {"hash": 0, "small": 0, "bulk": 1}
+_RANKS = {"hash": 0, "small": 0, "bulk": 1, "runs": 2}
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 #: The rank of the pool that the current thread belongs to.
 _thread = local()
 
@@ -47,16 +57,12 @@ _CALLER = _Caller()
 
 
 class _Once:
-    """Work that is done by whoever begins it first: a thread of the pool, or the caller.
-
-    Attributes:
-        made: Its result.
-    """
+    """Work that is done by whoever begins it first: a thread of the pool, or the caller."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work = work
         self._begun = Lock()
-        self.made: Future[Any] = Future()
+        self.made: Future[Any] = Future()  # its result
 
     def __call__(self) -> Any:
         if not self._begun.acquire(blocking=False):
@@ -122,11 +128,8 @@ class Pools:
 
     def __init__(self, concurrency: int) -> None:
         cores = os.cpu_count() or 1
-        self._sizes = {
-            "hash": cores,
-            "bulk": max(cores, concurrency),
-            "small": _SMALL_FETCHES,
-        }
+        self._sizes = {"hash": cores, "bulk": max(cores, concurrency), "small": _SMALL_FETCHES}
+        self._sizes["runs"] = _RUNS_COPIED
         self._lock = Lock()
         self._pid = os.getpid()
         self._started: dict[str, Threads] = {}
@@ -140,6 +143,11 @@ class Pools:
     def bulk(self) -> Executor:
         """Threads that move packs."""
         return self.pool("bulk")
+
+    @property
+    def runs(self) -> Executor:
+        """Threads that copy runs."""
+        return self.pool("runs")
 
     @property
     def small(self) -> Executor:
@@ -165,3 +173,38 @@ class Pools:
                     self._sizes[name], f"holdfast-{name}", _join, (_RANKS[name],)
                 )
             return self._started[name]
+
+
+class Claims:
+    """Names that threads work on: who wants one that another has claimed waits for it."""
+
+    def __init__(self) -> None:
+        self._claimed: set[object] = set()
+        self._changed = Condition()
+
+    @contextmanager
+    def of(self, names: Iterable[object]) -> Iterator[None]:
+        """Claim all of these at once, so that two threads cannot wait for each other."""
+        wanted = set(names)
+        with self._changed:
+            self._changed.wait_for(lambda: self._claimed.isdisjoint(wanted))
+            self._claimed |= wanted
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._claimed -= wanted
+                self._changed.notify_all()
+
+
+def in_batches(
+    pool: Executor,
+    work: Callable[[_T], _R],
+    items: Iterable[_T],
+    *,
+    at_once: int = _READS_AT_ONCE,
+) -> Iterator[_R]:
+    """Yield the results of work on items, in the order of the items, a batch at a time."""
+    waiting = iter(items)
+    while batch := list(islice(waiting, at_once)):
+        yield from results([pool.submit(work, item) for item in batch])

@@ -1,7 +1,7 @@
 """Pages that show a registry: `holdfast ui` serves them, `holdfast page` writes them to one file.
 
 Nothing here writes to a registry. The pages need the extra `ui` (Starlette, uvicorn, Jinja2 and
-Plotly's JavaScript); only `server`, `rendering` and `page` import these libraries.
+Plotly's JavaScript); only `server`, `serving`, `rendering` and `page` import these libraries.
 
 | part | what it does |
 |---|---|
@@ -9,7 +9,8 @@ Plotly's JavaScript); only `server`, `rendering` and `page` import these librari
 | `pages/` | one module for each view: its query, path and template |
 | `charts` | charts and coloured grids as data, each with a table of the same values |
 | `rendering` | templates, and values as text |
-| `server` | the local web server, and the guard that checks its visitors |
+| `serving` | the bounded HTTP server, which `holdfast hub` uses too |
+| `server` | the pages on it, and the guard that checks their visitors |
 | `page` | the same views as one file |
 
 To add a view:
@@ -36,10 +37,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from holdfast.registry.ui.page import page_of
     from holdfast.registry.ui.server import Server
+    from holdfast.registry.ui.serving import HOST, Listener, is_same, loopback_hosts
     from holdfast.registry.ui.source import Source
 else:
     from holdfast.registry.values.first_use import at_first_use
 
     __getattr__ = at_first_use(__name__)
 
-__all__ = ["Server", "Source", "page_of"]
+__all__ = ["HOST", "Listener", "Server", "Source", "is_same", "loopback_hosts", "page_of"]

@@ -43,6 +43,8 @@ class Curve:
     is_faint: bool = False  # whether it is in the background, such as superseded values
     #: Curves of one family, such as a run, share a colour and a place in the legend.
     group: str = ""
+    #: The ends of a band around each point, such as a deviation; none in most curves.
+    band: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class Chart:
     #: Its symbols, each with its colour and its meaning, if the script draws no legend.
     key: tuple[tuple[str, str, str], ...] = ()
     nonfinite: int = 0  # number of its values that are NaN or infinite, so not drawn
+    #: Values to know of it, each with its name, its step and its checkpoint: best, lowest, highest.
+    extremes: tuple[tuple[str, float, int, str], ...] = ()
 
 
 def curves(
@@ -84,7 +88,6 @@ def curves(
     marks: Sequence[Mark] = (),
     *,
     counter: str = "step",
-    overlays: bool = False,
 ) -> Chart:
     """Return the chart of some curves. The browser offers step or time, log scale, smoothing."""
     rows = [
@@ -96,13 +99,13 @@ def curves(
     payload = {
         "kind": "curves",
         "counter": escape(counter),
-        "overlays": overlays,
         "curves": [
             {
                 "name": escape(curve.name),
                 "group": escape(curve.group or curve.name),
                 "faint": curve.is_faint,
                 **_columns(thinned(curve.points)),
+                **({"band": curve.band} if curve.band else {}),
             }
             for curve in found
         ],
@@ -137,6 +140,12 @@ def figure(
     """
     payload = {"kind": "figure", "data": _plain(list(data)), "layout": _plain(dict(layout))}
     return Chart(title, about, payload, shown, height_px, key=tuple(key))
+
+
+def fields_chart(kind: Literal["scatter", "parallel"], title: str, shown: Table) -> Chart:
+    """Return a chart of the fields of runs, which are in the page once, in its `data-space`."""
+    about = f"{title}: {shown.total} runs"
+    return Chart(title, about, {"kind": kind}, shown, height_px=340)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:

@@ -111,7 +111,7 @@ def _policy(style: str, scripts: Sequence[str]) -> str:
     allowed = " ".join(map(_digest, scripts))
     return (
         f"default-src 'none'; script-src {allowed}; style-src {_digest(style)} {_digest('')}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
 
 

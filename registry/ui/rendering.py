@@ -17,6 +17,7 @@ from markupsafe import Markup
 from holdfast.backends.escape import printable
 from holdfast.registry.history import format_time, is_dated, json_ready, moment, step_ref
 from holdfast.registry.ui.charts import Moment
+from holdfast.registry.ui.pages import fields
 from holdfast.registry.values import amounts
 
 FOLDER = Path(__file__).parent
@@ -49,6 +50,9 @@ def _environment() -> Environment:
         "ago": ago,
         "breakable": breakable,
         "count": counted,
+        "duration": amounts.duration,
+        "field_text": fields.text_of,
+        "heading": fields.heading,
         "marked": marked,
         "number": number,
         "pretty": pretty,
@@ -59,6 +63,7 @@ def _environment() -> Environment:
         "with_code": with_code,
         "when": when,
     }
+    found.globals["metric_kinds"] = fields.METRIC_KINDS
     found.tests |= {"moment": lambda value: isinstance(value, Moment)}
     return found
 

@@ -8,18 +8,15 @@ points at this machine is not in the list of hosts.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import secrets
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import quote, urlencode, urlsplit
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -35,28 +32,20 @@ from starlette.responses import (
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
 from holdfast.registry.ui.pages import VIEWS
 from holdfast.registry.ui.pages.view import PATIENCE_S, Asked, Shown, View, trouble_of
 from holdfast.registry.ui.rendering import FOLDER, render, script_path, style_ids
+from holdfast.registry.ui.serving import HOST, Listener, is_same, loopback_hosts
 from holdfast.registry.ui.source import Source
 
-HOST = "127.0.0.1"
-#: Seconds for unfinished answers when the server stops: a browser that stopped reading must not
-#: keep it for ever.
-_LAST_ANSWERS_S = 2
-#: Seconds within which a connection must send the whole head of a request.
-_REQUEST_WITHIN_S = 10.0
-#: Maximum number of connections. A new one replaces the one that waits longest for a request.
-_CONNECTIONS = 128
 _BY_NAME = {view.name: view for view in VIEWS}
 #: Plotly makes an empty style element and fills it by rules, so only the empty text needs a digest.
 EMPTY_STYLE = f"'sha256-{base64.b64encode(hashlib.sha256(b'').digest()).decode()}'"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' "
-    f"{EMPTY_STYLE}; img-src 'self' data:; connect-src 'self'; form-action 'self'; "
+    f"{EMPTY_STYLE}; img-src 'self' data: blob:; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -79,20 +68,9 @@ class Server:
     def __init__(
         self, source: Source, port: int = 0, renewed: Callable[[str], object] = id
     ) -> None:
-        self._socket = _bound(port)
-        self._entrance = Entrance(f"http://{HOST}:{self._socket.getsockname()[1]}", renewed)
-        app = application(source, self._entrance)
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                http=_Connection,
-                ws="none",
-                timeout_graceful_shutdown=_LAST_ANSWERS_S,
-            )
-        )
+        self._listener = Listener(HOST, port)
+        self._entrance = Entrance(f"http://{HOST}:{self._listener.port}", renewed)
+        self._app = application(source, self._entrance)
 
     @property
     def url(self) -> str:
@@ -101,65 +79,11 @@ class Server:
 
     def serve(self) -> None:
         """Answer requests until SIGINT or SIGTERM comes, or `stop` is called."""
-        try:
-            self._server.run(sockets=[self._socket])
-        finally:
-            self._socket.close()
+        self._listener.serve(self._app)
 
     def stop(self) -> None:
         """Stop the server: `serve` returns."""
-        self._server.should_exit = True
-
-
-class _Connection(H11Protocol):
-    """A connection with a time limit, since other users of the machine can open any number."""
-
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._set_deadline()
-        if len(self.connections) > _CONNECTIONS:
-            waiting = [
-                (one._deadline.when(), id(one), one)
-                for one in self.connections
-                if isinstance(one, _Connection) and one._deadline is not None
-            ]
-            min(waiting)[2].transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._set_deadline()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._set_deadline()
-
-    def _set_deadline(self) -> None:
-        """Start the time for a request; end it when one runs."""
-        runs = self.cycle is not None and not self.cycle.response_complete
-        if runs and self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-        elif not runs and self._deadline is None:
-            self._deadline = self.loop.call_later(_REQUEST_WITHIN_S, self.transport.abort)
-
-
-def _bound(port: int) -> socket.socket:
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        found.bind((HOST, port))
-        found.listen(128)
-    except OSError as error:
-        found.close()
-        raise InvalidInput(
-            "the port cannot be used",
-            where=f"{HOST}:{port}",
-            found=error,
-            hint="Choose another --port, or none for any that is free.",
-        ) from error
-    return found
+        self._listener.stop()
 
 
 def application(source: Source, entrance: Entrance) -> Starlette:
@@ -294,7 +218,7 @@ class Entrance:
 
     def admits(self, token: str) -> bool:
         """Return whether a token is right; if so, replace it by another one."""
-        if not _is_same(token, self.token):
+        if not is_same(token, self.token):
             return False
         self.token = secrets.token_urlsafe(24)
         self.renewed(self.url)
@@ -307,8 +231,7 @@ class Guard(BaseHTTPMiddleware):
     def __init__(self, app: ASGIApp, *, entrance: Entrance) -> None:
         super().__init__(app)
         self._entrance, port = entrance, urlsplit(entrance.base).port
-        ends = (f":{port}", "") if port == 80 else (f":{port}",)  # browsers omit the port of HTTP
-        self._hosts = {name + end for name in ("127.0.0.1", "localhost", "[::1]") for end in ends}
+        self._hosts = loopback_hosts(port or 80)
         self._cookie = f"holdfast_{port}"  # browsers share cookies between ports
 
     async def dispatch(self, request: Request, call_next: Next) -> Response:
@@ -324,7 +247,7 @@ class Guard(BaseHTTPMiddleware):
         if request.headers.get("host", "") not in self._hosts:
             return PlainTextResponse("not a name of this server\n", 421)
         given = request.query_params.get(_TOKEN)
-        is_known = _is_same(request.cookies.get(self._cookie, ""), self._entrance.session)
+        is_known = is_same(request.cookies.get(self._cookie, ""), self._entrance.session)
         if given is not None and (is_known or self._entrance.admits(given)):
             return self._admitted(request)
         return None if is_known and given is None else _strange(request)
@@ -345,7 +268,3 @@ def _strange(request: Request) -> Response:
     # browser has one after a redirect, and sends it when the page asks again by itself.
     is_link = request.headers.get("sec-fetch-site") == "cross-site"
     return HTMLResponse(_STRANGER, 403, {"Refresh": "0"} if is_link else None)
-
-
-def _is_same(given: str, secret: str) -> bool:
-    return secrets.compare_digest(given.encode(), secret.encode())

@@ -24,9 +24,9 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
 )
 from holdfast.registry.face import Registry, Run, open_on
-from holdfast.registry.history import Birth, RunLog, birth_of, read_birth
+from holdfast.registry.history import Birth, LogEnd, RunLog, Seals, birth_of, end_of, read_birth
 from holdfast.registry.history.actions import Commit
-from holdfast.registry.store import Address
+from holdfast.registry.store import Address, choose_cache
 from holdfast.registry.store.heads import open_heads
 
 #: Number of runs and logs that are read at once; each waits for a few small requests.
@@ -79,6 +79,7 @@ class Source:
         self._lock = threading.Lock()
         self._listed: tuple[float, list[str]] = (-math.inf, [])
         self._runs: dict[str, Run] = {}
+        self._ends: dict[str, LogEnd] = {}  # how their logs ended when they were read last
         self._chronicles: dict[str, Chronicle] = {}
         self._births: dict[str, Birth | None] = {}
         self._opening: dict[str, _Reading] = {}
@@ -86,12 +87,14 @@ class Source:
         self._threads = ThreadPoolExecutor(OPENERS, "holdfast-ui")
 
     @classmethod
-    def open(cls, address: Address) -> Self:
-        """Open the registry at an address, read-only."""
+    def open(cls, address: Address, *, cache: str | None = None) -> Self:
+        """Open the registry at an address, read-only; `cache` as for `holdfast.open`."""
         backend = address.open()
         meter = Metered(ReadOnly(backend))
         try:
-            return cls(open_on(meter, heads=open_heads(address.location(backend))), meter)
+            chunks = choose_cache(cache, is_remote=address.is_remote())
+            heads = open_heads(address.location(backend))
+            return cls(open_on(meter, heads=heads, cache=chunks), meter)
         except BaseException:
             backend.close()
             raise
@@ -128,9 +131,16 @@ class Source:
     def runs(self, names: Sequence[str], within_s: float | None = None) -> Opened:
         """Return several runs at their heads, read at once.
 
-        A later call for the other runs does not read the finished ones again.
+        A later call for the other runs does not read the finished ones again. Sealed runs in which
+        nothing happened are not asked.
         """
-        futures = {name: self._begin(name) for name in names}
+        with self._lock:
+            ends = [self._ends[one] for one in names if one in self._ends and one in self._runs]
+        seals = Seals(self.registry.handle.store, ends, len(names))
+        with self._lock:
+            self._ends |= (quiet := seals.quiet(ends))
+            kept = {one: self._runs[one] for one in quiet if one in self._runs}
+        futures = {name: self._begin(name, seals.newest) for name in names if name not in kept}
         _, unread = wait(futures.values(), timeout=within_s)
         runs: dict[str, Run] = {}
         failed: dict[str, RegistryError] = {}
@@ -146,6 +156,8 @@ class Source:
                 raise
             except RegistryError as error:
                 failed[name] = error
+        found = runs | kept
+        runs = {name: found[name] for name in names if name in found}
         return Opened(runs, failed, tuple(name for name in names if name not in {*runs, *failed}))
 
     def chronicle(
@@ -228,11 +240,20 @@ class Source:
                 self._chronicles.pop(run.id, None)
             raise
 
-    def _begin(self, name: str) -> Future[Run]:
+    def _read(self, name: str, notes: int | None) -> Run:
+        run = self.run(name)
+        log = run.handle.log
+        if log.newest is not None:
+            with self._lock:
+                self._ends[name] = end_of(log.run, log.newest, notes)
+        return run
+
+    def _begin(self, name: str, notes: int | None) -> Future[Run]:
+        """Start to read a run; `notes` is the newest table that was listed before."""
         with self._lock:
             known = self._opening.get(name)
             if known is None or not known.is_fresh:
-                reading = self._threads.submit(self.run, name)
+                reading = self._threads.submit(self._read, name, notes)
                 known = self._opening[name] = _Reading(time.monotonic(), reading)
             return known.outcome
 

@@ -1,5 +1,7 @@
 """Read and hash the packs of a registry, each once: all of them, or a random share.
 
+An object is checked against its name, and a placement against its packs.
+
 Packs are read by their names alone. `holdfast.registry.upkeep.verifying` finds out which runs
 need a damaged one.
 """
@@ -11,6 +13,7 @@ import os
 import random
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -20,6 +23,7 @@ from typing import Annotated, Literal, Self
 from holdfast.backends import ObjectInfo
 from holdfast.registry.errors import (
     AccessDenied,
+    Archived,
     IntegrityError,
     InvalidInput,
     Malformed,
@@ -28,11 +32,139 @@ from holdfast.registry.errors import (
     StoreUnavailable,
     UnsupportedFormat,
 )
-from holdfast.registry.objects import ObjectKey, PackTable
-from holdfast.registry.store import Outcome, Store, Workers
+from holdfast.registry.objects import (
+    NO_BASE,
+    ChunkRow,
+    Manifest,
+    ObjectKey,
+    PackEntry,
+    PackRef,
+    PackTable,
+    Placement,
+    open_pack,
+)
+from holdfast.registry.objects.codecs import CODECS
+from holdfast.registry.store import (
+    Outcome,
+    Store,
+    Workers,
+    decode_manifest,
+    index_chunks,
+    read_lists,
+    verify_pack_chunks,
+)
 from holdfast.registry.upkeep.findings import DataRead
-from holdfast.registry.upkeep.object_checks import Tables, check_object
-from holdfast.registry.values import Field, Record
+from holdfast.registry.values import Digest, Field, Record
+
+
+def check_object(data: bytes, key: ObjectKey) -> PackTable | None:
+    """Check every byte of an object; return the table of a pack."""
+    where = str(key)
+    if key.kind == "manifests":
+        decode_manifest(data, key)
+    elif key.kind == "placements":
+        Placement.decode(data, key.digest, where=where)
+    else:
+        table = open_pack(data, key.digest, where=where)
+        verify_pack_chunks(data, table, key)
+        return table
+    return None
+
+
+def check_small(store: Store, key: ObjectKey) -> int:
+    """Read and hash a manifest or placement; return its bytes."""
+    data = store.backend.get(str(key))
+    check_object(data, key)
+    return len(data)
+
+
+class Tables:
+    """Tables of contents of packs, kept in memory; even a whole registry's fit there."""
+
+    def __init__(self) -> None:
+        self._kept: dict[ObjectKey, PackTable] = {}
+
+    def __contains__(self, key: ObjectKey) -> bool:
+        return key in self._kept
+
+    def keep(self, key: ObjectKey, table: PackTable) -> None:
+        """Remember the table of a pack that was read."""
+        self._kept[key] = table
+
+    def of(self, store: Store, pack: PackRef) -> PackTable:
+        """Return a pack's table; read it if it is not kept."""
+        if pack.key not in self._kept:
+            self.keep(pack.key, store.read_table(pack))
+        return self._kept[pack.key]
+
+
+def check_rows(store: Store, tables: Tables, manifest: Manifest, placement: Placement) -> None:
+    """Compare each row of a placement with the table of its pack and with the manifest."""
+    manifest = manifest.part(placement.components)
+    lists = read_lists(store, manifest, placement)
+    lengths = manifest.all_chunks(lists)
+    index_chunks(manifest, placement, lists)
+    digests = [*lengths, *placement.extra]
+    by_pack: defaultdict[int, list[int]] = defaultdict(list)
+    for number, row in enumerate(placement.rows):
+        by_pack[row.pack].append(number)
+    raw_bytes: dict[int, int] = {}
+    for position, numbers in by_pack.items():
+        table = tables.of(store, placement.packs[position])
+        for number in numbers:
+            row = placement.rows[number]
+            raw_bytes[number] = _check_row(
+                placement, row, digests[number], digests, table.at(row.offset)
+            )
+    for number, row in enumerate(placement.rows):
+        wanted = lengths.get(digests[number], raw_bytes[number])
+        _check_raw(placement, row, raw_bytes[number], wanted)
+        if row.base != NO_BASE:
+            base = placement.rows[row.base]
+            _check_raw(placement, base, raw_bytes[row.base], raw_bytes[number])
+
+
+def _check_row(
+    placement: Placement,
+    row: ChunkRow,
+    digest: Digest,
+    digests: list[Digest],
+    entry: PackEntry | None,
+) -> int:
+    """Compare a row with the table's entry; return the raw length that the entry gives."""
+    base = None if row.base == NO_BASE else digests[row.base]
+    expected = (digest, row.stored_bytes, CODECS[row.codec], base)
+    if entry is None or expected != (entry.digest, entry.stored_bytes, entry.codec, entry.base):
+        raise Malformed(
+            "a placement and its pack name different chunks at one offset",
+            where=_where(placement, row),
+            expected=_described(*expected),
+            found="no chunk begins there"
+            if entry is None
+            else _described(entry.digest, entry.stored_bytes, entry.codec, entry.base),
+        )
+    return entry.raw_bytes
+
+
+def _check_raw(placement: Placement, row: ChunkRow, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise Malformed(
+            "a pack gives a chunk another raw length than its tensor, or the delta on it, does",
+            where=_where(placement, row),
+            expected=f"{wanted} bytes",
+            found=found,
+        )
+
+
+def _described(digest: Digest, stored_bytes: int, codec: str, base: Digest | None) -> str:
+    against = "" if base is None else f", a delta to {base.short}"
+    return f"chunk {digest.short}, {stored_bytes} bytes of {codec}{against}"
+
+
+def _where(placement: Placement, row: ChunkRow) -> str:
+    pack = placement.packs[row.pack].key
+    return f"placement {placement.digest.short}: {pack} at offset {row.offset}"
+
 
 #: A pass that began longer ago starts again.
 MAX_AGE_S = 30 * 86_400
@@ -47,17 +179,14 @@ class _Header(Record):
 
 
 class PassNotes:
-    """The packs that one pass over a registry has read so far.
-
-    Attributes:
-        ignored: Why existing notes were ignored; `None` where they count.
-    """
+    """The packs that one pass over a registry has read so far."""
 
     def __init__(self, path: str | os.PathLike[str], registry_id: str) -> None:
         self._path = Path(path)
         self._registry_id = registry_id
         self._read: set[str] = set()
         self._lock = Lock()
+        #: Why existing notes were ignored; `None` where they count.
         self.ignored: str | None = None
         try:
             exists = self._path.exists()
@@ -184,22 +313,16 @@ def fault_of(error: Exception | BaseException | None) -> str | None:
 
 
 class DataPass:
-    """The packs of a registry, read and hashed.
-
-    Attributes:
-        tables: The tables of the packs that were whole.
-        faults: The messages about damaged packs, by key.
-        whole: The packs that were read and are whole.
-    """
+    """The packs of a registry, read and hashed."""
 
     def __init__(self, store: Store, workers: Workers, count: Count) -> None:
         self._store = store
         self._workers = workers
         self._count = count
-        self._bytes = 0
-        self.tables = Tables()
-        self.faults: dict[ObjectKey, str] = {}
-        self.whole: set[ObjectKey] = set()
+        self._bytes = self._archived = 0
+        self.tables = Tables()  # the tables of the packs that were whole
+        self.faults: dict[ObjectKey, str] = {}  # the messages about damaged packs, by key
+        self.whole: set[ObjectKey] = set()  # the packs that were read and are whole
 
     def read(self, sample: float | None, notes: PassNotes | None) -> DataRead:
         """Read the packs that are there."""
@@ -208,7 +331,7 @@ class DataPass:
         rest = [info for key, info in packs.items() if key not in noted]
         wanted = sum(info.size_bytes for info in packs.values())
         chosen = rest if sample is None else list(_drawn(rest, sample * wanted))
-        self._bytes = 0
+        self._bytes = self._archived = 0
         with nullcontext() if notes is None else notes:
             self._workers.each(
                 read_pack,
@@ -218,7 +341,8 @@ class DataPass:
             )
         return DataRead(
             packs=len(packs),
-            packs_read=len(chosen),
+            packs_read=len(chosen) - self._archived,
+            packs_archived=self._archived,
             packs_noted=len(noted),
             pack_bytes=wanted,
             bytes_read=self._bytes,
@@ -239,6 +363,9 @@ class DataPass:
         key, error = ObjectKey.parse(info.key), outcome.error
         if isinstance(error, ObjectNotFound):
             return  # collected meanwhile; if a run needs it, the check of the structure reports it
+        if isinstance(error, Archived):
+            self._archived += 1
+            return
         fault = fault_of(error)
         if fault is not None:
             self.faults[key] = fault

@@ -15,6 +15,7 @@ from holdfast.backends.local.walk import TEMPORARY
 from holdfast.registry.errors import IntegrityError, Malformed, RegistryError, UnsupportedFormat
 from holdfast.registry.history import CondemnedNames, EpochHeader, Epochs, SweepTable
 from holdfast.registry.objects import (
+    ACTIVE,
     CONFIG,
     EPOCHS,
     FOLDERS,
@@ -26,12 +27,13 @@ from holdfast.registry.objects import (
     epoch_key,
     is_probe,
     is_run_id,
+    parse_marker,
     parse_number,
     parse_part,
     snapshot_slot,
 )
 from holdfast.registry.store import Store, check_writer_version, gaps, read_config
-from holdfast.registry.upkeep.findings import Finding, Severity
+from holdfast.registry.upkeep.findings import Finding, Listed, Severity
 from holdfast.registry.values import Digest
 
 #: The most lost epochs that are reported one by one.
@@ -43,7 +45,7 @@ _LINK = "a symbolic link, which writing and deleting do not follow"
 _LINK_STOPS = "It stops writing and collecting: replace it by the file or folder that it names."
 _LINK_LEFT = "Move it away if nobody needs it."
 _RESTORE_PART = "Restore it from a backup of this registry; nothing can be collected before."
-_FROZEN = "`holdfast thaw` allows writing again."
+_FROZEN = "`holdfast freeze --off` allows writing again."
 _RESTORE_EPOCH = (
     "Restore the entry from a backup of this registry; nothing can be written or collected before."
 )
@@ -59,6 +61,8 @@ class Names:
     snapshots: dict[str, list[int]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)  # findings about foreign files and links
     epoch: int = 0  # the highest epoch
+    #: The logs that an earlier verification read.
+    logs: dict[str, Listed] = field(default_factory=dict)
 
     def list_links(self, store: Store) -> None:
         """Report symbolic links. Reading follows them, so damage behind one is found as usual."""
@@ -68,8 +72,11 @@ class Names:
             severity: Severity = "error" if stops else "note"
             self.findings.append(Finding("link", link, _LINK, (), advice, severity))
 
-    def list_runs(self, store: Store) -> None:
-        """List the files of runs. Before the logs are read: a snapshot is put after its slot."""
+    def list_runs(self, store: Store, known: Mapping[str, int]) -> None:
+        """List the files of runs. Before the logs are read: a snapshot is put after its slot.
+
+        `known` are the numbers of slots that an earlier verification has read.
+        """
         for info in store.backend.list(RUNS):
             parts = info.key.split("/")
             try:
@@ -80,6 +87,14 @@ class Names:
                 continue
             if parts[2] == "snapshots":
                 self.snapshots.setdefault(parts[1], []).append(number)
+            elif parts[1] in known:
+                log = self.logs.setdefault(parts[1], Listed())
+                if number < known[parts[1]]:
+                    log.slots += 1
+                    log.size_bytes += info.size_bytes
+                    log.modified_ms = max(log.modified_ms, int(info.modified_s * 1000))
+                else:
+                    log.further += 1
 
     def list_objects(self, store: Store) -> None:
         """List the other files. After the logs are read: their objects are there by then."""
@@ -89,6 +104,8 @@ class Names:
             try:
                 if info.key.startswith(NOTES):
                     parse_number(info.key)
+                elif info.key.startswith(ACTIVE):
+                    parse_marker(info.key)
                 elif info.key.startswith(PARTS):
                     self.parts[parse_part(info.key)] = info.size_bytes
                 else:

@@ -32,6 +32,16 @@ class Finding:
     needs: Needs = "structure"  # what a check has to read to find it
 
 
+@dataclass(slots=True)
+class Listed:
+    """The slots of a run by a listing: those that were read before, and further ones."""
+
+    slots: int = 0
+    size_bytes: int = 0  # of all of them
+    modified_ms: int = 0  # the newest time of one of them
+    further: int = 0  # number of the others
+
+
 @dataclass(frozen=True, slots=True)
 class DataRead:
     """How much of the data a verification read."""
@@ -44,6 +54,7 @@ class DataRead:
     bytes_noted: int
     #: Encoded chunks that were decoded and are right; `None` where decoding was not asked for.
     chunks_decoded: int | None = None
+    packs_archived: int = 0  # packs in an archive, which it could not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,7 @@ class VerifyReport:
         data: How much of the packs was read; `None` where only the structure was checked.
         standing: Errors that an earlier check of this machine found, and that this one did not look
             for: it read too little.
+        unchanged: Runs that were not read again: they are as the last verification found them.
     """
 
     findings: tuple[Finding, ...]
@@ -68,6 +80,7 @@ class VerifyReport:
     bytes_checked: int
     data: DataRead | None = None
     standing: tuple[Finding, ...] = ()
+    unchanged: int = 0
 
     @property
     def ok(self) -> bool:

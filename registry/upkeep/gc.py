@@ -1,7 +1,7 @@
 """Delete the objects that no run needs, while others write: the collector's side of the protocol.
 
-*A condemned name is never used again.* Rules G0 to G5 of docs/spec.md, section 13, are five steps:
-choose (G1), forget (G0), condemn (G1), mark (G2 to G4), delete (G5). Anyone may repeat any step
+*A condemned name is never used again.* Rules G0 to G5 of docs/spec.md, section 13, are carried
+out by the steps of `Collector`. Anyone may repeat any step
 after any crash, and any number of collectors may work at once. The proof is in docs/collection.md,
 the protocol as a program in tests/model; the writers' side is
 `holdfast.registry.writing.object_writer`.
@@ -15,10 +15,11 @@ epoch (`tidy`), then use the reserve (`spend_reserve`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import (
@@ -37,7 +38,7 @@ from holdfast.registry.history import (
     RunLog,
     encode_forget,
 )
-from holdfast.registry.history.actions import Forget, Line, Mark
+from holdfast.registry.history.actions import Forget, Line, Mark, Place
 from holdfast.registry.history.replay import RunManifest, Slot
 from holdfast.registry.objects import (
     LAST,
@@ -46,21 +47,23 @@ from holdfast.registry.objects import (
     epoch_key,
     is_run_id,
     log_prefix,
+    marker_key,
     parse_number,
     slot_key,
 )
-from holdfast.registry.store import DAY_S, Progress, Store
+from holdfast.registry.store import DAY_S, RUNS_AT_ONCE, Progress, Store, in_batches
 from holdfast.registry.upkeep.gc_report import GcReport, Tally
 from holdfast.registry.upkeep.live import (
     is_forgotten,
     list_run_ids,
 )
 from holdfast.registry.upkeep.planning import LEFTOVER_S, Plan, Planner
-from holdfast.registry.upkeep.window import RUNS_AT_ONCE, in_batches
+from holdfast.registry.upkeep.sorted_rows import SPARED, Objects, SortedRows, keys_of, object_rows
 
 #: The longest grace: 30,000 years.
 _LONGEST_S = 10**12
-#: Epochs that are searched for objects that a collector condemned and did not delete.
+#: Epochs that are searched for objects that a collector condemned and did not delete. What an older
+#: one condemned is condemned again.
 _RECENT_EPOCHS = 4
 #: Seconds for which a mark may lose races: it waits for a busy run, never for a stuck one.
 _PATIENCE_S = 600.0
@@ -92,7 +95,7 @@ def collect(
         plan = collector.choose(dry_run=dry_run)
         if dry_run:
             return collector.report(dry_run=True)
-        if plan.to_condemn or collector.to_forget:
+        if len(plan.to_condemn) or collector.to_forget:
             _sweep(collector)
         made = collector.delete()
         report = made if report is None else report.before(made)
@@ -106,18 +109,17 @@ def collect(
 
 def _sweep(collector: Collector) -> None:
     """Forget, condemn and mark; on a full store, make room for that first."""
-    for make_room in (collector.tidy, collector.spend_reserve):
+    for make_room in (collector.tidy, collector.spend_reserve, None):
         try:
             collector.forget()
             collector.condemn()
             collector.mark()
         except StoreFull:
+            if make_room is None:
+                raise
             make_room()
         else:
             return
-    collector.forget()
-    collector.condemn()
-    collector.mark()
 
 
 @dataclass(slots=True)
@@ -125,19 +127,20 @@ class _Sweep:
     """A sweep under way."""
 
     epoch: int
-    #: The objects that this collector saw and the epoch condemned, with sizes.
-    condemned: Mapping[ObjectKey, int]
-    #: The condemned that runs needed when they were marked; `None` before all of them are.
-    spared: frozenset[ObjectKey] | None = None
+    condemned: Objects  # the objects that this collector saw and the epoch condemned
+    #: What runs needed when marked and did not need before; `None` before all are marked.
+    spared: SortedRows | None = None
+    deleted: Objects | None = None  # the condemned that were not spared
 
 
 class Collector:
     """One collection, step by step; `collect` calls the steps.
 
     1. `choose` refuses links, lists all objects, and only then the logs of all runs.
-    2. It replays every log. An object that no run needs is condemned unless it is recent: put, or
-       needed by a run, within the grace.
-    3. If no object is to be condemned and no run to be forgotten, only step 10 follows.
+    2. It replays every log from what the last collection noted of it, or from the first slot, and
+       frees the runs that were dropped longer ago than the delay of the registry. An object that no
+       run needs is condemned unless it is recent: put, or needed by a run, within the grace.
+    3. If no object is to be condemned and no run to be forgotten, only steps 10 and 11 follow.
     4. `forget` ends the logs of runs that the operator gives up, and records them in an epoch.
     5. `condemn` puts the unneeded objects as an epoch, or joins a sweep that has named them (G1).
        From now on no writer that has observed the epoch uses these names.
@@ -148,11 +151,6 @@ class Collector:
     10. `delete` removes stale snapshots and probes, and unfinished files of dead writers. On a full
         store `collect` repeats all steps for the rest.
     11. `note` keeps what the runs hold for the replays of the next collection.
-
-    Attributes:
-        to_forget: The runs that this collection forgets.
-        deleted_bytes: Bytes that were deleted so far.
-        is_partial: Whether only some unneeded objects are condemned, because space is short.
     """
 
     def __init__(
@@ -177,14 +175,15 @@ class Collector:
         self._unfinished_bytes = 0
         self._may_cache = True
         self._is_tidy = False
-        self.to_forget: tuple[str, ...] = ()
-        self.deleted_bytes = 0
+        self.to_forget: tuple[str, ...] = ()  # the runs that this collection forgets
+        self.deleted_bytes = 0  # bytes that were deleted so far
+        #: Whether only some unneeded objects are condemned, because space is short.
         self.is_partial = False
 
-    # G1: any choice is safe
+    # The choice: any is safe
 
     def choose(self, *, dry_run: bool = False) -> Plan:
-        """Find what no run needs; write nothing but a file from which the store's time is read."""
+        """Find what no run needs, and free the dropped runs whose delay has passed."""
         with _nothing_deleted():
             self._sweep, self._is_tidy = None, False
             self._plan = self._planner.plan(dry_run=dry_run)
@@ -221,6 +220,8 @@ class Collector:
             ended = number
             while not backend.put_if_absent(slot_key(run_id, ended), end):
                 ended += 1
+        if self._planner.seals:  # for readers who know the run as it was sealed
+            backend.put_if_absent(marker_key(run_id, ended), b"")
         return ended
 
     # G1: publish the choice
@@ -229,15 +230,16 @@ class Collector:
         """Publish the chosen objects as an epoch, or join the sweep that condemned them already."""
         with _nothing_deleted(is_tidy=self._is_tidy):
             chosen = self._chosen().to_condemn
-            if not chosen:
+            if not len(chosen):
                 return None
             while self._sweep is None:
                 newest = self._epochs.observe()
+                self._planner.check_rules(newest)
                 # Its writer may have died before it was durable, and the next steps depend on it.
                 self._epochs.make_durable(newest)
-                fresh = chosen.keys() - self._condemned_before(chosen, newest)
+                fresh = self._not_condemned_before(chosen, newest)
                 # Nothing new: the collector that condemned these died or still works; finish it.
-                if not fresh:
+                if not len(fresh):
                     self._sweep = _Sweep(newest, chosen)
                 elif self._epochs.put_sweep(newest + 1, fresh, joins=self._may_cache):
                     self._sweep = _Sweep(newest + 1, chosen)
@@ -245,11 +247,14 @@ class Collector:
                 self._store.heads.check_epoch(self._sweep.epoch)
             return self._sweep.epoch
 
-    def _condemned_before(self, keys: Collection[ObjectKey], newest: int) -> set[ObjectKey]:
-        found: set[ObjectKey] = set()
-        for epoch in range(max(1, newest - _RECENT_EPOCHS + 1), newest + 1):
-            found |= self._epochs.condemned_by(epoch, keys)
-        return found
+    def _not_condemned_before(self, chosen: Objects, newest: int) -> Objects:
+        fresh = Objects()
+        for rows in chosen.parts():
+            keys, found = keys_of(rows), set[ObjectKey]()
+            for epoch in range(max(1, newest - _RECENT_EPOCHS + 1), newest + 1):
+                found |= self._epochs.condemned_by(epoch, keys)
+            fresh.add(rows[[key not in found for key in keys]])
+        return fresh
 
     # G2 to G4
 
@@ -260,48 +265,58 @@ class Collector:
             return
         with _nothing_deleted(is_tidy=self._is_tidy):
             # G2: listed again after the epoch was put. Whoever creates a run later observes it.
-            passed = self._planner.passed
-            run_ids = {*self._planner.logs, *passed, *list_run_ids(self._store, passed)}
+            passed, quiet = self._planner.passed, self._planner.quiet.still()
+            listed = list_run_ids(self._store, passed)
+            run_ids = {
+                *self._planner.logs,
+                *passed,
+                *self._planner.quiet.runs,
+                *listed,
+            } - quiet
             mark, pool = partial(self._mark_run, sweep), self._store.pools.bulk
-            spared: set[ObjectKey] = set()
+            # What runs needed before was not condemned, quiet ones included.
+            spared = SortedRows()
             for needed in in_batches(pool, mark, run_ids, at_once=RUNS_AT_ONCE):
-                spared |= needed
+                spared.add(object_rows(needed, SPARED))
             # Once more, since the logs were read long ago: a run may be behind a new link.
             self._planner.refuse_links()
-            sweep.spared = frozenset(spared)
+            sweep.spared = spared
 
-    def _mark_run(self, sweep: _Sweep, run_id: str) -> set[ObjectKey]:
+    def _mark_run(self, sweep: _Sweep, run_id: str) -> set[bytes]:
+        """Mark a run, and return what it needs now and did not need at the choice."""
         log = self._planner.logs.get(run_id)
         if run_id in self._planner.passed:
             if not is_forgotten(self._store, self._planner.forgotten, run_id):
                 raise Malformed("the log of a run that was forgotten is another one", where=run_id)
             return set()
+        before = frozenset[Place]() if log is None else self._planner.places_at_choice(log)
         if log is None:
             log = RunLog(self._store, run_id)
             log.read_to(log.length())
+            self._planner.quiet.check(log)
             if not log.run.next_slot:
                 # A folder without slot 0 is no run yet, and its writer has observed nothing.
                 return set()
 
         def compose(run: RunManifest) -> list[Line] | None:
             # The mark of a later sweep also does: its readers refuse what both sweeps condemned.
-            # A dropped run needs none: no commit may follow, so nothing can be used again.
-            marked = run.epoch >= sweep.epoch or run.dropped is not None
+            # One that was dropped for good needs none: no commit may follow, which uses them again.
+            marked = run.epoch >= sweep.epoch or run.is_dropped_for_good
             return None if marked else [Mark(epoch=sweep.epoch)]
 
         # The needs of the run at its mark, or, where there was a mark, at any slot after it.
-        log.append(compose, patience_s=_PATIENCE_S, caches=self._may_cache)
-        needed = self._planner.needed_by(log)
+        log.append(compose, patience_s=_PATIENCE_S, caches=self._may_cache, announces=False)
+        needed = self._planner.needed_by(log, but=before)
         # If a loss of power undid one of these evictions, its run would need the objects again.
         log.make_durable()
-        return needed & sweep.condemned.keys()
+        return needed
 
     # On a full store
 
     def tidy(self) -> None:
         """Delete stale files and files of dead writers, which needs no epoch and no space."""
         stale = () if self._is_tidy else self._chosen().stale
-        self._delete_all({info.key: info.size_bytes for info in stale})
+        self._delete_all([(info.key, info.size_bytes) for info in stale], len(stale))
         self._is_tidy = True
         self._unfinished_bytes += self._store.backend.clear_unfinished(
             max(self._grace_s, LEFTOVER_S)
@@ -313,8 +328,7 @@ class Collector:
         self._may_cache = False
         chosen = self._chosen().to_condemn
         if self._sweep is None and len(chosen) > _CONDEMNED_WHEN_FULL:
-            largest = sorted(chosen, key=chosen.__getitem__, reverse=True)
-            few = {key: chosen[key] for key in largest[:_CONDEMNED_WHEN_FULL]}
+            few = chosen.largest(_CONDEMNED_WHEN_FULL)
             self._plan, self.is_partial = replace(self._chosen(), to_condemn=few), True
 
     # G5
@@ -325,11 +339,16 @@ class Collector:
         if sweep is not None:
             if sweep.spared is None:
                 raise InvalidInput("nothing may be deleted before every run is marked")
-            to_delete = sweep.condemned.keys() - sweep.spared
+            to_delete = sweep.deleted = sweep.condemned.without(sweep.spared)
             # In the reverse order of writing: an object goes before the packs that it names.
             for packs in (False, True):
-                keys = [key for key in to_delete if (key.kind == "packs") is packs]
-                self._delete_all({str(key): sweep.condemned[key] for key in keys})
+                files = (
+                    (str(key), size)
+                    for key, size in to_delete.sizes()
+                    if (key.kind == "packs") is packs
+                )
+                count = to_delete.packs if packs else len(to_delete) - to_delete.packs
+                self._delete_all(files, count)
         self.tidy()
         return self.report()
 
@@ -337,29 +356,31 @@ class Collector:
         """Note what the runs hold, so that the next collection reads only what is new."""
         self._planner.make_notes()
 
-    def _delete_all(self, files: Mapping[str, int]) -> None:
+    def _delete_all(self, files: Iterable[tuple[str, int]], count: int) -> None:
         """Delete files, given with their sizes; return only when none of them is left."""
-        backend, keys = self._store.backend, sorted(files)
-        at_once = min(_DELETES, max(_FEW_DELETES, len(keys) // backend.concurrency))
-        batches = (keys[n : n + at_once] for n in range(0, len(keys), at_once))
-        failed: dict[str, StorageError] = {}
-        for batch, errors in in_batches(
-            self._store.pools.small, lambda batch: (batch, backend.delete_many(batch)), batches
-        ):
-            failed |= errors
-            self.deleted_bytes += sum(files[key] for key in batch if key not in errors)
+        backend, waiting = self._store.backend, iter(files)
+        at_once = min(_DELETES, max(_FEW_DELETES, count // backend.concurrency))
+        batches = iter(lambda: dict(islice(waiting, at_once)), {})
+        first, failed = None, 0
+
+        def delete(batch: dict[str, int]) -> tuple[dict[str, int], Mapping[str, StorageError]]:
+            return batch, backend.delete_many(list(batch))
+
+        for batch, errors in in_batches(self._store.pools.small, delete, batches):
+            first = first or next(iter(errors.values()), None)
+            failed += len(errors)
+            self.deleted_bytes += sum(batch[key] for key in batch.keys() - errors.keys())
             if self._progress is not None:
                 self._progress(self.deleted_bytes)
-        for error in failed.values():
-            is_are = "is" if len(failed) == 1 else "are"
-            error.add_note(f"{len(failed)} of {len(keys)} objects {is_are} not deleted")
-            raise error
+        if first is not None:
+            is_are = "is" if failed == 1 else "are"
+            first.add_note(f"{failed} of {count} objects {is_are} not deleted")
+            raise first
 
     def report(self, *, dry_run: bool = False) -> GcReport:
         """Report the work done so far."""
         plan, sweep = self._chosen(), self._sweep
-        spared = None if sweep is None else sweep.spared
-        deleted = [] if spared is None or sweep is None else sweep.condemned.keys() - spared
+        deleted = None if sweep is None else sweep.deleted
         return GcReport(
             dry_run=dry_run,
             epoch=None if sweep is None else sweep.epoch,
@@ -367,11 +388,14 @@ class Collector:
             forgotten=self.to_forget,
             full=self._planner.full,
             differing=tuple(sorted(self._planner.differing)),
+            hidden_runs=tuple(sorted(self._planner.hidden)),
+            freed_runs=tuple(sorted(self._planner.freed)),
+            keeps=self._planner.keeps,
             objects=plan.objects,
-            condemned=Tally.of(plan.to_condemn.values()),
-            spared=Tally.of(plan.to_condemn[key] for key in spared or ()),
+            condemned=plan.to_condemn.tally,
+            spared=Tally() if deleted is None else plan.to_condemn.tally - deleted.tally,
             recent=plan.recent,
-            deleted=Tally.of(plan.to_condemn[key] for key in deleted),
+            deleted=Tally() if deleted is None else deleted.tally,
             stale=Tally.of(info.size_bytes for info in plan.stale),
             unfinished_bytes=self._unfinished_bytes,
             keeps_versions=self._store.backend.keeps_versions(),

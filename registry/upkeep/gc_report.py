@@ -25,6 +25,10 @@ class Tally:
         """Return the sum of both."""
         return Tally(self.objects + other.objects, self.size_bytes + other.size_bytes)
 
+    def __sub__(self, other: Tally) -> Tally:
+        """Return what is left without the other."""
+        return Tally(self.objects - other.objects, self.size_bytes - other.size_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class GcReport:
@@ -38,6 +42,9 @@ class GcReport:
         full: Whether it read every log from its first slot, and compared it with the notes of
             earlier collections.
         differing: The runs whose notes differed; the logs counted, and new notes replace them.
+        hidden_runs: The dropped runs that can be taken back: they hold what they held.
+        freed_runs: The dropped runs whose delay has passed: it has freed them.
+        keeps: Whether the registry frees nothing that evictions, thinnings and drops release.
         objects: Objects that were there.
         condemned: Objects that no run needed and that were not recent.
         spared: Condemned objects that a run needed after all when it was marked.
@@ -55,6 +62,9 @@ class GcReport:
     forgotten: tuple[str, ...]
     full: bool
     differing: tuple[str, ...]
+    hidden_runs: tuple[str, ...]
+    freed_runs: tuple[str, ...]
+    keeps: bool
     objects: Tally
     condemned: Tally
     spared: Tally
@@ -87,6 +97,7 @@ class GcReport:
             epoch=self.epoch if later.epoch is None else later.epoch,
             forgotten=self.forgotten,
             differing=self.differing or later.differing,
+            freed_runs=self.freed_runs,
             objects=self.objects,
             condemned=self.condemned + later.condemned,
             spared=self.spared + later.spared,

@@ -7,19 +7,28 @@ it. Snapshots are not trusted here: they are compared with the log.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import Malformed, ObjectNotFound, RegistryError, StorageError
-from holdfast.registry.history import COMPLETE_VERSIONS, REPLAY_VERSION, RunLog, kept_ref
+from holdfast.registry.history import (
+    COMPLETE_VERSIONS,
+    REPLAY_VERSION,
+    CommitSlot,
+    RunLog,
+    Slots,
+    kept_ref,
+)
 from holdfast.registry.history.actions import Place, line_digest
-from holdfast.registry.history.replay import Forgotten, RunManifest, Slot, advance
+from holdfast.registry.history.replay import NeedsHistory, RunManifest, Slot, advance
 from holdfast.registry.objects import log_prefix, parse_number, slot_key, snapshot_key, split_lines
 from holdfast.registry.store import Store, gaps
 from holdfast.registry.store.heads import Head
 from holdfast.registry.upkeep.data_pass import fault_of
 from holdfast.registry.upkeep.findings import Finding
+from holdfast.registry.upkeep.verify_notes import Base, Checked
 from holdfast.registry.values import Digest, Json, canonical
 
 #: Slots folded in together, and fetched ahead.
@@ -44,6 +53,8 @@ class Asked:
     commits: frozenset[int] = frozenset()
     #: The slot of which the digest is wanted.
     slot: int | None = None
+    base: Base | None = None  # what to begin the replay with
+    keeps: bool = False  # whether the next verification may begin with this replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +76,33 @@ class History:
     unplaced: dict[Digest, tuple[str, ...]]
     findings: tuple[Finding, ...]  # what is wrong with its log and its snapshots
     size_bytes: int  # bytes that were read
+    kept: tuple[Checked, bytes] | None  # for the next verification, if nothing is wrong
 
 
 def read_history(store: Store, asked: Asked) -> History:
-    """Replay a run from its first slot to its head, or to the first slot that cannot be read."""
+    """Replay a run to its head, or to the first slot that cannot be read.
+
+    It begins with the first slot, unless the last verification gives a later beginning; if then
+    anything is wrong, it is read from its first slot.
+    """
     return read_run(store, asked)[0]
 
 
 def read_run(store: Store, asked: Asked) -> tuple[History, RunManifest]:
     """Return the history of a run, and its replay, as `read_history` does."""
+    if asked.base is not None:
+        with suppress(RegistryError, NeedsHistory, ValueError):
+            reading = _Reading(store, asked.base.replay(), asked)
+            history = reading.read()
+            if not history.findings:
+                return history, reading.run
+        asked = replace(asked, base=None)
     empty = RunManifest(run_id=asked.run_id)
     try:
         # Compact, with only the numbers of evicted checkpoints: many runs are replayed at once.
         reading = _Reading(store, empty.compact(), asked)
         return reading.read(), reading.run
-    except Forgotten:
+    except NeedsHistory:
         reading = _Reading(store, empty, asked)
         return reading.read(), reading.run
 
@@ -88,20 +111,27 @@ class _Reading:
     def __init__(self, store: Store, empty: RunManifest, asked: Asked) -> None:
         self._store = store
         self._run_id = empty.run_id
-        self._snapshots = frozenset(asked.snapshots)
+        self._asked, self._base = asked, None if asked.base is None else asked.base.seen
+        self._start = empty.next_slot
+        self._snapshots = frozenset(slot for slot in asked.snapshots if slot >= self._start)
         self._commits = asked.commits
-        self._asked_slot = asked.slot
-        self._digest: Digest | None = None
         self._findings: list[Finding] = []
         self._links: dict[int, Digest] = {}
         self._size_bytes = 0
-        self._slot: int | None = None
+        self._newest: CommitSlot | None = None
+        self._log_bytes, self._modified_ms = 0, 0
         self.run = empty
+        if self._base is not None and empty.head is not None:
+            self._newest = CommitSlot(self._base.commit, self._base.digest)
+            self._log_bytes, self._modified_ms = self._base.size_bytes, self._base.modified_ms
+            self._links[empty.commits] = empty.head
+        self._digest = self._digest_before()
 
     def read(self) -> History:
         numbers = self._numbers()
-        end = numbers[-1] + 1 if numbers else 0
-        gap = next(gaps(self._store.backend, numbers, partial(slot_key, self._run_id)), None)
+        end = numbers[-1] + 1 if numbers else self._start
+        key_of = partial(slot_key, self._run_id)
+        gap = next(gaps(self._store.backend, numbers, key_of, self._start), None)
         try:
             self._fold(end if gap is None else gap)
             if gap is not None:
@@ -138,27 +168,57 @@ class _Reading:
             unplaced={one: refs for one, refs in holders.items() if one not in placed},
             findings=tuple(self._findings),
             size_bytes=self._size_bytes,
+            kept=None if self._findings or not self._asked.keeps else self._kept(),
         )
+
+    def _kept(self) -> tuple[Checked, bytes] | None:
+        if self._newest is None:
+            return None
+        seen = Checked.unchecked(
+            run=self._run_id,
+            slots=self.run.next_slot,
+            size_bytes=self._log_bytes,
+            modified_ms=self._modified_ms,
+            commits=self.run.commits,
+            commit=self._newest.number,
+            digest=self._newest.digest,
+            snapshots=self._asked.snapshots,
+        )
+        base = self._asked.base
+        is_same = base is not None and base.seen.slots == seen.slots
+        return seen, base.held if base and is_same else self.run.compact().encode()
+
+    def _digest_before(self) -> Digest | None:
+        """Return the digest of the requested slot, if the replay begins after it."""
+        slot = self._asked.slot
+        if self._base is None or slot is None or slot >= self._start:
+            return None
+        if slot == self._base.commit:
+            return self._base.digest
+        found = Slots(self._store, self._run_id).get(slot)
+        return None if found is None else Digest.of(found.data)
 
     def _head(self) -> Head | None:
         run = self.run
         if run.head is None:
             return None
+        slot = None if self._newest is None else self._newest.number
         return Head(
-            run=run.run_id,
-            commits=run.commits,
-            head=run.head,
-            slots=run.next_slot,
-            slot=self._slot,
+            run=run.run_id, commits=run.commits, head=run.head, slots=run.next_slot, slot=slot
         )
 
     def _numbers(self) -> list[int]:
+        if self._asked.base is not None and self._asked.base.is_unchanged:
+            return []
         numbers = []
-        for info in self._store.backend.list(log_prefix(self._run_id)):
+        after = slot_key(self._run_id, self._start - 1) if self._start else ""
+        for info in self._store.backend.list(log_prefix(self._run_id), start_after=after):
             try:
                 numbers.append(parse_number(info.key))
             except Malformed:
                 continue  # `file_names` reports it
+            self._log_bytes += info.size_bytes
+            self._modified_ms = max(self._modified_ms, int(info.modified_s * 1000))
         return numbers
 
     def _fold(self, stop: int) -> None:
@@ -178,7 +238,7 @@ class _Reading:
 
     def _slots(self, stop: int) -> Iterator[Slot]:
         log = RunLog(self._store, self._run_id)
-        for start in range(0, stop, _AHEAD):
+        for start in range(self._start, stop, _AHEAD):
             yield from log.fetch(range(start, min(start + _AHEAD, stop)))
 
     def _take(self, slots: Sequence[Slot]) -> None:
@@ -192,10 +252,11 @@ class _Reading:
     def _fold_in(self, slots: Sequence[Slot]) -> None:
         self.run = advance(self.run, slots)
         for slot in slots:
-            if slot.number == self._asked_slot:
-                self._digest = Digest.of(slot.data)
+            digest = Digest.of(slot.data)
+            if slot.number == self._asked.slot:
+                self._digest = digest
             for raw, commit in slot.commits:
-                self._slot = slot.number
+                self._newest = CommitSlot(slot.number, digest)
                 if commit.n + 1 in self._commits:
                     self._links[commit.n + 1] = line_digest(raw)
 
@@ -218,6 +279,9 @@ class _Reading:
         if run.created is not None:
             advice = "The run's configuration is lost; its checkpoints are not affected."
             self._check_value("config", run.created.config, run_id, advice)
+        for one in run.pivots:
+            self._check_value("config", one.config, f"{run_id}: pivot {one.name}")
+            self._check_value("meta", one.meta, f"{run_id}: pivot {one.name}")
         for record in run.checkpoints:
             ref = f"{run_id}/{kept_ref(record)}"
             self._check_value("meta", record.meta, ref)

@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from math import inf
+from threading import Lock
 from typing import Any
 
 from holdfast.backends import ObjectInfo
@@ -27,7 +28,7 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
 )
 from holdfast.registry.history import RunLog, Slots
-from holdfast.registry.history.actions import Action, Forget, Place, Recover
+from holdfast.registry.history.actions import Action, Forget, Place, Recover, Thin
 from holdfast.registry.history.replay import RunManifest, Slot
 from holdfast.registry.objects import (
     KINDS,
@@ -39,7 +40,9 @@ from holdfast.registry.objects import (
     slot_key,
     snapshot_slot,
 )
-from holdfast.registry.store import Store, gaps
+from holdfast.registry.store import Store, gaps, in_batches
+from holdfast.registry.upkeep.gc_report import Tally
+from holdfast.registry.upkeep.sorted_rows import LISTED, SortedRows, object_rows, records_in
 from holdfast.registry.values import Digest
 
 _FOREIGN = (
@@ -47,16 +50,36 @@ _FOREIGN = (
 )
 #: The keys of one page of a listing of S3.
 _PAGE = 1000
+#: Names of a listing that are taken together.
+_TOGETHER = 2**13
+#: Bytes of placements that are kept while runs are read, and of one of them without its packs.
+_KNOWN_BYTES, _PLACEMENT_BYTES = 2**27, 512
 #: Errors of a run that cannot be read, which an operator may give up.
 UNREADABLE = (IntegrityError, UnsupportedFormat)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """Size and time of an object, from a listing."""
+class Listing:
+    """The objects on a store: a row of each, and facts about all of them."""
 
-    size_bytes: int
-    modified_s: float  # when it was put, seconds by the store's clock
+    def __init__(self) -> None:
+        self.rows = SortedRows()
+        self.tally = Tally()
+        self.newest_s = 0.0  # when the newest one was put, seconds by the store's clock
+        self.highest: ObjectKey | None = None  # the one of the highest generation
+        self._lock = Lock()  # of the threads that list parts of it
+
+    def add(self, infos: Sequence[ObjectInfo]) -> None:
+        """Take objects of a listing."""
+        keys = [_object_key(info) for info in infos]
+        rows = object_rows((key.record for key in keys), LISTED)
+        rows["size"] = [info.size_bytes for info in infos]
+        rows["put_s"] = [info.modified_s for info in infos]
+        with self._lock:
+            self.rows.add(rows)
+            self.tally += Tally(len(rows), int(rows["size"].sum()))
+            self.newest_s = max(self.newest_s, *rows["put_s"].tolist())
+            known = keys if self.highest is None else [self.highest, *keys]
+            self.highest = max(known, key=lambda key: key.generation)
 
 
 @dataclass(slots=True)
@@ -69,21 +92,22 @@ class RunFiles:
     snapshots: list[ObjectInfo] = field(default_factory=list)  # its snapshots, newest first
 
 
-def list_objects(store: Store) -> dict[ObjectKey, StoredFile]:
-    """Return every object; if there are many of a kind, 16 parts of it are listed at once."""
-    listed = partial(_listed, store)
-    firsts = list(store.pools.bulk.map(partial(listed, limit=_PAGE), [f"{k}/" for k in KINDS]))
-    rest = [
-        part
-        for first in firsts
-        if len(first) == _PAGE
-        for part in _rest(store, str(list(first)[-1]))
-    ]
-    everything: dict[ObjectKey, StoredFile] = {}
-    parts = store.pools.bulk.map(lambda part: listed(part[0], start_after=part[1]), rest)
-    for part in (*firsts, *parts):
-        everything |= part
-    return everything
+def list_objects(store: Store) -> Listing:
+    """List every object; if there are many of a kind, 16 parts of it are listed at once."""
+    found = Listing()
+
+    def take(prefix: str, **options: Any) -> list[ObjectInfo]:
+        infos, waiting = list[ObjectInfo](), iter(store.backend.list(prefix, **options))
+        while some := list(islice(waiting, _TOGETHER)):
+            found.add(some)
+            infos = some
+        return infos
+
+    firsts = store.pools.bulk.map(partial(take, limit=_PAGE), [f"{k}/" for k in KINDS])
+    rest = [part for first in firsts if len(first) == _PAGE for part in _rest(store, first[-1].key)]
+    for _ in store.pools.bulk.map(lambda part: take(part[0], start_after=part[1]), rest):
+        pass
+    return found
 
 
 def _rest(store: Store, last: str) -> list[tuple[str, str]]:
@@ -96,16 +120,12 @@ def _rest(store: Store, last: str) -> list[tuple[str, str]]:
     return [(prefix, last) for prefix in sorted({one.key[: len(kind) + 2] for one in folders})]
 
 
-def _listed(store: Store, prefix: str, **options: Any) -> dict[ObjectKey, StoredFile]:
-    found = {}
-    for info in store.backend.list(prefix, **options):
-        try:
-            key = ObjectKey.parse(info.key)
-        except Malformed as error:
-            error.hints = Hint.of(_FOREIGN)
-            raise
-        found[key] = StoredFile(info.size_bytes, info.modified_s)
-    return found
+def _object_key(info: ObjectInfo) -> ObjectKey:
+    try:
+        return ObjectKey.parse(info.key)
+    except Malformed as error:
+        error.hints = Hint.of(_FOREIGN)
+        raise
 
 
 def list_run_ids(store: Store, known: Collection[str] = ()) -> list[str]:
@@ -119,9 +139,19 @@ def list_run_ids(store: Store, known: Collection[str] = ()) -> list[str]:
     return names
 
 
-def list_by_run(store: Store) -> Iterator[tuple[str, Iterable[ObjectInfo]]]:
-    """Yield each name among the runs with its files, in one listing."""
-    return groupby(store.backend.list(RUNS), key=lambda info: info.key.split("/")[1])
+def list_by_run(
+    store: Store, names: Collection[str] | None = None
+) -> Iterator[tuple[str, Iterable[ObjectInfo]]]:
+    """Yield each name among the runs with its files, in one listing; or each of `names` in one."""
+    if names is None:
+        return groupby(store.backend.list(RUNS), key=lambda info: info.key.split("/")[1])
+
+    def files(name: str) -> tuple[str, list[ObjectInfo]]:
+        # Also a file of this name, which is no run.
+        listed = store.backend.list(f"{RUNS}{name}")
+        return name, [info for info in listed if f"{info.key}/".startswith(f"{RUNS}{name}/")]
+
+    return in_batches(store.pools.small, files, sorted(names))
 
 
 def run_files(store: Store, run_id: str, infos: Iterable[ObjectInfo]) -> RunFiles:
@@ -169,59 +199,71 @@ def _lost(run_id: str, slot: int) -> Malformed:
 
 
 class Needs:
-    """Finds the objects that runs need, by their placements.
+    """Finds the objects that runs need, by their placements; objects are told by their records.
 
-    Placements are immutable, so each is read once, however many runs name it.
+    Placements are immutable, so each is read once, however many runs name it, while there is room
+    for what it says.
     """
 
-    def __init__(self, store: Store, known: Iterable[ObjectKey] = ()) -> None:
+    def __init__(self, store: Store, unlisted: Collection[ObjectKey] = ()) -> None:
         self._store = store
-        self._same = {key: key for key in known}
-        self._packs: dict[ObjectKey, tuple[Digest, tuple[ObjectKey, ...]]] = {}
+        self._unlisted = unlisted  # placements that notes name and that a listing did not have
+        self._packs: dict[ObjectKey, tuple[Digest, bytes]] = {}  # the records of their packs
+        self._room_bytes = _KNOWN_BYTES
+        self._lock = Lock()
 
-    def learn(self, place: Place, packs: Iterable[ObjectKey]) -> None:
-        """Take the packs of a placement that was read before, if the placement is still there."""
+    def learn(self, place: Place, packs: Iterable[ObjectKey]) -> bool:
+        """Take the packs of a placement that was read before; return if it is still there."""
         key = place.placement_key
-        if key in self._same and key not in self._packs:
-            self._packs[self._kept(key)] = place.manifest, tuple(map(self._kept, packs))
+        if key in self._unlisted:
+            return False
+        if key not in self._packs:
+            self._know(key, (place.manifest, b"".join(pack.record for pack in packs)))
+        return True
 
     def known(self, places: Iterable[Place]) -> dict[ObjectKey, tuple[ObjectKey, ...]]:
         """Return the packs of those placements that were read."""
-        keys = [place.placement_key for place in places]
-        return {key: self._packs[key][1] for key in keys if key in self._packs}
+        found = ((place.placement_key, self._packs.get(place.placement_key)) for place in places)
+        return {
+            key: tuple(map(ObjectKey.of_record, records_in(known[1])))
+            for key, known in found
+            if known
+        }
 
-    def of(self, run: RunManifest) -> set[ObjectKey]:
-        """Return every object that a run needs."""
-        places = [place_of(run, manifest) for manifest in run.held]
-        needed: set[ObjectKey] = set()
+    def of(self, run: RunManifest, but: Collection[Place] = ()) -> set[bytes]:
+        """Return every object that a run needs, but for some of its places."""
+        places = (held_place(run, manifest) for manifest in run.held)
+        held = [place for place in places if place not in but]
+        needed: set[bytes] = set()
         for place, packs in zip(
-            places, self._store.pools.small.map(self._packs_of, places), strict=True
+            held, self._store.pools.small.map(self._packs_of, held), strict=True
         ):
-            needed.update((self._kept(place.manifest_key), self._kept(place.placement_key)), packs)
+            needed.update((place.manifest_key.record, place.placement_key.record))
+            needed.update(records_in(packs))
         return needed
 
-    def of_evicted(self, places: Iterable[Place]) -> set[ObjectKey]:
+    def of_evicted(self, places: Iterable[Place]) -> set[bytes]:
         """Return the objects of states that may be evicted already.
 
         Of a state whose placement is gone or damaged, only manifest and placement are returned.
         """
 
-        def needed(place: Place) -> tuple[ObjectKey, ...]:
-            own = (place.manifest_key, place.placement_key)
+        def needed(place: Place) -> tuple[bytes, ...]:
+            own = (place.manifest_key.record, place.placement_key.record)
             with suppress(IntegrityError):
-                return (*own, *self._packs_of(place))
+                return (*own, *records_in(self._packs_of(place)))
             return own
 
-        return {key for keys in self._store.pools.small.map(needed, places) for key in keys}
+        return {one for some in self._store.pools.small.map(needed, places) for one in some}
 
-    def _packs_of(self, place: Place) -> tuple[ObjectKey, ...]:
+    def _packs_of(self, place: Place) -> bytes:
         key = place.placement_key
         known = self._packs.get(key)
         if known is None:
             # Not from the handle's cache: the bytes on the store count.
             placement = Placement.decode(self._store.read(key), key.digest, where=str(key))
-            known = placement.manifest, tuple(self._kept(pack.key) for pack in placement.packs)
-            self._packs[self._kept(key)] = known
+            known = placement.manifest, b"".join(pack.key.record for pack in placement.packs)
+            self._know(key, known)
         manifest, packs = known
         if manifest != place.manifest:
             raise Malformed(
@@ -232,11 +274,41 @@ class Needs:
             )
         return packs
 
-    def _kept(self, key: ObjectKey) -> ObjectKey:
-        return self._same.setdefault(key, key)
+    def _know(self, key: ObjectKey, known: tuple[Digest, bytes]) -> None:
+        with self._lock:
+            if self._packs.setdefault(key, known) is known:
+                self._room_bytes -= _PLACEMENT_BYTES + len(known[1])
+            while self._room_bytes < 0:
+                oldest = self._packs.pop(next(iter(self._packs)))
+                self._room_bytes += _PLACEMENT_BYTES + len(oldest[1])
 
 
-def place_of(run: RunManifest, manifest: Digest) -> Place:
+class KeptPlaces:
+    """The places of everything that a log ever named, but for those that a repack replaced."""
+
+    def __init__(self) -> None:
+        self._next_slot = 0
+        self._by_manifest: dict[Digest, list[Place]] = {}
+
+    def read(self, log: RunLog) -> None:
+        """Read further slots of the log, up to where it was replayed."""
+        for slot in log.fetch(range(self._next_slot, log.run.next_slot)):
+            actions = [action for _, one in slot.commits for action in one.actions]
+            thins = any(isinstance(action, Thin) for action in actions)
+            for _, line in slot.lines:
+                if isinstance(line, Place):
+                    known = self._by_manifest.setdefault(line.manifest, [])
+                    # The place of a thinned state covers less than the one before it.
+                    known[len(known) if thins else -1 :] = [line]
+        self._next_slot = log.run.next_slot
+
+    @property
+    def places(self) -> list[Place]:
+        """The places."""
+        return [place for some in self._by_manifest.values() for place in some]
+
+
+def held_place(run: RunManifest, manifest: Digest) -> Place:
     """Return the place of a manifest that a run holds."""
     try:
         return run.by_manifest[manifest]

@@ -1,15 +1,23 @@
-"""Check the manifest, the placement and the packs of states, and that they fit together."""
+"""Check the manifest, the placement and the packs of states, and that they fit together.
+
+Deep checks also decode chunks, apply deltas, and check the digests of their raw bytes. Other checks
+prove that stored bytes did not change; this one proves that the writer encoded the right bytes. It
+reads the store as a load does, but without the cache.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Literal, TypeVar
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import (
+    Damaged,
+    IntegrityError,
     Malformed,
     MissingObject,
     ObjectNotFound,
@@ -17,11 +25,88 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import Manifest, ObjectKey, PackRef, Placement, content_bytes
-from holdfast.registry.store import Store, decode_manifest, missing
-from holdfast.registry.upkeep.data_pass import fault_of
-from holdfast.registry.upkeep.decoding import DecodePass
-from holdfast.registry.upkeep.object_checks import Tables, check_rows
+from holdfast.registry.objects.codecs import CODECS, RAW
+from holdfast.registry.store import Fetch, Store, decode_manifest, index_chunks, missing, read_lists
+from holdfast.registry.upkeep.data_pass import Tables, check_rows, fault_of
 from holdfast.registry.values import Digest
+
+#: Raw bytes that are decoded at once for one state.
+_BATCH_BYTES = 8 * 2**20
+#: Memory that this takes: the raw bytes, their stored bytes, and one base.
+HELD_BYTES = 3 * _BATCH_BYTES
+
+
+class DecodePass:
+    """Decodes chunks of a registry, each once, even if several states hold it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = copy(store)
+        self._store.cache = None  # check the store's own bytes
+        self._lock = Lock()
+        self._sound: dict[ObjectKey, set[int]] = {}
+        self.bytes_read = 0  # stored bytes that were read, bases of deltas included
+
+    @property
+    def chunks(self) -> int:
+        """Chunks that were found to be right so far."""
+        return sum(map(len, self._sound.values()))
+
+    def check(self, manifest: Manifest, placement: Placement) -> dict[ObjectKey, str]:
+        """Decode the encoded chunks of a state that were not decoded before."""
+        manifest = manifest.part(placement.components)
+        lists = read_lists(self._store, manifest, placement)
+        lengths = manifest.all_chunks(lists)
+        places = index_chunks(manifest, placement, lists)
+        fetch = Fetch(self._store, placement, places)
+        faults: dict[ObjectKey, str] = {}
+        for batch in self._batches(lengths, placement):
+            views = {digest: memoryview(bytearray(lengths[digest])) for digest in batch}
+            try:
+                fetch.read(views)
+            except (Damaged, MissingObject):
+                for digest, (key, offset) in batch.items():
+                    fault = _fault(fetch, digest, views[digest])
+                    if fault is not None:
+                        faults.setdefault(key, fault)
+                    else:
+                        self._keep(key, offset)
+            else:
+                for key, offset in batch.values():
+                    self._keep(key, offset)
+        with self._lock:
+            self.bytes_read += fetch.moved_bytes
+        return faults
+
+    def _batches(
+        self, lengths: dict[Digest, int], placement: Placement
+    ) -> Iterator[dict[Digest, tuple[ObjectKey, int]]]:
+        """Yield the chunks to decode in batches, each with its pack and offset."""
+        batch: dict[Digest, tuple[ObjectKey, int]] = {}
+        size = 0
+        for digest, row in zip(lengths, placement.rows, strict=False):
+            key = placement.packs[row.pack].key
+            if CODECS[row.codec] == RAW or row.offset in self._sound.get(key, ()):
+                continue
+            batch[digest] = key, row.offset
+            size += lengths[digest]
+            if size >= _BATCH_BYTES:
+                yield batch
+                batch, size = {}, 0
+        if batch:
+            yield batch
+
+    def _keep(self, key: ObjectKey, offset: int) -> None:
+        with self._lock:
+            self._sound.setdefault(key, set()).add(offset)
+
+
+def _fault(fetch: Fetch, digest: Digest, view: memoryview) -> str | None:
+    try:
+        fetch.read({digest: view})
+    except IntegrityError as error:
+        return error.summary
+    return None
+
 
 #: Manifests that unpack to more are checked one at a time.
 _LARGE_BYTES = 2**20
@@ -104,11 +189,7 @@ class PlaceCheck:
             return self._check(store, places, manifest, checked)
 
     def _check(
-        self,
-        store: Store,
-        places: Sequence[Place],
-        manifest: Manifest | None,
-        checked: Checked,
+        self, store: Store, places: Sequence[Place], manifest: Manifest | None, checked: Checked
     ) -> Checked:
         for place in places:
             key = place.placement_key

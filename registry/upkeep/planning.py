@@ -1,20 +1,22 @@
 """Plan a collection: list the objects, replay the runs, and find what none of them needs.
 
-Rule G1 of docs/spec.md, section 13, reads here. Nothing is written but the file that tells the
-store's time. `holdfast.registry.upkeep.gc` carries a plan out.
+Rules G1 and D2 of docs/spec.md, section 13. It writes only the reserve of a folder, the file that
+tells the store's time, and the line that frees a dropped run. `holdfast.registry.upkeep.gc` carries
+a plan out.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
-from holdfast.backends import ObjectInfo, ObjectNotFound, refuse_links
+from holdfast.backends import ObjectInfo, refuse_links
 from holdfast.registry.errors import (
+    Conflict,
     IntegrityError,
     InvalidInput,
     Malformed,
@@ -25,11 +27,13 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
 )
 from holdfast.registry.history import (
+    DROP_DELAY_S,
     Epochs,
     RunLog,
+    Seen,
     stale_snapshots,
 )
-from holdfast.registry.history.actions import Recover
+from holdfast.registry.history.actions import Free, Line, Place, Recover
 from holdfast.registry.history.replay import RunManifest, Slot
 from holdfast.registry.objects import (
     FOLDERS,
@@ -39,28 +43,40 @@ from holdfast.registry.objects import (
     is_probe,
     snapshot_slot,
 )
-from holdfast.registry.store import Store
+from holdfast.registry.store import RUNS_AT_ONCE, Store, ask_time, in_batches
 from holdfast.registry.store.heads import Head
 from holdfast.registry.upkeep.gc_report import Tally
 from holdfast.registry.upkeep.live import (
     UNREADABLE,
+    KeptPlaces,
+    Listing,
     Needs,
     RunFiles,
-    StoredFile,
     fold_recent,
+    held_place,
     is_forgotten,
     list_by_run,
     list_objects,
     run_files,
     with_way_out,
 )
-from holdfast.registry.upkeep.run_notes import Notes, Replayed, RunNote, Seen
-from holdfast.registry.upkeep.window import RUNS_AT_ONCE, in_batches
+from holdfast.registry.upkeep.run_notes import Notes, Replayed, RunNote
+from holdfast.registry.upkeep.sealing import SEALS_FROM, QuietRuns, has_only_seals, seal
+from holdfast.registry.upkeep.sorted_rows import (
+    LISTED,
+    Objects,
+    SortedRows,
+    grouped,
+    keys_of,
+    object_rows,
+)
 from holdfast.registry.values import Digest
 
 #: Unfinished files and probes younger than this stay, whatever the grace: their writers may be
 #: alive.
 LEFTOVER_S = 3600.0
+#: What rows of objects say: needed by a run, needed within the grace, named by a note.
+_NEEDED, _RECENT, _NOTED = 2, 4, 8
 _LOGGER = logging.getLogger("holdfast")
 
 
@@ -68,8 +84,7 @@ _LOGGER = logging.getLogger("holdfast")
 class Plan:
     """Objects that a collector would condemn."""
 
-    #: Unneeded objects that are not recent, with their sizes in bytes.
-    to_condemn: Mapping[ObjectKey, int]
+    to_condemn: Objects  # unneeded objects that are not recent
     recent: Tally  # unneeded objects within the grace
     objects: Tally
     runs: int
@@ -87,6 +102,10 @@ class Planner:
         full: Whether every log and placement is read, and compared with the notes.
         differing: The runs whose notes differ from what was read.
         forgotten: The slot that ends the log of each run that was forgotten up to now.
+        hidden: The dropped runs that hold what they held.
+        freed: The dropped runs whose delay has passed: they were freed, or would be.
+        seals: Whether the registry seals runs.
+        keeps: Whether the registry frees nothing that evictions, thinnings and drops release.
     """
 
     def __init__(
@@ -111,34 +130,47 @@ class Planner:
         self.passed: set[str] = set()
         self.differing: set[str] = set()
         self.forgotten: dict[str, int] = {}
+        self.hidden: set[str] = set()
+        self.freed: set[str] = set()
+        self._delay_s: float = DROP_DELAY_S
+        self.keeps = False
+        self._epoch = 0
+        self.seals = False
+        self.quiet = QuietRuns(store, self._notes, self._needs, self._seen, grace_s)
+        self._kept: dict[str, KeptPlaces] = {}
+        self._asked_at: dict[str, int] = {}  # slots of each run when its needs were found
+        self._now_s: Callable[[], float] = time.time
+        self._is_dry = True
 
     def plan(self, *, dry_run: bool = False) -> Plan:
-        """Find what no run needs; see `Collector.choose`."""
+        """Find what no run needs, and free dropped runs that are due; see `Collector.choose`."""
         heads = self._store.heads
         self.refuse_links()
         if not dry_run:
             self._store.prepare_writing()
         # Before the logs, so that objects which are committed meanwhile are found to be needed.
         objects = list_objects(self._store)
-        self._check_generations(objects)
-        self._needs, self.logs, self.passed = Needs(self._store, objects), {}, set()
+        self._check_generations(objects.highest)
         # Before the runs are listed, so that every slot that a note names is in the listing.
         self._notes, self._due, self.differing = Notes.read(self._store), [], set()
+        self._needs, self.logs, self.passed = self._needs_beside(objects), {}, set()
         self.full = self._asked_full or self._notes.is_full_due
         self._seen = heads.all() if heads is not None else {}
+        self.quiet = QuietRuns(self._store, self._notes, self._needs, self._seen, self._grace_s)
         probes = [p for p in self._store.backend.list(PROBES) if is_probe(p.key)]
-        newest_s = max((file.modified_s for file in objects.values()), default=0.0)
-        now_s = 0.0
-        if self._grace_s or probes:
-            now_s = self._now_s(newest_s, dry_run=dry_run)
+        self.hidden, self.freed, self._is_dry = set(), set(), dry_run
+        # A full store cannot give its time: then it is that of its newest object.
+        store, newest_s = self._store, objects.newest_s
+        self._now_s = cache(lambda: time.time() if dry_run else ask_time(store) or newest_s)
+        now_s = self._now_s() if self._grace_s or probes else 0.0
         cutoff_s = now_s - self._grace_s if self._grace_s else float("inf")
         runs = []
-        for name, infos in list_by_run(self._store):
+        for name, infos in self._list_active(objects.rows):
             try:
                 runs.append(run_files(self._store, name, infos))
             except UNREADABLE as error:
                 self._pass_over(name, error)
-        listed = {files.run_id for files in runs} | self.passed
+        listed = {files.run_id for files in runs} | self.passed | self.quiet.runs
         # A run that was seen before and is gone: nobody knows what it needed.
         self.passed |= self._forget & (self._seen.keys() | self._notes.by_run.keys()) - listed
         for name in sorted(
@@ -147,85 +179,89 @@ class Planner:
             self._pass_over(name, self._notes.by_run[name].lost("no such run"))
         if heads is not None:
             heads.check_runs(listed | self.passed, self._seen)
-        needed, needed_recently = self._read_runs(runs, cutoff_s)
+        self._read_runs(runs, cutoff_s, objects.rows)
         self._check_forget()
-        unneeded = objects.keys() - needed
-        recent = {
-            key for key in unneeded if objects[key].modified_s > cutoff_s or key in needed_recently
-        }
+        to_condemn, recent = _choose(objects.rows, cutoff_s)
         return Plan(
-            {key: objects[key].size_bytes for key in unneeded - recent},
-            Tally.of(objects[key].size_bytes for key in recent),
-            Tally.of(file.size_bytes for file in objects.values()),
+            to_condemn,
+            recent,
+            objects.tally,
             len(listed),
             tuple(_stale(runs, probes, now_s - max(self._grace_s, LEFTOVER_S))),
         )
+
+    def _needs_beside(self, objects: Listing) -> Needs:
+        """Return what finds the objects that runs need, beside a listing."""
+        rows, unlisted = SortedRows(), set[ObjectKey]()
+        for note in self._notes.by_run.values():
+            rows.add(object_rows(note.placements(), _NOTED))
+        for part in objects.rows.beside(rows):
+            heads, told = grouped(part)
+            unlisted.update(keys_of(heads[told == _NOTED]))
+        return Needs(self._store, unlisted)
+
+    def _list_active(self, objects: SortedRows) -> Iterator[tuple[str, Iterable[ObjectInfo]]]:
+        """Find the quiet runs, note what they need, and yield the files of all others."""
+        if not self.seals:
+            return list_by_run(self._store)
+        given_up = self._forget | self.forgotten.keys()
+        names = self.quiet.find(
+            given_up,
+            lambda needed: objects.add(object_rows(needed, _NEEDED)),
+            all_active=self.full or self.keeps,
+        )
+        active = names - self.quiet.runs
+        if len(active) <= len(self.quiet.runs):
+            return list_by_run(self._store, active)
+        return ((name, infos) for name, infos in list_by_run(self._store) if name in active)
 
     def refuse_links(self) -> None:
         """Raise if there is a link: a run may be behind it, and nothing there may be deleted."""
         for folder in (*FOLDERS, PROBES):
             refuse_links(self._store.backend, folder)
 
-    def _check_generations(self, objects: Mapping[ObjectKey, StoredFile]) -> None:
+    def _check_generations(self, highest: ObjectKey | None) -> None:
         """Refuse objects whose generation is above the newest epoch: epochs were lost."""
         newest = self._epochs.observe()
         header = self._epochs.header(newest)
         self.forgotten = dict((header and header.forgotten) or {})
-        for key in objects:
-            if key.generation > newest:
-                raise Malformed(
-                    "an object was put under an epoch that is not there",
-                    where=key,
-                    expected=f"a generation of at most {newest}",
-                    hint=f"Restore {epoch_key(newest + 1)} and all later epochs from a backup, or "
-                    "move the object away if Holdfast did not write it.",
-                )
+        given_s = None if header is None else header.drop_delay_s
+        self._delay_s = DROP_DELAY_S if given_s is None else given_s
+        self.keeps = header is not None and header.keep is True
+        self.seals = header is not None and header.min_writer >= SEALS_FROM
+        self._epoch = newest
+        if highest is not None and highest.generation > newest:
+            raise Malformed(
+                "an object was put under an epoch that is not there",
+                where=highest,
+                expected=f"a generation of at most {newest}",
+                hint=f"Restore {epoch_key(newest + 1)} and all later epochs from a backup, or "
+                "move the object away if Holdfast did not write it.",
+            )
 
-    def _now_s(self, newest_s: float, *, dry_run: bool) -> float:
-        """Return the store's time; in a dry run, which writes nothing, this machine's.
-
-        A completely full store cannot give its time: then the result is at least `newest_s`.
-        """
-        if dry_run:
-            return time.time()
-        key = f"{PROBES}clock-{secrets.token_hex(8)}"
-        try:
-            self._store.with_reserve(lambda: self._store.backend.put(key, b""))
-        except StoreFull:
-            return newest_s
-        try:
-            return self._store.backend.stat(key).modified_s
-        except ObjectNotFound:  # this one stalled, and another one deleted the old probe
-            return self._now_s(newest_s, dry_run=dry_run)
-        finally:
-            self._store.backend.delete(key)
-
-    def _read_runs(
-        self, runs: Iterable[RunFiles], cutoff_s: float
-    ) -> tuple[set[ObjectKey], set[ObjectKey]]:
-        """Return the objects that runs need now, and those that they needed within the grace."""
-        needed: set[ObjectKey] = set()
-        needed_recently: set[ObjectKey] = set()
+    def _read_runs(self, runs: Iterable[RunFiles], cutoff_s: float, objects: SortedRows) -> None:
+        """Note the objects that runs need now, and those that they needed within the grace."""
         read = partial(self._read_unless_passed, cutoff_s=cutoff_s)
         found = in_batches(self._store.pools.bulk, read, runs, at_once=RUNS_AT_ONCE)
         for log, now, recently in filter(None, found):
             self.logs[log.run_id] = log
-            needed |= now
-            needed_recently |= recently
-        return needed, needed_recently
+            objects.add(object_rows(now, _NEEDED))
+            objects.add(object_rows(recently, _RECENT))
 
     def _read_unless_passed(
         self, files: RunFiles, cutoff_s: float
-    ) -> tuple[RunLog, set[ObjectKey], set[ObjectKey]] | None:
+    ) -> tuple[RunLog, set[bytes], set[bytes]] | None:
         try:
             return self._read_run(files, cutoff_s)
         except UNREADABLE as error:
             self._pass_over(files.run_id, error)
             return None
 
-    def _read_run(
-        self, files: RunFiles, cutoff_s: float
-    ) -> tuple[RunLog, set[ObjectKey], set[ObjectKey]]:
+    def _read_run(self, files: RunFiles, cutoff_s: float) -> tuple[RunLog, set[bytes], set[bytes]]:
+        """Replay a log: from its note or slot 0 up to the grace, then the slots within it.
+
+        Return it with the objects that it needs now, and those that it needed within the grace.
+        """
         newest = snapshot_slot(files.snapshots[0].key) if files.snapshots else -1
         log = RunLog(self._store, files.run_id, snapshot_slot=newest)
         log.seen.head = self._seen.get(files.run_id)
@@ -237,21 +273,61 @@ class Planner:
         start = None if note is None else self._start(log, note, len(files.slots_s), recent)
         if start is None and recent:
             log.recall()  # an undo among them names what was evicted before
-        then = log.read_to(note.settled) if self.full and note and note.settled <= settled else None
-        before = log.read_to(settled)
+        at_note = (
+            log.read_to(note.settled) if self.full and note and note.settled <= settled else None
+        )
+        at_grace = log.read_to(settled)
         places = fold_recent(log, recent)
         # What the note knows of the commits that were seen was compared with the log.
         is_skipped = start is not None and start.commits != log.seen.commits
         log.check_head(log.fetch(log.seen.skipped(note.settled - 1)) if note and is_skipped else ())
         log.compact()
         needed, recently = self.needed_by(log), self._needs.of_evicted(places)
-        if note is not None and then is not None and self._differs(note, then.compact()):
+        self._asked_at[log.run_id] = log.run.next_slot
+        if log.run.is_hidden and self._frees(log, files):
+            recently |= needed if self._grace_s else set()  # it was needed until now
+            needed = set() if self._is_dry else self.needed_by(log)
+        if note is not None and at_note is not None and self._differs(note, at_note.compact()):
             self.differing.add(files.run_id)
         if log.newest_commit is not None:
-            done = Replayed(log, log.run.next_slot, log.newest_commit, before.compact())
-            if files.run_id in self.differing or done.is_due(note, start):
+            done = Replayed(
+                log,
+                log.run.next_slot,
+                log.newest_commit,
+                at_grace.compact(),
+                self._is_old(log, recent),
+            )
+            differs = files.run_id in self.differing
+            is_sealed = not differs and done.is_old and self.quiet.is_sealed(log, note)
+            if not is_sealed and (differs or done.is_old or done.is_due(note, start)):
                 self._due.append(done)
         return log, needed, recently
+
+    def _is_old(self, log: RunLog, recent: Sequence[Slot]) -> bool:
+        """Return whether a run may be sealed."""
+        stays = self.keeps or log.run.is_hidden or log.run_id in self.forgotten
+        return self.seals and not stays and has_only_seals(recent)
+
+    def _frees(self, log: RunLog, files: RunFiles) -> bool:
+        """Free a hidden run if its delay has passed by the store's time; return if it is."""
+        hidden_at = log.run.hidden_at or 0
+        put_s = min(files.slots_s[hidden_at:], default=float("inf"))
+        if self.keeps or put_s > self._now_s() - self._delay_s:
+            self.hidden.add(log.run_id)
+            return False
+        self.freed.add(log.run_id)
+        if self._is_dry:
+            return True
+
+        def compose(run: RunManifest) -> list[Line] | None:
+            # An undrop that was faster wins; what hid the run after it is a drop of its own.
+            return [Free()] if run.is_hidden and run.hidden_at == hidden_at else None
+
+        with suppress(StoreFull):
+            self._store.with_reserve(lambda: log.append(compose))
+        if not log.run.holds_nothing:
+            self.freed.discard(log.run_id)
+        return log.run.holds_nothing
 
     def _start(
         self, log: RunLog, note: RunNote, slots: int, recent: Sequence[Slot]
@@ -293,29 +369,65 @@ class Planner:
         return _told(noted) != _told(run) or not same
 
     def make_notes(self) -> None:
-        """Put notes of the runs that have changed, for the next collection."""
+        """Put notes of the runs that have changed, for the next collection, and seal quiet ones."""
+        sealed: dict[str, int] = {}
 
         def note(done: Replayed) -> tuple[Seen, bytes]:
+            seen, held = done.note(self._needs.known(done.settled.places))
+            if done.is_old and held:
+                with suppress(Conflict, StoreFull):
+                    slot = seal(done, self._epoch)
+                    if slot is not None:
+                        sealed[done.log.run_id] = slot
+                        seen = done.of_seal(seen, slot, self._grace_s)
             # A note of slots that a loss of power undoes would stop every later collection.
             done.log.make_durable()
-            return done.note(self._needs.known(done.settled.places))
+            return seen, held
 
         try:
+            if any(done.is_old for done in self._due):
+                self._epochs.make_durable(self._epoch)
             made = in_batches(self._store.pools.bulk, note, self._due, at_once=RUNS_AT_ONCE)
             self._notes.put(self._store, made, full=self.full)
+            self.quiet.remove_markers(sealed)
         except StorageError as error:
             _LOGGER.warning("notes for the next collection are not kept: %s", error)
 
-    def needed_by(self, log: RunLog) -> set[ObjectKey]:
-        """Return the objects that a run needs at its head, or at an earlier slot already read."""
+    def needed_by(self, log: RunLog, but: Collection[Place] = ()) -> set[bytes]:
+        """Return the objects that a run needs at its head, or at an earlier slot already read.
+
+        What only the places in `but` need is left out.
+        """
         while True:
             try:
-                return self._needs.of(log.run)
+                return self._needs.of(log.run, but) | self._kept_by(log)
             except MissingObject:
                 # Evicted since, and deleted by another collector? Then the log has grown.
                 read = log.run.next_slot
                 if log.refresh().next_slot == read:
                     raise
+
+    def places_at_choice(self, log: RunLog) -> frozenset[Place]:
+        """Return the places of a log if what they need was not condemned."""
+        if self._asked_at.get(log.run_id) != log.run.next_slot:
+            return frozenset()  # it was read since
+        return frozenset(held_place(log.run, manifest) for manifest in log.run.held)
+
+    def _kept_by(self, log: RunLog) -> set[bytes]:
+        """Return the objects that a registry which keeps holds on to, as long as they are there."""
+        if not self.keeps:
+            return set()
+        kept = self._kept.setdefault(log.run_id, KeptPlaces())
+        kept.read(log)
+        return self._needs.of_evicted(kept.places)
+
+    def check_rules(self, epoch: int) -> None:
+        """Refuse to go on if the registry was told meanwhile to keep what this collection frees."""
+        header = self._epochs.header(epoch)
+        if header is not None and header.keep and not self.keeps:
+            raise Conflict(
+                "the registry was told to keep everything meanwhile", where=epoch_key(epoch)
+            )
 
     # Runs that cannot be read
 
@@ -336,13 +448,26 @@ class Planner:
             log = self.logs.get(name)
             if log is None:
                 raise NotFound("no such run", where=name, hint="`holdfast run ls` lists the runs.")
-            if log.run.dropped is None:
+            if log.run.dropped is None or log.run.is_hidden:
                 raise InvalidInput(
                     "only a run that cannot be read is forgotten",
                     where=name,
                     found="it can be read",
-                    hint=f"To release what it holds, run `holdfast run drop {name}`.",
+                    hint=f"To release what it holds, run `holdfast run rm {name} --now`.",
                 )
+
+
+def _choose(objects: SortedRows, cutoff_s: float) -> tuple[Objects, Tally]:
+    """Return the unneeded objects that are not recent, and count those that are."""
+    chosen, recent = Objects(), Tally()
+    for part in objects:
+        heads, told = grouped(part)
+        unneeded = told & (LISTED | _NEEDED) == LISTED
+        is_recent = (heads["put_s"] > cutoff_s) | (told & _RECENT > 0)
+        chosen.add(heads[unneeded & ~is_recent])
+        young = heads["size"][unneeded & is_recent]
+        recent += Tally(len(young), int(young.sum()))
+    return chosen, recent
 
 
 def _told(run: RunManifest) -> tuple[object, ...]:

@@ -9,26 +9,33 @@ snapshot. A table that cannot be used costs time. Specified in docs/spec.md, sec
 from __future__ import annotations
 
 import logging
+import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
 
 from holdfast.registry.errors import IntegrityError, Malformed, ObjectNotFound, RolledBack
-from holdfast.registry.history import REPLAY_VERSION, CommitSlot, RunLog
+from holdfast.registry.history import (
+    REPLAY_VERSION,
+    CommitSlot,
+    RunLog,
+    Seen,
+    TableHeader,
+    newer_notes,
+    note_numbers,
+    read_table,
+)
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import (
     LAST,
-    NOTES,
     RUNS,
     ObjectKey,
     note_key,
-    parse_number,
-    unwrap_frame,
     wrap_frame,
 )
 from holdfast.registry.store import Store
-from holdfast.registry.values import Digest, DigestField, Field, Record
+from holdfast.registry.values import Digest, Record
 
 #: A table is not longer than this, unless a single note is.
 _TABLE_BYTES = 8 * 2**20
@@ -40,29 +47,10 @@ _FULL_EVERY = 30
 _SLOTS_APART = 16
 #: The most bytes of a note: a longer one would cost more than it saves.
 _NOTE_BYTES = 64 * 2**20
+#: The longest grace that a note tells.
+_LONGEST_S = 2**53
+_PLACED = re.compile(rb'"(placements/[^"]+)":')
 _LOGGER = logging.getLogger("holdfast")
-
-
-class TableHeader(Record):
-    """The first line of a table."""
-
-    format: Literal["holdfast.notes/1"] = "holdfast.notes/1"
-    registry: str  # the id of the registry
-    replay: int  # the version of the replay that made what its notes say of runs
-    first: Annotated[int, Field(ge=1)]  # it has the notes of all tables from this one on
-    #: Collections that put notes since the last one that read everything.
-    since_full: Annotated[int, Field(ge=0)]
-
-
-class Seen(Record):
-    """The first line of a note: how far the log of a run went."""
-
-    run: str
-    slots: Annotated[int, Field(ge=1)]  # number of its slots
-    slot: Annotated[int, Field(ge=0)]  # the newest one with a commit
-    digest: DigestField  # digest of that slot; the commits before it are chained to it
-    #: The slot before which the run held what the second line says; 0 where there is nothing.
-    settled: Annotated[int, Field(ge=0)]
 
 
 class Held(Record):
@@ -85,6 +73,11 @@ class RunNote:
         """The slot before which a replay can begin; 0 if it has to begin with the first one."""
         return self.seen.settled if self.held else 0
 
+    def is_sealed(self, grace_s: float) -> bool:
+        """Return whether it stands for its run in a collection with this grace."""
+        graced_s = self.seen.grace_s if self.seen.sealed is not None and self.held else None
+        return graced_s is not None and grace_s <= graced_s
+
     def replay(self) -> tuple[RunManifest, dict[ObjectKey, tuple[ObjectKey, ...]]]:
         """Return the run before `settled`, and the packs of its placements."""
         held = Held.decode(self.held, where=self.where)
@@ -92,6 +85,12 @@ class RunNote:
             raise Malformed("a note of another run or slot", where=self.where)
         parse = ObjectKey.parse
         return held.run, {parse(key): tuple(map(parse, of)) for key, of in held.packs.items()}
+
+    def placements(self) -> Iterator[bytes]:
+        """Yield the records of the placements of which it names the packs."""
+        for found in _PLACED.finditer(self.held):
+            with suppress(Malformed):
+                yield ObjectKey.parse(found[1].decode()).record
 
     def check(self, slots: int, digest: Digest | None) -> None:
         """Raise if a log is shorter than it was, or another one at the slot of the note."""
@@ -120,19 +119,15 @@ class _Table:
 
 @dataclass(slots=True)
 class Notes:
-    """The notes of a registry.
+    """The notes of a registry."""
 
-    Attributes:
-        by_run: The note of each run that counts: the one that knows most of its slots.
-        newest: The number of the newest table; 0 without one.
-        since_full: Collections that put notes since the last one that read everything.
-        damaged: The tables that cannot be read, by key.
-    """
-
+    #: The note of each run that counts: the one that knows most of its slots.
     by_run: dict[str, RunNote] = field(default_factory=dict)
-    newest: int = 0
-    since_full: int = 0
-    damaged: dict[str, str] = field(default_factory=dict)
+    newest: int = 0  # the number of the newest table; 0 without one
+    since_full: int = 0  # collections that put notes since the last one that read everything
+    damaged: dict[str, str] = field(default_factory=dict)  # the tables that cannot be read, by key
+    #: Whether no table is lost or cannot be read: the newest note of each run is known.
+    is_whole: bool = True
     _tables: list[_Table] = field(default_factory=list)  # newest first
 
     @classmethod
@@ -142,23 +137,34 @@ class Notes:
         The newest table says which older ones it replaces. If it cannot be read, those are.
         """
         notes, needed = cls(), LAST
-        for number in sorted(_numbers(store), reverse=True):
+        for number in sorted(note_numbers(store), reverse=True):
             notes.newest = notes.newest or number
             if number > needed:
                 continue
+            notes.is_whole &= number == needed or notes.newest == number
             try:
-                header, lines, size_bytes = _read_table(store, number)
+                header, lines, size_bytes = read_table(store, number)
             except (IntegrityError, ObjectNotFound) as error:
                 _LOGGER.warning("a note of a collection is not used: %s", error)
                 notes.damaged[note_key(number)] = str(error)
                 continue
             needed = min(needed, header.first - 1)
+            notes.is_whole &= header.registry == store.config.id
             if header.registry == store.config.id:
                 if not notes._tables:
                     notes.since_full = header.since_full
                 notes._tables.append(_Table(number, header.first, size_bytes))
                 notes._take(header, lines, note_key(number))
+        notes.is_whole &= needed in (0, LAST)
         return notes
+
+    def newer(self, store: Store) -> set[str] | None:
+        """Return the runs of which a newer note was put since; `None` if that cannot be told."""
+        _, slots = newer_notes(store, self.newest)
+        if slots is None:
+            return None
+        known = {run_id: note.seen.slots for run_id, note in self.by_run.items()}
+        return {run_id for run_id, number in slots.items() if number > known.get(run_id, 0)}
 
     def _take(self, header: TableHeader, lines: list[bytes], where: str) -> None:
         for first, second in zip(lines[::2], lines[1::2], strict=True):
@@ -188,7 +194,7 @@ class Notes:
             self.newest += 1
             while not self._has_put(store, self.newest, first, lines):
                 # Another collector was faster: its table stays, and this one replaces none.
-                self.newest = max([self.newest, *_numbers(store)]) + 1
+                self.newest = max([self.newest, *note_numbers(store)]) + 1
                 first, lines = self.newest, dict(some)
 
     def _join(self, lines: dict[str, bytes]) -> int:
@@ -208,7 +214,9 @@ class Notes:
         return first
 
     def _has_put(self, store: Store, number: int, first: int, lines: Mapping[str, bytes]) -> bool:
+        seals = any(b'"sealed":' in line.partition(b"\n")[0] for line in lines.values())
         header = TableHeader(
+            format="holdfast.notes/2" if seals else "holdfast.notes/1",
             registry=store.config.id,
             replay=REPLAY_VERSION,
             first=first,
@@ -239,22 +247,6 @@ def _parts(
         yield some
 
 
-def _numbers(store: Store) -> Iterator[int]:
-    for info in store.backend.list(NOTES):
-        with suppress(Malformed):  # `verify` reports it
-            yield parse_number(info.key)
-
-
-def _read_table(store: Store, number: int) -> tuple[TableHeader, list[bytes], int]:
-    where = note_key(number)
-    content = unwrap_frame(store.backend.get(where), where=where)
-    first, *lines = content.split(b"\n")
-    header = TableHeader.decode(first, where=where)
-    if header.first > number or len(lines) % 2:
-        raise Malformed("a table of notes that contradicts itself", where=where)
-    return header, lines, len(content)
-
-
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """A run as a collection has replayed it."""
@@ -264,6 +256,7 @@ class Replayed:
     newest: CommitSlot  # the newest one with a commit
     #: The run before the slots within the grace: they may be within a later collection's, too.
     settled: RunManifest
+    is_old: bool = False  # whether only marks and seals follow: it may be sealed
 
     def note(self, packs: Mapping[ObjectKey, Collection[ObjectKey]]) -> tuple[Seen, bytes]:
         """Return the two lines of a note; `packs` are those of its placements."""
@@ -278,6 +271,11 @@ class Replayed:
             settled=self.settled.next_slot if is_short else 0,
         )
         return seen, held if is_short else b""
+
+    def of_seal(self, seen: Seen, slot: int, grace_s: float) -> Seen:
+        """Return the first line of a note for a run that was sealed since in this slot."""
+        graced_s = min(math.floor(grace_s), _LONGEST_S)
+        return seen.changed(slots=self.log.run.next_slot, sealed=slot, grace_s=graced_s)
 
     def is_due(self, note: RunNote | None, start: RunManifest | None) -> bool:
         """Return whether the run has changed enough since its note for another one.

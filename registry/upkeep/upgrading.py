@@ -1,4 +1,4 @@
-"""Tell all writers of a registry something: to be of a newer version, or to stop.
+"""Tell all programs of a registry something: to be of a newer version, to stop, how drops go.
 
 An epoch says it, and the mark of that epoch in each run tells writers that are running. Nothing is
 rewritten: what is there stays readable. Specified in docs/spec.md, section 10.
@@ -11,21 +11,32 @@ from dataclasses import dataclass
 from functools import partial
 
 from holdfast.backends import parse
+from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history import (
+    DROP_DELAY_S,
     MAX_URL,
     EpochHeader,
     Epochs,
     RunLog,
+    encode_drops,
     encode_freeze,
     encode_upgrade,
 )
 from holdfast.registry.history.actions import Line, Mark
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import epoch_key
-from holdfast.registry.store import WRITER_VERSION, Store, check_writer_version
+from holdfast.registry.store import (
+    RUNS_AT_ONCE,
+    WRITER_VERSION,
+    Store,
+    check_writer_version,
+    in_batches,
+)
 from holdfast.registry.upkeep.live import UNREADABLE, is_forgotten, list_run_ids, with_way_out
-from holdfast.registry.upkeep.window import RUNS_AT_ONCE, in_batches
+
+#: The longest delay of a drop: 3,000 years.
+_LONGEST_S = 10**11
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,21 @@ class UpgradeReport:
     epoch: int
     runs: int
     marked: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropRules:
+    """Rules of a registry for dropped runs.
+
+    Attributes:
+        delay_s: For how many seconds a dropped run can be taken back.
+        keep: Whether collections free nothing that evictions, thinnings and drops release.
+        epoch: The epoch that was read, or that sets them; 0 before the first.
+    """
+
+    delay_s: int
+    keep: bool
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +100,30 @@ def upgrade(store: Store) -> UpgradeReport:
     Epochs(store).observe()  # a frozen registry stays as it is
     header, raised, runs, marked = _tell(store, entry)
     return UpgradeReport(header.min_writer, raised, header.epoch, runs, marked)
+
+
+def set_drop_rules(store: Store, delay_s: float | None, keep: bool | None) -> DropRules:
+    """Set rules for dropped runs, or only return them; see `Registry.drop_rules`."""
+    epochs = Epochs(store)
+    newest = epochs.newest()
+    header = epochs.header(newest)
+    number = isinstance(delay_s, (int, float)) and not isinstance(delay_s, bool)
+    if delay_s is not None and not (number and 0 <= delay_s <= _LONGEST_S):
+        raise InvalidInput("a delay is a number of seconds, 0 or more", found=quoted(delay_s))
+    given: dict[str, int | None] = {} if delay_s is None else {"drop_delay_s": int(delay_s)}
+    given |= {} if keep is None else {"keep": keep or None}
+
+    def entry(epoch: int, header: EpochHeader | None) -> bytes | None:
+        is_so = all(getattr(header, name, None) == value for name, value in given.items())
+        return None if is_so and header is not None else encode_drops(epoch, header, **given)
+
+    if given:
+        epochs.require(newest)  # a frozen registry stays as it is
+        header, *_ = _tell(store, entry)
+    if header is None:
+        return DropRules(DROP_DELAY_S, False, 0)
+    known_s = header.drop_delay_s
+    return DropRules(DROP_DELAY_S if known_s is None else known_s, bool(header.keep), header.epoch)
 
 
 def freeze(store: Store, moved_to: str | None) -> FreezeReport:
@@ -144,12 +194,12 @@ def _mark(store: Store, epoch: int, forgotten: dict[str, int], run_id: str) -> b
 
     def compose(run: RunManifest) -> list[Line] | None:
         nonlocal needed
-        needed = run.next_slot > 0 and run.epoch < epoch and run.dropped is None
+        needed = run.next_slot > 0 and run.epoch < epoch and not run.is_dropped_for_good
         return [Mark(epoch=epoch)] if needed else None
 
     try:
         log.open()
-        log.append(compose)
+        log.append(compose, announces=False)
     except UNREADABLE as error:
         if is_forgotten(store, forgotten, run_id):
             return False

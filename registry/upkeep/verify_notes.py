@@ -1,33 +1,47 @@
 """The last verification of a registry on this machine, kept beside the heads that were seen.
 
 Damage stays known until a verification that looks for it does not find it: one that reads less
-says nothing of it.
+says nothing of it. `LastCheck` keeps what was found whole, for a verification of what is new.
 
-It is a convenience for people: nothing depends on it, and it proves nothing. Where heads are not
-remembered, neither is this.
+It is a convenience for people, and proves nothing. `holdfast push` writes the objects again that it
+calls damaged, if it has their content. Where heads are not remembered, neither is this.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from holdfast.backends.escape import printable, shortened
-from holdfast.registry.errors import RegistryError
-from holdfast.registry.history import kept_ref
-from holdfast.registry.history.replay import CheckpointRecord
-from holdfast.registry.objects import join_lines, split_lines
+from holdfast.registry.errors import Malformed, RegistryError
+from holdfast.registry.history import REPLAY_VERSION, kept_ref
+from holdfast.registry.history.actions import Place
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.objects import (
+    ObjectKey,
+    PackRef,
+    join_lines,
+    split_lines,
+    unwrap_frame,
+    wrap_frame,
+)
 from holdfast.registry.store import Store
-from holdfast.registry.upkeep.findings import Finding, Needs, VerifyReport
-from holdfast.registry.values import Field, Record, empty
+from holdfast.registry.store.heads import MAX_FILE_BYTES
+from holdfast.registry.upkeep.findings import Finding, Listed, Needs, VerifyReport
+from holdfast.registry.values import DigestField, Field, InvalidRecord, Record, empty
 
 _LOGGER = logging.getLogger("holdfast")
 #: Findings that are kept, characters of each of their texts, and refs that each affects.
 _KEPT, _LONGEST, _REFS = 100, 500, 1000
-_SUFFIX = ".verified"
+_SUFFIX, _CHECKED = ".verified", ".checked"
+#: One verification with `since_last` in this number reads everything.
+_FULL_EVERY = 30
+#: The most bytes of runs that are kept, before they are compressed.
+_MOST_BYTES = 4 * MAX_FILE_BYTES
 
 #: What was read: names and sizes, a share of the packs, every byte, or every chunk decoded too.
 Depth = Literal["structure", "sample", "deep", "decode"]
@@ -112,6 +126,167 @@ def known_damage(store: Store) -> list[Finding]:
     """Return the errors that verifications on this machine found, and none since found gone."""
     last = last_verify(store)
     return [Finding(**one.shared(KeptFinding)) for one in (last.damage if last else ())]
+
+
+def damaged_keys(store: Store) -> set[ObjectKey]:
+    """Return the keys of the damaged objects that this machine knows of."""
+    found = set()
+    for one in known_damage(store):
+        with suppress(Malformed):  # an error that is not about an object
+            found.add(ObjectKey.parse(one.where))
+    return found
+
+
+# What a verification with `since_last` found whole
+
+
+class _Header(Record):
+    """The first line of the file."""
+
+    format: Literal["holdfast.checked/1"] = "holdfast.checked/1"
+    registry: str
+    replay: int  # version of the replay
+    since_full: _Count  # verifications since the last one that read everything
+
+
+class Checked(Record):
+    """A run without faults: how its log ended when it was read, and its states without faults."""
+
+    run: str
+    slots: _Count  # number of its slots
+    size_bytes: _Count  # of all of them
+    modified_ms: int  # the newest time of one of them, by the store's clock
+    commits: _Count  # number of its commits
+    commit: _Count  # the newest slot with a commit
+    digest: DigestField  # digest of that slot
+    snapshots: tuple[int, ...]  # the slots of its snapshots
+    #: The objects of each state with their sizes in bytes, by the key of its placement.
+    states: dict[str, dict[str, int]] = empty()
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A run as the last verification read it, for a replay to begin with."""
+
+    seen: Checked
+    held: bytes  # the compact run
+    is_unchanged: bool  # whether its log has no further slots
+
+    def replay(self) -> RunManifest:
+        """Return the run."""
+        run = RunManifest.decode(self.held, where=_CHECKED)
+        if (run.run_id, run.next_slot) != (self.seen.run, self.seen.slots):
+            raise Malformed("another run or slot", where=_CHECKED)
+        return run
+
+
+class LastCheck:
+    """The runs and states that the last verification with `since_last` found without faults.
+
+    A run or state of which damage is known is never among them.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[str, tuple[Checked, bytes]] = {}
+        self._states: dict[ObjectKey, dict[ObjectKey, int]] = {}
+        self._kept: dict[str, tuple[Checked, bytes]] | None = {}
+        self._kept_bytes = 0
+        self._since_full = -1
+        try:
+            self._read()
+        except (RegistryError, InvalidRecord, ValueError) as error:
+            _LOGGER.debug("an earlier verification is not used: %s", error)
+            self._known, self._states = {}, {}
+
+    @property
+    def slots(self) -> Mapping[str, int]:
+        """How many slots of each run were read."""
+        return {run_id: seen.slots for run_id, (seen, _) in self._known.items()}
+
+    def base(
+        self,
+        run_id: str,
+        listed: Listed | None,
+        snapshots: Collection[int],
+        commits: Collection[int],
+    ) -> Base | None:
+        """Return what to begin a replay with, if the slots that were read are as they were.
+
+        `commits` are the numbers of commits after which a link of the history is wanted.
+        """
+        seen, held = self._known.get(run_id, (None, b""))
+        if seen is None or listed is None or min(commits, default=seen.commits) < seen.commits:
+            return None
+        log = (listed.slots, listed.size_bytes, listed.modified_ms)
+        older = {slot for slot in snapshots if slot < seen.slots}
+        if log != (seen.slots, seen.size_bytes, seen.modified_ms) or older - {*seen.snapshots}:
+            return None
+        return Base(seen, held, listed.further == 0)
+
+    def packs_of(self, place: Place, sizes: Mapping[ObjectKey, int]) -> tuple[PackRef, ...] | None:
+        """Return the packs of a state whose objects are as they were; `None` if it is checked."""
+        found = self._states.get(place.placement_key, {})
+        if place.manifest_key not in found or any(sizes.get(key) != found[key] for key in found):
+            return None
+        return tuple(PackRef(key, size) for key, size in found.items() if key.kind == "packs")
+
+    def take(self, seen: Checked, held: bytes) -> None:
+        """Take a run without faults, for the next verification."""
+        self._kept_bytes += len(held)
+        if self._kept_bytes > _MOST_BYTES:
+            self._kept = None
+        if self._kept is not None:
+            self._kept[seen.run] = seen, held
+
+    def keep(
+        self,
+        held: Mapping[str, Iterable[Place]],
+        whole: Mapping[Place, Iterable[PackRef]],
+        sizes: Mapping[ObjectKey, int],
+    ) -> None:
+        """Keep the runs, with the states that each holds and that are without faults."""
+        if self._store.heads is None or self._kept is None:
+            return
+        header = _Header(
+            registry=self._store.config.id, replay=REPLAY_VERSION, since_full=self._since_full + 1
+        )
+        lines = [header.encode()]
+        for run_id, (seen, run) in self._kept.items():
+            states = {}
+            for one in held[run_id]:
+                if one in whole:
+                    keys = one.manifest_key, one.placement_key, *(ref.key for ref in whole[one])
+                    states[str(one.placement_key)] = {str(k): sizes.get(k, -1) for k in keys}
+            lines += [seen.changed(states=states).encode(), run]
+        data = wrap_frame(b"\n".join(lines))
+        if len(data) <= MAX_FILE_BYTES:
+            self._store.heads.keep(_CHECKED, data)
+
+    def _read(self) -> None:
+        data = None if self._store.heads is None else self._store.heads.kept(_CHECKED)
+        if data is None:
+            return
+        first, *lines = unwrap_frame(data, where=_CHECKED).split(b"\n")
+        header = _Header.decode(first, where=_CHECKED)
+        expected = self._store.config.id, REPLAY_VERSION
+        if (header.registry, header.replay) != expected or header.since_full + 1 >= _FULL_EVERY:
+            return
+        last = last_verify(self._store)
+        if last is not None and last.errors > _KEPT:
+            return  # not all that is damaged is known by name
+        doubted, damaged = set(Damage.of(self._store).refs), damaged_keys(self._store)
+        doubted |= {one.where for one in known_damage(self._store)}
+        for line, held in zip(lines[::2], lines[1::2], strict=True):
+            seen = Checked.decode(line, where=_CHECKED)
+            if seen.run in doubted:
+                continue
+            self._known[seen.run] = seen, held
+            for placement, sizes in seen.states.items():
+                found = {ObjectKey.parse(key): size for key, size in sizes.items()}
+                if damaged.isdisjoint(found):
+                    self._states[ObjectKey.parse(placement)] = found
+        self._since_full = header.since_full
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,28 +25,28 @@ from holdfast.registry.history import Epochs, list_runs
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import ObjectKey, PackRef, open_pack
 from holdfast.registry.store import Outcome, Progress, Store, Workers, verify_pack_chunks
-from holdfast.registry.upkeep.data_pass import DataPass, PassNotes, check_sample, fault_of
-from holdfast.registry.upkeep.decoding import HELD_BYTES, DecodePass
-from holdfast.registry.upkeep.file_names import Names, check_config
-from holdfast.registry.upkeep.findings import (
-    DataRead,
-    Finding,
-    Needs,
-    Severity,
-    VerifyReport,
+from holdfast.registry.upkeep.data_pass import (
+    DataPass,
+    PassNotes,
+    check_sample,
+    check_small,
+    fault_of,
 )
+from holdfast.registry.upkeep.file_names import Names, check_config
+from holdfast.registry.upkeep.findings import DataRead, Finding, Needs, Severity, VerifyReport
 from holdfast.registry.upkeep.head_check import HeadCheck, NoteCheck
 from holdfast.registry.upkeep.histories import Asked, History, read_history
-from holdfast.registry.upkeep.object_checks import check_object
 from holdfast.registry.upkeep.placement_checks import (
+    HELD_BYTES,
     Checked,
     CheckedRows,
+    DecodePass,
     Fault,
     PlaceCheck,
     WhichRows,
     check_pack,
 )
-from holdfast.registry.upkeep.verify_notes import known_damage
+from holdfast.registry.upkeep.verify_notes import LastCheck, known_damage
 from holdfast.registry.values import Digest
 
 #: Times that the check repeats places that others moved meanwhile.
@@ -83,11 +83,13 @@ def verify(
     decode: bool = False,
     heads: str | os.PathLike[str] | None = None,
     write_heads: str | os.PathLike[str] | None = None,
+    since_last: bool = False,
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
     """Check a registry; see `Registry.verify`."""
-    verification = Verification(store, progress, heads, executor)
+    last = LastCheck(store) if since_last else None
+    verification = Verification(store, progress, heads, executor, last)
     if deep or decode or sample is not None or resume is not None:
         verification.read_data(sample, resume, decode=decode)
     report = verification.check()
@@ -105,8 +107,9 @@ class Verification:
         progress: Progress | None = None,
         heads: str | os.PathLike[str] | None = None,
         executor: Executor | None = None,
+        last: LastCheck | None = None,
     ) -> None:
-        self._store = store
+        self._store, self._last = store, last
         self._workers = Workers(executor, store)
         self._head_check = HeadCheck(store, heads)
         self._progress = progress
@@ -124,7 +127,7 @@ class Verification:
         self._findings: list[Finding] = []
         self._histories: dict[str, dict[Place, tuple[str, ...]]] = {}
         self._unplaced: dict[str, dict[Digest, tuple[str, ...]]] = {}
-        self._checkpoints = 0
+        self._checkpoints = self._unchanged = 0
         self._marked: dict[str, int] = {}
         self._seen: set[Place] = set()
         self._again: set[ObjectKey] = set()
@@ -159,9 +162,9 @@ class Verification:
         # commit after its objects, an object after its epoch.
         self._note_check = NoteCheck(self._store)
         self._names.list_links(self._store)
-        self._names.list_runs(self._store)
+        self._names.list_runs(self._store, self._last.slots if self._last else {})
         runs = list_runs(self._store)
-        self._read(runs, self._report_history)
+        self._read(runs, self._report_history, self._last)
         self._names.list_objects(self._store)
         epochs = self._names.check_epochs(self._store, self._marked, deep=self._data is not None)
         epochs += self._head_check.check_registry(runs, self._names.epoch)
@@ -178,6 +181,10 @@ class Verification:
             self._data = replace(self._data, chunks_decoded=self._decoding.chunks)
         if self._notes is not None and self._is_whole:
             self._notes.finish()  # not earlier: a check that fails must not cost the reading
+        if self._last is not None:
+            doubted = self._covers.keys() | filter(self._is_suspect, self._packs_of)
+            whole = {one: of for one, of in self._packs_of.items() if one not in doubted}
+            self._last.keep(self._histories, whole, self._names.sizes)
         found = (config, epochs, self._names.findings, self._findings, self._object_findings())
         return VerifyReport(
             tuple(finding for part in found for finding in sorted(part, key=_order)),
@@ -187,6 +194,7 @@ class Verification:
             self._bytes,
             self._data,
             tuple(one for one in known_damage(self._store) if not self._looks_for(one)),
+            self._unchanged,
         )
 
     def _looks_for(self, known: Finding) -> bool:
@@ -252,7 +260,12 @@ class Verification:
 
     # Runs, and the places of their states
 
-    def _read(self, run_ids: Iterable[str], report: Callable[[History], object]) -> None:
+    def _read(
+        self,
+        run_ids: Iterable[str],
+        report: Callable[[History], object],
+        last: LastCheck | None = None,
+    ) -> None:
         def take(asked: Asked, done: Outcome[History]) -> None:
             history = done.result()
             self._count(history.size_bytes)
@@ -260,20 +273,23 @@ class Verification:
             self._histories[asked.run_id] = history.places
             self._thinned[asked.run_id] = history.thinned
             self._unplaced[asked.run_id] = history.unplaced
+            self._unchanged += asked.base is not None and not history.size_bytes
             report(history)
 
-        snapshots, commits_of = self._names.snapshots, self._head_check.commits_of
-        slot_of = self._note_check.slot_of
-        asked = (
-            Asked(one, tuple(snapshots.get(one, ())), commits_of(one), slot_of(one))
-            for one in run_ids
-        )
-        self._workers.each(read_history, asked, take)
+        def asked(one: str) -> Asked:
+            snapshots, log = tuple(self._names.snapshots.get(one, ())), self._names.logs.get(one)
+            commits, slot = self._head_check.commits_of(one), self._note_check.slot_of(one)
+            base = None if last is None else last.base(one, log, snapshots, commits)
+            return Asked(one, snapshots, commits, slot, base, last is not None)
+
+        self._workers.each(read_history, map(asked, run_ids), take)
 
     def _report_history(self, history: History) -> None:
         self._findings += [*history.findings, *self._head_check.check(history)]
         self._findings += self._note_check.check(history)
         self._checkpoints += history.checkpoints
+        if self._last is not None and history.kept is not None:
+            self._last.take(*history.kept)
 
     def _held(self) -> Collection[Place]:
         return dict.fromkeys(place for held in self._histories.values() for place in held).keys()
@@ -285,9 +301,15 @@ class Verification:
     def _check_places(self, places: Iterable[Place]) -> None:
         """Check placed states; a manifest is read once, however many placements it has."""
         groups: dict[ObjectKey, list[Place]] = {}
+        last = None if self._is_whole or self._decoding is not None else self._last
+        read = self._packs.whole | self._packs.faults.keys()  # compared with their placements
         for place in places:
-            groups.setdefault(place.manifest_key, []).append(place)
             self._seen.add(place)
+            packs = last.packs_of(place, self._names.sizes) if last else None
+            if packs is not None and read.isdisjoint(pack.key for pack in packs):
+                self._packs_of[place] = packs
+            else:
+                groups.setdefault(place.manifest_key, []).append(place)
 
         rows: WhichRows = "all" if self._is_whole else "none" if self._data is None else "read"
         check = PlaceCheck(rows, self._packs.tables, self._decoding)
@@ -360,7 +382,7 @@ class Verification:
         def held_by(key: ObjectKey) -> int:
             return self._names.sizes[key] * _PARSED
 
-        self._workers.each(_check_small, rest, take, size_of=held_by)
+        self._workers.each(check_small, rest, take, size_of=held_by)
 
     def _is_there(self, key: ObjectKey) -> bool:
         self._again.add(key)
@@ -446,13 +468,6 @@ class Verification:
         if fault.is_within:
             return "decode"
         return "deep" if key in self._packs.faults else "structure"
-
-
-def _check_small(store: Store, key: ObjectKey) -> int:
-    """Read and hash a manifest or placement; return its bytes."""
-    data = store.backend.get(str(key))
-    check_object(data, key)
-    return len(data)
 
 
 def _condemned_by(store: Store, key: ObjectKey) -> str:

@@ -4,10 +4,11 @@
 - `records`: the base class of every record on a store: frozen, closed, canonical.
 - `parse_limits`: bounds the memory that parsing a record from a store may take.
 - `dtypes`: the closed list of element types; `semver`: versions of releases.
-- `amounts`: sizes, numbers and times as people read them; `markup`: facts and tables as HTML.
-- `environment`, `process`, `suggest`: the versions and the host of a run, near names.
+- `amounts`: sizes, numbers, times and near names as people read them, and a caller's numbers.
+- `markup`: facts and tables as HTML.
+- `environment`, `process`: the versions and the host of a run, and this process.
 - `filters`: rows that fit a condition that a person types.
-- `first_use`, `gc_pause`: names imported when they are used, Python's cycle collector.
+- `first_use`, `renamed`: late imports, old public names.
 
 `canonical`, `dtypes`, `digest` and `records` decide bytes and ids: they do not change. Specified in
 docs/spec.md, section 2.
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
     from holdfast.registry.values.amounts import counted as counted
     from holdfast.registry.values.amounts import duration as duration
     from holdfast.registry.values.amounts import metrics as metrics
+    from holdfast.registry.values.amounts import near as near
     from holdfast.registry.values.amounts import number as number
     from holdfast.registry.values.amounts import share as share
     from holdfast.registry.values.amounts import size as size
+    from holdfast.registry.values.amounts import whole as whole
     from holdfast.registry.values.canonical import MAX_INTEGER as MAX_INTEGER
     from holdfast.registry.values.canonical import Json as Json
     from holdfast.registry.values.canonical import float_from_hex as float_from_hex
@@ -42,7 +45,6 @@ if TYPE_CHECKING:
     from holdfast.registry.values.dtypes import item_size as item_size
     from holdfast.registry.values.environment import describe_environment as describe_environment
     from holdfast.registry.values.filters import Filter as Filter
-    from holdfast.registry.values.gc_pause import collector_paused as collector_paused
     from holdfast.registry.values.markup import text as text
     from holdfast.registry.values.parse_limits import CHARACTER_BYTES as CHARACTER_BYTES
     from holdfast.registry.values.parse_limits import HEAVIEST as HEAVIEST
@@ -60,7 +62,9 @@ if TYPE_CHECKING:
     from holdfast.registry.values.path_names import check_path_name as check_path_name
     from holdfast.registry.values.path_names import check_path_names as check_path_names
     from holdfast.registry.values.process import ProcessLock as ProcessLock
+    from holdfast.registry.values.process import collector_paused as collector_paused
     from holdfast.registry.values.process import host_name as host_name
+    from holdfast.registry.values.process import is_first_rank as is_first_rank
     from holdfast.registry.values.process import require_first_rank as require_first_rank
     from holdfast.registry.values.records import DigestField as DigestField
     from holdfast.registry.values.records import Field as Field
@@ -78,7 +82,9 @@ if TYPE_CHECKING:
     from holdfast.registry.values.records import Tagged as Tagged
     from holdfast.registry.values.records import empty as empty
     from holdfast.registry.values.records import read_as as read_as
+    from holdfast.registry.values.renamed import Renamed as Renamed
+    from holdfast.registry.values.renamed import renamed_arguments as renamed_arguments
+    from holdfast.registry.values.renamed import renaming as renaming
     from holdfast.registry.values.semver import release_version as release_version
-    from holdfast.registry.values.suggest import near as near
 else:
     __getattr__ = at_first_use(__name__)

@@ -1,10 +1,42 @@
-"""Sizes, numbers, shares, times and lists as people read them: few digits, few parts."""
+"""Sizes, numbers, shares, times and lists as people read them: few digits, few parts.
+
+Also known names that are near to a mistyped one, and the check of a whole number of a caller.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import index
+
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput
+
+
+def near(name: str, known: Iterable[str]) -> str | None:
+    """Return "Did you mean ...?" with the known names nearest to `name`, or `None`."""
+    from difflib import get_close_matches  # only errors need it
+
+    names = list(known)
+    found = [one for one in names if one.casefold() == name.casefold()]
+    found = found or get_close_matches(name, names, n=3, cutoff=0.6)
+    return f"Did you mean {' or '.join(repr(match) for match in found)}?" if found else None
+
+
+def whole(
+    value: object, where: str, *, bits: int = 64, least: int = 0, what: str = "out of range"
+) -> int:
+    """Return a whole number as an int; a truth value is none."""
+    try:
+        number = -1 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if not least <= number < 2**bits:
+        expected = f"a whole number from {least}, below 2^{bits}"
+        raise InvalidInput(what, where=where, expected=expected, found=quoted(value))
+    return number
+
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))

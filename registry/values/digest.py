@@ -40,7 +40,7 @@ class Digest(bytes):
     @classmethod
     def of(cls, data: bytes | bytearray | memoryview) -> Self:
         """Hash bytes."""
-        return cls(hashlib.sha256(data).digest())
+        return bytes.__new__(cls, hashlib.sha256(data).digest())
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -6,7 +6,8 @@
     SIGN   = one of: =  ==  !=  <  <=  >  >=  ~  !~
 
 A value has quotes only where it holds spaces or signs. Numbers are compared as numbers, times as
-times, and `~` looks for a part of a text in any case. No comparison fits a field that a row lacks,
+times, and `~` looks for a part of a text in any case. Of a field with several values, such as
+labels, one has to fit, and for `!=` and `!~` all. No comparison fits a field that a row lacks,
 so `not a=1` also finds the rows without `a`; `a=none` finds those alone.
 """
 
@@ -20,7 +21,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple, NoReturn
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.values.suggest import near
+from holdfast.registry.values.amounts import near
 
 #: Characters of a filter, and how deep parentheses and `not` may nest.
 _MOST_CHARACTERS = 1000
@@ -51,11 +52,7 @@ class Filter:
 
     @classmethod
     def parse(cls, text: str) -> Filter:
-        """Understand a filter; every row fits an empty one.
-
-        Raises:
-            InvalidInput: It is none, too long or too deep; the message says at which character.
-        """
+        """Understand a filter; every row fits an empty one."""
         if len(text) > _MOST_CHARACTERS:
             raise InvalidInput(
                 "a filter is too long",
@@ -66,11 +63,7 @@ class Filter:
         return cls(text, parser.fields, parser.whole())
 
     def of(self, rows: Iterable[Row]) -> list[Row]:
-        """Return the rows that fit, in their order.
-
-        Raises:
-            InvalidInput: No row has a field that is named; near names are suggested.
-        """
+        """Return the rows that fit, in their order."""
         kept = list(rows)
         known = {name for row in kept for name in row}
         for name, at in self.fields.items():
@@ -178,6 +171,8 @@ def _fits(found: object, sign: str, wanted: str) -> bool:
     """Return whether a field that holds `found` fits a comparison."""
     if found is None:
         return False
+    if isinstance(found, tuple | list):
+        return (all if sign[0] == "!" else any)(_fits(one, sign, wanted) for one in found)
     if sign in ("~", "!~"):
         return (wanted.casefold() in str(found).casefold()) == (sign == "~")
     if sign in _ORDERS:

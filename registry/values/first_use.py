@@ -10,6 +10,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from operator import attrgetter
 
+from holdfast.registry.values.renamed import renaming
+
 _LISTED = re.compile(r"^    from ([\w.]+) import (?:\(([^)]*)\)|(.+))$", re.MULTILINE)
 
 
@@ -31,7 +33,7 @@ def at_first_use(
             homes.update(_listed(module))
         if renamed and name in renamed:
             now, ends = renamed[name]
-            text = f"{module}.{name} is now {module}.{now}; the old name ends in version {ends}"
+            text = renaming(f"{module}.{name}", f"{module}.{now}", ends)
             warnings.warn(text, DeprecationWarning, stacklevel=2)
             return attrgetter(now)(sys.modules[module])
         if name not in homes:

@@ -1,11 +1,32 @@
-"""This process: its machine, its rank in a distributed job, and locks that a fork leaves free."""
+"""This process: its machine, its rank in a distributed job, locks, and its cycle collector."""
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import RLock
 
 from holdfast.registry.errors import Conflict, Hint
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause the cycle collector; afterwards it is on only if it was on before.
+
+    Flattening a state of thousands of tensors makes tens of thousands of objects, none of them in a
+    cycle. They trigger a full collection. In a process with torch that takes longer than the rest
+    of the bookkeeping of a save (docs/design/speed.md).
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class ProcessLock:
@@ -32,13 +53,18 @@ def host_name() -> str:
     return os.uname().nodename.encode(errors="replace").decode()
 
 
+def is_first_rank() -> bool:
+    """Return whether this is rank 0 of a distributed job, or no rank of one."""
+    is_alone = os.environ.get("WORLD_SIZE", "1") in ("", "0", "1")
+    return is_alone or os.environ.get("RANK", "0") in ("", "0")
+
+
 def require_first_rank() -> None:
     """Refuse to write from any rank but 0 of a distributed job."""
-    rank = os.environ.get("RANK", "0")
-    if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1") and rank not in ("", "0"):
+    if not is_first_rank():
         raise Conflict(
             "only rank 0 may save a run",
-            where=f"RANK={rank}",
+            where=f"RANK={os.environ['RANK']}",
             hint=Hint.of(
                 Hint("Guard the call: `if rank == 0: run.save(...)`.", "Run it on rank 0 alone."),
                 "Every rank may load.",

@@ -1,17 +1,23 @@
 """The base class of every record on the store: frozen, closed, canonical; and its field types.
 
 Pydantic checks the values: the schema of a class is made from its annotations when the first record
-of that class is read, so a reader of three kinds of actions makes those of three. Only its core is
-imported, `pydantic_core`, since its classes of models cost a fresh process three times as much.
+of that class is read, so a reader of three kinds of actions makes those of three. Only its compiled
+core is imported: classes of models cost a fresh process three times as much, and the type hints of
+schemas as much as the rest of a first read.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec
 from inspect import get_annotations
 from types import NoneType, UnionType
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
@@ -26,20 +32,40 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic_core import (
-    CoreSchema,
-    ErrorDetails,
-    PydanticKnownError,
-    SchemaValidator,
-    ValidationError,
-    core_schema,
-)
-
 from holdfast.backends.escape import printable
 from holdfast.registry.errors import Malformed
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 
+_CORE = "pydantic_core._pydantic_core"
+
+
+def _compiled_core() -> Any:
+    """Return pydantic's compiled core, without its package if nobody has imported that."""
+    package = None if "pydantic_core" in sys.modules else find_spec("pydantic_core")
+    spec = package and PathFinder.find_spec(_CORE, package.submodule_search_locations)
+    if not spec or not spec.loader:
+        return import_module(_CORE)
+    core = module_from_spec(spec)
+    spec.loader.exec_module(core)
+    return core  # a process makes it once: the package gets the same one
+
+
+if TYPE_CHECKING:
+    from pydantic_core import (
+        CoreSchema,
+        ErrorDetails,
+        PydanticKnownError,
+        SchemaValidator,
+        ValidationError,
+    )
+else:
+    _core = _compiled_core()
+    PydanticKnownError, SchemaValidator = _core.PydanticKnownError, _core.SchemaValidator
+    ValidationError = _core.ValidationError
+
+#: What `pydantic_core.core_schema` makes: the rules of a value.
+_Schema = dict[str, Any]
 #: Writes a value as JSON; `None` where JSON has the same value.
 _Write = Callable[[Any], Any] | None
 #: Stands for the default of a field that must be given.
@@ -329,11 +355,7 @@ _VALIDATORS: dict[Any, SchemaValidator] = {}
 
 
 def read_as(hint: Any, value: object, *, made: Record | None = None) -> Any:
-    """Return a value as an annotated type of a field, read from parsed JSON; `made` is filled.
-
-    Raises:
-        InvalidRecord: It breaks a rule.
-    """
+    """Return a value as an annotated type of a field, read from parsed JSON; `made` is filled."""
     try:
         return _validator(hint).validate_python(value, self_instance=made)
     except ValidationError as error:
@@ -349,24 +371,33 @@ def _validator(hint: Any) -> SchemaValidator:
     found = _VALIDATORS.get(hint)
     if found is None:
         is_record = isinstance(hint, type) and issubclass(hint, Record)
-        found = SchemaValidator(_record_schema(hint) if is_record else _schema(hint))
+        schema = _record_schema(hint) if is_record else _schema(hint)
+        found = SchemaValidator(cast("CoreSchema", schema))
         _VALIDATORS[hint] = found
     return found
 
 
-def _record_schema(kind: type[Record]) -> CoreSchema:
+def _record_schema(kind: type[Record]) -> _Schema:
     hints = kind.hints()
     fields = [
-        core_schema.dataclass_field(
-            name, _with_default(_schema(hints[name]), default), kw_only=True
-        )
+        {
+            "type": "dataclass-field",
+            "name": name,
+            "schema": _with_default(_schema(hints[name]), default),
+            "kw_only": True,
+        }
         for name, default in kind._defaults.items()
     ]
-    arguments = core_schema.dataclass_args_schema(kind.__name__, fields, extra_behavior="forbid")
-    made = core_schema.dataclass_schema(kind, arguments, [*kind._defaults])
+    arguments = {
+        "type": "dataclass-args",
+        "dataclass_name": kind.__name__,
+        "fields": fields,
+        "extra_behavior": "forbid",
+    }
+    made = {"type": "dataclass", "cls": kind, "fields": [*kind._defaults], "schema": arguments}
     if kind._agree_ is Record._agree_:
         return made
-    return core_schema.no_info_after_validator_function(_agreeing, made)
+    return {"type": "function-after", "function": _calling(_agreeing), "schema": made}
 
 
 def _agreeing(record: Record) -> Record:
@@ -374,49 +405,57 @@ def _agreeing(record: Record) -> Record:
     return record
 
 
-def _with_default(schema: CoreSchema, default: Any) -> CoreSchema:
+def _with_default(schema: _Schema, default: Any) -> _Schema:
     if default is _MISSING:
         return schema
-    if default is _EMPTY:
-        return core_schema.with_default_schema(schema, default_factory=dict)
-    return core_schema.with_default_schema(schema, default=default)
+    made = {"default_factory": dict} if default is _EMPTY else {"default": default}
+    return {"type": "default", "schema": schema, **made}
 
 
-_SIMPLE: Mapping[Any, CoreSchema] = {
-    str: core_schema.str_schema(strict=True),
-    int: core_schema.int_schema(strict=True),
-    bool: core_schema.bool_schema(strict=True),
-    Any: core_schema.any_schema(),
+_SIMPLE: Mapping[Any, _Schema] = {
+    str: {"type": "str", "strict": True},
+    int: {"type": "int", "strict": True},
+    bool: {"type": "bool", "strict": True},
+    Any: {"type": "any"},
 }
 
 
-def _schema(hint: Any) -> CoreSchema:
+def _schema(hint: Any) -> _Schema:
     if hint in _SIMPLE:
         return _SIMPLE[hint]
     if isinstance(hint, type) and issubclass(hint, Record):
-        return core_schema.no_info_plain_validator_function(partial(_read, hint))
+        return _read_by(partial(_read, hint))
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _annotated(inner[0], inner[1])
     if origin is Literal:
-        return core_schema.literal_schema([*inner])
+        return {"type": "literal", "expected": [*inner]}
     if origin is tuple:
-        return core_schema.tuple_variable_schema(_schema(inner[0]))
+        return {"type": "tuple", "items_schema": [_schema(inner[0])], "variadic_item_index": 0}
     if origin is dict:
-        return core_schema.dict_schema(_schema(inner[0]), _schema(inner[1]), strict=True)
+        keys, values = map(_schema, inner)
+        return {"type": "dict", "keys_schema": keys, "values_schema": values, "strict": True}
     if origin in (Union, UnionType):
         some = [_schema(one) for one in inner if one is not NoneType]
-        one_of = core_schema.union_schema([*some]) if some[1:] else some[0]
-        return core_schema.nullable_schema(one_of)
+        one_of = {"type": "union", "choices": some} if some[1:] else some[0]
+        return {"type": "nullable", "schema": one_of}
     raise TypeError(f"no field of a record can be {hint}")
 
 
-def _annotated(hint: Any, note: Any) -> CoreSchema:
+def _annotated(hint: Any, note: Any) -> _Schema:
     if isinstance(note, Spelled):
-        return core_schema.no_info_plain_validator_function(note.read)
+        return _read_by(note.read)
     if isinstance(note, Tagged):
-        return core_schema.no_info_plain_validator_function(note.choice(get_args(hint)))
-    return cast("CoreSchema", {**_schema(hint), **note.bounds})
+        return _read_by(note.choice(get_args(hint)))
+    return {**_schema(hint), **note.bounds}
+
+
+def _read_by(function: Callable[[Any], Any]) -> _Schema:
+    return {"type": "function-plain", "function": _calling(function)}
+
+
+def _calling(function: Callable[[Any], Any]) -> _Schema:
+    return {"type": "no-info", "function": function}
 
 
 # How it is written

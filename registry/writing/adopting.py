@@ -1,14 +1,14 @@
-"""Import states that are already stored: from another registry, a parent run, or an eviction.
+"""Import states that are stored: in another registry, a parent run, an eviction or a journal.
 
 Each object gets a key that may be named (`holdfast.registry.writing.object_writer`): an existing
 object, or a verified copy. The keys are chosen here; workers copy objects to them.
-`holdfast.registry.face.syncing`, a fork and an undone eviction use this.
+Sync, repair, a fork, an undone eviction and the carrier of a journal use this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import compress
 
@@ -17,6 +17,7 @@ from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import Manifest, ObjectKey, PackRef, Placement, open_pack
 from holdfast.registry.store import (
+    Claims,
     Outcome,
     Store,
     Workers,
@@ -28,12 +29,12 @@ from holdfast.registry.store import (
 from holdfast.registry.writing.object_writer import (
     ChosenKeys,
     NewPack,
-    Writer,
+    ObjectWriter,
     placed_keys,
     put_pack,
     put_small,
 )
-from holdfast.registry.writing.placing import place_of
+from holdfast.registry.writing.placing import make_place
 
 #: States that are adopted together, and the most bytes that their placements may take in memory.
 _STATES_AT_ONCE = 1024
@@ -66,22 +67,27 @@ class StateCopy:
 def adopt(
     source: Store,
     destination: Store,
-    writer: Writer,
+    writer: ObjectWriter,
     wanted: Sequence[Place],
     on_pack: OnPack | None = None,
     workers: Workers | None = None,
     *,
     verifies: bool = True,
+    claims: Claims | None = None,
 ) -> tuple[list[Place], ChosenKeys]:
-    """Make sure that a registry has placed manifests under keys that may be named."""
-    _ = writer.epoch  # observed before any key is chosen, and by one thread
+    """Make sure that a registry has placed manifests under keys that may be named.
+
+    `claims` are shared by threads that copy at once, so that each pack is sent once.
+    """
+    writer.observe()  # before any key is chosen, and by one thread
     adoption = _Adoption(workers or Workers(None, source, destination, writes=True), writer)
     adoption.verifies = verifies
     if adoption.verifies:
         adoption.covered = _newest_packs(destination, writer.log.run)
     for some in _together(source, wanted):
         packs = dict.fromkeys(ref for _, placement in some for ref in placement.packs)
-        adoption.copy_packs(destination, packs, on_pack)
+        with claims.of(ref.key.digest for ref in packs) if claims else nullcontext():
+            adoption.copy_packs(destination, packs, on_pack)
         adoption.put_states(some)
     return adoption.places, ChosenKeys(frozenset(adoption.keys))
 
@@ -117,23 +123,17 @@ def _newest_packs(store: Store, run: RunManifest) -> set[ObjectKey]:
 
 
 class _Adoption:
-    """The objects of one adoption.
+    """The objects of one adoption."""
 
-    Attributes:
-        places: The places of the adopted states at the destination.
-        keys: All keys that they name.
-        verifies: Whether packs that are there are read before a state relies on them.
-        covered: Packs that need not be read, since the run's newest checkpoint relies on them.
-    """
-
-    def __init__(self, workers: Workers, writer: Writer) -> None:
-        self.verifies = True
+    def __init__(self, workers: Workers, writer: ObjectWriter) -> None:
+        self.verifies = True  # whether packs that are there are read before a state relies on them
+        #: Packs that need not be read, since the run's newest checkpoint relies on them.
         self.covered: set[ObjectKey] = set()
         self._workers = workers
         self._writer = writer
         self._keys_of: dict[ObjectKey, ObjectKey] = {}
-        self.places: list[Place] = []
-        self.keys: set[ObjectKey] = set()
+        self.places: list[Place] = []  # the places of the adopted states at the destination
+        self.keys: set[ObjectKey] = set()  # all keys that they name
 
     def copy_packs(
         self, destination: Store, packs: Iterable[PackRef], on_pack: OnPack | None
@@ -152,7 +152,7 @@ class _Adoption:
                     on_pack(ref, False)
 
         def take(copy: PackCopy, done: Outcome[bool]) -> None:
-            self._writer.note(copy.new, is_ours=done.result())
+            self._writer.note_pack(copy.new, is_ours=done.result())
             self._keys_of[copy.source.key] = copy.new.key
             if on_pack is not None:
                 on_pack(copy.source, True)
@@ -166,7 +166,7 @@ class _Adoption:
 
     def put_states(self, some: Iterable[_Placed]) -> None:
         """Put manifests and placements of states whose packs are there."""
-        generation = self._writer.epoch
+        generation = self._writer.observe()
         units = (
             StateCopy(place.manifest_key, _moved(placement, self._keys_of), generation)
             for place, placement in some
@@ -213,6 +213,6 @@ def put_state(
     )
     destination.remember(manifest_key, manifest)
     destination.remember(placement_key, placement)
-    return place_of(manifest_key, placement_key), tuple(
+    return make_place(manifest_key, placement_key), tuple(
         compress((manifest_key, placement_key), is_ours)
     )

@@ -37,7 +37,9 @@ class Change(ABC):
     noun: ClassVar[str] = "commit"  # its noun in messages
     #: The sentence on the run in the message that the change was given up.
     given_up: ClassVar[str] = "Nothing was committed"
-    writes: bool = True  # whether it puts objects on the store. If not, it never waits for a save.
+    #: Whether it puts objects on the store. If not, it waits for no save in the background; those
+    #: that only a journal holds still come first.
+    writes: bool = True
 
     @abstractmethod
     def check(self, run: RunManifest) -> None:
@@ -61,7 +63,7 @@ class Change(ABC):
         """
         return False
 
-    def bases(self) -> Sequence[PlacedState]:
+    def placed_states(self) -> Sequence[PlacedState]:
         """Return the states that it wrote; later states can be stored against them."""
         return ()
 
@@ -98,7 +100,7 @@ class NewCommits(Change):
         commits = self.commits(run)
         if commits is None:
             return None
-        places = dict.fromkeys(one.base.place for one in self._written)
+        places = dict.fromkeys(one.state.place for one in self._written)
         lines: list[Line] = [p for p in places if run.by_manifest.get(p.manifest) != p]
         for number, actions in enumerate(commits):
             if not actions:
@@ -109,9 +111,9 @@ class NewCommits(Change):
                 run = foresee(run, [commit])
         return lines or None
 
-    def bases(self) -> Sequence[PlacedState]:
+    def placed_states(self) -> Sequence[PlacedState]:
         """Return the states that were written."""
-        return [one.base for one in self._written]
+        return [one.state for one in self._written]
 
 
 class NewCommit(NewCommits):

@@ -17,7 +17,7 @@ from typing import TypeVar
 from holdfast.registry.errors import Conflict, MissingObject
 from holdfast.registry.history import Races
 from holdfast.registry.history.actions import Line
-from holdfast.registry.history.replay import Forgotten, RunManifest
+from holdfast.registry.history.replay import NeedsHistory, RunManifest
 from holdfast.registry.values import ProcessLock
 from holdfast.registry.writing.change import Actions, Change, Composed, Stale
 from holdfast.registry.writing.object_writer import ChosenKeys, Condemned
@@ -66,9 +66,9 @@ class Committer:
                 if run is None:
                     overtaken += 1
                     continue
-                for base in change.bases():
-                    if run.is_placed(base.place):
-                        self.writer.keep(base)
+                for state in change.placed_states():
+                    if run.is_placed(state.place):
+                        self.writer.keep(state)
                 return run
         raise Conflict(
             f"sweeps or other writers overtook this {change.noun} {_ATTEMPTS} times in a row",
@@ -102,7 +102,7 @@ class Committer:
     def _recalling(self, act: Callable[[], _T]) -> _T:
         """Call a function that may need the records of evicted checkpoints."""
         for _ in range(_ATTEMPTS):
-            with suppress(Forgotten):
+            with suppress(NeedsHistory):
                 return act()
             # Once is enough, unless another thread refreshes the run and makes it compact again.
             self.log.recall()
@@ -118,7 +118,7 @@ class Committer:
         with suppress(Stale):
             try:
                 _lines(change, run)
-            except Forgotten:
+            except NeedsHistory:
                 _lines(change, self.log.history())
         return True
 

@@ -1,4 +1,4 @@
-"""Copy the chunks of a state, and hash them.
+"""Copy the chunks of a state, hash them, and find NaN and infinity in them by their bits.
 
 A program may write to its tensors while they are saved. So each chunk is read once from the
 program's memory, into a block of ours (`holdfast.registry.store.blocks`). Everything else uses
@@ -16,12 +16,52 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from holdfast.backends import Buffer
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.store import BLOCK_BYTES, Lease
-from holdfast.registry.values import Digest
-from holdfast.registry.writing.finite import is_finite
+from holdfast.registry.values import Digest, collector_paused
+
+#: Dtype -> (bytes of a word, mask, pattern). A word is not finite if its bits under the mask are
+#: the pattern. The mask is the exponent, or all bits if one NaN is the only such value.
+_NOT_FINITE = {
+    "float8_e5m2": (1, 0x7C, 0x7C),
+    "float8_e5m2fnuz": (1, 0xFF, 0x80),
+    "float8_e4m3fn": (1, 0x7F, 0x7F),
+    "float8_e4m3fnuz": (1, 0xFF, 0x80),
+    "float8_e8m0fnu": (1, 0xFF, 0xFF),
+    "float16": (2, 0x7C00, 0x7C00),
+    "bfloat16": (2, 0x7F80, 0x7F80),
+    "float32": (4, 0x7F80_0000, 0x7F80_0000),
+    "float64": (8, 0x7FF0_0000_0000_0000, 0x7FF0_0000_0000_0000),
+    "complex32": (2, 0x7C00, 0x7C00),
+    "complex64": (4, 0x7F80_0000, 0x7F80_0000),
+    "complex128": (8, 0x7FF0_0000_0000_0000, 0x7FF0_0000_0000_0000),
+}
+#: Words in one step: few enough that the masked copy stays in the processor's cache.
+_BLOCK = 2**16
+#: The most paths that a checkpoint lists.
+NAMED_AT_MOST = 8
+
+
+def is_watched(leaf: ArrayLeaf, patterns: Sequence[str]) -> bool:
+    """Return whether a tensor is checked for NaN and infinity."""
+    return leaf.dtype in _NOT_FINITE and any(fnmatchcase(leaf.path, p) for p in patterns)
+
+
+def is_finite(data: Buffer, dtype: str) -> bool:
+    """Return whether elements hold neither NaN nor infinity."""
+    import numpy as np  # here, since `import holdfast` stays light
+
+    size, mask, pattern = _NOT_FINITE[dtype]
+    words = np.frombuffer(data, dtype=f"<u{size}")
+    bits, wrong = words.dtype.type(mask), words.dtype.type(pattern)
+    return not any(
+        ((words[start : start + _BLOCK] & bits) == wrong).any()
+        for start in range(0, len(words), _BLOCK)
+    )
+
 
 #: A copy is hashed in steps that fit into the processor's cache.
 _STEP_BYTES = 256 * 1024
@@ -65,10 +105,7 @@ class Hashing:
     """The hashing of one state."""
 
     def __init__(
-        self,
-        submit: Callable[..., Future[None]],
-        lease: Lease,
-        stored: Collection[Digest],
+        self, submit: Callable[..., Future[None]], lease: Lease, stored: Collection[Digest]
     ) -> None:
         self._submit = submit
         self._lease = lease
@@ -77,8 +114,13 @@ class Hashing:
     def groups(self, groups: Iterable[list[Piece]]) -> Iterator[Group]:
         """Yield hashed batches in order, while a few more are being hashed."""
         ahead: deque[tuple[Group, list[Future[None]]]] = deque()
-        for pieces in groups:
-            batches = list(_batches(pieces))
+        waiting = iter(groups)
+        while True:
+            with collector_paused():
+                pieces = next(waiting, None)
+                batches = list(_batches(pieces or ()))
+            if pieces is None:
+                break
             blocks = sum(map(_needs_block, batches))
             # Send hashed batches first: they have the blocks that this batch needs.
             while not self._lease.reserve(blocks, wait=not ahead):
@@ -90,13 +132,14 @@ class Hashing:
         while ahead:
             yield _await(*ahead.popleft())
 
+    @collector_paused()
     def _hash(self, batch: Sequence[Piece], group: Group) -> None:
         block: memoryview | None = None
         used = 0
         for piece in batch:
             data = _bytes_of(piece)
             if piece.leaf.is_ours:
-                piece.digest = Digest(hashlib.sha256(data).digest())
+                piece.digest = Digest.of(data)
             else:
                 block = block or self._lease.take()
                 data, source = block[used : used + len(data)], data
@@ -116,7 +159,7 @@ def copy_and_hash(source: memoryview, target: memoryview) -> Digest:
     """Copy bytes that may change meanwhile; return the digest of the copy."""
     if len(source) <= _STEP_BYTES:
         target[:] = source
-        return Digest(hashlib.sha256(target).digest())
+        return Digest.of(target)
     import numpy as np  # here, since `import holdfast` stays light
 
     # Unlike assignment to a slice, this lets other threads run.

@@ -5,12 +5,13 @@ It obeys rules W1 to W5 of docs/spec.md, "Collecting garbage":
 - W1: the run exists before the epoch is observed.
 - W2: a condemned object is never named again; its content is put under the observed epoch.
 - W2a: an object of a needed manifest of this run needs no check if the commit follows directly.
-- W3: a newer mark in the log moves the observed epoch, and all chosen keys are checked again.
+- W3: a newer mark in the log moves the observed epoch, and all chosen keys are checked again. After
+  a new seal the epoch is observed again, behind the new marker.
 - W4: `RunLog.append` puts the slot behind the one that was read.
 - W5: objects of other writers are made durable before a commit names them.
 
-Every commit that names objects goes through `Writer`. Before a commit relies on a pack of another
-writer, `Writer` reads that pack whole (section 11).
+Every commit that names objects goes through `ObjectWriter`. Before a commit relies on a pack of
+another writer, `ObjectWriter` reads that pack whole (section 11).
 """
 
 from __future__ import annotations
@@ -35,15 +36,11 @@ _LOGGER = logging.getLogger("holdfast")
 
 
 class Condemned(Exception):
-    """Chosen keys may not be named any more; choose again.
-
-    Attributes:
-        keys: The condemned keys.
-    """
+    """Chosen keys may not be named any more; choose again."""
 
     def __init__(self, keys: Collection[ObjectKey]) -> None:
         super().__init__(f"{len(keys)} objects were condemned meanwhile")
-        self.keys = frozenset(keys)
+        self.keys = frozenset(keys)  # the condemned keys
 
 
 class _Decodable(Protocol):
@@ -80,36 +77,35 @@ class NewPack:
     """A pack that is put under a new key."""
 
     key: ObjectKey
-    replaces: bool  # whether an object that was found damaged may be there: it is replaced
+    #: Whether an object that was found damaged or archived may be there: it is replaced.
+    replaces: bool
 
 
-class Writer:
-    """Puts objects for one run, and commits lines that name them.
-
-    Attributes:
-        log: The run's log; its slot 0 must exist (W1).
-        suspect: Keys of objects that were found damaged. They are never used again, and replaced
-            when the same content is written again.
-        read: Places of states that this handle has loaded whole, every byte verified.
-    """
+class ObjectWriter:
+    """Puts objects for one run, and commits lines that name them."""
 
     def __init__(self, store: Store, log: RunLog) -> None:
         self._store = store
         self._epochs = Epochs.of(store)
         self._observed: int | None = None
+        #: The newest seal of the run when the epoch was observed.
+        self._sealed_at: int | None = None
         self._checked = 0  # the newest mark after which this program may write
         # Keys for the next commit whose objects this writer has put or made durable.
         self._durable: set[ObjectKey] = set()
-        self.log = log
+        self.log = log  # the run's log; its slot 0 must exist (W1)
+        #: Keys of objects that were found damaged or archived. They are never used again, and
+        #: replaced when the same content is written again.
         self.suspect: set[ObjectKey] = set()
+        #: Places of states that this handle has loaded whole, every byte verified.
         self.read: set[Place] = set()
         self._verified = VerifiedPacks.of(store)
 
-    @property
-    def epoch(self) -> int:
-        """The observed epoch; observed at first use (W1)."""
+    def observe(self) -> int:
+        """Return the observed epoch; the first call observes it, before any key is chosen (W1)."""
         if self._observed is None:
             self.log.prepare_writing()
+            self._sealed_at = self.log.announce()
             observed = self._epochs.observe()
             self._epochs.check_not_forgotten(self.log.run_id, observed)
             self._epochs.make_durable(observed)
@@ -132,8 +128,10 @@ class Writer:
                 key = ObjectKey.parse(info.key)
             except Malformed:
                 continue  # a foreign file, which `verify` reports
+            if info.is_archived:
+                self.suspect.add(key)
             is_sound = info.size_bytes == size_bytes and key not in self.suspect
-            if is_sound and not self._epochs.condemned([key], self.epoch):
+            if is_sound and not self._epochs.condemned([key], self.observe()):
                 refuse_links(self._store.backend, info.key)
                 return key
         return None
@@ -150,7 +148,7 @@ class Writer:
             if (key := self.verified(digest, size_bytes)) is not None:
                 return key
             new = self.new_pack(digest)
-        self.note(new, is_ours=put_pack(self._store, new, body, size_bytes))
+        self.note_pack(new, is_ours=put_pack(self._store, new, body, size_bytes))
         return new.key
 
     def verified(self, digest: Digest, size_bytes: int) -> ObjectKey | None:
@@ -196,10 +194,10 @@ class Writer:
 
     def new_pack(self, digest: Digest) -> NewPack:
         """Return the key of a pack that is put because none may be named (W2)."""
-        key = ObjectKey("packs", digest, self.epoch)
+        key = ObjectKey("packs", digest, self.observe())
         return NewPack(key, replaces=key in self.suspect)
 
-    def note(self, pack: NewPack, *, is_ours: bool) -> None:
+    def note_pack(self, pack: NewPack, *, is_ours: bool) -> None:
         """Note that a new pack is on the store."""
         self.suspect.discard(pack.key)
         self._verified.add(pack.key)
@@ -212,7 +210,7 @@ class Writer:
 
     def put_small(self, kind: Kind, digest: Digest, data: bytes, form: _Decodable) -> ObjectKey:
         """Make sure that a manifest or placement exists; return its key."""
-        key = ObjectKey(kind, digest, self.epoch)
+        key = ObjectKey(kind, digest, self.observe())
         if put_small(self._store, key, data, form):
             self._durable.add(key)
         return key
@@ -246,8 +244,10 @@ class Writer:
     def _recheck(self, run: RunManifest, chosen: ChosenKeys) -> None:
         if not chosen.keys:
             return
-        self._observed = max(run.epoch, self.epoch)
-        refused = self._epochs.condemned(chosen.unproven(run), self.epoch)
+        if run.sealed_at != self._sealed_at:
+            self._observed = None  # `append` has put the marker behind the new seal (W3')
+        self._observed = max(run.epoch, self.observe())
+        refused = self._epochs.condemned(chosen.unproven(run), self.observe())
         if refused:
             raise Condemned(refused)
 
@@ -269,10 +269,10 @@ def put_pack(store: Store, pack: NewPack, body: Sequence[Buffer], size_bytes: in
     check_room(store.backend, size_bytes)
     if not pack.replaces and store.backend.put_if_absent(name, body):
         return True
-    # Another writer has put it, or the answer was lost. Replace it if it is damaged.
+    # Another writer has put it, or the answer was lost. Replace it if it is damaged or archived.
     if (
         not pack.replaces
-        and _has_size(store.backend, name, size_bytes)
+        and _is_readable(store.backend, name, size_bytes)
         and is_sound(store, PackRef(pack.key, size_bytes))
     ):
         return False
@@ -297,11 +297,13 @@ def put_small(store: Store, key: ObjectKey, data: bytes, form: _Decodable) -> bo
     return False
 
 
-def _has_size(backend: Backend, name: str, size_bytes: int) -> bool:
+def _is_readable(backend: Backend, name: str, size_bytes: int) -> bool:
+    """Return whether an object is there, has its size, and is in no archive."""
     try:
-        return backend.stat(name).size_bytes == size_bytes
+        info = backend.stat(name)
     except ObjectNotFound:
         return False
+    return info.size_bytes == size_bytes and not info.is_archived
 
 
 def check_room(backend: Backend, needed_bytes: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.registry.history import PlacedState
 from holdfast.registry.history.actions import Place
@@ -23,11 +24,10 @@ from holdfast.registry.objects import (
 )
 from holdfast.registry.store import Store, results
 from holdfast.registry.values import Digest, Digests
-from holdfast.registry.writing.object_writer import ChosenKeys, Writer, placed_keys
+from holdfast.registry.writing.object_writer import ChosenKeys, ObjectWriter, placed_keys
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkLocation:
+class ChunkLocation(NamedTuple):
     """The location of a stored chunk."""
 
     pack: PackRef
@@ -41,16 +41,18 @@ class ChunkLocation:
 class Written:
     """A state whose objects are all on the store."""
 
-    base: PlacedState  # the state and its place; the next state can be stored against it
+    state: PlacedState  # the state and its place; the next state can be stored against it
     chosen: ChosenKeys  # the keys of all objects that a commit of it names
     new_bytes: int  # stored bytes of its new chunks
     #: Paths of watched tensors that hold NaN or infinity, the first few.
     nonfinite: tuple[str, ...] = ()
 
 
-def cut_state(store: Store, writer: Writer, base: PlacedState, names: Sequence[str]) -> Written:
+def cut_state(
+    store: Store, writer: ObjectWriter, base: PlacedState, names: Sequence[str]
+) -> Written:
     """Make a stored state of some components of another one; no chunk is stored again."""
-    _ = writer.epoch  # observed before any key is chosen
+    writer.observe()  # before any key is chosen
     held = base.manifest.components
     if base.placement.components is not None and not held.keys() >= set(names):
         raise thinned([*held], base.manifest.digest.short, names)
@@ -63,7 +65,7 @@ def cut_state(store: Store, writer: Writer, base: PlacedState, names: Sequence[s
 
 def place_manifest(
     store: Store,
-    writer: Writer,
+    writer: ObjectWriter,
     manifest: Manifest,
     placement: Placement,
     lists: Mapping[Digest, bytes],
@@ -76,7 +78,9 @@ def place_manifest(
     return Written(PlacedState(place, manifest, placement, lists), chosen, new_bytes)
 
 
-def put_place(store: Store, writer: Writer, manifest: Manifest, placement: Placement) -> Place:
+def put_place(
+    store: Store, writer: ObjectWriter, manifest: Manifest, placement: Placement
+) -> Place:
     """Put a manifest and its placement; return the place that names both."""
     manifest_key, placement_key = results(
         [
@@ -90,10 +94,10 @@ def put_place(store: Store, writer: Writer, manifest: Manifest, placement: Place
     )
     store.remember(manifest_key, manifest)
     store.remember(placement_key, placement)
-    return place_of(manifest_key, placement_key)
+    return make_place(manifest_key, placement_key)
 
 
-def place_of(manifest: ObjectKey, placement: ObjectKey) -> Place:
+def make_place(manifest: ObjectKey, placement: ObjectKey) -> Place:
     """Return the place that names these objects."""
     return Place(
         manifest=manifest.digest,
@@ -130,14 +134,12 @@ def build_placement(
     rows = []
     pack, last = 0, None
     for digest in rows_of:
-        location = locations[digest]
-        if location.pack is not last:  # most rows are in the pack of the row before
-            last = location.pack
+        ref, offset, stored_bytes, codec, base = locations[digest]
+        if ref is not last:  # most rows are in the pack of the row before
+            last = ref
             pack = packs.setdefault(last, len(packs))
-        base_row = NO_BASE if location.base is None else rows_of[location.base]
-        rows.append(
-            ChunkRow(pack, location.offset, location.stored_bytes, location.codec, base_row)
-        )
+        base_row = NO_BASE if base is None else rows_of[base]
+        rows.append(ChunkRow(pack, offset, stored_bytes, codec, base_row))
     return Placement(manifest.digest, tuple(packs), Rows(rows), Digests(extra))
 
 

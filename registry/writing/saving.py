@@ -34,15 +34,27 @@ from holdfast.registry.objects import (
     raw_entries,
     trailer,
 )
-from holdfast.registry.objects.codecs import RAW, codec_number
+from holdfast.registry.objects.codecs import CODECS, RAW, codec_number
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState, NamedLeaf
 from holdfast.registry.store import Store, abandon, results
 from holdfast.registry.values import DIGEST_BYTES, Digest, canonical, collector_paused
-from holdfast.registry.writing.deltas import Predecessors, Trials
-from holdfast.registry.writing.encoding import Encoded, Encoding, chain_entries
-from holdfast.registry.writing.finite import NAMED_AT_MOST, is_finite, is_watched
-from holdfast.registry.writing.hashing import Group, Hashing, Piece, in_use
-from holdfast.registry.writing.object_writer import ChosenKeys, Writer, placed_keys
+from holdfast.registry.writing.encoding import (
+    Encoded,
+    Encoding,
+    Predecessors,
+    Trials,
+    chain_entries,
+)
+from holdfast.registry.writing.hashing import (
+    NAMED_AT_MOST,
+    Group,
+    Hashing,
+    Piece,
+    in_use,
+    is_finite,
+    is_watched,
+)
+from holdfast.registry.writing.object_writer import ChosenKeys, ObjectWriter, placed_keys
 from holdfast.registry.writing.placing import (
     ChunkLocation,
     Written,
@@ -67,7 +79,7 @@ _T = TypeVar("_T")
 
 def write_state(
     store: Store,
-    writer: Writer,
+    writer: ObjectWriter,
     state: FlatState,
     bases: Sequence[PlacedState],
     codec: str = RAW,
@@ -82,7 +94,7 @@ def write_state(
 
 def write_stream(
     store: Store,
-    writer: Writer,
+    writer: ObjectWriter,
     groups: Iterable[list[Chunk]],
     finish: Callable[[], tuple[Manifest, Mapping[Digest, bytes]]],
     *,
@@ -96,7 +108,7 @@ def write_stream(
 
 
 def write_packs(
-    store: Store, writer: Writer, groups: Iterable[list[Chunk]], codec: str = RAW
+    store: Store, writer: ObjectWriter, groups: Iterable[list[Chunk]], codec: str = RAW
 ) -> Mapping[Digest, ChunkLocation]:
     """Store chunks without a manifest; about two batches are in memory."""
     return _Writing(store, writer, (), codec, 1, Trials()).write_packs(groups)
@@ -117,7 +129,7 @@ class _Writing:
     def __init__(
         self,
         store: Store,
-        writer: Writer,
+        writer: ObjectWriter,
         bases: Sequence[PlacedState],
         codec: str,
         keyframe_every: int,
@@ -137,8 +149,8 @@ class _Writing:
         self._known_components = {name for base in bases for name in base.manifest.components}
         self._is_known: set[int] = set()  # ids of the tensors of these components
         self._is_found: bool | None = None  # whether the first large pack of them was there already
-        self._fresh: dict[Digest, tuple[Digest, PackEntry]] = {}
-        self._packs: dict[Digest, tuple[int, Future[ObjectKey]]] = {}
+        self._fresh: set[Digest] = set()  # the chunks of these packs
+        self._packs: dict[Digest, tuple[int, Sequence[PackEntry], Future[ObjectKey]]] = {}
         self._in_flight: deque[Future[ObjectKey]] = deque()
         self._under_way: list[Future[Any]] = []
         self._lease = store.blocks.lease()
@@ -150,7 +162,7 @@ class _Writing:
         self._skeletons: list[bytes] = []
 
     def write(self, state: FlatState, watched: Sequence[str]) -> Written:
-        _ = self._writer.epoch  # observed once, before any key is chosen
+        self._writer.observe()  # before any key is chosen
         submit = partial(self._submit, self._store.pools.hashing)
         hashing = Hashing(submit, self._lease, self._stored)
         try:
@@ -200,7 +212,7 @@ class _Writing:
             abandon(self._under_way)
 
     def write_packs(self, groups: Iterable[list[Chunk]]) -> Mapping[Digest, ChunkLocation]:
-        _ = self._writer.epoch  # observed once, before any key is chosen
+        self._writer.observe()  # before any key is chosen
         try:
             for group in groups:
                 self._pack(group)
@@ -256,9 +268,9 @@ class _Writing:
         return future
 
     def _pack_group(self, group: Group) -> None:
-        chunks = [
+        chunks = (
             Chunk(p.digest, p.view, p.leaf, p.number) for p in group.pieces if p.digest and p.view
-        ]
+        )
         is_known = all(id(piece.leaf) in self._is_known for piece in group.pieces)
         self._pack(chunks, group.blocks, is_known=is_known)
         group.release()
@@ -268,9 +280,10 @@ class _Writing:
     ) -> None:
         """Send the chunks that are not stored yet as one pack."""
         fresh: dict[Digest, Chunk] = {}
-        for chunk in chunks:
-            if chunk.digest not in self._stored and chunk.digest not in self._fresh:
-                fresh.setdefault(chunk.digest, chunk)
+        with collector_paused():
+            for chunk in chunks:
+                if chunk.digest not in self._stored and chunk.digest not in self._fresh:
+                    fresh.setdefault(chunk.digest, chunk)
         if not fresh:
             self._lease.give(blocks)
             return
@@ -278,10 +291,10 @@ class _Writing:
         while len(self._in_flight) >= at_most:
             self._in_flight.popleft().result()
         entries, stored = self._encode(fresh.values())
-        encoded = PackTable(entries).encode()
-        name = Digest.of(encoded)
-        for entry in entries:
-            self._fresh[entry.digest] = (name, entry)
+        with collector_paused():
+            encoded = PackTable(entries).encode()
+            name = Digest.of(encoded)
+            self._fresh.update(fresh)
         sent = in_use(blocks, stored)
         self._lease.give(block for block in blocks if not any(block is one for one in sent))
         size = sum(map(len, stored)) + len(encoded) + TRAILER_BYTES
@@ -293,7 +306,7 @@ class _Writing:
         # Only after the put, which may send the same bytes again.
         future.add_done_callback(lambda _: self._lease.give(sent))
         self._in_flight.append(future)
-        self._packs[name] = (size, future)
+        self._packs[name] = (size, entries, future)
 
     def _may_exist(self, name: Digest, size: int) -> bool:
         """Return whether to look for a pack of a component that a base has.
@@ -311,7 +324,8 @@ class _Writing:
         digests = [chunk.digest for chunk in fresh]
         if self._codec == RAW:
             views: list[Buffer] = [chunk.view for chunk in fresh]
-            return raw_entries(digests, [len(view) for view in views]), views
+            with collector_paused():
+                return raw_entries(digests, [len(view) for view in views]), views
         # Deltas have to read their bases first; such threads mostly wait.
         pools = self._store.pools
         pool = pools.bulk if self._predecessors else pools.hashing
@@ -357,6 +371,8 @@ class _Writing:
             if watched and is_watched(leaf, watched) and not is_finite(data, leaf.dtype):
                 self._nonfinite.add(id(leaf))
             return TensorEntry(leaf.dtype, leaf.shape, inline=data)
+        if len(pieces) == 1 and pieces[0].digest is not None:
+            return TensorEntry(leaf.dtype, leaf.shape, chunks=(pieces[0].digest,))
         chunks = b"".join(piece.digest for piece in pieces if piece.digest is not None)
         return chunked_entry(leaf, chunks, self._lists)
 
@@ -366,27 +382,27 @@ class _Writing:
             if base.manifest.digest == manifest.digest and base.placement.components is None:
                 keys = placed_keys(base.place, base.placement)
                 return Written(base, ChosenKeys(keys, cover(self._bases)), 0)
-        locations = {**self._stored, **self._fresh_locations()}
-        new_bytes = sum(entry.stored_bytes for _, entry in self._fresh.values())
-        placement = build_placement(manifest, self._lists, locations)
+        for _, _, put in self._packs.values():
+            put.result()
+        with collector_paused():
+            made = self._fresh_locations()
+            locations = {**self._stored, **made}
+            new_bytes = sum(location.stored_bytes for location in made.values())
+            placement = build_placement(manifest, self._lists, locations)
         return place_manifest(
             self._store, self._writer, manifest, placement, self._lists, self._bases, new_bytes
         )
 
     def _fresh_locations(self) -> dict[Digest, ChunkLocation]:
         """Return where the new chunks are, once all packs are on the store."""
-        refs = {
-            name: PackRef(future.result(), size) for name, (size, future) in self._packs.items()
-        }
+        numbers = {name: codec_number(name, where="new packs") for name in CODECS}
         return {
-            digest: ChunkLocation(
-                refs[name],
-                entry.offset,
-                entry.stored_bytes,
-                codec_number(entry.codec, where=name.short),
-                entry.base,
+            one.digest: ChunkLocation(
+                ref, one.offset, one.stored_bytes, numbers[one.codec], one.base
             )
-            for digest, (name, entry) in self._fresh.items()
+            for size, entries, put in self._packs.values()
+            for ref in [PackRef(put.result(), size)]
+            for one in entries
         }
 
 

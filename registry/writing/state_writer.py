@@ -3,16 +3,18 @@
 A `StateWriter` writes a new state, imports one from elsewhere, or cuts one out of another one.
 It remembers states that later ones can be stored against. It commits nothing:
 `holdfast.registry.writing.committer` does. A change holds the writer, and the committer holds both.
+`Storing` says how the bytes of a save are stored.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
-from holdfast.registry.errors import Damaged, IntegrityError
+from holdfast.registry.errors import Damaged, IntegrityError, InvalidInput
 from holdfast.registry.history import PlacedState, RunLog, StateReader, placed_state
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import (
@@ -23,23 +25,88 @@ from holdfast.registry.objects import (
     grid,
     raw_entries,
 )
-from holdfast.registry.objects.codecs import RAW
+from holdfast.registry.objects.codecs import COMPRESSIONS, RAW, Compression, check_compression
 from holdfast.registry.pytree import ArrayLeaf, FlatState
-from holdfast.registry.store import Store
+from holdfast.registry.spec.precision import Precision, PrecisionPolicy
+from holdfast.registry.store import RegistryConfig, Store
 from holdfast.registry.values import Digest, collector_paused
 from holdfast.registry.writing.adopting import adopt
-from holdfast.registry.writing.deltas import Trials
-from holdfast.registry.writing.object_writer import ChosenKeys, Writer, check_room, placed_keys
+from holdfast.registry.writing.encoding import Trials, check_keyframe_every
+from holdfast.registry.writing.object_writer import (
+    ChosenKeys,
+    ObjectWriter,
+    check_room,
+    placed_keys,
+)
 from holdfast.registry.writing.placing import (
     Written,
     build_placement,
     cover,
     cut_state,
     locations_of,
-    place_of,
+    make_place,
 )
 from holdfast.registry.writing.saving import cut_groups, group_name, write_state
-from holdfast.registry.writing.storing import Storing, codec_and_distance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storing:
+    """How a save stores its bytes: `run.save(state, step=1, storing=Storing(compression="zstd"))`.
+
+    Only `precision` changes what is stored, and so the id.
+
+    Attributes:
+        compression: `none`, `zstd` or `lz4`, for new chunks. Default: the registry's own.
+        keyframe_every: A chunk that changes from save to save is stored whole at least once in this
+            many versions, 1 to 32. In between it is stored as a difference if that is clearly
+            shorter; 1 turns differences off. Default: the registry's own.
+        precision: Which float32 and float64 tensors are stored in fewer bits: one policy for all,
+            or policies by path pattern, of which the first match counts:
+            `{"model/*": "bf16", "*": "auto"}`. A policy is `bf16`, `fp16`, `auto` (`bf16` for
+            tensors of 1 MiB and more), `auto-fp16` (`fp16` above 1 MiB) or `keep`; a name of the
+            preset's `precision` stands for its rules. The loss is recorded and shown. Companions
+            are not changed.
+        allow_lossy_optimizer: Apply `precision` to optimizer state too. Without it optimizer state
+            keeps its precision, and a pattern that matches nothing else is an error.
+
+    Raises:
+        InvalidInput: A value is wrong, or differences are wanted without compression.
+    """
+
+    compression: Compression | None = None
+    keyframe_every: int | None = None
+    precision: PrecisionPolicy | None = None
+    allow_lossy_optimizer: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values, and keep a copy of the policies."""
+        check_compression(self.compression)
+        check_keyframe_every(self.keyframe_every, compresses=self.compression != "none")
+        if isinstance(self.precision, Mapping):
+            object.__setattr__(self, "precision", dict(self.precision) or None)
+        Precision.check(self.precision)
+
+
+def check_storing(given: object) -> Storing:
+    """Return how a save stores its bytes: as given, or as the registry says."""
+    if given is None:
+        return Storing()
+    if not isinstance(given, Storing):
+        raise InvalidInput(
+            "not a way to store a checkpoint",
+            where="storing",
+            expected="holdfast.Storing(...)",
+            found=quoted(given),
+        )
+    return given
+
+
+def codec_and_distance(storing: Storing, config: RegistryConfig) -> tuple[str, int]:
+    """Return the codec of new chunks, and in how many versions one is stored whole."""
+    every = storing.keyframe_every or config.keyframe_every or 1
+    default: Compression = "none" if every == 1 else "zstd"
+    return COMPRESSIONS[storing.compression or config.compression or default], every
+
 
 #: Checkpoints whose chunks a save can use again.
 MAX_BASES = 8
@@ -49,20 +116,14 @@ _KEPT_BASES = 3 * MAX_BASES
 
 
 class StateWriter:
-    """Puts states of one run on a store; later states can be stored against them.
-
-    Attributes:
-        store: The registry's objects.
-        log: The run's log.
-        objects: Chooses the keys of all objects.
-        unthinnable: States that retention cannot thin; each was told once.
-    """
+    """Puts states of one run on a store; later states can be stored against them."""
 
     def __init__(self, store: Store, log: RunLog) -> None:
-        self.store = store
-        self.log = log
-        self.objects = Writer(store, log)
+        self.store = store  # the registry's objects
+        self.log = log  # the run's log
+        self.objects = ObjectWriter(store, log)  # chooses the keys of all objects
         self._bases: dict[Digest, PlacedState] = {}
+        #: States that retention cannot thin; each was told once.
         self.unthinnable: set[Digest] = set()
         self._trials = Trials()
 
@@ -77,14 +138,7 @@ class StateWriter:
         codec, every = codec_and_distance(storing or Storing(), self.store.config)
         check_state_fits(self.store, self.objects, state, bases, codec)
         return write_state(
-            self.store,
-            self.objects,
-            state,
-            bases,
-            codec,
-            every,
-            self._trials,
-            watched,
+            self.store, self.objects, state, bases, codec, every, self._trials, watched
         )
 
     def write_plain(self, state: object) -> Written:
@@ -97,7 +151,7 @@ class StateWriter:
     def adopt(
         self, source: Store, places: Sequence[Place], *, verifies: bool = True
     ) -> list[Written]:
-        """Import stored states of another registry, a parent run or an eviction.
+        """Import stored states of another registry, a parent run, an eviction or a journal.
 
         Without `verifies` packs that are there are not read: a fork's saves look at what they need.
         """
@@ -114,7 +168,7 @@ class StateWriter:
 
     def thin(self, manifest: Digest, names: Sequence[str]) -> Written:
         """Put a placement of some components of a state of the run, and no other object."""
-        _ = self.objects.epoch  # observed before any key is chosen
+        self.objects.observe()  # before any key is chosen
         base = self._known(manifest)
         part = base.manifest.part(names)
         lists = {digest: base.lists[digest] for digest in part.chunk_lists}
@@ -122,7 +176,7 @@ class StateWriter:
         placement = replace(whole, components=tuple(part.components))
         key = self.objects.put_small("placements", placement.digest, placement.encode(), Placement)
         self.store.remember(key, placement)
-        place = place_of(base.place.manifest_key, key)
+        place = make_place(base.place.manifest_key, key)
         chosen = ChosenKeys(placed_keys(place, placement), cover([base]))
         return Written(PlacedState(place, part, placement, lists), chosen, 0)
 
@@ -184,7 +238,7 @@ class StateWriter:
 
 
 def check_state_fits(
-    store: Store, writer: Writer, state: FlatState, bases: Sequence[PlacedState], codec: str
+    store: Store, writer: ObjectWriter, state: FlatState, bases: Sequence[PlacedState], codec: str
 ) -> None:
     """Refuse a state that cannot fit."""
     free_bytes = store.backend.free_bytes()
@@ -201,7 +255,7 @@ def _size_bytes(state: FlatState) -> int:
 
 
 def _new_packs(
-    store: Store, writer: Writer, state: FlatState, stored: Collection[Digest]
+    store: Store, writer: ObjectWriter, state: FlatState, stored: Collection[Digest]
 ) -> Iterator[int]:
     """Yield the sizes of the packs that a save would send."""
     seen: set[Digest] = set(stored)

@@ -1,9 +1,9 @@
 """Holdfast: a checkpoint registry for machine learning that needs no server.
 
 `init` creates a registry, `open` opens one, `sync` copies runs between two, `repair` restores
-damaged objects of one from another, `trust` accepts one that went back. Everything else is a method
-of the objects that they return. `docs/spec.md` specifies the bytes on a store,
-`docs/architecture.md` describes the code.
+damaged objects of one from another, `trust` accepts one that went back, `care` does the work of a
+night. Everything else is a method of the objects that they return. `docs/spec.md` specifies the
+bytes on a store, `docs/architecture.md` describes the code.
 
 A name is loaded when it is first used, so `import holdfast` is cheap.
 """
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from holdfast import transformers as transformers
     from holdfast import wandb as wandb
     from holdfast.registry.errors import RegistryError
+    from holdfast.registry.face.caring import care
     from holdfast.registry.face.factory import init, open  # noqa: A004
     from holdfast.registry.face.registry import Registry
     from holdfast.registry.face.resume_check import verify_resume
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from holdfast.registry.spec.policies import Monitor
     from holdfast.registry.store.connecting import trust
     from holdfast.registry.values.digest import Digest
-    from holdfast.registry.writing.storing import Storing
+    from holdfast.registry.writing.state_writer import Storing
 else:
     from holdfast.registry.values.first_use import at_first_use
 
@@ -68,6 +69,7 @@ __all__ = [
     "Stopping",
     "Stored",
     "Storing",
+    "care",
     "init",
     "open",
     "register_adapter",

@@ -22,7 +22,9 @@ locals {
   # Tables of condemned names and their shards: an epoch names them by their digests.
   sweeps = ["${local.files}sweeps/*"]
   # Notes of collectors: each collection relies on those of earlier ones.
-  notes   = ["${local.files}notes/*"]
+  notes = ["${local.files}notes/*"]
+  # Markers of sealed runs to which somebody may write again; empty files.
+  active  = ["${local.files}active/*"]
   config  = ["${local.files}registry.json"]
   probe   = ["${local.files}.probe/*"]
   objects = [for kind in ["packs", "manifests", "placements"] : "${local.files}${kind}/*"]
@@ -57,7 +59,14 @@ locals {
     snapshot = { Sid = "Snapshot", Effect = "Allow", Action = ["s3:PutObject"], Resource = local.snapshots }
 
     condemn = { Sid = "Condemn", Effect = "Allow", Action = ["s3:PutObject"], Resource = concat(local.epochs, local.sweeps, local.notes), Condition = local.if_absent }
-    collect = { Sid = "Collect", Effect = "Allow", Action = ["s3:DeleteObject"], Resource = concat(local.objects, local.snapshots) }
+    collect = { Sid = "Collect", Effect = "Allow", Action = ["s3:DeleteObject"], Resource = concat(local.objects, local.snapshots, local.active) }
+
+    # Without condition: a marker that is put over is the same empty file. Nobody but a collector may
+    # delete one, since it tells that a run may not be passed over.
+    announce = { Sid = "Announce", Effect = "Allow", Action = ["s3:PutObject"], Resource = local.active }
+
+    # `holdfast tier` copies packs onto themselves, which "store" allows, and asks for archived ones.
+    restore = { Sid = "Restore", Effect = "Allow", Action = ["s3:RestoreObject"], Resource = local.objects }
 
     # Whether what is deleted goes on taking space, which a collector tells.
     versioning = { Sid = "Versioning", Effect = "Allow", Action = ["s3:GetBucketVersioning"], Resource = [local.bucket] }
@@ -78,10 +87,10 @@ locals {
   # Nobody may delete a version, so what a collector deletes and a trainer replaces can be brought back
   # for as long as the bucket keeps noncurrent versions.
   roles = {
-    trainer   = concat(local.write_rights, ["commit", "store", "snapshot"])
+    trainer   = concat(local.write_rights, ["commit", "store", "snapshot", "announce"])
     evaluator = local.read_rights
-    annotator = concat(local.write_rights, ["commit", "snapshot"])
-    collector = concat(local.write_rights, ["commit", "store", "snapshot", "condemn", "collect", "versioning", "probe"])
+    annotator = concat(local.write_rights, ["commit", "snapshot", "announce"])
+    collector = concat(local.write_rights, ["commit", "store", "snapshot", "announce", "condemn", "collect", "restore", "versioning", "probe"])
     operator  = concat(local.write_rights, ["init", "probe"])
   }
 

@@ -31,3 +31,15 @@ variable "partition" {
   type        = string
   default     = "aws"
 }
+
+variable "teams" {
+  description = "Names of teams. Each gets roles trainer-TEAM and annotator-TEAM, which write only to runs that are named TEAM-..."
+  type        = list(string)
+  default     = []
+
+  # A hyphen would let the runs of one team pass for those of another, and so would a wildcard.
+  validation {
+    condition     = alltrue([for team in var.teams : can(regex("^[A-Za-z0-9_]+$", team))])
+    error_message = "The name of a team is A-Z, a-z, 0-9 and _."
+  }
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -37,6 +38,8 @@ class TestWrapped(BackendContract):
         return Metered(MemoryBackend())
 
 
+# Where the real server is installed, the check asks that one, and the soak moto too.
+@(pytest.mark.soak if which("radosgw") else pytest.mark.usefixtures())
 class TestMoto(BackendContract):
     racy_create = "moto checks for the key and then writes it, in two steps"
     many = 25

@@ -33,12 +33,12 @@ from holdfast.backends import (
     StoreUnsuitable,
     open_backend,
 )
-from holdfast.backends.fsspec.door import dialect_of
+from holdfast.backends.fsspec.file_systems import dialect_of
 from holdfast.backends.fsspec.store import FsspecBackend
 from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.s3.backend import S3Backend
-from holdfast.backends.s3.settings import take_over
+from holdfast.backends.s3.settings import take_options
 from holdfast.backends.secrets import hidden
 from tests.servers.fixtures import S3Server
 from tests.servers.gateway import Gateway
@@ -191,7 +191,7 @@ def test_every_option_of_s3fs_is_known_or_refused() -> None:
     for name in names:
         value: object = {} if name.endswith("kwargs") else "true"
         try:
-            take_over({name: value}, "s3://bucket")
+            take_options({name: value}, "s3://bucket")
         except InvalidLocation:
             refused.add(name)
     assert refused == {"session", "version_aware", "local_expiry_check"}
@@ -295,7 +295,7 @@ def test_subclass_of_a_listed_class_is_only_read() -> None:
 
 def test_driver_older_than_the_tested_ones_is_only_read(monkeypatch: pytest.MonkeyPatch) -> None:
     s3fs = pytest.importorskip("s3fs")
-    monkeypatch.setattr("holdfast.backends.fsspec.door.version", lambda _: "2024.10.0")
+    monkeypatch.setattr("holdfast.backends.fsspec.file_systems.version", lambda _: "2024.10.0")
     backend = open_backend("bucket/x", fs=s3fs.S3FileSystem(anon=True), transport="s3fs")
     with pytest.raises(ReadOnlyStore, match=r"s3fs is older than 2026\.3"):
         backend.put("a", b"x")

@@ -175,7 +175,7 @@ def test_slow_server_is_given_up(
     assert "does not answer, or answers too slowly" in told or (how is silent and "imeout" in told)
     assert ("write was done" in told) == ("put" in name or name == "delete")
     server.stopped.set()
-    assert server.ended.acquire(timeout=60), "the server sees the end of the connection"
+    assert server.ended.acquire(timeout=300), "the server sees the end of the connection"
 
 
 def test_slow_server_behind_tls_is_given_up(
@@ -190,7 +190,7 @@ def test_slow_server_behind_tls_is_given_up(
         for name in ("get", "get into", "list"):
             with pytest.raises(StoreUnavailable, match="does not answer, or answers too slowly"):
                 CALLS[name](backend)
-            assert server.ended.acquire(timeout=60)
+            assert server.ended.acquire(timeout=300)
     finally:
         backend.close()
         server.stop()

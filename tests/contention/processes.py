@@ -14,7 +14,7 @@ from holdfast.registry.face.registry import Registry
 from tests.support.processes import servers, start_telling
 from tests.support.states import make_state
 
-_PATIENCE_S = 120
+_PATIENCE_S = 300
 
 #: What a process does: given the registry, its number, the barrier and further arguments.
 Work = Callable[..., Any]

@@ -15,11 +15,13 @@ from holdfast.registry.history.actions import EvictEntries, Promote
 from holdfast.registry.spec import Phase, Pool, RunSpec
 from tests.contention.processes import all_at_once
 
+pytestmark = pytest.mark.xdist_group("forked")
+
 _PROCESSES = 8
 #: How many checkpoints each of them promotes.
-EACH = [2, pytest.param(4, marks=pytest.mark.soak)]
+EACH = [1, pytest.param(4, marks=pytest.mark.soak)]
 _SIZE = 5
-_PATIENCE_S = 120
+_PATIENCE_S = 300
 _SPEC = RunSpec(
     phases=(Phase(name="league"),), inference=("model",), pool=Pool(phase="league", size=_SIZE)
 )
@@ -97,6 +99,7 @@ def test_8_processes_promote_into_one_pool_in_a_folder(folder: str, each: int) -
     _check_promotions(folder, each)
 
 
+@pytest.mark.soak  # as in a folder; test_processes.py annotates one run in a bucket
 @pytest.mark.radosgw
 @pytest.mark.parametrize("each", EACH)
 def test_8_processes_promote_into_one_pool_in_a_bucket(bucket: str, each: int) -> None:

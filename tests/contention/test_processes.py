@@ -14,6 +14,8 @@ from tests.contention.processes import all_at_once, annotate, begin, save_the_sa
 from tests.support.sameness import assert_same
 from tests.support.states import make_state
 
+pytestmark = pytest.mark.xdist_group("forked")
+
 _COMMITS = 4
 
 

@@ -6,11 +6,15 @@ from collections import Counter
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
+import pytest
+
 import holdfast
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.history.actions import Acknowledge
 from tests.contention.processes import all_at_once
 from tests.support.states import make_state
+
+pytestmark = pytest.mark.xdist_group("forked")
 
 _FOLLOWERS = 4
 _CHECKPOINTS = 12
@@ -22,7 +26,7 @@ def follow_or_train(reg: Registry, number: int, barrier: Barrier) -> list[int]:
     Follower 0 dies over its first checkpoint.
     """
     run = reg.run("shared")
-    barrier.wait(120)
+    barrier.wait(300)
     if number == _FOLLOWERS:
         for step in range(1, _CHECKPOINTS + 1):
             run.save(make_state(step), step=step)

@@ -219,7 +219,7 @@ def test_content_that_an_older_generation_holds_is_sent_once(
             sent.append(usage.written_bytes)
             waste = registry.create_run(f"waste{number}", seed=1)
             waste.save(make_state(100 + number), step=1)
-            waste.retention.drop(reason="a sweep needs something to condemn")
+            waste.retention.drop(reason="a sweep needs something to condemn", now=True)
             assert registry.gc(grace_s=0).epoch == number + 1
     assert sent[0] > 10 * max(sent[1:])
 

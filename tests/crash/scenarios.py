@@ -216,12 +216,37 @@ def _drop(registry: Registry, _: object) -> None:
         run.retention.drop("done with")
 
 
+def _drop_now(registry: Registry, _: object) -> None:
+    run = registry.run(RUN)
+    if not run.manifest.holds_nothing:
+        run.retention.drop("done with", now=True)
+
+
+def _dropped(registry: Registry) -> None:
+    _drop(registry, _whole_life(registry))
+
+
+def _undrop(registry: Registry, _: object) -> None:
+    run = registry.run(RUN)
+    if run.manifest.dropped is not None:
+        run.retention.undrop()
+
+
+def _dropped_long_ago(registry: Registry) -> None:
+    """Prepare a collection that frees a run, and deletes what it held."""
+    registry.drop_rules(delay_s=0)
+    _two_steps(registry)
+    other = registry.create_run("other", seed=8)
+    other.save(make_state(3), step=3)
+    other.retention.drop(reason="a mistake")
+
+
 def _two_steps_and_a_dropped_run(registry: Registry) -> None:
     _two_steps(registry)
     registry.run(RUN).retention.prune(Retention(last=1))
     other = registry.create_run("other", seed=8)
     other.save(make_state(3), step=3)
-    other.retention.drop(reason="a mistake")
+    other.retention.drop(reason="a mistake", now=True)
 
 
 def collect(registry: Registry, _: object) -> None:
@@ -249,7 +274,37 @@ def _swept_before_an_upgrade(registry: Registry) -> None:
     registry.upgrade()
     another = registry.create_run("another", seed=9)
     another.save(make_state(4), step=4)
-    another.retention.drop(reason="a mistake, too")
+    another.retention.drop(reason="a mistake, too", now=True)
+
+
+def _about_to_be_sealed(registry: Registry) -> None:
+    """Prepare a collection that sweeps, and seals a run."""
+    _two_steps_and_a_dropped_run(registry)
+    registry.upgrade()
+
+
+def _sealed(registry: Registry) -> None:
+    """Seal the runs, and leave something of one behind its seal that nothing needs."""
+    _about_to_be_sealed(registry)
+    another = registry.create_run("another", seed=9)
+    another.save(make_state(4), step=4)
+    registry.gc(grace_s=0)
+    another.retention.drop(reason="a mistake, too", now=True)
+
+
+def _sealed_and_saved(registry: Registry) -> None:
+    """Commit behind the seal, so that the next collection seals the run again."""
+    _sealed(registry)
+    run = registry.run(RUN)
+    run.restore()
+    run.save(make_state(3), step=3)
+    run.retention.prune(Retention(last=1))
+
+
+def _save_behind_a_seal(registry: Registry, _: object) -> None:
+    run = registry.run(RUN)
+    run.restore()
+    run.save(make_state(3), step=3)
 
 
 LIVES = [
@@ -262,11 +317,26 @@ LIVES = [
     Scenario("prune", _prune, _two_steps, acknowledged=(1, 2)),
     Scenario("fork", _fork, _gated_life, acknowledged=(1, 2, 3), run="fork"),
     Scenario("drop", _drop, _whole_life, acknowledged=(1, 2, 3)),
+    Scenario("drop now", _drop_now, _whole_life, acknowledged=(1, 2, 3)),
+    Scenario("undrop", _undrop, _dropped, acknowledged=(1, 2, 3)),
+    Scenario("free", collect, _dropped_long_ago, acknowledged=(1, 2), run="other"),
     Scenario("collect", collect, _two_steps_and_a_dropped_run, acknowledged=(2,)),
     Scenario("collect by notes", collect, _collected_before, acknowledged=(3,)),
     Scenario("upgrade", _upgrade, _two_steps, acknowledged=(1, 2)),
     Scenario("collect after an upgrade", collect, _swept_before_an_upgrade, acknowledged=(2,)),
+    Scenario("seal", collect, _about_to_be_sealed, acknowledged=(2,)),
+    Scenario("save behind a seal", _save_behind_a_seal, _sealed, acknowledged=(2,)),
+    Scenario("pass over sealed runs", collect, _sealed, acknowledged=(2,), run="another"),
+    Scenario("seal again", collect, _sealed_and_saved, acknowledged=(3,)),
 ]
+
+
+#: Acts of other scenarios, where a registry was upgraded or sealed, or with another word of one
+#: commit. In every run of the tests they die at each call; no answer and no power by a soak.
+AGAIN = (
+    *("save in background", "save after takeover", "report", "set gate", "add artifact"),
+    *("drop now", "free", "collect after an upgrade", "pass over sealed runs", "seal again"),
+)
 
 
 @cache

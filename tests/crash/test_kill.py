@@ -21,6 +21,8 @@ from tests.support.pictures import RUN
 from tests.support.processes import start_telling
 from tests.support.sameness import assert_same
 
+pytestmark = pytest.mark.xdist_group("forked")
+
 _LONGEST_S = 0.3
 _DEEP_EVERY = 20
 
@@ -80,7 +82,7 @@ def _kill_again_and_again(place: Path, kills: int) -> tuple[int, int]:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [5, pytest.param(200, marks=pytest.mark.soak)])
 def test_acknowledged_checkpoints_survive_kill(
     tmp_path: Path, kills: int, record_property: Callable[[str, object], None]
 ) -> None:

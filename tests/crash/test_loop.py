@@ -23,6 +23,8 @@ from tests.support.pictures import RUN
 from tests.support.processes import start_telling
 from tests.support.sameness import assert_same
 
+pytestmark = pytest.mark.xdist_group("forked")
+
 _LONGEST_S = 0.06
 #: Signals to one registry; then another one begins, so that opening does not get slow.
 _EACH = 50

@@ -24,6 +24,8 @@ from tests.support.pictures import RUN
 from tests.support.processes import start_telling
 from tests.support.sameness import assert_same
 
+pytestmark = pytest.mark.xdist_group("forked")
+
 Switch = Callable[[], None]
 #: Saves that have to arrive during each outage, while the bucket is gone.
 _SAVES_IN_OUTAGE = 2

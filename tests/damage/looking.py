@@ -39,10 +39,14 @@ _COMMANDS = (
     *(("log", FORK, "--graph"), ("show", FORGED), ("show", FORGED, "--tensors")),
     *(("show", f"{FORGED}/releases/latest"), ("show", f"{FORGED}/artifacts/bank")),
     *(("show", f"{FORGED}/pool/v0001"), ("diff", f"{FORGED}/gates/good", FORGED)),
-    *(("stats", FORGED), ("prune", FORGED, "--dry-run", "--last", "1")),
-    *(("pool", "ls", FORGED, "--evicted"), ("pool", "sample", FORGED), ("gate", "ls", FORGED)),
-    *(("release", "ls", FORGED), ("release", "show", FORGED, "1.0.0")),
-    *(("artifact", "ls", FORGED), ("stream", "ls", FORGED), ("stream", "read", FORGED, "rows")),
+    *(("show", "--stats", FORGED), ("prune", FORGED, "--dry-run", "--last", "1")),
+    *(("ls", f"{FORGED}/pool", "--evicted"), ("pool", "sample", FORGED), ("ls", f"{FORGED}/gates")),
+    *(("ls", f"{FORGED}/releases"), ("show", f"{FORGED}/releases/1.0.0")),
+    *(
+        ("ls", f"{FORGED}/artifacts"),
+        ("ls", f"{FORGED}/streams"),
+        ("stream", "read", FORGED, "rows"),
+    ),
 )
 
 

@@ -24,7 +24,7 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.objects.framing import join_lines, split_lines, unwrap_frame, wrap_frame
 from holdfast.registry.objects.manifest import Component, Manifest
-from holdfast.registry.objects.pack import read_table
+from holdfast.registry.objects.pack import read_pack_table
 from holdfast.registry.objects.placement import Placement
 from holdfast.registry.objects.tensor_entry import TensorEntry
 from holdfast.registry.pytree import flatten, unflatten_component
@@ -142,9 +142,9 @@ def test_a_table_that_a_trailer_only_claims_is_not_read():
         return bytes(stop - start - len(claimed)) + claimed
 
     with pytest.raises(BeyondLimit, match="reading its table"):
-        read_table(read, 2**41, Digest(bytes(32)), where="x")
+        read_pack_table(read, 2**41, Digest(bytes(32)), where="x")
     with pytest.raises(Damaged):
-        read_table(read, 2**39, Digest(bytes(32)), where="x")
+        read_pack_table(read, 2**39, Digest(bytes(32)), where="x")
 
 
 def test_a_file_without_end_is_not_read_as_a_whole(tmp_path):

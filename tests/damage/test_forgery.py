@@ -251,7 +251,7 @@ def test_a_list_of_digests_that_is_claimed_takes_no_memory(monkeypatch: Any) -> 
     parts = newest_checkpoint(records)
     chunk = _entry(parts, "model", 0)["chunks"][0]
     parts["model"]["tensors"][0] = {"dtype": "float32", "shape": [2**40], "list": chunk}
-    allocate = "holdfast.registry.loading.allocating.allocate"
+    allocate = "holdfast.registry.loading.destinations.allocate"
     monkeypatch.setattr(allocate, lambda *_: pytest.fail("memory was taken"))
     store(sealed(records))
     with quietly(), holdfast.open(URL) as opened:

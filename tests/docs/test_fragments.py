@@ -95,7 +95,7 @@ def test_the_journal(reg: holdfast.Registry, tmp_path: Path) -> None:
 
 def test_the_training_loop(reg: holdfast.Registry) -> None:
     """Its first block has a test of its own, beside the checkpointer's."""
-    _, notice, ranks = _fragments("training.md")
+    _, notice, ranks, logging = _fragments("training.md")
     page = _DOCS / "training.md"
     answer = SimpleNamespace(status_code=200)
     names: dict[str, Any] = {"run": reg.create_run("digits"), "METADATA_URL": "http://unasked"}
@@ -112,3 +112,6 @@ def test_the_training_loop(reg: holdfast.Registry) -> None:
     with names["checkpointer"] as checkpointer:
         checkpointer.step(1, {"model": 1})
     assert names["run"].latest().step == 1
+    run_python(page, logging, names | {"loss": 0.5, "rate": 0.1, "step": 2})
+    names["run"].close()
+    assert names["run"].streams["log"].read() == [{"loss": 0.5, "lr": 0.1, "step": 2}]

@@ -54,7 +54,15 @@ def _runs(mark: str) -> bool:
 def test_the_guides_are_those_that_were_meant() -> None:
     """So that a page that is renamed or emptied is not passed over."""
     ran = {page.name: sum(_runs(block.mark) for block in blocks(page)) for page in GUIDES}
-    whole = {"cluster.md": 3, "evaluator.md": 9, "operator.md": 7, "researcher.md": 10}
+    whole = {
+        "any-language.md": 3,
+        "cluster.md": 3,
+        "evaluator.md": 9,
+        "first-steps.md": 7,
+        "moving.md": 11,
+        "operator.md": 7,
+        "researcher.md": 10,
+    }
     assert {name: min(ran[name], least) for name, least in whole.items()} == whole
     assert set(ran) - set(whole) == {"contributor.md"}
 

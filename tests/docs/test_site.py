@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=280,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout
@@ -158,3 +159,14 @@ def test_it_opens_from_the_disk_and_its_search_works(site: Path, browser: Browse
         assert wrong == []
     finally:
         page.close()
+
+
+@pytest.mark.parametrize(("page", "absent"), [("run", "Run"), ("results", "Releases")])
+def test_the_reference_shows_no_constructor_that_nobody_may_call(
+    site: Path, page: str, absent: str
+) -> None:
+    shown = (site / f"docs/reference/{page}.html").read_text(encoding="utf-8")
+    text = re.sub(r"<[^>]+>", "", shown)
+    assert not re.search(rf"\b{absent}\s*\(\s*\w+:", text)
+    rules = re.sub(r"<[^>]+>", "", (site / "docs/reference/rules.html").read_text(encoding="utf-8"))
+    assert re.search(r"\bMonitor\s*\(\s*\*", rules) or re.search(r"\bMonitor\s*\(", rules)

@@ -23,4 +23,5 @@ def build(backend: Backend) -> None:
         epochs = Epochs(reg.handle.store)
         for epoch, keys in SWEEPS.items():
             assert epochs.observe() == epoch - 1
+            keys = sorted(keys, key=lambda key: key.record)
             assert epochs.put_sweep(epoch, keys, joins=True)

@@ -383,5 +383,6 @@ def _live(folder: Path) -> None:
         run.retention.undo()
         run.pins.tags.set("keeper", run.latest())
         reg.fork("golden/latest", "fork")
-        reg.fork("golden/latest", "dropped").retention.drop("a mistake")
+        fork = reg.fork("golden/latest", "dropped")
+        fork.handle.committer.commit(lambda _: [DropRun(reason="a mistake")])
         run.status = "completed"

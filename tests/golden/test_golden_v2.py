@@ -46,6 +46,17 @@ def test_the_samples_together_have_every_action():
     assert said | later == set(get_args(get_args(Action)[0]))
 
 
+def test_later_fields_are_read_as_they_were_written():
+    for name, commit in (
+        ("owned", make_later.OWNED),
+        ("planned", make_later.PLANNED),
+        ("pivoted", make_later.PIVOTED),
+    ):
+        (line,) = split_lines((V2.parent / name).read_bytes(), where=name)
+        assert line == commit.encode()
+        assert Commit.decode(line, where=name) == commit
+
+
 def test_later_actions_are_read_as_they_were_written():
     data = (V2.parent / "later").read_bytes()
     lines = split_lines(data, where="later")

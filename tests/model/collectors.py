@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.model.keys import Keys, subsets
-from tests.model.log import Log, Logs, Slot, union
+from tests.model.log import FREED, Log, Logs, Slot, union
 from tests.model.scenario import Epochs, Rules, Scenario, State
 
 IDLE, PUBLISH, LIST, SWEEP, MARK, DONE = range(6)
@@ -182,6 +182,8 @@ class Collectors:
         return self._unused(state, me.e, me.listed)
 
     def _is_marked(self, log: Log | None, e: int) -> bool:
+        if log is not None and log.stage == FREED and not self._rules.freed_marked:
+            return True
         return log is not None and log.mark >= (e if self._rules.mark_of_this_epoch else 1)
 
     def _marked(self, state: State, run: int, e: int) -> tuple[Log | None, ...]:

@@ -32,6 +32,10 @@ class Slot(NamedTuple):
             it, and not writers, who read the next slot; `None`: as before. It stands here although
             it is no line, and so does the next one.
         forgets: Whether an epoch says from here on that the run is forgotten.
+        hides: Whether a commit drops the run so that it can be taken back.
+        ages: Whether the store's clock passes the delay of that drop; no line either.
+        frees: Whether a line frees the hidden run.
+        shows: Whether a commit takes the drop back.
     """
 
     mark: int = 0
@@ -41,6 +45,14 @@ class Slot(NamedTuple):
     drops: bool = False
     garbage: bool | None = None
     forgets: bool = False
+    hides: bool = False
+    ages: bool = False
+    frees: bool = False
+    shows: bool = False
+
+
+#: A run that is not dropped, one that is hidden, one whose delay has passed, one that is freed.
+SHOWN, HIDDEN, DUE, FREED = range(4)
 
 
 class Log:
@@ -57,6 +69,8 @@ class Log:
         dropped: Whether no commit may follow.
         garbage: As in `Slot`.
         forgotten: Whether an epoch says that the run is forgotten.
+        stage: How far a drop that can be taken back has come.
+        early: Whether the run was ever freed before its delay had passed.
         held: The manifests that are live.
         keys: Every key that the current place of a live manifest needs.
         placed: Every key that any current place needs.
@@ -65,6 +79,7 @@ class Log:
 
     __slots__ = (
         "dropped",
+        "early",
         "forgotten",
         "garbage",
         "held",
@@ -75,6 +90,7 @@ class Log:
         "placed",
         "places",
         "says",
+        "stage",
         "unneeded",
         "unplaced",
     )
@@ -83,8 +99,8 @@ class Log:
         self.number = number
         self.says = says
         self.names, self.places, self.mark, self.unneeded, self.dropped = says[:5]
-        self.garbage, self.forgotten = says[5:]
-        self.held = held(self.names, len(self.places))
+        self.garbage, self.forgotten, self.stage, self.early = says[5:]
+        self.held = held(0 if self.stage == FREED else self.names, len(self.places))
         self.keys = union(self.places[manifest] for manifest in self.held)
         self.placed = union(self.places)
         self.unplaced = any(not self.places[manifest] for manifest in self.held)
@@ -100,6 +116,8 @@ class Says(NamedTuple):
     dropped: bool
     garbage: bool = False
     forgotten: bool = False
+    stage: int = SHOWN
+    early: bool = False
 
 
 class Logs:
@@ -138,13 +156,24 @@ def _replay(log: Log, slot: Slot) -> Says:
     for manifest, keys in slot.places:
         places[manifest] = keys
     mark = max(log.mark, slot.mark)
-    needed = union(places[manifest] for manifest in held(names, len(places)))
+    stage = _stage(log.stage, slot)
+    holds = held(0 if stage == FREED else names, len(places))
+    needed = union(places[manifest] for manifest in holds)
     unneeded = tuple(
         was | ~needed if epoch <= mark else was for epoch, was in enumerate(log.unneeded, start=1)
     )
     garbage = log.garbage if slot.garbage is None else slot.garbage
     dropped, forgotten = log.dropped or slot.drops, log.forgotten or slot.forgets
-    return Says(names, tuple(places), mark, unneeded, dropped, garbage, forgotten)
+    early = log.early or (slot.frees and log.stage == HIDDEN)
+    return Says(names, tuple(places), mark, unneeded, dropped, garbage, forgotten, stage, early)
+
+
+def _stage(stage: int, slot: Slot) -> int:
+    if slot.hides or slot.shows:
+        return HIDDEN if slot.hides else SHOWN
+    if slot.frees:
+        return FREED
+    return DUE if slot.ages and stage == HIDDEN else stage
 
 
 def held(names: int, manifests: int) -> frozenset[int]:

@@ -13,13 +13,15 @@ from tests.model import collectors, writers
 from tests.model.collectors import Collectors
 from tests.model.explorer import Step
 from tests.model.keys import Keys, single
-from tests.model.log import CHECKPOINT, Log, Logs, Slot, name_bit, union
+from tests.model.log import CHECKPOINT, DUE, HIDDEN, SHOWN, Log, Logs, Slot, name_bit, union
 from tests.model.scenario import (
     KEPT,
     Collector,
     Epochs,
     Evict,
     Forget,
+    Free,
+    Hide,
     Relocate,
     Rules,
     Scenario,
@@ -88,6 +90,8 @@ class Protocol:
             lost = log.keys & ~state.objects
             if lost:
                 return f"Run {run} needs {self._keys.words[lost]}, which is not there."
+            if log.early:
+                return f"Run {run} was freed before its delay had passed."
             if log.unplaced:
                 return f"Run {run} shows a manifest that has no place."
         return None
@@ -112,6 +116,8 @@ class Protocol:
                 yield from self._evict(actor, index, state)
             elif isinstance(actor, Thin):
                 yield from self._thin(actor, index, state)
+            elif isinstance(actor, Hide | Free):
+                yield from self._drop(actor, index, state)
             elif isinstance(actor, Spoil | Forget):
                 yield from self._garbage(actor, index, state)
             else:
@@ -196,7 +202,7 @@ class Protocol:
         log = state.logs[actor.run]
         name = name_bit(actor.manifest, actor.name)
         done = state.memory[index][0]
-        if done or log is None or log.dropped or not (actor.drop or log.names & name):
+        if done or log is None or log.dropped or log.stage or not (actor.drop or log.names & name):
             return
         slot = Slot(drops=True) if actor.drop else Slot(evicts=name)
         logs = list(state.logs)
@@ -215,6 +221,39 @@ class Protocol:
         known = self._known(state, index, writers.Memory(step=1))
         words = (actor.who, "thins in", f"run {actor.run}")
         yield words, state._replace(logs=tuple(logs), memory=known)
+
+    def _drop(self, actor: Hide | Free, index: int, state: State) -> Iterator[tuple[Step, State]]:
+        log, (step, *_) = state.logs[actor.run], state.memory[index]
+        if log is None or log.dropped:
+            return
+        clock, same = self._rules.store_clock, self._rules.same_hide
+        if isinstance(actor, Hide):
+            if log.stage == SHOWN and step < actor.times:
+                yield self._with_slot(actor, index, state, "hides", Slot(hides=True), step + 1)
+            return
+        if log.stage == HIDDEN and clock:
+            yield self._with_slot(actor, index, state, "waits, the delay passes", Slot(ages=True))
+        if step == 0 and log.stage in ((DUE,) if clock else (HIDDEN, DUE)):
+            yield self._with_slot(actor, index, state, "finds due", None, 1)
+        if step == 1 and log.stage in ((DUE,) if clock and same else (HIDDEN, DUE)):
+            yield self._with_slot(actor, index, state, "frees", Slot(frees=True), 2)
+
+    def _with_slot(
+        self,
+        actor: Hide | Free,
+        index: int,
+        state: State,
+        verb: str,
+        slot: Slot | None,
+        step: int | None = None,
+    ) -> tuple[Step, State]:
+        logs, memory = list(state.logs), state.memory
+        if slot is not None:
+            logs[actor.run] = self._logs.append(logs[actor.run] or self._logs.created, slot)
+        if step is not None:
+            memory = self._known(state, index, writers.Memory(step=step))
+        words = (actor.who, verb, f"run {actor.run}")
+        return words, state._replace(logs=tuple(logs), memory=memory)
 
     def _garbage(
         self, actor: Spoil | Forget, index: int, state: State

@@ -36,6 +36,11 @@ class Rules:
         mark_of_this_epoch: G3: only a mark of this epoch or a later one serves.
         spare_the_live: G5: keys that are needed in M_e are not deleted.
         names_kept: A name stays condemned for ever: that it was deleted once is no evidence.
+        freed_marked: G3: a run that was freed is marked, since an undrop may follow.
+        undrop_adopts: D4: an undrop of a freed run chooses its keys by W1 to W4.
+        undrop_looks: D2: an undrop is composed for the log that it lands on, freed or not.
+        store_clock: D2: the store's clock decides whether the delay has passed, no other one.
+        same_hide: D2: the drop that is freed is the one whose delay was judged.
     """
 
     run_before_epoch: bool = True
@@ -60,6 +65,11 @@ class Rules:
     mark_of_this_epoch: bool = True
     spare_the_live: bool = True
     names_kept: bool = True
+    freed_marked: bool = True
+    undrop_adopts: bool = True
+    undrop_looks: bool = True
+    store_clock: bool = True
+    same_hide: bool = True
 
 
 KEPT = Rules()
@@ -82,6 +92,7 @@ class Writer:
         own: Whether it makes use of W2a.
         passing: A manifest that it names and evicts in the same slot, without a place: a sync of
             what the source has evicted and collected since.
+        undrops: Whether it takes a drop back: of a run that is not freed by the commit alone.
     """
 
     who: str
@@ -91,6 +102,7 @@ class Writer:
     born: bool = False
     own: bool = False
     passing: int | None = None
+    undrops: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,13 +164,33 @@ class Forget:
 
 
 @dataclass(frozen=True)
+class Hide:
+    """Drops a run so that it can be taken back, `times` times."""
+
+    who: str
+    run: int
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Free:
+    """Frees a hidden run: finds that its delay has passed, later puts the line.
+
+    The step in which the store's clock passes the delay is this actor's, too.
+    """
+
+    who: str
+    run: int
+
+
+@dataclass(frozen=True)
 class Collector:
     """Performs one sweep, G1 to G5: its own, or an existing one, finished or not."""
 
     who: str
 
 
-Actor = Writer | Relocate | Evict | Thin | Spoil | Forget | Collector
+Actor = Writer | Relocate | Evict | Thin | Spoil | Forget | Hide | Free | Collector
 
 
 @dataclass(frozen=True)
@@ -221,6 +253,8 @@ __all__ = [
     "Collector",
     "Evict",
     "Forget",
+    "Free",
+    "Hide",
     "Relocate",
     "Rules",
     "Scenario",

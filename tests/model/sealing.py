@@ -29,8 +29,8 @@ class Rules:
 
     Attributes:
         numbered: W1', S3: a marker has the number after the newest seal, and a removal names it.
-        marker_first: W1': the marker is put before the epoch is observed.
-        every_commit: W1': a commit that names no object puts the marker too.
+        marker_first: W1': behind a seal, the marker is put before the epoch is observed.
+        every_commit: W1': behind a seal, a commit that names no object puts the marker too.
         marker_after_seal: W3': a writer that meets a seal puts the marker with the new number.
         epoch_after_marker: W3': ... and observes the epoch again after that.
         note_before_removal: S3: markers are removed only once the note stands.
@@ -42,6 +42,10 @@ class Rules:
         notes_by_name: G4': a listing says which notes there are, never a table of them.
         unknown_is_active: G4': a run without marker and note is marked and replayed.
         old_refuse: Programs from before refuse a log with a seal.
+        known_before_reading: R1: a reader lists the notes before it reads the log.
+        markers_before_notes: R2: ... and later the markers before the notes.
+        newer_notes: R2: ... and a run of which a newer note says more has changed.
+        unsealed_is_asked: R2: ... and so has a run that was not sealed.
     """
 
     numbered: bool = True
@@ -58,6 +62,10 @@ class Rules:
     notes_by_name: bool = True
     unknown_is_active: bool = True
     old_refuse: bool = True
+    known_before_reading: bool = True
+    markers_before_notes: bool = True
+    newer_notes: bool = True
+    unsealed_is_asked: bool = True
 
 
 KEPT = Rules()
@@ -95,7 +103,14 @@ class Sealer:
     """Seals a run, or finishes the seal of another; it is a part of a collection."""
 
 
-Actor = Trainer | Evictor | Collector | Sealer
+@dataclass(frozen=True)
+class Reader:
+    """Reads a run, and later asks without its log whether anything was committed since."""
+
+    run: int = 0
+
+
+Actor = Trainer | Evictor | Collector | Sealer | Reader
 
 
 @dataclass(frozen=True)
@@ -105,14 +120,14 @@ class Setting:
     Attributes:
         actors: In any order.
         runs: Whether each run exists at first; it then holds the content under generation 0.
-        first: How the first runs stand: `marked`; `old`, from before there were markers; `sealed`
-            after an eviction, by a sealer that died; or `noted`, after the seal was finished.
+        first: How the first runs stand: `new`; `sealed` after an eviction, by a sealer that died;
+            or `noted`, after the seal was finished.
         epochs: Sweeps that may be published.
     """
 
     actors: tuple[Actor, ...]
     runs: tuple[bool, ...] = (True,)
-    first: str = "marked"
+    first: str = "new"
     epochs: int = 1
 
 
@@ -181,6 +196,30 @@ class Sealing(NamedTuple):
     keys: int = 0
 
 
+class Reading(NamedTuple):
+    """The memory of a reader.
+
+    Attributes:
+        step: Its next step.
+        known: The slots of the notes that it knows, as bits; -1 before they were listed.
+        read: Slots that it has read.
+        sealed: Whether there is a seal among them.
+        due: Slots that stood when it began to ask: it may miss no commit in them.
+        marked: Whether a marker was listed; -1 before.
+        noted: Whether a newer note says more; -1 before.
+        missed: Whether it took the run for unchanged, and a commit was due.
+    """
+
+    step: str = "read"
+    known: int = -1
+    read: int = 0
+    sealed: bool = False
+    due: int = 0
+    marked: int = -1
+    noted: int = -1
+    missed: bool = False
+
+
 DONE = "done"
 
 
@@ -206,25 +245,26 @@ class Sealed:
             Evictor: self._evictor,
             Collector: self._collector,
             Sealer: self._sealer,
+            Reader: self._reader,
         }
 
     def initial(self) -> State:
         """Return the first state."""
         setting = self._setting
-        memories = {Collector: Collecting(), Sealer: Sealing()}
+        memories = {Collector: Collecting(), Sealer: Sealing(), Reader: Reading()}
         memory = tuple(memories.get(type(actor), Writing()) for actor in setting.actors)
         log: Log = (CREATES, ("saves", 0))
         if setting.first in ("sealed", "noted"):
             log = (*log, EVICTS, SEALS)
         logs = tuple(log if exists else None for exists in setting.runs)
         there = [run for run, exists in enumerate(setting.runs) if exists]
-        new = there if setting.first in ("marked", "sealed") else []
         notes = tuple((run, 3, 0) for run in there if setting.first == "noted")
-        markers = frozenset((run, 0) for run in new)
-        return State(1, 0, (), logs, markers, notes=notes, memory=memory)
+        return State(1, 0, (), logs, notes=notes, memory=memory)
 
     def wrong(self, state: State) -> str | None:
         """Return what is wrong with a state."""
+        if any(isinstance(me, Reading) and me.missed for me in state.memory):
+            return "A reader takes a run for unchanged in which something was committed."
         for run, log in enumerate(state.logs):
             if log is None:
                 continue
@@ -265,7 +305,7 @@ class Sealed:
             case "open":
                 yield from self._open(actor, me, state)
             case "marker":
-                yield from self._put_marker(actor.run, me, state, self._after_marker(me, log))
+                yield from self._put_marker(actor.run, me, state, self._after_marker(me))
             case "create":
                 # Somebody else's slot 0 is as good.
                 logs = state.logs if log else _with(state.logs, actor.run, (CREATES,))
@@ -273,10 +313,11 @@ class Sealed:
                 yield ("creates its run",), state._replace(logs=logs), then
             case "observe":
                 u = len(state.epochs)
-                step = "choose" if self._rules.marker_first or actor.old else "late marker"
+                late = not self._rules.marker_first and SEALS in (log or ())[: me.read]
+                step = "late marker" if late and not actor.old else "choose"
                 yield ("observes epoch", u), state, me._replace(step=step, u=u)
             case "late marker":
-                yield from self._put_marker(actor.run, me, state, "create" if not log else "choose")
+                yield from self._put_marker(actor.run, me, state, "choose")
             case "choose":
                 yield from self._choose(actor, me, state)
             case "commit":
@@ -289,8 +330,10 @@ class Sealed:
         if actor.old and self._rules.old_refuse and SEALS in (log or ()):
             yield ("refuses its log",), state, me._replace(step=DONE)
             return
-        step = "observe" if actor.old or not self._rules.marker_first else "marker"
-        if log is None and step == "observe" and actor.old:
+        # W1': no marker for a run that was never sealed: without a note it is active.
+        sealed = SEALS in (log or ()) and not actor.old
+        step = "marker" if sealed and self._rules.marker_first else "observe"
+        if log is None and step == "observe":
             step = "create"
         number = self._number(log or ())
         yield ("reads its log",), state, Writing(step, len(log or ()), number)
@@ -298,9 +341,7 @@ class Sealed:
     def _number(self, log: Log) -> int:
         return newest_seal(log) + 1 if self._rules.numbered else 0
 
-    def _after_marker(self, me: Writing, log: Log | None) -> str:
-        if log is None:
-            return "create"
+    def _after_marker(self, me: Writing) -> str:
         return "choose" if me.u >= 0 and not self._rules.epoch_after_marker else "observe"
 
     def _after_create(self, me: Writing) -> str:
@@ -349,7 +390,7 @@ class Sealed:
             return
         match me.step:
             case "open":
-                step = "marker" if self._rules.every_commit else "evict"
+                step = "marker" if self._rules.every_commit and SEALS in log else "evict"
                 yield ("reads its log",), state, Writing(step, len(log), self._number(log))
             case "marker":
                 yield from self._put_marker(actor.run, me, state, "evict")
@@ -493,6 +534,42 @@ class Sealed:
                 if line == SEALS and not (slot in noted and slot <= removed):
                     then = Sealing(first, run, slot, held(log[:slot]))
                     yield ("finds the seal of run", run), state, then
+
+    def _reader(self, actor: Reader, me: Reading, state: State) -> Iterator[Any]:
+        """R1, then R2 at any later time."""
+        log, rules = state.logs[actor.run], self._rules
+        notes = _bits(slot for run, slot, _ in state.notes if run == actor.run)
+        match me.step:
+            case "read" if rules.known_before_reading and me.known < 0:
+                yield ("lists the notes",), state, me._replace(known=notes)
+            case "read" if log is not None:
+                then = me._replace(step="ask", read=len(log), sealed=SEALS in log)
+                yield ("reads the log",), state, then
+            case "ask" if me.known < 0:
+                yield ("lists the notes",), state, me._replace(known=notes)
+            case "ask":
+                assert log is not None
+                yield ("asks",), state, me._replace(step="list", due=len(log))
+            case "list":
+                first = me.marked < 0 if rules.markers_before_notes else me.noted >= 0
+                if first:
+                    marked = any(run == actor.run for run, _ in state.markers)
+                    then = me._replace(marked=marked)
+                    words = "lists the markers"
+                else:
+                    newer = (notes & ~me.known) >> me.read
+                    then = me._replace(noted=bool(newer) and rules.newer_notes)
+                    words = "lists the newer notes"
+                if then.marked >= 0 and then.noted >= 0:
+                    assert log is not None
+                    then = self._answer(then, log)
+                yield (words,), state, then
+
+    def _answer(self, me: Reading, log: Log) -> Reading:
+        is_quiet = not me.marked and not me.noted
+        is_quiet &= me.sealed or not self._rules.unsealed_is_asked
+        commits = any(kind not in ("mark", "seals") for kind, _ in log[me.read : me.due])
+        return Reading(DONE, missed=is_quiet and commits)
 
     def _with_note(self, notes: tuple[Note, ...], note: Note) -> tuple[Note, ...]:
         """Return the notes with one more, the newest of a run last."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.model import outliving, power
-from tests.model.checks import check_all_broken, check_safe, check_unsafe
+from tests.model.checks import check_all_broken, check_safe, check_unsafe, with_large
 from tests.model.explorer import explore, tell
 from tests.model.outliving import Outliving
 from tests.model.power import Power, SealedPower
@@ -20,6 +20,8 @@ SAFE = {
     "a writer and two collectors": (("writer", "collector", "collector"), False, 2_347),
     "an eviction and two collectors": (("evictor", "collector", "collector"), True, 1_003),
     "everybody": (("writer", "writer", "evictor", "collector"), True, 30_762),
+}
+LARGE = {
     "everybody, from nothing": (("writer", "writer", "evictor", "collector"), False, 31_532),
 }
 #: Where breaking a rule shows, and in how many steps.
@@ -33,16 +35,16 @@ UNSAFE = {
 
 
 def _power(name: str, rules: power.Rules | None = None) -> Power:
-    actors, saved, _ = SAFE[name]
+    actors, saved, _ = (SAFE | LARGE)[name]
     return Power(actors, rules, saved=saved)
 
 
-@pytest.mark.parametrize("name", SAFE)
+@pytest.mark.parametrize("name", with_large(SAFE, LARGE))
 def test_nothing_that_was_told_is_lost_with_the_power(name: str) -> None:
     outcome = explore(_power(name))
     print(f"{name}: {outcome.states} states")
     assert outcome.safe, tell(outcome)
-    assert outcome.states == SAFE[name][2]
+    assert outcome.states == (SAFE | LARGE)[name][2]
 
 
 @pytest.mark.parametrize("rule", UNSAFE)

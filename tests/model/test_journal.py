@@ -15,12 +15,13 @@ TAKEN_BEFORE = Setting(taken_before=True, restarts=1)
 EVICTED = Setting(entries=2, evictions=1)
 SWEPT = Setting(carriers=2, others=1, sweeps=1)
 BLOCKED = Setting(carriers=2, blocks=1)
-LINE = Setting(entries=2, carriers=2, restarts=1, blocks=1)
+LINE = Setting(entries=2, carriers=2, blocks=1)
 GIVES_UP = Setting(carriers=2, others=1, gives_up=1)
 OUTAGE = Setting(entries=2, outages=1, others=1, taken_before=True)
 OUTAGE_LINE = Setting(entries=2, outages=1, blocks=1)
 SETTINGS = [RESTART, TAKEN_BEFORE, EVICTED, SWEPT, BLOCKED, LINE, GIVES_UP, OUTAGE, OUTAGE_LINE]
 LARGE = [
+    Setting(2, 2, restarts=1, blocks=1),
     Setting(2, 2, restarts=1, others=1, evictions=1, sweeps=1),
     Setting(2, 2, others=2, taken_before=True, blocks=1, gives_up=1),
     Setting(3, 1, restarts=1, others=1),
@@ -78,9 +79,8 @@ def test_every_rule_is_broken_once() -> None:
 
 def test_every_outcome_is_reached() -> None:
     notes = set()
-    for setting in SETTINGS:
-        explore(
-            JournalModel(setting),
-            visit=lambda state: notes.update(one.note for one in state.entries),
-        )
+    explore(
+        JournalModel(GIVES_UP),
+        visit=lambda state: notes.update(one.note for one in state.entries),
+    )
     assert notes == {"", "carried", "refused", "stranded"}

@@ -20,6 +20,8 @@ from tests.model.scenario import (
     Collector,
     Evict,
     Forget,
+    Free,
+    Hide,
     Relocate,
     Rules,
     Scenario,
@@ -62,6 +64,12 @@ THINNING = Scenario(
     (Writer("saver", 0, manifests=(1,), own=True), Thin("thinner", 0), C1),
     files=((0, 1), (1,)),
 )
+#: A run is dropped, freed and taken back while a collection goes on.
+DROPPING = Scenario(
+    (Writer("undropper", 0, undrops=True), Hide("dropper", 0), Free("freer", 0), C1)
+)
+#: It is dropped again meanwhile.
+DROPPED_TWICE = Scenario((*DROPPING.actors[::2], Hide("dropper", 0, times=2)))
 #: Somebody puts a file into the folder of a run that no collector can read.
 GARBAGE = Scenario((SAVES_W2A, Spoil("vandal", 0), Forget("operator", 0), C1))
 
@@ -115,6 +123,11 @@ MUTANTS = {
     "M_e from a replay before the mark": Mutant("replay_reaches_mark", ONE_RUN, 9, 13),
     "an older mark taken for this epoch's": Mutant("mark_of_this_epoch", TWO_SWEEPS, 10, 15),
     "what is live is deleted": Mutant("spare_the_live", ONE_RUN, 5, 8),
+    "a freed run is not marked": Mutant("freed_marked", DROPPING, 11, 14),
+    "an undrop of a freed run takes its old keys": Mutant("undrop_adopts", DROPPING, 12, 16),
+    "an undrop that does not look again": Mutant("undrop_looks", DROPPING, 12, 15),
+    "a delay by the collector's own clock": Mutant("store_clock", DROPPING, 3, 3),
+    "the delay of an earlier drop counts": Mutant("same_hide", DROPPED_TWICE, 8, 9),
     "names forgotten once they are deleted": Mutant("names_kept", ONE_RUN, 10, 14),
 }
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from tests.model.checks import with_large
 from tests.model.collectors import Collectors
-from tests.model.explorer import Outcome, explore, tell
+from tests.model.explorer import explore, tell
 from tests.model.keys import Keys
 from tests.model.log import Logs
 from tests.model.protocol import Protocol
@@ -21,6 +22,8 @@ from tests.model.scenario import (
     Collector,
     Evict,
     Forget,
+    Free,
+    Hide,
     Relocate,
     Scenario,
     Spoil,
@@ -68,30 +71,20 @@ class Safe:
 
 
 PROTOCOL = {
-    # Two writers, two collectors, each a process of its own that may die or join the other's sweep.
-    "two writers and two collectors": Safe(
-        Scenario((SAVES, BEGINS, EVICTS, C1, C2), TWO_RUNS, epochs=2),
-        111_448,
+    # Two collectors, each a process of its own that may die or join the other's sweep.
+    "a writer and two collectors": Safe(
+        Scenario((SAVES_W2A, EVICTS, C1, C2), epochs=2),
+        1_977,
         (
             ("saver", "may not name"),
-            ("beginner", "may not name"),
             ("collector 1", "joins sweep"),
             ("collector 2", "sends DELETEs of"),
         ),
     ),
-    "the same with W2a": Safe(
-        Scenario((SAVES_W2A, BEGINS_W2A, EVICTS, C1, C2), TWO_RUNS, epochs=2),
-        127_937,
-        (("saver", "takes from its own log"), ("saver", "may not name")),
-    ),
-    "the same, every read apart, without the saver": Safe(
-        Scenario((BEGINS, EVICTS, C1, C2), TWO_RUNS, epochs=2, apart=True),
-        110_892,
-        (
-            ("beginner", "loses the slot"),
-            ("collector 1", "loses the epoch"),
-            ("the store", "deletes"),
-        ),
+    "a run that is born, every read apart": Safe(
+        Scenario((BEGINS, EVICTS, C1), TWO_RUNS, epochs=2, apart=True),
+        870,
+        (("beginner", "loses the slot"), ("beginner", "may not name")),
     ),
     # Somebody puts a file that no collector can read into the folder of a run. An operator may give
     # the run up, and the file may go again, while the run and a fork of it are written.
@@ -125,6 +118,27 @@ PROTOCOL = {
             ("collector 1", "sends DELETEs of"),
         ),
     ),
+    # A run is dropped, freed and taken back while it is saved, twice.
+    "a drop that is taken back": Safe(
+        Scenario(
+            (
+                SAVES_W2A,
+                Writer("undropper", 0, undrops=True),
+                Hide("dropper", 0, times=2),
+                Free("freer", 0),
+                EVICTS,
+                C1,
+            )
+        ),
+        5_445,
+        (
+            ("undropper", "may not name"),
+            ("undropper", "commits, placing"),
+            ("freer", "frees"),
+            ("saver", "gives up"),
+            ("collector 1", "sends DELETEs of"),
+        ),
+    ),
     # From here on: any number of collectors and of strangers.
     "two writers": Safe(_crowd(SAVES_W2A, BEGINS_W2A, EVICTS), 32_983),
     "relocation beside a save": Safe(
@@ -136,16 +150,15 @@ PROTOCOL = {
             ("repack", "may not name"),
         ),
     ),
-    "relocation beside a fork, two sweeps": Safe(_crowd(REPACKS, BEGINS), 225_980),
-    "sync of two states": Safe(
+    "sync of two states, one sweep": Safe(
         _crowd(
             Writer("sync", 1, manifests=(0, 1), born=True, passing=2),
             EVICTS,
-            Evict("other evictor", 0, manifest=1),
             runs=((0, 1), None),
             files=((0,), (1,), (1,)),
+            epochs=1,
         ),
-        130_108,
+        620,
         (("sync", "may not name"),),
     ),
     "sync that goes on": Safe(
@@ -190,6 +203,42 @@ PROTOCOL = {
 
 #: Up to three minutes of a processor and more than 1 GB of memory each; run by hand.
 SOAK = {
+    "two writers and two collectors": Safe(
+        Scenario((SAVES, BEGINS, EVICTS, C1, C2), TWO_RUNS, epochs=2),
+        111_448,
+        (
+            ("saver", "may not name"),
+            ("beginner", "may not name"),
+            ("collector 1", "joins sweep"),
+            ("collector 2", "sends DELETEs of"),
+        ),
+    ),
+    "the same with W2a": Safe(
+        Scenario((SAVES_W2A, BEGINS_W2A, EVICTS, C1, C2), TWO_RUNS, epochs=2),
+        127_937,
+        (("saver", "takes from its own log"), ("saver", "may not name")),
+    ),
+    "the same, every read apart, without the saver": Safe(
+        Scenario((BEGINS, EVICTS, C1, C2), TWO_RUNS, epochs=2, apart=True),
+        110_892,
+        (
+            ("beginner", "loses the slot"),
+            ("collector 1", "loses the epoch"),
+            ("the store", "deletes"),
+        ),
+    ),
+    "relocation beside a fork, two sweeps": Safe(_crowd(REPACKS, BEGINS), 225_980),
+    "sync of two states": Safe(
+        _crowd(
+            Writer("sync", 1, manifests=(0, 1), born=True, passing=2),
+            EVICTS,
+            Evict("other evictor", 0, manifest=1),
+            runs=((0, 1), None),
+            files=((0,), (1,), (1,)),
+        ),
+        130_108,
+        (("sync", "may not name"),),
+    ),
     "two writers and two collectors, every read apart": Safe(
         Scenario((SAVES, BEGINS, EVICTS, C1, C2), TWO_RUNS, epochs=2, apart=True), 4_622_537
     ),
@@ -202,27 +251,16 @@ SOAK = {
 }
 
 
-def _found_safe(safe: Safe) -> Outcome:
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", with_large(PROTOCOL, SOAK))
+def test_the_protocol_is_safe(name: str) -> None:
+    safe = (PROTOCOL | SOAK)[name]
     outcome = explore(Protocol(safe.scenario))
     print(f"{outcome.states} states, at most {outcome.deepest} steps deep")
     assert outcome.safe, tell(outcome)
-    return outcome
-
-
-@pytest.mark.parametrize("name", PROTOCOL)
-def test_the_protocol_is_safe(name: str) -> None:
-    safe = PROTOCOL[name]
-    outcome = _found_safe(safe)
     for kind in safe.happens:
         assert kind in outcome.kinds, f"{kind} never happens"
     assert outcome.states == safe.states
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(0)
-@pytest.mark.parametrize("name", SOAK)
-def test_the_protocol_is_safe_in_a_larger_scope(name: str) -> None:
-    assert _found_safe(SOAK[name]).states == SOAK[name].states
 
 
 #: Small enough to be explored in every way that steps are joined.
@@ -247,25 +285,21 @@ def _public(scenario: Scenario) -> set[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_joint_steps_leave_nothing_out(name: str) -> None:
-    """What separate reads, replays and listings can bring about, joint steps can."""
-    assert _public(replace(SMALL[name], apart=True)) <= _public(SMALL[name])
+def test_a_larger_scenario_leaves_nothing_out(name: str) -> None:
+    """Joint steps can do what separate reads can, strangers and a crowd what each of them can.
 
-
-@pytest.mark.parametrize("name", SMALL)
-def test_strangers_add_to_what_can_happen(name: str) -> None:
-    """That they put all at once, and not one by one, leaves nothing out either."""
-    joint = replace(SMALL[name], strangers=True)
-    assert _public(SMALL[name]) <= _public(joint)
-    assert _public(replace(joint, apart=True)) <= _public(joint)
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_a_crowd_can_do_what_collectors_can(name: str) -> None:
+    That strangers put all at once, and not one by one, leaves nothing out either.
+    """
     scenario = SMALL[name]
+    plain = _public(scenario)
+    assert _public(replace(scenario, apart=True)) <= plain
+    joint = replace(scenario, strangers=True)
+    strange = _public(joint)
+    assert plain <= strange
+    assert _public(replace(joint, apart=True)) <= strange
     others = tuple(one for one in scenario.actors if not isinstance(one, Collector))
     crowd = {public[1:] for public in _public(replace(scenario, actors=others, crowd=True))}
-    assert {public[1:] for public in _public(scenario)} <= crowd
+    assert {public[1:] for public in plain} <= crowd
 
 
 @pytest.mark.parametrize("name", SMALL)

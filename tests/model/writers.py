@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.model.keys import Keys, single
-from tests.model.log import Log, Logs, Slot, name_bit, union
+from tests.model.log import FREED, SHOWN, Log, Logs, Slot, name_bit, union
 from tests.model.scenario import Relocate, Rules, Scenario, State, Writer
 
 
@@ -38,6 +38,10 @@ class Memory(NamedTuple):
     keys: int = 0
     trusted: int = 0
     head: int = -1
+
+
+#: Stands for the chosen keys of an undrop that does not look again, by a broken rule.
+BLIND = -1
 
 
 class Turn(NamedTuple):
@@ -106,7 +110,7 @@ class Writers:
                 head = -1 if log is None else log.number
                 yield Move(("reads its log",), state.objects, log, _next(me)._replace(head=head))
             case "put":
-                if me.head == (-1 if log is None else log.number):
+                if me.trusted == BLIND or me.head == (-1 if log is None else log.number):
                     yield from self._commit(turn)
                 else:
                     back = me._replace(step=me.step - 1, head=-1)
@@ -122,6 +126,10 @@ class Writers:
     def _choose(self, turn: Turn) -> Iterator[Move]:
         """W2: choose a key for the next file that has none, in any way."""
         actor, _, me, state, log = turn
+        is_hidden = log is not None and log.stage not in (SHOWN, FREED)
+        if is_hidden and _undrops(actor) and not self._rules.undrop_looks:
+            blind = Memory(step=len(turn.program) - 2, trusted=BLIND)
+            yield Move(("finds its run hidden",), state.objects, log, blind)
         lacking = [file for file in self._wanted(actor) if not me.keys & self._keys.of_file(file)]
         keys = self._keys.of_file(lacking[0])
         chosen = _next(me) if len(lacking) == 1 else me
@@ -150,7 +158,12 @@ class Writers:
             after = Memory(chosen.step, me.u, me.keys | key, me.trusted | believed)
             words = ("takes from its own log", self._keys.words[key])
             yield Move(words, state.objects, log, after)
-        if isinstance(actor, Writer) and all(self._is_live(log, m) for m in actor.manifests):
+        is_shown = log.stage == SHOWN
+        if (
+            isinstance(actor, Writer)
+            and is_shown
+            and all(self._is_live(log, m) for m in actor.manifests)
+        ):
             # A promotion of what is live says nothing of places.
             slot = Slot(names=_names(actor))
             yield self._put(turn, log, slot, _done(program))
@@ -159,8 +172,19 @@ class Writers:
         """W3, then W4."""
         actor, program, me, state, log = turn
         head = log or self._logs.created  # `None`: a fork that references in commit 0
-        if head.dropped or (isinstance(actor, Relocate) and actor.manifest not in head.held):
+        if me.trusted == BLIND:
+            yield self._put(turn, head, Slot(shows=True), _done(program))
+            return
+        is_wrong = (head.stage != SHOWN) != _undrops(actor) and not isinstance(actor, Relocate)
+        if (
+            is_wrong
+            or head.dropped
+            or (isinstance(actor, Relocate) and actor.manifest not in head.held)
+        ):
             yield Move(("gives up",), state.objects, log, _done(program))
+            return
+        if _undrops(actor) and (head.stage != FREED or not self._rules.undrop_adopts):
+            yield self._put(turn, head, Slot(shows=True), _done(program))
             return
         u = max(me.u, head.mark)
         refused = self._refused(turn, head, u)
@@ -205,7 +229,8 @@ class Writers:
         if isinstance(actor, Relocate):
             return Slot(places=changed)
         passing = _passing(actor)
-        return Slot(places=changed, names=_names(actor) | passing, evicts=passing)
+        names = _names(actor) | passing
+        return Slot(places=changed, names=names, evicts=passing, shows=actor.undrops)
 
     def _too_little(self, actor: Writer) -> Slot:
         """Return the first of two slots of a sync that breaks the rules."""
@@ -243,6 +268,10 @@ def condemned(state: State, u: int, *, after: int = 0) -> int:
     """Return the keys that the sweeps up to u condemned."""
     keys = union(keys for keys, _ in state.epochs[after:u])
     return keys & ~(state.forgotten & state.objects)
+
+
+def _undrops(actor: Writer | Relocate) -> bool:
+    return isinstance(actor, Writer) and actor.undrops
 
 
 def _names(actor: Writer) -> int:

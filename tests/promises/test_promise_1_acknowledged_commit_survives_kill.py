@@ -14,6 +14,7 @@ from tests.support.processes import start_telling
 from tests.support.sameness import assert_same
 
 
+@pytest.mark.xdist_group("forked")
 def test_promise_1_acknowledged_commit_survives_kill(tmp_path: Path) -> None:
     holdfast.init(tmp_path, skip_race_probe=True).close()
     pusher, acks = start_telling(push_until_killed, str(tmp_path))

@@ -22,7 +22,7 @@ from holdfast.registry.objects.manifest import Component, Manifest
 from holdfast.registry.objects.placement import Placement, Rows
 from holdfast.registry.values.canonical import Json
 from holdfast.registry.values.digest import Digest
-from holdfast.registry.writing.object_writer import Writer
+from holdfast.registry.writing.object_writer import ObjectWriter
 from tests.support.pictures import RUN
 from tests.support.stores import opened
 
@@ -88,7 +88,7 @@ def _publish(registry: Registry, skeleton: Json) -> None:
     placement = Placement(manifest.digest, (), Rows(()))
     log = RunLog(registry.handle.store, RUN)
     log.open()
-    writer = Writer(registry.handle.store, log)
+    writer = ObjectWriter(registry.handle.store, log)
     writer.put_small("manifests", manifest.digest, manifest.encode(), Manifest)
     writer.put_small("placements", placement.digest, placement.encode(), Placement)
     place = Place(

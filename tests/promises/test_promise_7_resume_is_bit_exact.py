@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
 
 import holdfast
 from holdfast.backends import Backend
-from tests.promises.training import Training
+from tests.promises.training import Training, train
 from tests.support.pictures import RUN
+from tests.support.processes import start_process
 from tests.support.sameness import assert_same
 from tests.support.stores import opened
-
-_ROOT = Path(__file__).parents[2]
 
 
 def test_promise_7_resume_is_bit_exact(store: Backend) -> None:
@@ -31,11 +30,13 @@ def test_promise_7_resume_is_bit_exact(store: Backend) -> None:
     assert_same(other.state_dict(), training.state_dict())
 
 
+@pytest.mark.xdist_group("forked")
 def test_promise_7_training_that_was_interrupted_ends_like_one_that_was_not(tmp_path: Path) -> None:
     holdfast.init(tmp_path, skip_race_probe=True).close()
-    trainings = ["straight:8", "resumed:3", "resumed:8"]
-    command = [sys.executable, "-m", "tests.promises.training", str(tmp_path), "7", *trainings]
-    subprocess.run(command, cwd=_ROOT, check=True)
+    for run_id, stop in (("straight", 8), ("resumed", 3), ("resumed", 8)):
+        process = start_process(train, str(tmp_path), run_id, 7, stop)
+        process.join()
+        assert process.exitcode == 0
     with holdfast.open(tmp_path) as reg:
         straight, resumed = reg.checkpoint("straight"), reg.checkpoint("resumed")
         assert (straight.step, resumed.step) == (8, 8)

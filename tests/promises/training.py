@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
-import sys
 from typing import Any
 
 import numpy as np
@@ -61,6 +59,8 @@ class Training:
 
 def train(url: str, run_id: str, seed: int, stop: int) -> None:
     """Train to a step, from wherever the run stands; save at the end only."""
+    # One thread: the order of sums must not depend on who else is on the machine.
+    torch.set_num_threads(1)
     with holdfast.open(url) as reg:
         run = reg.run(run_id, create=True, seed=seed)
         training = Training(seed)
@@ -72,18 +72,3 @@ def train(url: str, run_id: str, seed: int, stop: int) -> None:
         for _ in range(done, stop):
             training.step()
         run.save(training, step=stop)
-
-
-if __name__ == "__main__":
-    # One thread: the order of sums must not depend on who else is on the machine.
-    torch.set_num_threads(1)
-    url, seed, *trainings = sys.argv[1:]
-    Training(0)  # imports what an optimizer needs, once for all processes
-    for run_id, _, stop in (training.partition(":") for training in trainings):
-        process = multiprocessing.get_context("fork").Process(
-            target=train, args=(url, run_id, int(seed), int(stop))
-        )
-        process.start()
-        process.join()
-        if process.exitcode:
-            sys.exit(process.exitcode)

@@ -44,7 +44,7 @@ from holdfast.registry.errors import (
     UnsupportedValue,
 )
 from holdfast.registry.face.factory import open_on
-from holdfast.registry.history import log, races
+from holdfast.registry.history import log, slots
 from holdfast.registry.history.actions import SetStatus
 from holdfast.registry.history.log import RunLog, commit_line
 from holdfast.registry.objects import framing
@@ -116,7 +116,7 @@ def test_bad_input_03_config_with_an_unknown_field(backend):
 
 def test_bad_input_04_config_demands_a_newer_writer(backend):
     _config(backend, min_writer=99)
-    said = ("expected writer version 99", "found writer version 3", "pip install -U")
+    said = ("expected writer version 99", "found writer version 4", "pip install -U")
     with refused(backend, UnsupportedFormat, *said, exit_code=8):
         open_on(backend)
 
@@ -545,7 +545,7 @@ def test_bad_input_52_circular_reference(run, backend):
 
 def test_bad_input_58_a_minute_of_lost_races(backend, saved, monkeypatch, open_registry):
     clock = SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda seconds: None)
-    monkeypatch.setattr(races, "time", clock)
+    monkeypatch.setattr(slots, "time", clock)
     monkeypatch.setattr(log, "author", lambda: "winner@gpu7")
     rival = open_registry(backend).run("run")
 

@@ -29,7 +29,7 @@ from holdfast.registry.objects.keys import ObjectKey
 from holdfast.registry.objects.placement import Placement, Rows
 from holdfast.registry.spec import Retention
 from holdfast.registry.store import workers
-from holdfast.registry.writing.placing import place_of
+from holdfast.registry.writing.placing import make_place
 from tests.support.commands import invoke
 from tests.support.executors import Crossing
 from tests.support.faults import flip
@@ -80,7 +80,7 @@ def misplace(registry: Registry, run_id: str, place: Place, placement: Placement
     registry.handle.store.backend.put(str(key), wrong.encode())
     log = RunLog(registry.handle.store, run_id)
     log.open()
-    log.append(lambda _: [place_of(place.manifest_key, key)])
+    log.append(lambda _: [make_place(place.manifest_key, key)])
 
 
 @pytest.fixture

@@ -167,7 +167,7 @@ def test_a_drop_uses_the_reserve_too(disk: Path, reg: Registry) -> None:
     run = reg.create_run("run", seed=1)
     run.save(state_of(256, 1), step=1)
     fill_bytes(disk)
-    run.retention.drop("the disk is full")
+    run.retention.drop("the disk is full", now=True)
     assert reg.gc(grace_s=0).deleted.size_bytes > 256 * 1024
 
 

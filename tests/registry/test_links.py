@@ -24,10 +24,10 @@ UNFINISHED = f"1-{'a' * 16}"
 PROBE = f"{'b' * 16}/0001"
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a registry of two runs: one has evicted checkpoints, one was swept."""
-    root = tmp_path / "root"
+    root = tmp_path_factory.mktemp("links") / "root"
     with holdfast.init(root, skip_race_probe=True) as reg:
         for name in ("run", "other"):
             run = reg.create_run(name, seed=1)
@@ -38,6 +38,12 @@ def root(tmp_path: Path) -> Path:
         for name in ("run", "other"):
             reg.run(name).retention.prune(Retention(last=1))
     return root
+
+
+@pytest.fixture
+def root(made: Path, tmp_path: Path) -> Path:
+    """Return a copy of it."""
+    return Path(shutil.copytree(made, tmp_path / "root"))
 
 
 @pytest.fixture

@@ -50,6 +50,21 @@ def test_the_monitored_metric_with_best_and_gate(reg: Registry) -> None:
     json.loads(figure.to_json())
 
 
+def test_several_runs_in_one_figure(reg: Registry) -> None:
+    for name, factor in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
+        run = reg.create_run(name, monitor=LOSS)
+        for step in (1, 2):
+            metrics = {"loss": factor / step, **({"bleu": 1.0} if name == "a" else {})}
+            run.save(small_state(step), step=step, metrics=metrics)
+    figure = reg.plot(["a", "b"])
+    assert lines(figure) == {"a loss": [(1, 1.0), (2, 0.5)], "b loss": [(1, 2.0), (2, 1.0)]}
+    assert figure.data[0].customdata[0] == "a/main/step00000001"
+    assert figure.data[0].line.color != figure.data[1].line.color
+    assert set(lines(reg.plot(reg.run_names(), "bleu"))) == {"a bleu"}  # the others have none
+    with pytest.raises(NotFound, match="no checkpoint has this metric"):
+        reg.plot(["b", "c"], "bleu")
+
+
 def test_values_that_are_not_finite_are_gaps(reg: Registry) -> None:
     run = reg.create_run("run")
     for step, value in enumerate((1.0, math.nan, -math.inf, 2.0)):

@@ -287,6 +287,6 @@ def test_a_registry_that_demands_a_newer_writer_is_refused():
     config = RegistryConfig(id="0" * 32, created_ms=1, race_probe="passed", min_writer=99)
     backend.put("registry.json", join_lines([config.encode()]))
     with pytest.raises(
-        UnsupportedFormat, match="expected writer version 99; found writer version 3"
+        UnsupportedFormat, match="expected writer version 99; found writer version 4"
     ):
         open_on(backend)

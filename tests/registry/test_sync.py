@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import threading
 import uuid
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+import holdfast
 from holdfast import sync
+from holdfast.backends import parse
 from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.wrappers import Metered, Wrapper
 from holdfast.registry.errors import (
@@ -15,14 +22,25 @@ from holdfast.registry.errors import (
     InvalidInput,
     MissingObject,
     NotFound,
+    RolledBack,
     UnsupportedFormat,
 )
-from holdfast.registry.history.actions import Mark, SetStatus
+from holdfast.registry.face import open_on
+from holdfast.registry.history.actions import Mark, Seal, SetStatus
 from holdfast.registry.history.epochs import encode_sweep
-from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line
+from holdfast.registry.history.snapshots import REPLAY_VERSION, snapshot_header
 from holdfast.registry.objects.framing import join_lines
-from holdfast.registry.objects.keys import ObjectKey, epoch_key, slot_key
+from holdfast.registry.objects.keys import (
+    ObjectKey,
+    epoch_key,
+    slot_key,
+    snapshot_key,
+    snapshot_prefix,
+)
 from holdfast.registry.spec import Retention
+from holdfast.registry.store import Address
+from holdfast.registry.store.heads import folder, open_heads
 from holdfast.registry.writing.object_writer import placed_keys
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, save_small, small_state
@@ -400,3 +418,199 @@ def test_a_run_that_was_dropped_is_copied_and_then_complete(
     assert sync(source, target).runs[0].commits == 1
     assert open_registry(dst).run("run").manifest.dropped == "no use"
     assert sync(source, open_registry(dst)).runs[0].commits == 0
+
+
+# What was compared is remembered
+
+
+RUNS = ("a", "b", "c", "d")
+
+
+class Mirrored:
+    """Two registries in folders; each sync is one of a new process, with its requests counted."""
+
+    def __init__(self, place: Path) -> None:
+        self.src, self.dst = place / "src", place / "dst"
+        holdfast.init(self.dst, skip_race_probe=True).close()
+        with holdfast.init(self.src, skip_race_probe=True) as reg:
+            for i, name in enumerate(RUNS):
+                save_small(reg.create_run(name), i, 7)
+
+    def sync(self, **wrapped):
+        meters = [
+            Metered(wrapped.get(side, lambda backend: backend)(Address(place).open()))
+            for side, place in (("src", self.src), ("dst", self.dst))
+        ]
+        with (
+            open_on(meters[0], heads=open_heads(parse(self.src))) as source,
+            open_on(meters[1], heads=open_heads(parse(self.dst))) as target,
+            meters[0].measure() as read,
+            meters[1].measure() as written,
+        ):
+            report = sync(source, target)
+        self.calls = [dict(read.calls), dict(written.calls)]
+        return {run.run_id: run.commits for run in report.runs}
+
+    def memory(self) -> Path:
+        name = folder.beside(folder.file_name(parse(self.dst)), ".synced")
+        return Path(folder.state_folder()) / name
+
+    def mark_all(self, place: Path) -> None:
+        with holdfast.open(place) as reg:
+            reg.handle.store.backend.put(epoch_key(1), encode_sweep(1, []))
+            for name in RUNS:
+                log = RunLog(reg.handle.store, name)
+                log.open()
+                log.append(lambda _: [Mark(epoch=1), Seal()])
+
+
+@pytest.fixture
+def mirrored(tmp_path):
+    return Mirrored(tmp_path)
+
+
+#: Each log is listed once, and beside them the names of the runs and the notes of collectors.
+IDLE = [{"list": 6}, {"list": 5}]
+#: Where all runs are sealed: the names of the runs, the markers and the notes.
+SEALED = [{"list": 3}, {"list": 3}]
+
+
+def test_an_idle_sync_lists_each_log_once_and_reads_nothing(mirrored):
+    mirrored.sync()
+    assert mirrored.sync() == dict.fromkeys(RUNS, 0)
+    assert mirrored.calls == IDLE
+    # A collection marks and seals each log: its slot is read once, and the next sync knows it.
+    mirrored.mark_all(mirrored.src)
+    mirrored.mark_all(mirrored.dst)
+    assert mirrored.sync() == dict.fromkeys(RUNS, 0)
+    assert mirrored.calls == [{"list": 6, "get": 4}, {"list": 5, "get": 4}]
+    assert mirrored.sync() == dict.fromkeys(RUNS, 0)
+    assert mirrored.calls == SEALED
+    with holdfast.open(mirrored.src) as reg:
+        reg.run("b").save(small_state(9), step=9)
+    assert mirrored.sync() == dict.fromkeys(RUNS, 0) | {"b": 1}
+    with holdfast.open(mirrored.dst) as reg:
+        assert reg.verify(deep=True).ok
+        assert same(reg.run("b").latest().load(), small_state(9))
+
+
+def test_a_commit_at_the_destination_is_seen_as_well(mirrored):
+    mirrored.sync()
+    with holdfast.open(mirrored.dst) as reg:
+        reg.run("c").save(small_state(5), step=9)
+    assert mirrored.sync() == dict.fromkeys(RUNS, 0)
+    with holdfast.open(mirrored.src) as reg:
+        reg.run("c").save(small_state(6), step=9)
+    with pytest.raises(Diverged, match="c: commit"):
+        mirrored.sync()
+
+
+def test_of_a_run_that_changed_only_the_new_slots_are_read(mirrored):
+    with holdfast.open(mirrored.src) as reg:
+        for step in range(10, 50):
+            reg.run("a").save(small_state(step), step=step)
+    mirrored.sync()
+    with holdfast.open(mirrored.src) as reg:
+        before = reg.run("a").manifest.next_slot
+        for step in (50, 51):
+            reg.run("a").save(small_state(step), step=step)
+        reg.run("a").retention.prune(Retention(last=1))
+    calls = []
+    assert mirrored.sync(src=lambda backend: Metered(backend, calls))["a"] == 3
+    read = {one.key for one in calls if one.method == "get" and one.key.startswith("runs/a/log/")}
+    assert {slot_key("a", before + i) for i in range(3)} <= read
+    assert len(read) < 3 + SNAPSHOT_EVERY  # those behind the newest snapshot
+    with holdfast.open(mirrored.dst) as reg:
+        assert same(reg.run("a").latest().load(), small_state(51))
+        assert reg.verify(deep=True).ok
+
+
+def test_a_wrong_snapshot_of_the_source_costs_time_and_no_checkpoint(mirrored):
+    mirrored.sync()
+    with holdfast.open(mirrored.src) as reg:
+        log = reg.run("a").handle.log
+        reg.run("a").save(small_state(8), step=8)
+        reg.run("a").save(small_state(9), step=9)
+        lacking = log.run.changed(checkpoints=log.run.checkpoints[:-1], places=log.run.places[:-1])
+        for one in reg.handle.store.backend.list(snapshot_prefix("a")):
+            reg.handle.store.backend.delete(one.key)
+        data = join_lines([snapshot_header(log.newest, REPLAY_VERSION), lacking.encode()])
+        reg.handle.store.backend.put(snapshot_key("a", log.newest.number), data)
+    assert mirrored.sync()["a"] == 2
+    with holdfast.open(mirrored.dst) as reg:
+        assert same(reg.run("a").latest().load(), small_state(9))
+        assert reg.verify(deep=True).ok
+
+
+def test_a_run_that_is_gone_at_the_destination_is_not_up_to_date(mirrored):
+    mirrored.mark_all(mirrored.src)
+    mirrored.sync()
+    mirrored.mark_all(mirrored.dst)
+    for _ in range(2):
+        mirrored.sync()
+    assert mirrored.calls == SEALED
+    shutil.rmtree(mirrored.dst / "runs" / "b")
+    with pytest.raises(RolledBack):
+        mirrored.sync()
+
+
+@pytest.mark.parametrize("side", ["src", "dst"])
+def test_a_log_that_went_back_is_refused_though_it_ends_as_it_was_compared(mirrored, side):
+    mirrored.sync()
+    place = getattr(mirrored, side)
+    with holdfast.open(place) as reg:
+        reg.run("a").save(small_state(5), step=9)
+    max((place / "runs" / "a" / "log").iterdir()).unlink()
+    with pytest.raises(RolledBack):
+        mirrored.sync()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path, _: path.write_bytes(path.read_bytes()[:-9]),
+        lambda path, _: path.unlink(),
+        lambda _, mirrored: (mirrored.src / "runs/a/log" / f"{0:020d}").touch(),
+    ],
+    ids=["damaged", "gone", "another time"],
+)
+def test_what_cannot_be_trusted_costs_time(mirrored, spoil):
+    mirrored.sync()
+    spoil(mirrored.memory(), mirrored)
+    assert mirrored.sync() == dict.fromkeys(RUNS, 0)
+    mirrored.sync()
+    assert mirrored.calls == IDLE
+
+
+def test_another_registry_at_the_place_is_compared_anew(mirrored, tmp_path):
+    mirrored.sync()
+    other = Mirrored(tmp_path / "other")
+    other.sync()
+    for file in mirrored.dst.glob("runs/*/log/*"):
+        os.utime(other.dst / file.relative_to(mirrored.dst), ns=(0, file.stat().st_mtime_ns))
+    mirrored.dst.rename(tmp_path / "old")
+    other.dst.rename(mirrored.dst)
+    mirrored.memory().with_suffix(".heads").unlink()
+    with pytest.raises(Diverged):
+        mirrored.sync()
+
+
+def test_runs_are_copied_at_once_and_a_pack_that_they_share_is_sent_once(mirrored):
+    class Together(Wrapper):
+        """Answers only when two runs are asked for at once."""
+
+        both = threading.Barrier(2, timeout=300)
+        sent: ClassVar[list[str]] = []
+
+        def get(self, key, byte_range=None, **options):
+            if key.startswith(("runs/a/log", "runs/b/log")) and key.endswith("0"):
+                self.both.wait()
+            return self.inner.get(key, byte_range, **options)
+
+        def put_if_absent(self, key, body):
+            self.sent.append(key)
+            return self.inner.put_if_absent(key, body)
+
+    assert mirrored.sync(src=Together, dst=Together) == dict.fromkeys(RUNS, 3)
+    packs = [key for key in Together.sent if key.startswith("packs/")]
+    assert len(packs) == len(set(packs)) > len(RUNS)

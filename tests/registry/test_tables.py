@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import math
 import re
@@ -12,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import holdfast
 from holdfast import Monitor, Registry, Retention
 from holdfast.backends import Backend
 from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.face.factory import open_on
+from holdfast.registry.history import RunLog
 from holdfast.registry.tables import CHECKPOINT_COLUMNS, RUN_COLUMNS, checkpoint_table
 from tests.support.states import small_state
 from tests.support.stores import slots
@@ -132,6 +135,26 @@ def test_a_registry_has_a_row_for_each_run_also_for_a_damaged_one(
     assert "runs/d/log" in d["error"]
 
 
+def test_runs_are_chosen_by_owner_project_and_labels(reg: Registry) -> None:
+    reg.create_run("a", owner="ana", project="vision", labels=["prod", "sweep:3"])
+    reg.create_run("b", owner="ana", labels=["product"])
+    reg.create_run("c", project="vision")
+
+    def chosen(where: str) -> list[str]:
+        return reg.runs_table(where=where).column("run").to_pylist()
+
+    assert chosen("owner=ana and project=vision") == ["a"]
+    assert [chosen(f"labels{sign}prod") for sign in ("=", "~", "!=", "!~")] == [
+        ["a"],
+        ["a", "b"],
+        ["b"],
+        [],
+    ]
+    assert chosen("labels=none") == ["c"]
+    assert chosen(f"owner={getpass.getuser()}") == ["c"]
+    assert reg.runs_table().column("labels").to_pylist() == ["prod, sweep:3", "product", None]
+
+
 def test_runs_are_chosen_by_their_fields_and_their_age(reg: Registry, backend: Backend) -> None:
     monitor = Monitor(metric="loss", mode="min")
     for name, rate, loss in (("a", 0.1, 2.0), ("b", 0.01, 0.5), ("c", 0.01, 1.0)):
@@ -148,12 +171,30 @@ def test_runs_are_chosen_by_their_fields_and_their_age(reg: Registry, backend: B
     assert chosen(where="opt.lr < 0.1") == ["b", "c"]  # the configuration's, not the metric's
     assert chosen(where="metrics.opt.lr = 9 and loss <= 1") == ["b", "c"]  # of the best checkpoint
     assert chosen(where="config.status=x and status=running and best=0.5") == ["b"]
+    assert chosen(where="last.loss=1 and max.loss=1 and min.loss=0.5") == ["b"]
     assert chosen(where="status=damaged") == ["d"]
     assert chosen(where="latest_step=2", limit=1) == ["c"]  # saved to last
     assert chosen(since_s=3600) == ["a", "b", "c", "d"]
     assert chosen(since_s=-1) == []
     with pytest.raises(InvalidInput, match="no run has"):
         chosen(where="rate=1")
+
+
+def test_a_second_table_opens_no_run_and_is_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = Monitor(metric="loss", mode="min")
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as reg:
+        run = reg.create_run("a", monitor=loss, labels=["x"], config={"lr": math.nan})
+        run.save(small_state(), step=1, metrics={"loss": 0.5, "nan": math.nan})
+    choice: dict[str, Any] = {"where": "created > 2020-01-01 and labels=x", "since_s": 3600}
+    with holdfast.open(tmp_path / "reg") as reg:
+        first, chosen = reg.runs_table(), reg.runs_table(**choice)
+        assert chosen.num_rows == 1
+    monkeypatch.setattr(RunLog, "open", None)
+    with holdfast.open(tmp_path / "reg") as reg:
+        assert reg.runs_table().equals(first)
+        assert reg.runs_table(**choice, max_age_s=60).equals(chosen)
 
 
 def test_entries_have_a_column_for_each_key(reg: Registry) -> None:

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-import holdfast.registry.saving.collective.saver
 from holdfast.registry.errors import RankFailed
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects.keys import ObjectKey
-from holdfast.registry.saving.collective.leading import Leading
-from holdfast.registry.saving.collective.part import PartReport, write_part
-from holdfast.registry.saving.collective.saver import CollectiveSaver, Following
+from holdfast.registry.saving.collective.exchange import ChunkReport
+from holdfast.registry.saving.collective.saver import CollectiveSaver
+from holdfast.registry.saving.collective.sides import Following, Leading
 from holdfast.registry.saving.collective.talk import Message, Talk, split
 from holdfast.registry.values.digest import Digest
-from holdfast.registry.writing.object_writer import ChosenKeys, Condemned, Writer, placed_keys
+from holdfast.registry.writing.object_writer import ChosenKeys, Condemned, ObjectWriter, placed_keys
 from tests.schedules.broken import (
     Patch,
     epoch_observed_early,
@@ -33,57 +32,57 @@ _here = threading.local()
 
 def only_own_names_checked(patch: Patch) -> None:
     """CS3: the packs of the other ranks are not checked."""
-    stored, recheck = Leading._have_stored, Writer._recheck
+    stored, recheck = Leading._have_stored, ObjectWriter._recheck
 
-    def note(self: Leading, *args: Any) -> list[PartReport]:
+    def note(self: Leading, *args: Any) -> list[ChunkReport]:
         reports = stored(self, *args)
         packs = {pack.key for report in reports[1:] for pack in report.stored.packs}
         self.writer.objects.theirs = packs
         return reports
 
-    def check_own(self: Writer, run: RunManifest, chosen: ChosenKeys) -> None:
+    def check_own(self: ObjectWriter, run: RunManifest, chosen: ChosenKeys) -> None:
         own = chosen.keys - getattr(self, "theirs", set())
         recheck(self, run, ChosenKeys(frozenset(own), chosen.covered_by))
 
     patch.setattr(Leading, "_have_stored", note)
-    patch.setattr(Writer, "_recheck", check_own)
+    patch.setattr(ObjectWriter, "_recheck", check_own)
 
 
 def sweeps_after_the_ranks(patch: Patch) -> None:
     """CS3: keys are checked only against the sweeps after the highest epoch of a rank."""
-    encode, of = PartReport.encode, PartReport.of
+    encode, of, store = ChunkReport.encode, ChunkReport.of, Following._store
 
-    def write(store: Any, writer: Writer, *args: Any) -> PartReport:
-        _here.epoch = writer.epoch
-        return write_part(store, writer, *args)
+    def note(self: Following, *args: Any) -> bytes:
+        _here.epoch = self.writer.objects.observe()
+        return store(self, *args)
 
-    def tell(self: PartReport) -> bytes:
+    def tell(self: ChunkReport) -> bytes:
         return encode(
-            PartReport(self.digests, [*self.nonfinite, getattr(_here, "epoch", 0)], self.stored)
+            ChunkReport(self.digests, [*self.nonfinite, getattr(_here, "epoch", 0)], self.stored)
         )
 
-    def hear(header: Any, columns: Any) -> PartReport:
+    def hear(header: Any, columns: Any) -> ChunkReport:
         *nonfinite, _here.epoch = header["nonfinite"]
         return of({**header, "nonfinite": nonfinite}, columns)
 
-    def recheck(self: Writer, run: RunManifest, chosen: ChosenKeys) -> None:
+    def recheck(self: ObjectWriter, run: RunManifest, chosen: ChosenKeys) -> None:
         if not chosen.keys:
             return
-        since, self._observed = _here.epoch, max(run.epoch, self.epoch)
+        since, self._observed = _here.epoch, max(run.epoch, self.observe())
         unproven, later = chosen.unproven(run), range(since + 1, self._observed + 1)
         refused = {key for one in later for key in self._epochs.condemned_by(one, unproven)}
         if refused:
             raise Condemned(refused)
 
-    patch.setattr(holdfast.registry.saving.collective.saver, "write_part", write)
-    patch.setattr(PartReport, "encode", tell)
-    patch.setattr(PartReport, "of", hear)
-    patch.setattr(Writer, "_recheck", recheck)
+    patch.setattr(Following, "_store", note)
+    patch.setattr(ChunkReport, "encode", tell)
+    patch.setattr(ChunkReport, "of", hear)
+    patch.setattr(ObjectWriter, "_recheck", recheck)
 
 
 def old_replay_believed(patch: Patch) -> None:
     """CS3: what the run used when the save began needs no check."""
-    begin, recheck = Leading.__init__, Writer._recheck
+    begin, recheck = Leading.__init__, ObjectWriter._recheck
 
     def note(self: Leading, writer: Any, *args: Any) -> None:
         begin(self, writer, *args)
@@ -95,34 +94,35 @@ def old_replay_believed(patch: Patch) -> None:
             for key in placed_keys(place, store.placement(place.placement_key))
         }
 
-    def check_rest(self: Writer, run: RunManifest, chosen: ChosenKeys) -> None:
+    def check_rest(self: ObjectWriter, run: RunManifest, chosen: ChosenKeys) -> None:
         rest = chosen.keys - getattr(self, "used", set())
         recheck(self, run, ChosenKeys(frozenset(rest), chosen.covered_by))
 
     patch.setattr(Leading, "__init__", note)
-    patch.setattr(Writer, "_recheck", check_rest)
+    patch.setattr(ObjectWriter, "_recheck", check_rest)
 
 
 def reported_before_it_is_put(patch: Patch) -> None:
     """CS2: a rank reports its packs, and puts them then."""
-    begin, put_pack, report = Following.__init__, Writer.put_pack, Talk.report
+    begin, put_pack, report = Following.__init__, ObjectWriter.put_pack, Talk.report
+    store = Following._store
 
     def begin_empty(self: Following, *args: Any) -> None:
         _here.follows, _here.waiting = False, []
         begin(self, *args)
 
     def put_later(
-        self: Writer, digest: Digest, body: Sequence[Any], size: int, **options: Any
+        self: ObjectWriter, digest: Digest, body: Sequence[Any], size: int, **options: Any
     ) -> ObjectKey:
         if not getattr(_here, "follows", False):
             return put_pack(self, digest, body, size, **options)
         _here.waiting.append((self, digest, [bytes(one) for one in body], size))
-        return ObjectKey("packs", digest, self.epoch)
+        return ObjectKey("packs", digest, self.observe())
 
-    def write(*args: Any) -> PartReport:
+    def begin_store(*args: Any) -> bytes:
         _here.follows = True
         try:
-            return write_part(*args)
+            return store(*args)
         finally:
             _here.follows = False
 
@@ -133,8 +133,8 @@ def reported_before_it_is_put(patch: Patch) -> None:
             put_pack(*one)
 
     patch.setattr(Following, "__init__", begin_empty)
-    patch.setattr(Writer, "put_pack", put_later)
-    patch.setattr(holdfast.registry.saving.collective.saver, "write_part", write)
+    patch.setattr(ObjectWriter, "put_pack", put_later)
+    patch.setattr(Following, "_store", begin_store)
     patch.setattr(Talk, "report", report_first)
 
 
@@ -175,7 +175,7 @@ def puts_deleted_after_a_failure(patch: Patch) -> None:
         try:
             return save(self, prepared, carries)
         except BaseException:
-            writer = self.line.committer.writer
+            writer = self.ownership.committer.writer
             for key in sorted(writer.objects._durable):
                 writer.store.backend.delete(str(key))
             raise

@@ -79,6 +79,32 @@ def prepare_swept(registry: Registry) -> None:
     registry.run(OLD).exchange.push(content(OLD, LATER), step=LATER)
 
 
+def prepare_old(registry: Registry) -> None:
+    """Evict the checkpoint in a registry whose next collection seals the runs."""
+    prepare(registry)
+    registry.upgrade()
+    registry.run(OLD).retention.prune(Retention(last=1))
+
+
+def prepare_whole(registry: Registry) -> None:
+    """Seal both runs, in which nothing is evicted."""
+    prepare(registry)
+    registry.upgrade()
+    collect(registry.handle.store, grace_s=0.0)
+
+
+def prepare_saved(registry: Registry) -> None:
+    """Seal both runs, and save something new behind the seal."""
+    prepare_whole(registry)
+    registry.run(OLD).exchange.push(content(OLD, FRESH), step=FRESH)
+
+
+def prepare_sealed(registry: Registry) -> None:
+    """Seal both runs, and evict the checkpoint behind the seal."""
+    prepare_whole(registry)
+    registry.run(OLD).retention.prune(Retention(last=1))
+
+
 # Programs
 
 
@@ -286,6 +312,26 @@ MIXES: dict[str, Callable[[], Scenario]] = {
     ),
 }
 
+#: Runs that are sealed: `OTHER` is passed over, unless its pusher is seen.
+SEALED: dict[str, Callable[[], Scenario]] = {
+    "a sealed run": lambda: play(
+        {"again": push_again(OTHER, ALIKE), "gc": gather}, before=prepare_sealed
+    ),
+    "a sealed run, opened before": lambda: play(
+        {"again": push_again(OTHER, ALIKE, "opened"), "gc": gather}, before=prepare_sealed
+    ),
+    "a run that is being sealed": lambda: play(
+        {"again": push_again(OTHER, ALIKE, "opened"), "gc": gather, "gc2": gather},
+        before=prepare_old,
+    ),
+    "a sealed run and two collectors": lambda: play(
+        {"again": push_again(OTHER, ALIKE), "gc": gather, "gc2": gather}, before=prepare_sealed
+    ),
+    "an eviction behind a seal": lambda: play(
+        {"evict": evict, "gc": gather, "again": push_again(OTHER, ALIKE)}, before=prepare_whole
+    ),
+}
+
 #: Somebody deletes from a log: the outcome is reported, not proven.
 CUT: dict[str, Callable[[], Scenario]] = {
     "a log that loses its newest slot": lambda: play(
@@ -306,6 +352,15 @@ DISK: dict[str, Callable[[], Scenario]] = {
     ),
     "a collector behind an eviction": lambda: play(
         {"evict": evict, "gc": gather}, mortal=("evict",), is_disk=True
+    ),
+    "a save behind another's marker": lambda: play(
+        {"again": push_again(OTHER, FRESH), "too": push_again(OTHER, FRESH)},
+        before=prepare_whole,
+        mortal=("again",),
+        is_disk=True,
+    ),
+    "a collector behind a note": lambda: play(
+        {"gc": gather, "gc2": gather}, before=prepare_saved, mortal=("gc",), is_disk=True
     ),
     "a collector behind another one": lambda: play(
         {"gc": gather, "gc2": gather, "again": push_again(OTHER)},

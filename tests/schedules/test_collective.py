@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.registry.saving.collective.talk import Talk
-from holdfast.registry.writing.object_writer import Writer
+from holdfast.registry.writing.object_writer import ObjectWriter
 from tests.registry.saving.collective.rows import shard_rows
 from tests.schedules.broken_collective import BROKEN, without
 from tests.schedules.collective import COLLECTIVE
@@ -83,7 +83,7 @@ def test_a_broken_rule_is_caught(rule: str) -> None:
 
 def test_a_retry_that_sends_packs_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     explorer = Explorer(Stage(COLLECTIVE["a rank dies or is late"]()))
-    monkeypatch.setattr(Writer, "usable", lambda *_: None)
+    monkeypatch.setattr(ObjectWriter, "usable", lambda *_: None)
     with pytest.raises(Violation, match="the retry has sent packs that were there"):
         explorer.exhaust(0)
 

@@ -187,7 +187,7 @@ def gs_url(fake_gcs: FakeGcs, monkeypatch: pytest.MonkeyPatch) -> str:
         json.dumps({"name": bucket}).encode(),
         {"Content-Type": "application/json"},
     )
-    urllib.request.urlopen(asked, timeout=60).close()
+    urllib.request.urlopen(asked, timeout=300).close()
     return f"gs://{bucket}/some/prefix"
 
 

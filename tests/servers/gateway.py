@@ -134,7 +134,7 @@ class Gateway:
         return self._ask(request)
 
     def _ask(self, request: Request) -> Answer:
-        connection = HTTPConnection(self._behind, timeout=60)
+        connection = HTTPConnection(self._behind, timeout=300)
         try:
             # The body is here already, so there is nothing to wait for.
             headers = {n: v for n, v in request.headers.items() if n.lower() != "expect"}

@@ -58,7 +58,7 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def wait_for_http(url: str, deadline_s: float = 60) -> None:
+def wait_for_http(url: str, deadline_s: float = 300) -> None:
     """Return when a server answers anything at all."""
     end = time.monotonic() + deadline_s
     while True:

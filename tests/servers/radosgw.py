@@ -123,7 +123,7 @@ def begin_gateway(folder: Path) -> None:
     start(["env", f"--chdir={_ROOT}", *python], folder / "start.out")
 
 
-def wait_for_gateway(folder: Path, deadline_s: float = 120) -> Gateway:
+def wait_for_gateway(folder: Path, deadline_s: float = 300) -> Gateway:
     """Return the gateway that was begun in a folder when it is ready."""
     end = time.monotonic() + deadline_s
     while not (folder / _READY).exists():
@@ -193,7 +193,7 @@ def _ceph(config: Path, *words: str) -> str:
 
 
 def _call(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
     return done.stdout

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.registry.curation.streams.segments import unpack_entries
 from holdfast.registry.history import actions
-from holdfast.registry.history.actions import Commit, Mark, Place
+from holdfast.registry.history.actions import Commit, Free, Mark, Place
 from holdfast.registry.history.replay import Slot
 from holdfast.registry.loading.state_handle import StateHandle
 from holdfast.registry.loading.stored import Stored
@@ -70,14 +70,15 @@ class RunBook:
         self.release: str | None = None
         self.pool: dict[int, Digest] = {}
         self.streams: dict[str, History] = {}
-        self.is_dropped = False
+        self.is_dropped = self.is_freed = False
         self.places: dict[Digest, Place] = {}
         self.epoch = 0
 
     def refs(self) -> dict[str, Digest]:
         """Return every ref that must load, with the id of its state; streams are not among them."""
-        if self.is_dropped:
-            return {}
+        return {} if self.is_dropped else self._everything()
+
+    def _everything(self) -> dict[str, Digest]:
         found = {}
         for n, kept in self.checkpoints.items():
             if not kept.is_evicted:
@@ -92,9 +93,9 @@ class RunBook:
 
     def held(self) -> set[Digest]:
         """Return the id of every state that the run needs."""
-        if self.is_dropped:
+        if self.is_freed:
             return set()
-        found = set(self.refs().values())
+        found = set(self._everything().values())
         for stream in self.streams.values():
             segments = [*stream.segments]
             for archived, _ in stream.archives.values():
@@ -159,6 +160,8 @@ class Book:
                     assert not spoken & self.shelf.issued, (
                         f"{run.name} names what was condemned: {spoken & self.shelf.issued}"
                     )
+                case Free():
+                    run.is_freed = True
                 case Mark():
                     run.epoch = max(run.epoch, line.epoch)
 
@@ -206,8 +209,10 @@ class Book:
                 stream = run.streams[action.stream]
                 stream.archives[action.label] = (stream.segments, stream.entries)
                 stream.segments, stream.entries = [], []
-            case actions.DropRun():
+            case actions.HideRun():
                 run.is_dropped = True
+            case actions.UndropRun():
+                run.is_dropped = run.is_freed = False
 
     def _rewind(self, run: RunBook, to: int | None) -> None:
         kept = -1 if to is None else to

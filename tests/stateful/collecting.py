@@ -77,6 +77,16 @@ class Collecting(Base):
 
         self.call("collect", work, [process], stop)
 
+    @rule(side=sides, stop=stops)
+    def upgrade(self, side: int, stop: Stop) -> None:
+        """From now on collections seal runs."""
+        process = Process(self.sides[side].shelf)
+
+        def work() -> None:
+            process.registry.upgrade()
+
+        self.call("upgrade", work, [process], stop)
+
     @rule(side=sides, who=numbers, min_dead=st.sampled_from((0.01, 0.6)), stop=stops)
     def repack(self, side: int, who: int, min_dead: float, stop: Stop) -> None:
         process = self.process(self.sides[side], who)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from holdfast import Storing
+from holdfast.registry.curation.dropping import undrop
 from holdfast.registry.errors import Conflict, Fenced
 from holdfast.registry.face.run import Run
 from holdfast.registry.objects.placement import NO_BASE
@@ -320,13 +321,10 @@ class Writing(Base):
         self.on_run("undo", side, who, which, stop, work, misses="ever")
 
     @precondition(lambda self: len(self.sides[0].book.runs) > 2)
-    @rule(side=sides, who=numbers, which=numbers, sure=st.integers(0, 1), stop=stops)
-    def drop(self, side: int, who: int, which: int, sure: int, stop: Stop) -> None:
-        if sure:
-            return  # seldom: nothing more happens to a run afterwards
-
+    @rule(side=sides, who=numbers, which=numbers, now=st.integers(0, 4), stop=stops)
+    def drop(self, side: int, who: int, which: int, now: int, stop: Stop) -> None:
         def work(run: Run, known: RunBook) -> Check:
-            run.retention.drop("as a rule says")
+            run.retention.drop("as a rule says", now=not now)
 
             def check() -> None:
                 assert known.is_dropped
@@ -334,6 +332,21 @@ class Writing(Base):
             return check
 
         self.on_run("drop", side, who, which, stop, work)
+
+    @rule(side=sides, who=numbers, which=numbers, stop=stops)
+    def undrop(self, side: int, who: int, which: int, stop: Stop) -> None:
+        dropped = [run for run in self.sides[side].book.runs.values() if run.is_dropped]
+        process = self.process(self.sides[side], who)
+        if dropped and process is not None:
+            known = self.pick(dropped, which)
+            mirror = Process(self.sides[1 - side].shelf)
+
+            def work() -> None:
+                there = mirror.registry.handle.store if known.is_freed else None
+                undrop(process.run(known.name).handle.committer, there)
+
+            what = "undrop from a mirror" if known.is_freed else "undrop"
+            self.call(what, work, [process, mirror], stop, misses="ever")
 
     @rule(side=sides, who=numbers, which=numbers, of=numbers, stop=stops)
     def fork(self, side: int, who: int, which: int, of: int, stop: Stop) -> None:

@@ -59,7 +59,7 @@ class Pruner(Worker):
         if run.manifest.dropped is not None:
             return
         seeds = [one.manifest for one in run.manifest.checkpoints if one.evicted is None]
-        run.retention.drop("the storm has moved on")
+        run.retention.drop("the storm has moved on", now=True)
         self.journal.say("dropped", run=run.id)
         self.journal.hint([self.part.seeds[manifest.hex()] for manifest in seeds])
 

@@ -26,9 +26,7 @@ CREW = {"pusher": 6, "collector": 2, "pruner": 1, "reader": 3}
 #: How likely one of a role is the next to be killed.
 _WEIGHTS = {"pusher": 1.0, "collector": 1.0, "pruner": 0.5, "reader": 0.5}
 _POLL_S = 0.03
-#: How many times as long as planned a storm lasts at most, on a machine that is slow.
-_LONGEST = 4
-_PATIENCE_S = 60
+_PATIENCE_S = 300
 #: Deletions that land once more at one time, and bytes of the file from which they are chosen.
 _LATE = 8
 _LATE_AMONG_BYTES = 400_000
@@ -39,8 +37,9 @@ class Conditions:
     """How hard it blows.
 
     Attributes:
-        seconds: How long, where that is enough for `least`; up to four times as long where not.
+        seconds: How long, where that is enough for `least`.
         least: What is to be done at least, by what is counted.
+        longest: How many times as long at most, on a machine that is slow.
         runs: Runs that are begun in that time.
         pause_s: A worker pauses so long between its turns, on average.
         delay_s: The store takes up to so long, now and then.
@@ -51,6 +50,7 @@ class Conditions:
 
     seconds: float
     least: Mapping[str, int]
+    longest: int = 4
     runs: int = 60
     pause_s: float = 0.02
     delay_s: float = 2.0
@@ -216,7 +216,7 @@ class Storm:
 
     def _goes_on(self, now: float) -> bool:
         elapsed_s, seconds = now - self._began_s, self._conditions.seconds
-        if self.log.violations or elapsed_s > _LONGEST * seconds:
+        if self.log.violations or elapsed_s > self._conditions.longest * seconds:
             return False
         return elapsed_s < seconds or bool(self.log.missing(self._conditions.least))
 

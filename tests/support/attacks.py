@@ -18,8 +18,7 @@ from pathlib import Path
 import msgpack
 import zstandard
 
-from holdfast.registry.formats.thalia.framing import DELTA_MAGIC
-from holdfast.registry.formats.thalia.header import ENTRY_BYTES, HEADER_BYTES, Header
+from holdfast.registry.formats.thalia.framing import DELTA_MAGIC, ENTRY_BYTES, HEADER_BYTES, Header
 
 MERSENNE = 2**61 - 1
 _END = b"."

@@ -117,7 +117,7 @@ class Gate(Wrapper):
     def put_if_absent(self, key: str, body: Body) -> bool:
         if key.startswith("packs/"):
             self.reached.set()
-            assert self.open.wait(20)
+            assert self.open.wait(300)
             if self.error is not None:
                 raise self.error
         return super().put_if_absent(key, body)

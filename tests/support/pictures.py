@@ -40,6 +40,7 @@ def picture_of_run(state: RunManifest) -> Any:
         "watched": [(group.name, group.done) for group in state.groups],
         "status": state.status,
         "dropped": state.dropped,
+        "freed": state.freed_at is not None,
         "begun": state.commits > 0,
     }
 

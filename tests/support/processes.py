@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping
+import runpy
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.forkserver import _forkserver
+from pathlib import Path
 from typing import Any
 
 # Its attributes are not described.
@@ -16,6 +21,7 @@ _server: Any = _forkserver
 #: The programs of processes. The server starts once, so that it must know all of them by then.
 _PROGRAMS = [
     "torch._dynamo",
+    "sklearn.datasets",  # of the example
     "holdfast.backends.s3.backend",
     "holdfast.registry.saving.collective.torch_group",
     "holdfast.registry.saving.collective.saver",
@@ -25,6 +31,8 @@ _PROGRAMS = [
     "tests.registry.saving.collective.fleet",
     "tests.registry.adapters.dcp.acts",
     "tests.storm.storm",
+    "tests.support.frozen",
+    "tests.systems.hydra_life",
 ]
 
 
@@ -43,11 +51,13 @@ def address_of_server() -> str:
 
 
 def use_server(address: str) -> None:
-    """Let this process, which the server started, start others there; else it would start one.
+    """Let this process start others at a server that another process keeps alive.
 
-    It has the end of the pipe that keeps the server alive, as every process of the server.
+    A process of the server has the end of the pipe that keeps it alive, and hands it on.
     """
     _server._forkserver_address = address
+    if _server._forkserver_alive_fd is None:
+        _server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
     _server.ensure_running = lambda: None
 
 
@@ -57,6 +67,36 @@ def start_process(target: Callable[..., None], *args: Any) -> ForkServerProcess:
     process = servers().Process(target=_run, args=call, daemon=True)
     process.start()
     return process
+
+
+def run_apart(target: Callable[..., None], *args: Any) -> int | None:
+    """Let a process of its own call a function; return how it ended."""
+    process = start_process(target, *args)
+    process.join()
+    return process.exitcode
+
+
+def run_script(path: Path, words: Sequence[str], log: Path) -> None:
+    """Run a script as a user does from a shell; for a process of its own. It writes to a file."""
+    with log.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    tempfile.tempdir = None  # it is found again
+    sys.argv = [str(path), *words]
+    sys.path.insert(0, str(path.parent))
+    sys.modules["torch"].set_num_threads(1)
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    finally:
+        sys.stdout.flush()
+
+
+def without_holdfast(module: str, name: str, *args: Any) -> None:
+    """Call a function of a program that finds no Holdfast; for a process of its own."""
+    for known in [one for one in sys.modules if one.partition(".")[0] in ("holdfast", "tests")]:
+        del sys.modules[known]
+    sys.modules["holdfast"] = None  # type: ignore[assignment]
+    getattr(importlib.import_module(module), name)(*args)
 
 
 def start_telling(target: Callable[..., None], *args: Any) -> tuple[ForkServerProcess, Connection]:

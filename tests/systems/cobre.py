@@ -23,6 +23,12 @@ SYSTEM = hashlib.sha256(b"hydros, thermals, lines").hexdigest()
 EXPECTED = {"state_dimension": DIMENSION, "num_stages": STAGES}
 #: The iteration whose checkpoint processes die in.
 DEADLY = 6
+#: Fields of a cut that a stage keeps in slots.
+_KEPT = ("iteration", "forward_pass_index", "intercept", "is_active", "coefficients")
+
+
+def _name(stage_id: int) -> str:
+    return f"stage_{stage_id:03d}"
 
 
 class Stage:
@@ -34,38 +40,55 @@ class Stage:
     """
 
     def __init__(self, loaded: dict[str, Any] | None, fresh: int) -> None:
-        count = 0 if loaded is None else len(loaded["intercept"])
+        count = 0 if loaded is None else loaded["populated_count"]
         self.capacity, self.count, self.warm_start_count = count + fresh, count, count
         self.coefficients = np.zeros((self.capacity, DIMENSION))
         self.intercept = np.zeros(self.capacity)
         self.is_active = np.zeros(self.capacity, bool)
         self.iteration = np.zeros(self.capacity, np.uint32)
+        self.forward_pass_index = np.zeros(self.capacity, np.uint32)
         self.basis = np.zeros(DIMENSION + self.capacity, np.uint8)
         if loaded is not None:
-            for name in ("coefficients", "intercept", "is_active", "iteration"):
-                getattr(self, name)[:count] = loaded[name]
+            for name in _KEPT:
+                getattr(self, name)[:count] = loaded["cuts"][name]
 
-    def add(self, slope: np.ndarray, intercept: float, iteration: int) -> None:
+    def add(self, slope: np.ndarray, intercept: float, iteration: int, index: int) -> None:
         """Put a cut into the next slot; the solver may switch an older one off."""
         at = self.count
         self.coefficients[at], self.intercept[at] = slope, intercept
         self.is_active[at], self.iteration[at] = True, iteration
+        self.forward_pass_index[at] = index
         if at > 4 and intercept > 0:
             self.is_active[at // 2] = False
         self.basis[: DIMENSION + at] = (self.basis[: DIMENSION + at] + 1 + at) % 5
         self.count += 1
 
-    def cuts(self) -> dict[str, Any]:
-        """Return the populated slots; a cut's slot is its place in the arrays."""
+    def cuts(self, stage_id: int) -> dict[str, Any]:
+        """Return the populated slots as Cobre's table, as views; a cut's slot is its place."""
         used = slice(0, self.count)
+        slots = np.arange(self.count, dtype=np.uint32)
+        kept = {name: getattr(self, name)[used] for name in _KEPT}
+        ids = kept["iteration"].astype(np.uint64) * FORWARD_PASSES + kept["forward_pass_index"]
         return {
-            "slot_index": np.arange(self.count, dtype=np.uint32),
-            "coefficients": self.coefficients[used].copy(),
-            "intercept": self.intercept[used].copy(),
-            "is_active": self.is_active[used].copy(),
-            "iteration": self.iteration[used].copy(),
+            "stage_id": stage_id,
+            "state_dimension": DIMENSION,
             "capacity": self.capacity,
             "warm_start_count": self.warm_start_count,
+            "populated_count": self.count,
+            "active_cut_indices": slots[self.is_active[used]],
+            "cuts": {"cut_id": ids, "slot_index": slots, **kept},
+        }
+
+    def table_of_basis(self, stage_id: int, iteration: int) -> dict[str, Any]:
+        """Return the solver's basis as Cobre's table."""
+        return {
+            "stage_id": stage_id,
+            "iteration": iteration,
+            "num_columns": DIMENSION,
+            "num_rows": self.count,
+            "num_cut_rows": self.count,
+            "column_status": self.basis[:DIMENSION].copy(),
+            "row_status": self.basis[DIMENSION : DIMENSION + self.count].copy(),
         }
 
     def solve(self, state: np.ndarray) -> float:
@@ -88,7 +111,7 @@ class Training:
     def __init__(self, seed: np.random.SeedSequence, loaded: Any = None) -> None:
         self.scenarios = np.random.default_rng(seed)
         self.stages = [
-            Stage(None if loaded is None else loaded[at], ITERATIONS * FORWARD_PASSES)
+            Stage(None if loaded is None else loaded[_name(at)], ITERATIONS * FORWARD_PASSES)
             for at in range(STAGES)
         ]
         self.completed = 0
@@ -98,11 +121,12 @@ class Training:
     def iterate(self) -> None:
         """Take forward and backward passes; each adds a cut to each stage."""
         costs = []
-        for _ in range(FORWARD_PASSES):
+        for index in range(FORWARD_PASSES):
             noise = self.scenarios.standard_normal((STAGES, DIMENSION))
             costs.append(sum(one.solve(at) for one, at in zip(self.stages, noise, strict=True)))
             for stage, at in zip(reversed(self.stages), noise[::-1], strict=True):
-                stage.add(np.tanh(at), stage.solve(at) + float(at.sum()), self.completed + 1)
+                cost = stage.solve(at) + float(at.sum())
+                stage.add(np.tanh(at), cost, self.completed + 1, index)
         self.completed += 1
         self.lower.append(min(costs))
         self.upper.append(float(np.mean(costs)))
@@ -110,8 +134,11 @@ class Training:
     def state(self) -> dict[str, Any]:
         """Return what must be serialized; pools hold their populated slots only."""
         return {
-            "cuts": [stage.cuts() for stage in self.stages],
-            "basis": [stage.basis.copy() for stage in self.stages],
+            "cuts": {_name(at): stage.cuts(at) for at, stage in enumerate(self.stages)},
+            "basis": {
+                _name(at): stage.table_of_basis(at, self.completed)
+                for at, stage in enumerate(self.stages)
+            },
             "completed_iterations": self.completed,
             "rng_state": self.scenarios.bit_generator.state,
             "convergence": {"lower": np.array(self.lower), "upper": np.array(self.upper)},
@@ -121,10 +148,12 @@ class Training:
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from a state, with the pools as large as they were."""
-        for stage, cuts, basis in zip(self.stages, state["cuts"], state["basis"], strict=True):
-            stage.__init__(cuts, cuts["capacity"] - len(cuts["intercept"]))
+        for at, stage in enumerate(self.stages):
+            cuts, basis = state["cuts"][_name(at)], state["basis"][_name(at)]
+            stage.__init__(cuts, cuts["capacity"] - cuts["populated_count"])
             stage.warm_start_count = cuts["warm_start_count"]
-            stage.basis[:] = basis
+            stage.basis[:DIMENSION] = basis["column_status"]
+            stage.basis[DIMENSION : DIMENSION + stage.count] = basis["row_status"]
         self.completed = state["completed_iterations"]
         self.scenarios.bit_generator.state = state["rng_state"]
         self.lower = state["convergence"]["lower"].tolist()

@@ -53,6 +53,7 @@ class Hydra:
         run_id: Of the run.
         added: Bytes by which the registry grew for something, by what it was.
         deaths: Writes before and after which a process died in a save.
+        left: What was wrong with the registry after one of them.
         transition_deaths: The same in a transition.
         passed_over: What the restore after the divergence reported.
         drawn: Opponents of the first 500 games as the trainer drew them in the end.
@@ -67,6 +68,7 @@ class Hydra:
         self.run_id = ""
         self.added: dict[str, int] = {}
         self.deaths: list[tuple[int, bool]] = []
+        self.left: list[Finding] = []
         self.transition_deaths: list[tuple[int, bool]] = []
         self.entered: dict[int, Transitioned] = {}
         self.copies: dict[str, Place] = {}
@@ -133,6 +135,8 @@ def cloning(hydra: Hydra) -> None:
             )
             if died:
                 hydra.deaths.append(death)
+                with hydra.place.open() as reg:
+                    hydra.left += reg.verify().findings
             death = deaths.send(died)
         with hydra.place.open() as reg:
             clone(reg, hydra.run_id, number)
@@ -351,7 +355,7 @@ def ending(hydra: Hydra) -> None:
     """Look at every byte; then release everything."""
     with hydra.place.open() as reg:
         hydra.findings = reg.verify(deep=True).findings
-        reg.run(hydra.run_id).retention.drop("the league is over")
+        reg.run(hydra.run_id).retention.drop("the league is over", now=True)
 
 
 CHAPTERS = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
 import torch
 
@@ -13,6 +12,7 @@ from holdfast.backends.base import Body
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.face.factory import open_on
 from tests.systems.hydra_life import clone
+from tests.systems.mutants import make_named
 
 
 class Killing(Wrapper):
@@ -34,8 +34,8 @@ class Killing(Wrapper):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-if __name__ == "__main__":
-    # One thread: the order of sums must not depend on who else is on the machine.
-    torch.set_num_threads(1)
-    url, run_id, number = sys.argv[1:]
-    clone(open_on(Killing(open_backend(url))), run_id, int(number))
+def clone_until_killed(url: str, run_id: str, number: int) -> None:
+    """Train to the next save of phase 1, and die in it."""
+    torch.set_num_threads(1)  # the order of sums must not depend on who else is on the machine
+    make_named()
+    clone(open_on(Killing(open_backend(url))), run_id, number)

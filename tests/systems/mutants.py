@@ -1,7 +1,7 @@
 """One change to the library for each test of `test_demands.py`: with it, that test fails.
 
 As a plugin of pytest (`-p tests.systems.mutants`) it makes the change that the environment variable
-HOLDFAST_MUTANT names. `test_mutants.py` runs all of them.
+HOLDFAST_MUTANT names, one of these or of `faults`. `test_mutants.py` runs all of them.
 """
 
 from __future__ import annotations
@@ -222,7 +222,14 @@ MUTANTS = {
 }
 
 
+def make_named() -> None:
+    """Make the fault that the environment names: of a demand, or of a feature."""
+    if name := os.environ.get(VARIABLE):
+        features = importlib.import_module("tests.systems.faults").FEATURES
+        faults = {**{fault.fault: fault for fault in features}, **MUTANTS}
+        faults[name].make()
+
+
 def pytest_configure() -> None:
     """Make the change that is asked for."""
-    if name := os.environ.get(VARIABLE):
-        MUTANTS[name].make()
+    make_named()

@@ -145,6 +145,12 @@ rules = PrecisionPolicy(weights='fp16', membrane='fp32', conductances='fp16')
 BrainCheckpoint.save(brain, "custom.thalia", precision_policy=rules)
 """,
     """
+from thalia.io import PrecisionPolicy
+rules = PrecisionPolicy(default="fp32", patterns={"weights/*": "fp16", "membrane": "fp32"})
+BrainCheckpoint.save(brain, "checkpoint.thalia", precision_policy=rules)
+brain = BrainCheckpoint.load("checkpoint.thalia")
+""",
+    """
 BrainCheckpoint.save(brain, "checkpoints/stage0.thalia")
 base = "checkpoints/stage0.thalia"
 for stage, name in (

@@ -6,6 +6,7 @@ which step a signal comes, without waiting for a time.
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import signal
@@ -20,6 +21,8 @@ import numpy as np
 
 import holdfast
 from tests.systems import andrea, cobre
+from tests.systems.circle.andrea_engine import CADENCE, SOURCES, Engine
+from tests.systems.mutants import make_named
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +31,7 @@ class Paced:
     """A process that trains step by step.
 
     Args:
-        story: `andrea` or `cobre`.
+        story: `andrea` or `cobre`, or `circle`: ANDREA's with the engine of its files.
         url: The registry.
     """
 
@@ -68,7 +71,7 @@ class Paced:
         assert self._process.stdin is not None
         self._process.stdin.write("step\n")
         self._process.stdin.flush()
-        _, err = self._process.communicate(timeout=100)
+        _, err = self._process.communicate(timeout=300)
         assert "Traceback" not in err, err
         return self._process.returncode
 
@@ -102,6 +105,34 @@ def train_andrea(url: str) -> None:
                     streams=training.sidecars([{"step": training.step, "loss": loss}]),
                 )
                 print(training.step, flush=True)
+
+
+def train_circle(url: str) -> None:
+    """Train with the engine of ANDREA's files, whose data depend on the step alone."""
+    with holdfast.open(url) as reg:
+        run = reg.run("andrea", create=True, preset="andrea")
+        restored = run.restore(sources=dict.fromkeys(run.manifest.spec.sources, SOURCES))
+        engine = Engine((run.config or {"floor": 0.05})["floor"])
+        if restored is not None:
+            engine.step, engine.weights = restored.state["step"], restored.state["weights"]
+            engine.m, engine.v = restored.state["m"], restored.state["v"]
+            for entry in run.streams["state"].read()[-1:]:
+                engine.arms = {name: entry["arms"][name] for name in SOURCES}  # no zombie
+        with run.checkpointer(background=False) as checkpointer:
+            for _ in told():
+                loss = engine.train()
+                checkpointer.step(
+                    engine.step,
+                    lambda: {name: getattr(engine, name) for name in ("step", "weights", "m", "v")},
+                    {"loss": loss},
+                    meta={"by": "native"},
+                    streams={
+                        "loss": engine.losses[-1:],
+                        "samples": engine.samples[-1:] if engine.step % CADENCE == 0 else [],
+                        "state": [{"step": engine.step, "arms": copy.deepcopy(engine.arms)}],
+                    },
+                )
+                print(engine.step, flush=True)
 
 
 class Pair:
@@ -162,4 +193,5 @@ def _iterate(url: str, ranks: Pair, steps: Iterator[None]) -> None:
 if __name__ == "__main__":
     # A shell starts jobs in the background with SIGINT ignored, and a checkpointer respects that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    {"andrea": train_andrea, "cobre": train_cobre}[sys.argv[1]](sys.argv[2])
+    make_named()
+    {"andrea": train_andrea, "cobre": train_cobre, "circle": train_circle}[sys.argv[1]](sys.argv[2])

@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from holdfast import Registry, Run, rng
-from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
+from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound, Thinned
 from tests.support.sameness import assert_same
 from tests.systems import andrea as acts
 from tests.systems.andrea import CHAPTERS, PARAMETERS, PIVOTS, RUN, SOURCES, STEPS, Story, Training
@@ -43,6 +46,30 @@ def test_every_100_steps_are_a_recovery_point(trained: Registry) -> None:
     assert len(steps) == 120
     for step in (100, 4_000, 7_700):
         assert trained.checkpoint(f"{RUN}/main/step{step}").load(only="step") == {"step": step}
+
+
+def test_old_checkpoints_keep_their_weights_and_one_of_ten_all(
+    trained: Registry, tmp_path: Path
+) -> None:
+    run = trained.run(RUN)
+    rated = [one for one in run.checkpoints() if one.metrics]
+    starts = [0, *PIVOTS, STEPS]
+    best = {  # the best of each policy stays whole
+        min(
+            (one for one in rated if low < one.step <= high), key=lambda one: one.metrics["loss"]
+        ).step
+        for low, high in pairwise(starts)
+    }
+    whole = {*range(1_000, STEPS + 1, 1_000), *range(STEPS - 9_900, STEPS + 1, 100), *best}
+    assert {one.step for one in run.checkpoints() if one.parts is None} == whole
+    thinned = next(one for one in run.checkpoints() if one.step == 700)
+    assert thinned.parts == ("step", "weights")
+    assert thinned.load(only="weights")["weights"].shape == (PARAMETERS,)
+    with pytest.raises(Thinned):
+        thinned.load()
+    run.exchange.checkout(tmp_path)
+    files = {int(one.stem[5:]) for one in tmp_path.glob("step_*.bin")}
+    assert files == whole  # a step file needs m and v
 
 
 def test_interrupted_training_ends_like_one_that_was_not(story: Story, trained: Registry) -> None:
@@ -217,6 +244,47 @@ def test_the_same_pivot_again_does_nothing(young: Run, place: Place) -> None:
         assert len(list(reg.run(RUN).history.commits())) == before
 
 
+def test_a_pivot_records_the_new_caps_and_floors(
+    young: Run, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = {"floors": {"wiki": 0.2}, "caps": {"wiki": 0.6}}
+    young.phases.pivot("polish", config=policy, meta={"why": "samples repeat"})
+    with place.open() as reg, caplog.at_level(logging.WARNING, logger="holdfast"):
+        run = reg.run(RUN, create=True, preset="andrea", config=policy)
+        assert caplog.messages == []  # it is the configuration of the run now
+        assert run.config == policy
+        (noted,) = run.phases.pivots
+        assert (noted.name, noted.source) == ("polish", young.latest().digest)
+        assert (noted.config, noted.meta) == (policy, {"why": "samples repeat"})
+        acts.train(reg, 400)
+        forks = [reg.fork(f"{RUN}/main/step{step}", f"fork-{step}") for step in (300, 400)]
+        assert [one.config for one in forks] == [None, policy]  # that of the checkpoint
+        caplog.clear()
+        run.phases.pivot("polish", config={"floors": {}})
+        assert "with another configuration, which stays" in caplog.text
+        assert run.config == policy
+        run.restore(at=reg.checkpoint(f"{RUN}/main/step200"))  # before the pivot
+        run.save(run.latest().load() | {"step": 201}, step=201)
+        assert (run.config, run.phases.pivots) == (None, [])
+        assert reg.verify().ok
+
+
+def test_archives_are_in_the_tree_of_a_checkout(trained: Registry, tmp_path: Path) -> None:
+    run = trained.run(RUN)
+    run.exchange.checkout(tmp_path)
+    for label in PIVOTS.values():
+        samples, state = (run.streams[name].read(archive=label) for name in ("samples", "state"))
+        folder = tmp_path / "archive" / label
+        assert json.loads((folder / "run.samples.json").read_text()) == samples
+        assert json.loads((folder / "run.state.json").read_text())["arms"] == state[-1]["arms"]
+        assert sorted(one.name for one in folder.iterdir()) == [
+            "run.samples.json",
+            "run.state.json",
+        ]
+    assert len(json.loads((tmp_path / "run.loss.json").read_text())) == STEPS
+    assert len(json.loads((tmp_path / "run.samples.json").read_text())) == 40
+
+
 def test_a_process_that_dies_in_a_pivot_leaves_all_or_nothing(place: Place) -> None:
     with place.open() as reg:
         acts.train(reg, 200)
@@ -258,8 +326,10 @@ def test_a_zombie_arm_is_reported(
 def test_two_branches_from_one_checkpoint_are_compared(story: Story) -> None:
     with story.place.open() as reg:
         size = story.place.size_bytes()
-        for name, rate in (("slow", 1e-4), ("fast", 1e-2)):
-            run = reg.fork(f"{RUN}/main/step4000", name, config={"rate": rate})
+        ids = []
+        for rate in (1e-4, 1e-2):
+            run = reg.fork(f"{RUN}/main/step4000", config={"rate": rate})
+            ids.append(run.id)
             assert story.place.size_bytes() - size < 20_000  # no data is copied
             size = story.place.size_bytes()
             restored = run.restore(sources={"streams/state/arms": SOURCES, "bandit/arms": SOURCES})
@@ -272,7 +342,7 @@ def test_two_branches_from_one_checkpoint_are_compared(story: Story) -> None:
                     training.save(run, losses)
                     losses = []
             size = story.place.size_bytes()
-        found = reg.diff_runs("slow", "fast")
+        found = reg.diff_runs(*ids)
         assert (found.fork.run, found.fork.step) == (RUN, 4_000)
         assert [str(one) for one in found.config] == ["~ rate: 0.0001 -> 0.01"]
         assert [(one.step, one.is_same) for one in found.steps] == [
@@ -285,9 +355,9 @@ def test_two_branches_from_one_checkpoint_are_compared(story: Story) -> None:
         assert changed[:3] == ["weights", "m", "v"]
         slow, fast = ([getattr(one, side) for one in found.steps] for side in ("first", "second"))
         assert slow[-1].metrics != fast[-1].metrics
-        assert reg.run("fast").streams["loss"].count == 4_300
+        assert reg.run(ids[1]).streams["loss"].count == 4_300
         with pytest.raises(NotFound):
-            reg.diff_runs("slow", "slower")
+            reg.diff_runs(ids[0], "slower")
 
 
 def test_nothing_is_damaged(trained: Registry) -> None:

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,16 +88,18 @@ def test_what_must_be_serialized_comes_back_type_by_type(young: Registry) -> Non
     assert len(state["convergence"]["lower"]) == len(state["convergence"]["upper"]) == 6
     assert state["rng_state"]["bit_generator"] == "PCG64"
     assert len(state["cuts"]) == len(state["basis"]) == STAGES
-    for cuts, basis in zip(state["cuts"], state["basis"], strict=True):
+    for stage, basis in zip(state["cuts"].values(), state["basis"].values(), strict=True):
+        cuts = stage["cuts"]
         assert cuts["coefficients"].dtype == np.float64
         assert cuts["is_active"].dtype == bool
         assert not cuts["is_active"].all()  # inactive cuts keep their slots
         assert cuts["slot_index"].tolist() == list(range(6 * FORWARD_PASSES))
-        assert basis.dtype == np.uint8
+        assert basis["row_status"].dtype == np.uint8
 
 
 def test_populated_slots_alone_take_space(young: Registry) -> None:
-    sizes = [one.tensors()["cuts/0/coefficients"].nbytes for one in young.run(RUN).checkpoints()]
+    path = "cuts/stage_000/cuts/coefficients"
+    sizes = [one.tensors()[path].nbytes for one in young.run(RUN).checkpoints()]
     assert sizes == [8 * 3 * FORWARD_PASSES * step for step in (2, 4, 6)]
 
 
@@ -149,6 +153,7 @@ def test_a_signal_to_two_ranks_saves_the_last_iteration_and_exits_with_0(
     with place.open() as reg:
         run = acts.open_policy(reg)
         assert run.status == "interrupted"
+        assert [one.step for one in run.checkpoints()] == [6]
         assert_same(run.latest().load(), acts.straight(6).state())
     with Paced("cobre", place.url) as training:
         assert training.steps(2) == 8
@@ -187,7 +192,8 @@ def test_a_warm_start_has_the_cuts_and_begins_at_iteration_0(young: Registry) ->
     run, training = warm(young)
     assert training.completed == 0
     assert training.lower == []
-    for stage, cuts in zip(training.stages, old["cuts"], strict=True):
+    for stage, table in zip(training.stages, old["cuts"].values(), strict=True):
+        cuts = table["cuts"]
         assert stage.warm_start_count == len(cuts["intercept"]) == 12
         assert stage.capacity == 12 + ITERATIONS * FORWARD_PASSES  # loaded + new training
         assert_same(stage.coefficients[:12], cuts["coefficients"])
@@ -195,8 +201,9 @@ def test_a_warm_start_has_the_cuts_and_begins_at_iteration_0(young: Registry) ->
     acts.iterate(run, training, 2)
     state = run.latest().load()
     assert state["completed_iterations"] == run.latest().step == 2
-    assert state["cuts"][0]["warm_start_count"] == 12
-    assert len(state["cuts"][0]["intercept"]) == 12 + 2 * FORWARD_PASSES
+    first = state["cuts"]["stage_000"]
+    assert first["warm_start_count"] == 12
+    assert len(first["cuts"]["intercept"]) == 12 + 2 * FORWARD_PASSES
     (record,) = run.manifest.phases
     assert record.source == f"{RUN}/training/step00000006"
 
@@ -207,8 +214,10 @@ def test_a_warm_start_draws_other_scenarios(young: Registry) -> None:
     _, other = warm(young, "other", seed=44)
     for one in (training, again, other):
         one.iterate()
-    expected = acts.straight(7).state()["cuts"][0]["coefficients"][12:]
-    assert not np.array_equal(training.stages[0].coefficients[12:14], expected)
+    original = acts.straight(7).state()["cuts"]["stage_000"]["cuts"]["coefficients"]
+    for first in (0, 12):  # of the original's beginning, and of its next iteration
+        drawn = training.stages[0].coefficients[12:14]
+        assert not np.array_equal(drawn, original[first : first + 2])
     assert_same(training.stages[0].coefficients, again.stages[0].coefficients)
     assert not np.array_equal(training.stages[0].coefficients, other.stages[0].coefficients)
 
@@ -275,6 +284,32 @@ def test_another_configuration_is_a_hard_error_with_both(young: Registry) -> Non
 def test_another_system_is_a_hard_error(young: Registry) -> None:
     with pytest.raises(Conflict, match="other input data"):
         acts.open_policy(young, input_hash="another")
+
+
+def test_the_four_hard_errors_come_in_one_call(young: Registry) -> None:
+    run = young.run(RUN)
+    fits = {"expected": EXPECTED, "config": CONFIG, "input_hash": SYSTEM}
+    wrong: dict[str, Any] = {
+        "expected": {"state_dimension": 4, "num_stages": 60},
+        "config": CONFIG | {"max_iterations": 50},
+        "input_hash": "another",
+    }
+    told = (
+        "state_dimension is 3, expected 4; num_stages is 4, expected 60; "
+        f"config ~ max_iterations: 12 -> 50; input_hash '{SYSTEM}' -> 'another'"
+    )
+    with pytest.raises(IncompatibleState) as caught:
+        run.phases.start("resume", **wrong)
+    assert told in str(caught.value)
+    for name, part in zip(("config", "input_hash"), told.split("; ")[2:], strict=True):
+        with pytest.raises(IncompatibleState, match=re.escape(part)) as caught:
+            run.phases.start("resume", **fits | {name: wrong[name]})
+        assert "expected" not in str(caught.value)
+    with pytest.raises(InvalidInput, match="belong to mode resume"):
+        acts.open_policy(young, "other").phases.start("fresh", config=CONFIG)
+    training = acts.resumed(run.phases.start("resume", **fits))  # type: ignore[arg-type]
+    acts.iterate(run, training, 8)
+    assert_same(run.latest().load(), acts.straight(8).state())
 
 
 def test_a_resume_cannot_leave_the_hashes_out(young: Registry) -> None:

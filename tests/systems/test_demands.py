@@ -31,6 +31,7 @@ from holdfast.registry.errors import (
     UnsupportedValue,
 )
 from holdfast.registry.face.factory import open_on
+from holdfast.registry.layouts import ImportedFile
 from holdfast.registry.pytree.torch_memory import copy_of
 from holdfast.registry.spec.presets import load_preset
 from tests.support.sameness import assert_same
@@ -126,6 +127,24 @@ def test_evaluations_have_a_folder_of_their_own(reg: Registry, tmp_path: Path) -
     assert set(reports.values()) == {"imported"}
     assert_same(other.pins.artifacts.get("eval_seeds").load(), {"bank": torch.arange(1000)})
     assert [one["points"] for one in other.streams["eval"].read()] == [1.5, -3.25]
+    for written in ("step,points\n", "step,points\n1,1.5\n", "step,points\n1,1.5\n2,-3.25\n"):
+        (tree / "arena.csv").write_text(written)  # a program appends to it
+        grown = [outcomes_of(other, tmp_path / "tree", "eval/arena.csv") for _ in range(2)]
+        assert [one.outcome for one in grown] == ["imported", "there already"]
+        assert grown[0].ref == grown[1].ref
+    other.exchange.checkout(tmp_path / "again", layout="hydra")
+    assert (tmp_path / "again/eval/arena.csv").read_text() == written
+    before = "step,points\n1,1.5\n"
+    kept = other.pins.artifacts.get("eval.arena.csv.2").load()
+    assert kept["file"]["bytes"].tobytes() == before.encode()
+    (tree / "arena.csv").write_text(before)
+    refused = outcomes_of(other, tmp_path / "tree", "eval/arena.csv")
+    assert (refused.outcome, "another name" in refused.why) == ("refused", True)
+
+
+def outcomes_of(run: Run, tree: Path, path: str) -> ImportedFile:
+    (found,) = [one for one in run.exchange.import_tree(tree, layout="hydra") if one.path == path]
+    return found
 
 
 def test_a_value_that_cannot_be_stored_is_named_and_nothing_is_written(

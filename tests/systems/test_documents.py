@@ -25,6 +25,9 @@ from torch import nn
 import holdfast
 from holdfast import formats
 from holdfast.formats import thalia
+from holdfast.formats.thalia import BrainCheckpoint
+from holdfast.registry.errors import InvalidInput, NotFound
+from holdfast.registry.formats.thalia import container
 from holdfast.registry.layouts import import_spec
 from tests.support.sameness import assert_same
 from tests.systems import own_samples
@@ -206,56 +209,12 @@ class Brain:
             "metadata": {"growth_history": []},
         }
 
+    def get_full_state(self) -> dict[str, Any]:
+        return self.state
+
     def train(self, stage: int) -> None:
         self.state["regions"]["cortex_l4"]["weights"]["feedforward"][stage, :5] += 1.0
         self.state["training_steps"] += 100
-
-
-class BrainCheckpoint:
-    """The document's class in terms of `holdfast.formats`: a line for each call."""
-
-    @staticmethod
-    def save(
-        brain: Brain,
-        path: str,
-        metadata: dict[str, Any] | None = None,
-        *,
-        compression: Any = None,
-        compression_level: int | None = None,
-        precision_policy: Any = None,
-    ) -> None:
-        options = {"compression": compression or None, "level": compression_level}
-        given = {**options, "precision": precision_policy, "force": True}
-        thalia.save(path, brain.state, metadata, **given)
-
-    @staticmethod
-    def save_delta(
-        brain: Brain,
-        path: str,
-        base_checkpoint: str,
-        threshold: float = 1e-5,
-        precision_policy: Any = None,
-        compression: Any = None,
-        compression_level: int | None = None,
-    ) -> None:
-        options = {"compression": compression, "level": compression_level}
-        given = {**options, "precision": precision_policy, "force": True}
-        thalia.save_delta(path, brain.state, base_checkpoint, threshold=threshold, **given)
-
-    @staticmethod
-    def load(path: str, regions: list[str] | None = None, lazy: bool = False) -> Any:
-        del lazy  # of a checkpoint in a registry: `checkpoint.lazily("regions")`
-        return thalia.load(path, regions=regions).state
-
-    @staticmethod
-    def info(path: str) -> dict[str, Any]:
-        found = formats.inspect(path)
-        return {**(found.metadata or {}), **(found.header or {}), "metadata": found.metadata}
-
-    @staticmethod
-    def validate(path: str) -> tuple[bool, list[str]]:
-        problems = formats.validate(path)
-        return not problems, problems
 
 
 @pytest.fixture
@@ -277,6 +236,7 @@ def thalias(
     return {
         "origin": origin,
         "brain": brain,
+        "given": brain,
         "BrainCheckpoint": BrainCheckpoint,
         "train_stage": lambda brain, stage: brain.train(stage),
     }
@@ -306,6 +266,11 @@ def test_examples_of_mixed_precision(thalias: dict[str, Any]) -> None:
     assert weights.dtype == torch.float32  # the example says: loads as FP32
     kept = formats.read("custom.thalia").state["regions"]["striatum"]["neuron_state"]["membrane"]
     assert kept.dtype == torch.float32
+    run_example(thalias, "patterns=")
+    stored = formats.read("checkpoint.thalia").state["regions"]["striatum"]
+    assert stored["weights"]["feedforward"].dtype == torch.float16
+    assert stored["neuron_state"]["membrane"].dtype == torch.float32
+    assert thalias["brain"].regions["striatum"]["weights"]["feedforward"].dtype == torch.float32
 
 
 def test_examples_of_deltas(thalias: dict[str, Any]) -> None:
@@ -330,8 +295,43 @@ def test_examples_of_inspection(thalias: dict[str, Any], capsys: pytest.CaptureF
     ]
 
 
-def test_examples_of_single_regions(thalias: dict[str, Any]) -> None:
+def test_examples_of_single_regions(
+    thalias: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = thalias["brain"].state["regions"]
     BrainCheckpoint.save(thalias["brain"], "checkpoints/large_brain.thalia")
-    words = "regions=['cortex_l4', 'striatum']", "lazy=True"
-    run_example(thalias, *words, until="# cortex_l4 and")
-    assert list(thalias["brain"]["regions"]) == ["cortex_l4", "striatum"]
+    read: list[str] = []
+    filled = container.filled
+
+    def noted(value: Any, at: Any, tensor: Any) -> Any:
+        read.append(str(at))
+        return filled(value, at, tensor)
+
+    monkeypatch.setattr(container, "filled", noted)
+    run_example(thalias, "regions=['cortex_l4', 'striatum']", "lazy=True", until="prediction")
+    lazy = thalias["brain"]
+    assert read == ["regions/cortex_l4", "regions/striatum"]
+    found = lazy.regions["hippocampus"]  # what follows in the example is the program's own
+    assert_same(found, whole["hippocampus"])
+    assert_same(dict(lazy.regions), whole)
+    assert read == [f"regions/{name}" for name in whole]  # each once
+    with pytest.raises(NotFound, match="hippocampus"):
+        lazy.regions["hippocampu"]
+    with holdfast.init("registry") as reg:  # it can be saved as it is
+        saved = reg.create_run("lazy").save(lazy, step=1)
+        assert_same(saved.load(only="regions")["regions"], whole)
+    again = BrainCheckpoint.load("checkpoints/large_brain.thalia", lazy=True, device="meta")
+    assert again.regions["striatum"]["weights"]["feedforward"].device.type == "meta"
+    BrainCheckpoint.save(thalias["given"], "checkpoints/large_brain.thalia", {"other": 1})
+    with pytest.raises(InvalidInput, match="changed"):
+        again.regions["cortex_l4"]
+
+
+def test_homeostatic_state_can_be_left_out(thalias: dict[str, Any]) -> None:
+    brain = thalias["brain"]
+    brain.state["regions"]["striatum"]["homeostatic_state"] = {"thresholds": torch.ones(200)}
+    for includes in (True, False):
+        BrainCheckpoint.save(brain, "a.thalia", include_homeostatic=includes)
+        found = BrainCheckpoint.load("a.thalia").regions["striatum"]
+        assert ("homeostatic_state" in found) == includes
+        assert set(found) >= {"weights", "neuron_state", "learning_state"}

@@ -266,6 +266,7 @@ def test_death_at_any_write_of_a_save_loses_nothing(hydra: Life[Hydra], read_hyd
     # One save in some has a seventh write, of a snapshot.
     deaths = [(write, after) for write, after in hydra.story.deaths if write < 7]
     assert deaths == [(write, after) for after in (False, True) for write in range(1, 7)]
+    assert [one for one in hydra.story.left if one.severity == "error"] == []
     straight = Training(1, seeds_of(1))
     for _ in range(acts.CLONED):
         straight.train(acts.CLONE_EVERY)
@@ -349,11 +350,16 @@ def test_second_transition_row_by_row(hydra: Life[Hydra], read_hydra: Reader) ->
 
 def test_seeds_are_children_of_the_phase(hydra: Life[Hydra], read_hydra: Reader) -> None:
     read_hydra(acts.second_transition)
-    for phase, number in ((2, 5), (3, 5)):
-        spawned = np.random.SeedSequence(SEED, spawn_key=(phase,)).spawn(number)
-        for seeds in hydra.story.entered[phase].seeds.values():
-            same = spawned[seeds.spawn_key[-1]]
-            assert (seeds.generate_state(8) == same.generate_state(8)).all()
+    components = {"model_init": 0, "data_loader": 1, "suit_augmentation": 2, "game_engine": 3}
+    for phase, numbers in (
+        (2, components),
+        (3, {"model_init": 0, "game_engine": 3, "opponent_pool": 4}),
+    ):
+        spawned = np.random.SeedSequence(SEED, spawn_key=(phase,)).spawn(5)
+        found = hydra.story.entered[phase].seeds
+        assert {name: list(one.generate_state(8)) for name, one in found.items()} == {
+            name: list(spawned[number].generate_state(8)) for name, number in numbers.items()
+        }
 
 
 def test_every_checkpoint_has_the_policy_that_it_may_not_forget(read_hydra: Reader) -> None:

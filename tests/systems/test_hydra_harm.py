@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from holdfast import Checkpoint, Run
 from holdfast.registry.errors import Conflict, IncompatibleState, IntegrityError, RestoreFailed
+from tests.support.processes import run_apart
 from tests.support.sameness import assert_same
 from tests.systems import hydra_life as acts
 from tests.systems.hydra import Training, seeds_of
 from tests.systems.hydra_life import Hydra, Reader
+from tests.systems.killed import clone_until_killed
 from tests.systems.life import Life
 from tests.systems.places import Place, in_a_folder, own_packs
 
 pytestmark = pytest.mark.xdist_group("hydra")
-
-ROOT = Path(__file__).parents[2]
 
 
 def damage(place: Place, run: Run, victim: Checkpoint) -> str:
@@ -45,9 +41,7 @@ def cloned(place: Place) -> tuple[Place, str]:
 
 def test_sigkill_in_a_save_is_as_if_it_had_not_begun(cloned: tuple[Place, str]) -> None:
     place, run_id = cloned
-    command = [sys.executable, "-m", "tests.systems.killed", place.url, run_id, "4"]
-    killed = subprocess.run(command, cwd=ROOT, env=os.environ, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    assert run_apart(clone_until_killed, place.url, run_id, 4) == -signal.SIGKILL
     straight = Training(1, seeds_of(1))
     for _ in range(3):
         straight.train(acts.CLONE_EVERY)

@@ -24,19 +24,29 @@ def names_in(path: Path) -> set[str]:
     return {name for name in found if name.startswith("test_")}
 
 
-def rows() -> list[tuple[str, str, str, str]]:
-    """Return document, demand, answer and test of each row; `Folders` names the document itself."""
+TEST = r"`tests/[\w/]+\.py::test_\w+`"
+#: Columns of the table of the other side, with what their rows' last cells name.
+SIDES = {
+    "both ways": {"both", "to file and to native"},
+    "to file only": {"to file"},
+    "to native only": {"to native"},
+    "none": {"none"},
+}
+
+
+def rows() -> list[tuple[str, str, str, str, str]]:
+    """Return document and cells of each row; a row of `Folders` names the document itself."""
     found, document = [], ""
     for line in DOC.splitlines():
         if line.startswith("## "):
             document = line.removeprefix("## ")
         elif line.startswith("| ") and document and "| asked |" not in line:
-            asked, here, test = (cell.strip() for cell in line.strip("|").split(" | "))
+            asked, here, test, other = (cell.strip() for cell in line.strip("|").split(" | "))
             named, colon, _rest = asked.partition(": ")
             if document == "Folders":
                 assert colon
                 assert named in DOCUMENTS, line
-            found.append((named if document == "Folders" else document, asked, here, test))
+            found.append((named if document == "Folders" else document, asked, here, test, other))
     return found
 
 
@@ -52,6 +62,15 @@ def outcome(asked: str, here: str, test: str) -> str | None:
     return "measured" if test.startswith("`bench/") else "met"
 
 
+def side(cell: str) -> str:
+    """Return the directions that the last cell of a row has tests of, `none`, or a dash."""
+    if cell == "-" or re.fullmatch(r"none: .{20,}", cell):
+        return cell.partition(":")[0]
+    named = [part.partition(": ") for part in cell.split("; ")]
+    assert all(re.fullmatch(TEST, test) for _, _, test in named), cell
+    return " and ".join(way for way, _, _ in named)
+
+
 def test_there_are_rows() -> None:
     assert len(ROWS) > 250
     assert len(NAMED) > 60
@@ -60,11 +79,28 @@ def test_there_are_rows() -> None:
 def test_the_counts_are_those_of_the_rows() -> None:
     counts = []
     for document in (*DOCUMENTS, "all"):
-        kinds = Counter(outcome(*row) for name, *row in ROWS if document in (name, "all"))
+        kinds = Counter(outcome(*row[:3]) for name, *row in ROWS if document in (name, "all"))
         del kinds[None]
         numbers = [kinds[kind] for kind in ("met", "measured", "not met")]
         counts.append(f"| {document} | {sum(numbers)} | {' | '.join(map(str, numbers))} |")
     assert [line for line in DOC.splitlines() if line in counts] == counts, "\n".join(counts)
+
+
+def test_the_counts_of_the_other_side_are_those_of_the_rows() -> None:
+    counts = []
+    for document in (*DOCUMENTS, "all"):
+        sides = [
+            side(row[-1])
+            for name, *row in ROWS
+            if document in (name, "all") and not row[0].startswith("(")
+        ]
+        numbers = [sum(one in named for one in sides) for named in SIDES.values()]
+        assert sum(numbers) + sides.count("-") == len(sides), sorted(set(sides))
+        counts.append(f"| {document} | {sum(numbers)} | {' | '.join(map(str, numbers))} |")
+    heading = f"| document | rows about files | {' | '.join(SIDES)} |"
+    lines = DOC.splitlines()
+    begin = lines.index(heading) + 2
+    assert lines[begin : begin + len(counts)] == counts, "\n".join(counts)
 
 
 def test_every_named_test_exists() -> None:
@@ -72,7 +108,7 @@ def test_every_named_test_exists() -> None:
 
 
 def test_every_row_names_a_test_or_says_why_not() -> None:
-    for _, asked, here, test in ROWS:
+    for _, asked, here, test, _other in ROWS:
         assert asked
         assert here, asked
         if test == "-":
@@ -82,7 +118,7 @@ def test_every_row_names_a_test_or_says_why_not() -> None:
             assert here.startswith("measured"), here
             assert (ROOT / test.strip("`")).exists(), test
         else:
-            assert re.fullmatch(r"`tests/[\w/]+\.py::test_\w+`", test), test
+            assert re.fullmatch(TEST, test), test
 
 
 def test_every_test_of_a_story_is_named() -> None:

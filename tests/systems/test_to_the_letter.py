@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import runpy
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,6 +20,7 @@ import holdfast
 from holdfast import Registry, Run, formats
 from holdfast.registry.errors import IncompatibleState, InvalidInput, RestoreFailed
 from holdfast.registry.spec.migrations import MIGRATIONS, register_migration
+from tests.support.commands import invoke
 from tests.systems.adr004 import CARD
 
 
@@ -120,6 +124,27 @@ def test_a_release_has_what_the_documents_loader_asks_for(reg: Registry, tmp_pat
 # Hydra
 
 
+def test_evaluation_games_are_of_the_entries_whose_rating_is_uncertain(reg: Registry) -> None:
+    run = reg.create_run("league", seed=42)
+    models = [run.save({"w": torch.ones(2) * step}, step=step) for step in range(1, 5)]
+    run.pool.promote(models[0], sigma=8.0, frozen=True)
+    for model, sigma in zip(models[1:], (2.8, 3.5, 7.7), strict=True):
+        run.pool.promote(model, mu=25.0, sigma=sigma)
+    drawn = Counter(run.pool.evaluation(game).version for game in range(1400))
+    assert drawn.keys() == {2, 3, 4}  # not the frozen one
+    for version, sigma in ((2, 2.8), (3, 3.5), (4, 7.7)):
+        assert abs(drawn[version] - 100 * sigma) < 50
+    words = np.random.SeedSequence(42, spawn_key=(0, 0, 7)).generate_state(3, np.uint64)
+    weights = [round(sigma * 2**32) for sigma in (2.8, 3.5, 7.7)]
+    point = int(words[2]) * sum(weights) >> 64
+    version = 2 + sum(point >= sum(weights[:n]) for n in (1, 2))
+    assert run.pool.evaluation(7).version == version
+    for game in range(30):  # its rating becomes certain
+        run.pool.record_match([4, 2], [1 + game % 2, 2 - game % 2], match=str(game))
+    later = Counter(run.pool.evaluation(game).version for game in range(1400))
+    assert later[4] < drawn[4] - 200
+
+
 class Student(nn.Module):
     """The parts of the student that the document names, and a stem."""
 
@@ -172,6 +197,50 @@ def test_metrics_snapshot_of_hydra_chooses_the_gate(reg: Registry) -> None:
         run.save({**state, "metrics": {"heldout_ce": loss}}, step=step)
     run.pins.gates.set("bc_best")
     assert run.pins.gates.get("bc_best").load()["global_step"] == 20_000
+
+
+MIGRATION = """
+def add_head(state):
+    heads = {**state["model_record"], "safety_head": state["model_record"]["policy_head"]}
+    return {**state, "model_record": heads, "checkpoint_version": 2}
+"""
+
+
+@pytest.mark.usefixtures("no_steps")
+def test_one_command_raises_the_version_of_a_running_run(reg: Registry, tmp_path: Path) -> None:
+    run = reg.create_run("hydra", preset="hydra")
+    old = {
+        **hydra_state(1, 1, Student()),
+        "model_record": {"policy_head": torch.ones(2).bfloat16()},
+    }
+    run.save(old, step=1)
+    (tmp_path / "ours.py").write_text(MIGRATION)
+    given = ("run", "set", "hydra", "--schema-version", "1:2", "--migration")
+    url = ("--registry", tmp_path / "registry")
+    bad = invoke(*given, f"{tmp_path / 'ours.py'}:MIGRATION", *url)
+    assert (bad.exit_code, run.refresh().manifest.spec.version) == (2, 1)
+    done = invoke(*given, f"{tmp_path / 'ours.py'}:add_head", *url)
+    assert done.stdout == "hydra: schema version 2\n"
+    slots = run.refresh().manifest.next_slot
+    migrate = runpy.run_path(str(tmp_path / "ours.py"))["add_head"]
+    run.phases.raise_version(1, 2, migrate)  # as each program does when it begins
+    assert run.refresh().manifest.next_slot == slots
+    state = run.restore().state
+    assert (list(state["model_record"]), state["checkpoint_version"]) == (
+        ["policy_head", "safety_head"],
+        2,
+    )
+    assert run.save({**state, "global_step": 2}, step=2).load()["checkpoint_version"] == 2
+    with reg.fork(run.latest(), "fork") as fork:
+        assert fork.manifest.spec.version == 2
+    MIGRATIONS._steps.clear()  # a program that was never told
+    with pytest.raises(IncompatibleState, match="no migration from 1 to 2"):
+        run.save(old, step=3)
+    with pytest.raises(InvalidInput, match="another schema version"):
+        run.phases.raise_version(3, 4, migrate)
+    with pytest.raises(IncompatibleState, match="did not set the version"):
+        run.phases.raise_version(2, 3, lambda state: state)
+    assert run.refresh().manifest.spec.version == 2
 
 
 def test_transition_needs_only_what_the_document_names(reg: Registry) -> None:

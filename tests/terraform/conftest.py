@@ -58,7 +58,7 @@ def terraform() -> Terraform:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 
@@ -69,7 +69,7 @@ def terraform() -> Terraform:
 def apply(terraform: Terraform, tmp_path_factory: pytest.TempPathFactory) -> Apply:
     """Apply the sub-module of policies to variables; without a state and without a network."""
 
-    def applied(**variables: str) -> Policies:
+    def applied(**variables: str | list[str]) -> Policies:
         folder = tmp_path_factory.mktemp("policies")
         for file in (ROOT / "terraform" / "policies").glob("*.tf"):
             shutil.copy(file, folder)

@@ -110,6 +110,8 @@ def _call(environ: Environment) -> Call:
     for name, value in environ.items():
         if name.startswith("HTTP_X_AMZ_SERVER_SIDE_ENCRYPTION"):
             context[f"s3:{name[5:].lower().replace('_', '-')}"] = value
+    if method == "POST" and "restore" in query:
+        return Call("s3:RestoreObject", f"{arn}/{key}", context)
     verb = {"GET": "Get", "HEAD": "Get", "PUT": "Put", "POST": "Put", "DELETE": "Delete"}[method]
     version = "Version" if "versionId" in query else ""
     return Call(f"s3:{verb}Object{version}", f"{arn}/{key}", context)

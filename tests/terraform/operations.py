@@ -129,6 +129,11 @@ def _ask_versioning(s3: Any, bucket: str, key: str) -> None:
     s3.get_bucket_versioning(Bucket=bucket)
 
 
+def _ask_for_archived(s3: Any, bucket: str, key: str) -> None:
+    with suppress(s3.exceptions.InvalidObjectState):  # allowed, but this one is in no archive
+        s3.restore_object(Bucket=bucket, Key=key, RestoreRequest={"Days": 1})
+
+
 def _change_policy(s3: Any, bucket: str, key: str) -> None:
     s3.delete_bucket_policy(Bucket=bucket)
 
@@ -148,6 +153,7 @@ _ALL = " ".join(ROLES)
 _SLOT = ("runs/a.b-c/log/NEW", "runs/log/log/NEW", "runs/snapshots/log/NEW")
 _SNAPSHOT = ("runs/a.b-c/snapshots/NEW", "runs/log/snapshots/NEW")
 _OBJECT = ("packs/aa/NEW.0", "manifests/aa/NEW.0", "placements/aa/NEW.0")
+_MARKER = ("active/a.b-c.NEW",)
 _EPOCH = ("epochs/NEW", "sweeps/aa/NEW", "notes/NEW")
 _CONFIG = ("registry.json",)
 _PROBE = (".probe/NEW/0000", ".probe/clock-NEW")
@@ -204,12 +210,25 @@ OPERATIONS = (
         "delete a pack, manifest or placement", f"collector {ADMINISTRATOR}", (_delete,), _OBJECT
     ),
     Operation(
+        "ask for an archived pack",
+        f"collector {ADMINISTRATOR}",
+        (_ask_for_archived,),
+        _OBJECT[:1],
+    ),
+    Operation(
         "put or replace a snapshot",
         f"trainer annotator collector {ADMINISTRATOR}",
         _PUT,
         _SNAPSHOT,
     ),
     Operation("delete a snapshot", f"collector {ADMINISTRATOR}", (_delete,), _SNAPSHOT),
+    Operation(
+        "put a marker of a sealed run",
+        f"trainer annotator collector {ADMINISTRATOR}",
+        _PUT,
+        _MARKER,
+    ),
+    Operation("delete a marker of a sealed run", f"collector {ADMINISTRATOR}", (_delete,), _MARKER),
     Operation(
         "put, replace or delete under `.probe/`",
         f"collector operator {ADMINISTRATOR}",

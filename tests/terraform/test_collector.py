@@ -9,6 +9,7 @@ import pytest
 import holdfast
 from holdfast.backends import open_backend
 from holdfast.registry.errors import AccessDenied
+from holdfast.registry.history.actions import DropRun
 from holdfast.registry.history.epochs import encode_sweep
 from holdfast.registry.objects.keys import epoch_key, note_key, slot_key
 from holdfast.registry.upkeep.gc import DAY_S, collect
@@ -31,7 +32,8 @@ def _make_thinned(url: str, become: Become) -> str:
     with holdfast.open(become("trainer")) as reg:
         reg.create_run("a").save(_STATE, step=1)
         reg.create_run("b").save(_OTHER, step=1)
-        reg.run("b").retention.drop(reason="a mistake")
+        # As an older version drops: for good.
+        reg.run("b").handle.committer.commit(lambda _: [DropRun(reason="a mistake")])
     return url
 
 
@@ -46,7 +48,7 @@ def test_a_collector_collects(thinned: str, become: Become, world: World) -> Non
     assert (report.epoch, report.deleted.objects, report.keeps_versions) == (1, 3, False)
     assert report.noncurrent_bytes == 0
     after = keys_of_world(world)
-    written = {epoch_key(1), note_key(1), slot_key("a", 2)}  # a dropped run needs no mark
+    written = {epoch_key(1), note_key(1), slot_key("a", 2)}  # one dropped for good needs no mark
     assert set(after) - set(before) == written
     assert len(set(before) - set(after)) == 3
     with holdfast.open(become("trainer")) as reg:
@@ -54,6 +56,24 @@ def test_a_collector_collects(thinned: str, become: Become, world: World) -> Non
         reg.run("a").save(_OTHER, step=2)
         assert reg.checkpoint("a").load() == _OTHER
         assert reg.verify(deep=True).ok
+
+
+def test_a_trainer_hides_a_run_and_a_collector_frees_it(
+    thinned: str, become: Become, world: World
+) -> None:
+    with holdfast.open(become("trainer")) as reg:
+        before = keys_of_world(world)
+        with pytest.raises(AccessDenied, match="takes the rights of a collector"):
+            reg.run("a").retention.drop(reason="a mistake", now=True)
+        assert keys_of_world(world) == before
+        reg.run("a").retention.drop(reason="a mistake")
+        with pytest.raises(AccessDenied):
+            reg.drop_rules(delay_s=0)
+    with holdfast.open(become("collector")) as reg:
+        assert collect(reg.handle.store, grace_s=0).hidden_runs == ("a",)
+        reg.drop_rules(delay_s=0)
+        assert collect(reg.handle.store, grace_s=0).freed_runs == ("a",)
+    assert not _objects(world)
 
 
 def test_a_collector_asks_for_the_time_and_tidies_up(

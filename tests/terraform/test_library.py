@@ -17,6 +17,9 @@ from holdfast.registry.store.address import Address
 from holdfast.registry.upkeep.checkup import checks
 from tests.terraform.judges import (
     ADMINISTRATOR,
+    PLACEHOLDER,
+    PREFIX,
+    Apply,
     Become,
     Judge,
     Policies,
@@ -59,6 +62,36 @@ def test_who_may_put_slots_can_drop_a_run(trained: str, become: Become, role: st
         else:
             with pytest.raises(AccessDenied):
                 reg.run("a").retention.drop(reason="because I cannot")
+
+
+def test_a_trainer_of_a_team_works_in_its_own_runs_alone(
+    guard_judge: Judge, apply: Apply, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = guard_judge.world(apply(bucket=PLACEHOLDER, prefix=PREFIX, teams=["vision", "speech"]))
+
+    def become(role: str) -> str:
+        world.roles[role].set_environment(monkeypatch)
+        return world.url
+
+    with holdfast.init(become("operator"), skip_race_probe=True):
+        pass
+    with holdfast.open(become("trainer-vision")) as reg:
+        reg.create_run("vision-a").save(_STATE, step=1)
+    with holdfast.open(become("trainer-speech")) as reg:
+        before = keys_of_world(world)
+        for act in (
+            lambda: reg.run("vision-a").retention.drop(reason="a mistake"),
+            lambda: reg.run("vision-a").save(_OTHER, step=2),
+            lambda: reg.create_run("a"),
+        ):
+            with pytest.raises(AccessDenied):
+                act()
+        assert {key for key in keys_of_world(world) if key.startswith("runs/")} <= set(before)
+        fork = reg.fork("vision-a/latest", "speech-b")
+        fork.restore()
+        fork.save(_OTHER, step=2)
+        fork.retention.drop(reason="a mistake")
+        fork.retention.undrop()
 
 
 @pytest.mark.parametrize("role", ["trainer", "evaluator", "annotator", "collector"])
@@ -179,7 +212,7 @@ def test_an_annotator_reports_and_tags_and_saves_nothing(
     assert any("/snapshots/" in key for key in keys_of_world(world))
 
 
-@pytest.mark.parametrize("right", ["List", "Read", "Commit", "Store"])
+@pytest.mark.parametrize("right", ["List", "Read", "Commit", "Store", "Announce"])
 def test_a_trainer_needs_every_right_that_it_has(
     guard_judge: Judge, policies: Policies, monkeypatch: pytest.MonkeyPatch, right: str
 ) -> None:
@@ -191,6 +224,7 @@ def test_a_trainer_needs_every_right_that_it_has(
         "Commit",
         "Store",
         "Snapshot",
+        "Announce",
     ]
     less = [statement for statement in trainer["Statement"] if statement["Sid"] != right]
     roles = {**policies.roles, "trainer": {**trainer, "Statement": less}}
@@ -199,8 +233,16 @@ def test_a_trainer_needs_every_right_that_it_has(
     with holdfast.init(world.url, skip_race_probe=True):
         pass
     world.roles["trainer"].set_environment(monkeypatch)
+    if right == "Announce":  # it is needed behind a seal
+        with holdfast.open(world.url) as reg:
+            reg.create_run("a").save(_STATE, step=1)
+        world.roles["collector"].set_environment(monkeypatch)
+        with holdfast.open(world.url) as reg:
+            reg.upgrade()
+            reg.gc(grace_s=0)
+        world.roles["trainer"].set_environment(monkeypatch)
     with pytest.raises(AccessDenied), holdfast.open(world.url) as reg:
-        reg.create_run("a").save(_STATE, step=1)
+        reg.run("a", create=True).save(_OTHER, step=2)
 
 
 def test_without_the_right_to_list_what_is_absent_looks_forbidden(

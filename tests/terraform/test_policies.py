@@ -47,6 +47,7 @@ def test_no_role_has_a_wildcard_for_an_action(policies: Policies) -> None:
         "s3:GetObject",
         "s3:PutObject",
         "s3:DeleteObject",
+        "s3:RestoreObject",
     }
 
 
@@ -103,6 +104,29 @@ def test_the_bucket_forbids_what_nobody_may(policies: Policies) -> None:
     assert same["Action"] == ["s3:PutObject"]
     assert same["Condition"] == {"Null": {"s3:if-none-match": "true"}}
     assert set(stays["Resource"]) == set(same["Resource"]) == _HISTORY
+
+
+def test_a_team_writes_to_its_own_runs_alone(apply: Apply, policies: Policies) -> None:
+    given = apply(bucket=PLACEHOLDER, prefix="team", teams=["vision", "speech"])
+    assert set(given.roles) == {
+        *policies.roles,
+        *(f"{role}-{team}" for role in ("trainer", "annotator") for team in ("vision", "speech")),
+    }
+    assert {role: given.roles[role] for role in policies.roles} == policies.roles
+    absent = {"aws:SecureTransport": "true", "s3:if-none-match": "*"}
+    own = ("vision-a", "vision-", "vision-speech-a")
+    others = ("vision", "speech-a", "a", "visionary-a", "a-vision-b")
+    for role in ("trainer", "annotator"):
+        documents = [given.roles[f"{role}-vision"], given.bucket]
+        for kind, run in itertools.product(("log", "snapshots", "active"), (*own, *others)):
+            arn = f"{_ARN}/team/runs/{run}/{kind}/{'0' * 20}"
+            if kind == "active":
+                arn = f"{_ARN}/team/active/{run}.7"
+            assert allowed(documents, Call("s3:PutObject", arn, absent)) == (run in own), arn
+            assert allowed(documents, Call("s3:GetObject", arn, absent))
+            assert not allowed(documents, Call("s3:DeleteObject", arn, absent))
+        pack = Call("s3:PutObject", f"{_ARN}/team/packs/aa/b.0", absent)
+        assert allowed(documents, pack) == (role == "trainer")
 
 
 def test_without_a_prefix_the_whole_bucket_is_the_registry(apply: Apply) -> None:

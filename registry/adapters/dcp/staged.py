@@ -116,7 +116,7 @@ class Staged:
         try:
             if self.save is None:
                 assert self.failure is not None
-                with handle.abstaining():
+                with handle.telling_ranks():
                     raise self.failure
             return handle.saver.pipeline.save_staged(self.save)
         finally:

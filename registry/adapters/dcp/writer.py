@@ -212,7 +212,7 @@ class HoldfastWriter(StorageWriter, AsyncStager):
         if self._staged is not None:
             self.checkpoint = self._staged.finish(handle)
         else:
-            with handle.abstaining(self._request.step):
+            with handle.telling_ranks(self._request.step):
                 state = state_of(planner)
                 refuse_twins(state)
             self.checkpoint = handle.saver.pipeline.save(state, self._request)

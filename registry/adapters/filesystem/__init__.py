@@ -3,7 +3,6 @@
 - `file_system`: the class that fsspec sees. Only it imports fsspec.
 - `session`: the open registry behind an instance, the states that refs were resolved to, and files
   and folders as values.
-- `refs_tree`: the folders above the states: runs, phases, tags, releases.
 - `state_folder`: the files of one state, such as `meta.json`; `torch_archive`: its `state.pt`.
 
 fsspec loads this room by its entry point, users by `holdfast.filesystem`.

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 from holdfast.registry import pytree
 from holdfast.registry.adapters.filesystem.session import File, Folder, Literal, is_name
 from holdfast.registry.curation import Release
 from holdfast.registry.curation.pool import PoolEntry
-from holdfast.registry.errors import IncompatibleState, MissingObject, NoSuchPath
-from holdfast.registry.formats import OPAQUE, encode_header, opaque_name
-from holdfast.registry.formats import SAFETENSORS_NAMES as NAMES
+from holdfast.registry.errors import IncompatibleState, NoSuchPath
+from holdfast.registry.formats import OPAQUE, encode_header, named_tensors, opaque_name
 from holdfast.registry.history import json_ready
-from holdfast.registry.loading import Checkpoint, Stored, tensors_by_path
+from holdfast.registry.loading import Checkpoint, Chunks, Joined, Stored, tensors_by_path
 from holdfast.registry.loading.zarr import (
     DOCUMENT,
     ArrayLayout,
@@ -26,127 +23,7 @@ from holdfast.registry.loading.zarr import (
     is_position,
     native_types,
 )
-from holdfast.registry.objects import Component, RecentChunks, TensorEntry
-from holdfast.registry.store import Source
-from holdfast.registry.values import Digest
-
-
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """The chunks of one stored state, and a cache of the last ones read."""
-
-    ref: str  # the state, for messages
-    source: Source
-    recent: RecentChunks  # the chunks that were read last, of any state
-
-    def digests(self, entry: TensorEntry) -> Sequence[Digest]:
-        """Return the digests of a tensor's chunks, in the order of its grid."""
-        try:
-            return self.source.chunk_digests(entry)
-        except FileNotFoundError as error:
-            raise self._missing(error) from error
-
-    def read(self, wanted: dict[Digest, memoryview]) -> None:
-        """Fill memory with chunks, every byte verified."""
-        try:
-            self.source.read_chunks(wanted)
-        except FileNotFoundError as error:
-            raise self._missing(error) from error
-
-    def get(self, digest: Digest, raw_bytes: int, padded_bytes: int) -> memoryview:
-        """Return a chunk and keep it, filled up with zeros to a length."""
-
-        def load() -> memoryview:
-            chunk = memoryview(bytearray(padded_bytes))
-            self.read({digest: chunk[:raw_bytes]})
-            return chunk.toreadonly()
-
-        return self.recent.get((digest, padded_bytes), load)
-
-    def _missing(self, error: OSError) -> MissingObject:
-        # For fsspec "not found" means that a file is absent; readers of Zarr then show fill values.
-        return MissingObject("an object of this state is missing", where=self.ref, found=error)
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """The part of a chunk that a range covers."""
-
-    digest: Digest  # the chunk
-    size: int  # its length
-    start: int  # first byte within it
-    stop: int  # byte after the last
-
-
-@dataclass(frozen=True)
-class Joined:
-    """A file made of known bytes and of tensors, one behind the other."""
-
-    parts: Sequence[bytes | TensorEntry]  # the bytes and the tensors
-    chunks: Chunks  # the chunks of the tensors
-    _ends: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        lengths = (len(part) if isinstance(part, bytes) else part.nbytes for part in self.parts)
-        object.__setattr__(self, "_ends", list(accumulate(lengths)))
-
-    @property
-    def size(self) -> int:
-        """Its length in bytes."""
-        return self._ends[-1] if self._ends else 0
-
-    def read(self, start: int, stop: int) -> bytes:
-        """Return a range, every byte verified; whole chunks are read straight into the result."""
-        result = bytearray(max(0, stop - start))
-        rest = memoryview(result)
-        whole: dict[Digest, memoryview] = {}
-        copies: list[tuple[memoryview, memoryview]] = []
-        for piece in self._pieces(start, stop):
-            size = len(piece) if isinstance(piece, bytes) else piece.stop - piece.start
-            target, rest = rest[:size], rest[size:]
-            if isinstance(piece, bytes):
-                target[:] = piece
-            elif size < piece.size:
-                chunk = self.chunks.get(piece.digest, piece.size, piece.size)
-                target[:] = chunk[piece.start : piece.stop]
-            elif (kept := self.chunks.recent.peek((piece.digest, size))) is not None:
-                target[:] = kept
-            elif piece.digest in whole:
-                copies.append((target, whole[piece.digest]))
-            else:
-                whole[piece.digest] = target
-        if whole:
-            self.chunks.read(whole)
-        for target, same in copies:
-            target[:] = same
-        return bytes(result)
-
-    def _pieces(self, start: int, stop: int) -> Iterator[bytes | _Piece]:
-        at = bisect_right(self._ends, start)
-        while start < stop:
-            part, end = self.parts[at], self._ends[at]
-            known = part if isinstance(part, bytes) else part.inline
-            begin = end - (part.nbytes if isinstance(part, TensorEntry) else len(part))
-            until = min(stop, end)
-            if known is not None:
-                yield known[start - begin : until - begin]
-            elif isinstance(part, TensorEntry):
-                yield from self._cut(part, start - begin, until - begin)
-            start, at = until, at + 1
-
-    def _cut(self, entry: TensorEntry, start: int, stop: int) -> Iterator[_Piece]:
-        """Yield the parts of a tensor's chunks that a range of its bytes covers."""
-        grid = entry.grid
-        run_bytes = (grid.chunks_per_run - 1) * grid.chunk_bytes + grid.tail_bytes
-        digests = self.chunks.digests(entry)
-        while start < stop:
-            run, within = divmod(start, run_bytes)
-            number, offset = divmod(within, grid.chunk_bytes)
-            is_last = number == grid.chunks_per_run - 1
-            size = grid.tail_bytes if is_last else grid.chunk_bytes
-            until = min(offset + stop - start, size)
-            yield _Piece(digests[run * grid.chunks_per_run + number], size, offset, until)
-            start += until - offset
+from holdfast.registry.objects import RecentChunks, TensorEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,15 +132,15 @@ class StateFolder:
         part = self._stored.manifest.components.get(name)
         if part is None or "/" in name or "\0" in name:
             return None
-        tensors = _tensors_by_name(name, part)
-        if tensors is None:
+        tensors, others = named_tensors(name, part.skeleton, part.tensors)
+        if others:
             raise NoSuchPath(
                 "a safetensors file holds tensors by name, and this component is something else",
                 where=f"{self._stored.ref}/{name}{SAFETENSORS}",
                 hint="`state.zarr` shows every tensor; `holdfast pull` writes other files.",
             )
-        head, order = encode_header(cast("Any", tensors), {})
-        return Joined([head, *cast("Sequence[TensorEntry]", order)], self._chunks)
+        head, order = encode_header(tensors, {})
+        return Joined([head, *order], self._chunks)
 
     # torch
 
@@ -388,28 +265,6 @@ def _is_zarr_folder(layout: ZarrLayout, path: str) -> bool:
     if array is None or not array.entry.grid.count or len(position) >= len(array.counts):
         return False
     return all(at < count for at, count in zip(position, array.counts, strict=False))
-
-
-def _tensors_by_name(name: str, part: Component) -> dict[str, TensorEntry] | None:
-    """Return the tensors of a component as a safetensors file holds them; None if it cannot."""
-    skeleton: Any = part.skeleton
-    match skeleton:
-        case {"t": 0} | {"n": 0}:
-            pairs = [[name, skeleton]]
-        case {"d": pairs} | {"od": pairs} | {"sd": [pairs, *_]}:
-            pass
-        case _:
-            return None
-    found = {}
-    for key, node in pairs:
-        match node:
-            case {"t": int(index)} | {"n": int(index)} if isinstance(key, str):
-                found[key] = part.tensors[index]
-            case _:
-                return None
-    if "__metadata__" in found or any(one.dtype not in NAMES for one in found.values()):
-        return None
-    return found
 
 
 def describe(stored: Stored) -> bytes:

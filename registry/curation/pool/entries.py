@@ -10,7 +10,7 @@ from datetime import datetime
 from holdfast.backends.escape import shown
 from holdfast.registry.errors import Hint, NotFound
 from holdfast.registry.history import RunLog, moment, phase_value
-from holdfast.registry.history.replay import Forgotten, PoolRecord, RunManifest, has_bit
+from holdfast.registry.history.replay import NeedsHistory, PoolRecord, RunManifest, has_bit
 from holdfast.registry.loading import StateHandle, Stored
 from holdfast.registry.store import Store
 
@@ -114,7 +114,7 @@ def find_record(run: RunManifest, version: int) -> PoolRecord | None:
     """Return the entry of a version, evicted or not."""
     found = run.by_version.get(version)
     if found is None and run.gone is not None and has_bit(run.gone.versions, version):
-        raise Forgotten
+        raise NeedsHistory
     return found
 
 

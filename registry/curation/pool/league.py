@@ -2,13 +2,17 @@
 
 The rules come from Hydra's document, Opponent Pool Versioning; the run's preset gives their numbers
 (size, shares of the draws, models kept loaded). Nothing here needs a writer token.
+Loaded models are cached; the caller decides what a model is and how it is loaded.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from holdfast.registry.curation.pins import find_pin, own
 from holdfast.registry.curation.pool.entries import PoolEntry, require_playing, require_record
@@ -20,14 +24,13 @@ from holdfast.registry.curation.pool.matches import (
     pool_events,
     rating_match,
 )
-from holdfast.registry.curation.pool.model_cache import ModelCache
 from holdfast.registry.curation.pool.promoting import (
     ModelSource,
     PromotionCommit,
     Terms,
     pool_rules,
 )
-from holdfast.registry.errors import InvalidInput
+from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.history import check_phase
 from holdfast.registry.history.actions import Action
 from holdfast.registry.history.replay import PoolRecord, RunManifest
@@ -37,6 +40,100 @@ from holdfast.registry.writing import Committer
 
 if TYPE_CHECKING:
     from holdfast.registry.curation.pool.selection import Matchup
+
+T = TypeVar("T")
+
+
+class ModelCache(Generic[T]):
+    """At most `capacity` models by their versions; the least recently used one is dropped first.
+
+    Any number of threads may use it. The cache never holds more than `capacity` models. More may be
+    in memory: models that are being loaded, and dropped ones that a caller still holds.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._lock = Lock()
+        self._held: OrderedDict[int, T] = OrderedDict()
+        self._loading: dict[int, Future[T]] = {}
+
+    def get(self, version: int, load: Callable[[], T]) -> T:
+        """Return the model of a version; load it if the cache does not hold it.
+
+        If another thread is loading the same version, the call waits for it; different versions
+        load in parallel. All waiting calls raise an error of `load`, and a later call loads again.
+        Only an interrupt (`KeyboardInterrupt`, `SystemExit`) stays in its own thread; then a
+        waiting call loads the model itself.
+        """
+        while True:
+            with self._lock:
+                if version in self._held:
+                    self._held.move_to_end(version)
+                    return self._held[version]
+                awaited = self._loading.get(version)
+                if awaited is None:
+                    mine = self._loading[version] = Future()
+            if awaited is None:
+                return self._load(version, load, mine)
+            try:
+                return awaited.result()
+            except CancelledError:
+                if not awaited.cancelled():
+                    raise
+
+    def drop(self, version: int) -> None:
+        """Drop a version, if it is there. One that is being loaded will not be kept."""
+        with self._lock:
+            model = self._held.pop(version, None)
+            self._loading.pop(version, None)
+        del model  # not under the lock: its destructor may run code
+
+    def clear(self) -> None:
+        """Drop all versions. Those that are being loaded will not be kept."""
+        with self._lock:
+            held, self._held = self._held, OrderedDict()
+            self._loading.clear()
+        held.clear()
+
+    def versions(self) -> tuple[int, ...]:
+        """Return the versions in the cache, the least recently used first."""
+        with self._lock:
+            return tuple(self._held)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._held)
+
+    def _load(self, version: int, load: Callable[[], T], mine: Future[T]) -> T:
+        try:
+            model = load()
+            # The dropped models die here and not under the lock: a destructor may run code.
+            self._keep(version, model, mine)
+            mine.set_result(model)
+        except BaseException as error:
+            self._forget(version, mine)
+            if isinstance(error, Exception):
+                mine.set_exception(error)
+            else:
+                mine.cancel()
+            raise
+        return model
+
+    def _keep(self, version: int, model: T, mine: Future[T]) -> list[T]:
+        """Keep a model that was not dropped meanwhile; return the models dropped for it."""
+        evicted: list[T] = []
+        with self._lock:
+            if self._loading.get(version) is mine:
+                del self._loading[version]
+                while len(self._held) >= self._capacity:
+                    evicted.append(self._held.popitem(last=False)[1])
+                self._held[version] = model
+        return evicted
+
+    def _forget(self, version: int, mine: Future[T]) -> None:
+        with self._lock:
+            if self._loading.get(version) is mine:
+                del self._loading[version]
 
 
 class OpponentPool:
@@ -183,11 +280,7 @@ class OpponentPool:
     # Playing
 
     def record_match(
-        self,
-        versions: Sequence[int | None],
-        ranks: Sequence[float],
-        *,
-        match: str | None = None,
+        self, versions: Sequence[int | None], ranks: Sequence[float], *, match: str | None = None
     ) -> list[PoolEntry]:
         """Record a match: OpenSkill's PlackettLuce rates the entries that took part.
 
@@ -245,7 +338,7 @@ class OpponentPool:
         Raises:
             InvalidInput: The run's preset declares no opponents, or there is no such phase.
         """
-        from holdfast.registry.curation.pool import selection
+        from holdfast.registry.curation.pool.selection import Draws
 
         run = self._log.run
         rules, created = pool_rules(run), run.created
@@ -257,16 +350,37 @@ class OpponentPool:
             )
         playing, name = run.roster(), rules.phase if phase is None else check_phase(phase)
         check_phase_is_declared(run.spec, name)
-        return selection.draws(
+        table = Draws(
             int(created.seed, 16),
             phase_number(run.spec, name),
             rules.seed_child,
-            [selection.Category(one.kind, one.weight, one.name) for one in rules.draws],
+            rules.draws,
             [entry.version for entry in playing if not entry.frozen],
             {entry.gate: entry.version for entry in playing if entry.frozen and entry.gate},
-            start=start,
-            count=count,
         )
+        return table.matchups(start, count)
+
+    def evaluation(self, game: int) -> Matchup:
+        """Return the entry that an evaluation game is for: often one with an uncertain rating.
+
+        The share of an entry is proportional to its sigma, so that a new one is evaluated often
+        until its rating is stable. Frozen entries keep their rating and are left out. The same
+        seed, game and ratings give the same entry; the ratings are those that this handle has read
+        last.
+
+        Raises:
+            NotFound: No entry plays but frozen ones.
+            InvalidInput: It is not the number of a game.
+        """
+        from holdfast.registry.curation.pool.selection import Draws
+
+        run = self._log.run
+        rules, created = pool_rules(run), run.created
+        sigmas = {one.version: one.sigma for one in run.roster() if not one.frozen}
+        if not sigmas or created is None:
+            raise NotFound("the pool has no entry to evaluate", where=run.run_id)
+        phase = phase_number(run.spec, rules.phase) if run.spec.pool else 0
+        return Draws(int(created.seed, 16), phase, rules.seed_child).evaluation(game, sigmas)
 
     def load(
         self,

@@ -7,15 +7,14 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from operator import index
 from typing import Literal
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.curation.pool.entries import require_record
 from holdfast.registry.curation.pool.promoting import rating_of
-from holdfast.registry.curation.pool.ratings import Rating, rate
+from holdfast.registry.curation.pool.ratings import Rating, finite, rate
 from holdfast.registry.errors import InvalidInput, Malformed
-from holdfast.registry.history import moment
+from holdfast.registry.history import is_text, moment
 from holdfast.registry.history.actions import (
     Action,
     Commit,
@@ -25,6 +24,7 @@ from holdfast.registry.history.actions import (
     RateMatch,
 )
 from holdfast.registry.history.replay import PoolRecord, RunManifest
+from holdfast.registry.values import whole
 
 _LONGEST_ID = 128
 
@@ -41,7 +41,7 @@ def check_ranks(versions: Sequence[int | None], ranks: Sequence[float]) -> Ranks
     seats: dict[int | None, list[float]] = {}
     for seat, (version, rank) in enumerate(zip(versions, ranks, strict=True)):
         player = None if version is None else check_version(version, f"versions[{seat}]")
-        seats.setdefault(player, []).append(_check_rank(rank, f"ranks[{seat}]"))
+        seats.setdefault(player, []).append(finite(rank, f"ranks[{seat}]"))
     if len(seats) < 2:
         raise InvalidInput(
             "a match needs different players",
@@ -56,7 +56,7 @@ def check_match(match: object) -> str:
     """Return the identity of a match; a random one where none is given."""
     if match is None:
         return secrets.token_hex(16)
-    if isinstance(match, str) and 0 < len(match) <= _LONGEST_ID and _is_text(match):
+    if isinstance(match, str) and 0 < len(match) <= _LONGEST_ID and is_text(match):
         return match
     raise InvalidInput(
         "not the identity of a match",
@@ -68,20 +68,7 @@ def check_match(match: object) -> str:
 
 def check_version(version: object, where: str = "version") -> int:
     """Return a version as an int."""
-    try:
-        if isinstance(version, bool):
-            raise TypeError
-        number = index(version)  # type: ignore[arg-type]  # this call checks the type
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise InvalidInput(
-            "not a version of the pool",
-            where=where,
-            expected="a whole number from 1",
-            found=quoted(version),
-        )
-    return number
+    return whole(version, where, least=1, what="not a version of the pool")
 
 
 def rating_match(run: RunManifest, ranks: Ranks, match: str) -> RateMatch:
@@ -117,25 +104,6 @@ def rating_match(run: RunManifest, ranks: Ranks, match: str) -> RateMatch:
     )
 
 
-def _check_rank(rank: object, where: str) -> float:
-    if not isinstance(rank, bool | str | bytes):
-        try:
-            number = float(rank)  # type: ignore[arg-type]  # this call checks the type
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if math.isfinite(number):
-            return number
-    raise InvalidInput("not a rank", where=where, expected="a finite number", found=quoted(rank))
-
-
-def _is_text(match: str) -> bool:
-    try:
-        match.encode()
-    except UnicodeEncodeError:  # a lone surrogate
-        return False
-    return True
-
-
 def _stored(run: RunManifest, entry: PoolRecord) -> Rating:
     """Return the rating of an entry in the log."""
     try:
@@ -155,31 +123,20 @@ def _stored(run: RunManifest, entry: PoolRecord) -> Rating:
 
 @dataclass(frozen=True, slots=True)
 class PoolEvent:
-    """A change of an entry, and its rating afterwards.
+    """A change of an entry, and its rating afterwards."""
 
-    Attributes:
-        version: The entry.
-        event: `promoted`, `rated` (a match was recorded) or `evicted`.
-        n: Number of the commit.
-        time: The time by the committer's clock; limited to the years 1 to 9999; UTC.
-        mu: Its rating.
-        sigma: The uncertainty of its rating.
-        games: Games that it had played.
-        wins: Games that it had won.
-        match: The match; only of `rated`.
-        reason: The reason; only of `evicted`.
-    """
-
-    version: int
+    version: int  # the entry
+    #: `promoted`, `rated` (a match was recorded) or `evicted`.
     event: Literal["promoted", "rated", "evicted"]
-    n: int
+    n: int  # number of the commit
+    #: The time by the committer's clock; limited to the years 1 to 9999; UTC.
     time: datetime
-    mu: float
-    sigma: float
-    games: int = 0
-    wins: int = 0
-    match: str | None = None
-    reason: str | None = None
+    mu: float  # its rating
+    sigma: float  # the uncertainty of its rating
+    games: int = 0  # games that it had played
+    wins: int = 0  # games that it had won
+    match: str | None = None  # the match; only of `rated`
+    reason: str | None = None  # the reason; only of `evicted`
 
 
 def pool_events(commits: Iterable[Commit]) -> Iterator[PoolEvent]:

@@ -8,15 +8,17 @@ from functools import cache
 from itertools import chain
 
 from holdfast.registry.curation.pins import sound
+from holdfast.registry.curation.pool.entries import find_record
 from holdfast.registry.curation.pool.ratings import DEFAULT, Rating, inherited
-from holdfast.registry.errors import InvalidInput
-from holdfast.registry.history.actions import Action, EvictEntries, Promote
-from holdfast.registry.history.replay import CheckpointRecord, Forgotten, PoolRecord, RunManifest
+from holdfast.registry.errors import Conflict, InvalidInput
+from holdfast.registry.history.actions import Action, EvictEntries, Promote, Rated, RateMatch
+from holdfast.registry.history.replay import CheckpointRecord, NeedsHistory, PoolRecord, RunManifest
 from holdfast.registry.loading import StateHandle
 from holdfast.registry.objects import Manifest
-from holdfast.registry.spec import Pool, inference_parts
+from holdfast.registry.pytree import FlatState
+from holdfast.registry.spec import Pool, check_phase_is_declared, inference_parts
 from holdfast.registry.values import Digest
-from holdfast.registry.writing import NewCommit, Stale, StateWriter, Written
+from holdfast.registry.writing import NewCommit, Stale, StateWriter, Written, after_commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +44,23 @@ def _undeclared() -> Pool:
     return Pool(phase="any", size=20)
 
 
-def promotion(run: RunManifest, candidate: Candidate, rating: Rating) -> list[Action]:
+def promotion(
+    run: RunManifest,
+    candidate: Candidate,
+    rating: Rating,
+    *,
+    version: int | None = None,
+    promoted_ms: int | None = None,
+) -> list[Action]:
     """Return the actions that add a model to the pool and evict the oldest entries of a full one.
 
     The rating is inherited. Its uncertainty is raised to a third of the default (document of Hydra,
-    Rating integration), unless the entry is frozen.
+    Rating integration), unless the entry is frozen. An import gives version and time.
     """
     entered = rating if candidate.frozen else inherited(rating)
     promote = Promote(
-        version=run.next_version,
+        version=run.next_version if version is None else version,
+        promoted_ms=promoted_ms,
         manifest=candidate.manifest,
         checkpoint=candidate.checkpoint,
         gate=candidate.gate,
@@ -90,12 +100,12 @@ def _newest_metrics(run: RunManifest) -> Iterator[Mapping[str, float]]:
     for record in reversed(run.checkpoints):
         if gone is not None and gone.n > record.n:
             yield gone.metrics
-            raise Forgotten  # its metrics are no rating, and earlier ones are not known
+            raise NeedsHistory  # its metrics are no rating, and earlier ones are not known
         if not record.superseded:
             yield record.metrics
     if gone is not None:
         yield gone.metrics
-        raise Forgotten
+        raise NeedsHistory
 
 
 def own_rating(run: RunManifest, metrics: Mapping[str, float]) -> Rating | None:
@@ -157,11 +167,7 @@ class Terms:
 
 
 class PromotionCommit(NewCommit):
-    """The commit of a promotion.
-
-    Attributes:
-        version: Version of the entry, once the commit has landed.
-    """
+    """The commit of a promotion."""
 
     def __init__(
         self, writer: StateWriter, source: Callable[[RunManifest], ModelSource], terms: Terms
@@ -172,7 +178,7 @@ class PromotionCommit(NewCommit):
         self._cut_of: Digest | None = None
         self._model: Digest
         self._is_cut = False
-        self.version = -1
+        self.version = -1  # version of the entry, once the commit has landed
 
     def write_states(self) -> Sequence[Written]:
         """Write the manifest of the model, unless it plays or the run holds it already."""
@@ -232,6 +238,85 @@ class PromotionCommit(NewCommit):
             else rating_of(run, record.metrics)
         )
         return self._terms.over(inherited)
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignEntry:
+    """An entry of another program's pool."""
+
+    version: int  # its number, which it keeps
+    phase: str  # phase of its source
+    step: int  # step of its source
+    rating: Rating  # its rating now
+    games: int  # games that it has played
+    wins: int  # games that it has won
+    promoted_ms: int | None  # when it was promoted
+
+
+class EntryImport(NewCommit):
+    """The commit that takes an entry of another program's pool in, or its newer rating."""
+
+    def __init__(self, writer: StateWriter, state: FlatState, entry: ForeignEntry) -> None:
+        self._writer, self._state, self._entry = writer, state, entry
+
+    def write_states(self) -> Sequence[Written]:
+        """Write the model; it shares the chunks of its checkpoint, if the run has that."""
+        writer, entry = self._writer, self._entry
+        run = writer.log.run
+        near = [one.manifest for one in run.at_step(entry.phase, entry.step)]
+        if entry.version in run.by_version:
+            near.append(run.by_version[entry.version].manifest)
+        model = writer.write(self._state, writer.choose_bases(near))
+        self._model = model.state.manifest.digest
+        return [model]
+
+    def actions(self, run: RunManifest) -> Sequence[Action] | None:
+        """Return the actions for a new entry, or for games that it has played since."""
+        entry, model = self._entry, self._model
+        known = find_record(run, entry.version)
+        if known is not None:
+            if known.manifest != model:
+                raise self._taken(run, known.manifest.short)
+            return self._played(known) or None
+        check_phase_is_declared(run.spec, entry.phase)
+        if entry.version < run.next_version:
+            raise self._taken(run, f"the next version is {run.next_version}")
+        n = next((one.n for one in run.at_step(entry.phase, entry.step)), None)
+        gate = self._gate(run)
+        candidate = Candidate(model, entry.phase, entry.step, n, gate, frozen=gate is not None)
+        actions = promotion(
+            run, candidate, entry.rating, version=entry.version, promoted_ms=entry.promoted_ms
+        )
+        return [*actions, *self._played(after_commit(run, actions).by_version[entry.version])]
+
+    def _gate(self, run: RunManifest) -> str | None:
+        """Return the gate of the entry's phase and step: its models are the frozen anchors."""
+        for pin in run.pins_of("gate"):
+            if pin.checkpoint is not None:
+                record = run.record(pin.checkpoint)
+                if (record.phase, record.step) == (self._entry.phase, self._entry.step):
+                    return pin.name
+        return None
+
+    def _played(self, held: PoolRecord) -> list[Action]:
+        entry = self._entry
+        games = entry.games - held.games
+        if games <= 0:
+            return []
+        mu, sigma = entry.rating.mu, entry.rating.sigma
+        if held.frozen:
+            mu, sigma = held.mu, held.sigma
+        wins = max(0, entry.wins - held.wins)
+        rated = Rated(version=entry.version, mu=mu, sigma=sigma, games=games, wins=wins)
+        return [RateMatch(match=f"import/{entry.version}/{entry.games}", ratings=(rated,))]
+
+    def _taken(self, run: RunManifest, found: str) -> Conflict:
+        return Conflict(
+            "the run's pool has given this version to another model",
+            where=f"{run.run_id}/pool/v{self._entry.version:04d}",
+            found=found,
+            hint="Versions are never used twice: import the folder into another run.",
+        )
 
 
 def _sound(run: RunManifest, record: CheckpointRecord) -> CheckpointRecord:

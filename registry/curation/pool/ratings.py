@@ -22,7 +22,8 @@ _KAPPA = 0.0001
 _TAU = _MU / 300
 
 
-def _finite(value: object, where: str) -> float:
+def finite(value: object, where: str) -> float:
+    """Return a finite number as a float; a text or a truth value is none."""
     if not isinstance(value, bool | str | bytes):
         try:
             number = float(value)  # type: ignore[arg-type]  # this call checks the type
@@ -43,8 +44,8 @@ class Rating:
     sigma: float  # its standard deviation, in the same points; finite and above 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mu", _finite(self.mu, "mu"))
-        object.__setattr__(self, "sigma", _finite(self.sigma, "sigma"))
+        object.__setattr__(self, "mu", finite(self.mu, "mu"))
+        object.__setattr__(self, "sigma", finite(self.sigma, "sigma"))
         if self.sigma <= 0:
             raise InvalidInput(
                 "not an uncertainty", where="sigma", expected="above 0", found=self.sigma
@@ -73,10 +74,7 @@ def rate(
     ratings: Sequence[Rating], ranks: Sequence[float], frozen: Collection[int] = ()
 ) -> tuple[Rating, ...]:
     """Return the ratings after one game of all players against each other."""
-    _check_players(ratings, ranks)
-    _check_indices(frozen, len(ratings))
-    numbers = [_finite(rank, f"ranks[{index}]") for index, rank in enumerate(ranks)]
-    played = _play(ratings, numbers)
+    played = _play(ratings, ranks)
     return tuple(
         before if index in frozen else after
         for index, (before, after) in enumerate(zip(ratings, played, strict=True))
@@ -106,25 +104,3 @@ def _play(ratings: Sequence[Rating], ranks: Sequence[float]) -> list[Rating]:
             expected="means within a thousand points of 0",
             found=", ".join(f"{rating.mu:g} ± {rating.sigma:g}" for rating in ratings),
         ) from error
-
-
-def _check_players(ratings: Sequence[Rating], ranks: Sequence[float]) -> None:
-    if len(ratings) < 2:
-        raise InvalidInput(
-            "a game needs players", where="ratings", expected="at least 2", found=len(ratings)
-        )
-    if len(ranks) != len(ratings):
-        raise InvalidInput(
-            "every player needs one rank", where="ranks", expected=len(ratings), found=len(ranks)
-        )
-
-
-def _check_indices(frozen: Collection[int], players: int) -> None:
-    for index in frozen:
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < players:
-            raise InvalidInput(
-                "not a player of this game",
-                where="frozen",
-                expected=f"an index from 0 to {players - 1}",
-                found=quoted(index),
-            )

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from holdfast.registry.curation.streams.appends import PlannedAppend as PlannedAppend
     from holdfast.registry.curation.streams.appends import plan_append as plan_append
     from holdfast.registry.curation.streams.appends import read_segments as read_segments
+    from holdfast.registry.curation.streams.appends import stream_lifetime as stream_lifetime
     from holdfast.registry.curation.streams.segments import check_entries as check_entries
+    from holdfast.registry.curation.streams.stream import LOG as LOG
+    from holdfast.registry.curation.streams.stream import AppendAttempt as AppendAttempt
     from holdfast.registry.curation.streams.stream import Stream as Stream
     from holdfast.registry.curation.streams.stream import Streams as Streams
+    from holdfast.registry.curation.streams.stream import each_step_once as each_step_once
 else:
     __getattr__ = at_first_use(__name__)

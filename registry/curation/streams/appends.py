@@ -76,7 +76,7 @@ def plan_append(
     body = AppendStream(
         stream=name,
         lifetime=stream.lifetime,
-        manifest=written.base.manifest.digest,
+        manifest=written.state.manifest.digest,
         start=kept[-1].start + kept[-1].count if kept else 0,
         count=len(joined),
         first_step=min(known),
@@ -86,11 +86,7 @@ def plan_append(
 
 
 def read_segments(
-    writer: StateWriter,
-    name: str,
-    segments: Sequence[Segment],
-    first_step: int,
-    last_step: int,
+    writer: StateWriter, name: str, segments: Sequence[Segment], first_step: int, last_step: int
 ) -> Entries:
     """Return the entries of segments with steps within bounds, both inclusive.
 

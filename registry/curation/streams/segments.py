@@ -73,23 +73,11 @@ def _checked(index: int, entry: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidInput(
             "an entry has no step", where=f"entries[{index}]", expected="a key 'step'"
         )
-    fields[_STEP] = _step(index, fields[_STEP])
+    fields[_STEP] = check_step(fields[_STEP], f"entries[{index}][{_STEP!r}]")
     return {
         key: value if _is_simple(key, value) else _copied(index, key, value)
         for key, value in fields.items()
     }
-
-
-def _step(index: int, step: object) -> int:
-    try:
-        return check_step(step)
-    except InvalidInput as error:
-        raise InvalidInput(
-            error.what,
-            where=f"entries[{index}][{_STEP!r}]",
-            expected=error.expected,
-            found=error.found,
-        ) from error
 
 
 def _is_simple(key: object, value: object) -> bool:

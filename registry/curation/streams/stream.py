@@ -7,7 +7,7 @@ Owns appending outside of saves, reading by step, and archiving. `segments` defi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from holdfast.backends.escape import quoted
@@ -42,7 +42,7 @@ class Stream:
 
     def __init__(self, committer: Committer, name: str) -> None:
         self._committer = committer
-        self._attempt: _Attempt | None = None
+        self._attempt: AppendAttempt | None = None
         self.name = check_name(name, "a stream")
 
     def __repr__(self) -> str:
@@ -103,7 +103,7 @@ class Stream:
             return self.count
         attempt = self._attempt
         if attempt is None or attempt.entries != _fingerprint(checked):
-            attempt = _Attempt(self._committer, self.name)
+            attempt = AppendAttempt(self._committer, self.name)
         try:
             run = attempt.run(checked, lifetime)
         except StoreUnavailable:
@@ -251,6 +251,28 @@ class Stream:
         return f"{self._committer.log.run_id}: stream {self.name}"
 
 
+#: The stream of `run.log`.
+LOG = "log"
+
+
+def each_step_once(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return logged entries, each step once, in the order of the steps.
+
+    A training that crashed logs the steps after its checkpoint again: an entry of a lower step than
+    the one before it supersedes those from its step on. Entries of one step are joined.
+    """
+    found: list[dict[str, Any]] = []
+    for entry in entries:
+        if found and found[-1]["step"] > entry["step"]:
+            while found and found[-1]["step"] >= entry["step"]:
+                found.pop()
+        if found and found[-1]["step"] == entry["step"]:
+            found[-1] |= entry
+        else:
+            found.append(dict(entry))
+    return found
+
+
 class Streams:
     """The streams of a run: `run.streams["losses"]` is one; iterating yields their names."""
 
@@ -270,17 +292,20 @@ class Streams:
         return [self[name] for name in self]
 
 
-class _Attempt:
-    """An append whose outcome may be unknown, so that a retry can find out.
+class AppendAttempt:
+    """An append whose outcome may be unknown, so that a retry can find out."""
 
-    Attributes:
-        entries: Digest of the entries; `None` unless the outcome is unknown.
-    """
-
-    def __init__(self, committer: Committer, name: str) -> None:
+    def __init__(
+        self,
+        committer: Committer,
+        name: str,
+        commit: Callable[[Composed], RunManifest] | None = None,
+    ) -> None:
         self._committer = committer
         self._name = name
+        self._commit = commit or committer.commit
         self._tried: list[tuple[int, AppendStream]] = []
+        #: Digest of the entries; `None` unless the outcome is unknown.
         self.entries: Digest | None = None
 
     def run(self, entries: Sequence[Mapping[str, Any]], lifetime: Lifetime | None) -> RunManifest:
@@ -300,10 +325,11 @@ class _Attempt:
             if any(self._has_landed(run, *one) for one in unknown):
                 return None
             action = planned[-1].action(run)
-            self._tried.append((run.next_slot, action))
+            # `run` is after the claims of the same slot.
+            self._tried.append((self._committer.log.run.next_slot, action))
             return [action]
 
-        return self._committer.commit(Composed(compose, plan))
+        return self._commit(Composed(compose, plan))
 
     def _has_landed(self, run: RunManifest, number: int, action: AppendStream) -> bool:
         if run.next_slot <= number:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.deriving.merging.merged_save import MERGE as MERGE
     from holdfast.registry.deriving.merging.merged_save import merge as merge
 else:
     __getattr__ = at_first_use(__name__)
+
+#: The key of a checkpoint's meta that names the sources of a merge.
+MERGE = "merge"

@@ -58,10 +58,7 @@ class MergePlan:
 
 
 def plan_merge(
-    inputs: Sequence[MergeInput],
-    count: int,
-    average: Sequence[str] | None,
-    pick: Mapping[str, int],
+    inputs: Sequence[MergeInput], count: int, average: Sequence[str] | None, pick: Mapping[str, int]
 ) -> MergePlan:
     """Decide for each tensor of the result whether it is averaged or kept."""
     return _Planner(inputs, count, average, pick).plan()

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.backends.escape import printable, quoted
+from holdfast.registry.deriving.merging import MERGE
 from holdfast.registry.deriving.merging.merge_plan import MergeInput, MergePlan, plan_merge
 from holdfast.registry.deriving.merging.mixing import Mixing
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
@@ -140,9 +141,6 @@ def _number(one: object) -> float:
         return math.nan
 
 
-#: The key of a checkpoint's meta that names the sources of a merge.
-MERGE = "merge"
-
 _LOGGER = logging.getLogger("holdfast")
 
 
@@ -224,7 +222,7 @@ class _Wanted:
             log.refresh()
         for given in self.given:
             run = self._logs[given.run_id].run
-            if given.digest in run.held:
+            if given.digest in run.held and run.dropped is None:
                 continue
             if self._logs[given.run_id].place_of(given.digest) is None:
                 raise self._unknown(given, f"a run of {run.commits} commits")
@@ -266,7 +264,7 @@ class _MergeCommit(SaveCommit):
     ) -> None:
         # It takes nothing over, so it is compared with no step.
         token = WriterToken(writer.log.run_id)
-        super().__init__(writer, token, save, EarlierSteps(), put=self._mixed)
+        super().__init__(writer, token, save, EarlierSteps(), write_state=self._mixed)
         self._wanted = wanted
         self._tensors = plan.tensors
         self._is_written = False

@@ -26,7 +26,7 @@ from holdfast.registry.writing import (
     NAMED_AT_MOST,
     Chunk,
     ChunkLocation,
-    Writer,
+    ObjectWriter,
     Written,
     check_readable,
     chunked_entry,
@@ -45,7 +45,7 @@ _Array = np.ndarray[Any, Any]
 
 def borrow(
     store: Store,
-    writer: Writer,
+    writer: ObjectWriter,
     locations: Mapping[Digest, ChunkLocation],
     wanted: Iterable[Digest],
 ) -> dict[Digest, ChunkLocation]:
@@ -59,7 +59,7 @@ def borrow(
             for digest in chain:
                 location = locations[digest]
                 pack = PackRef(usable[location.pack], location.pack.size_bytes)
-                borrowed[digest] = replace(location, pack=pack)
+                borrowed[digest] = location._replace(pack=pack)
     return borrowed
 
 
@@ -70,8 +70,10 @@ def _chain(digest: Digest, locations: Mapping[Digest, ChunkLocation]) -> list[Di
     return chain
 
 
-def _usable(store: Store, writer: Writer, packs: Iterable[PackRef]) -> dict[PackRef, ObjectKey]:
-    _ = writer.epoch  # observed before any key is chosen, and not by several threads at once
+def _usable(
+    store: Store, writer: ObjectWriter, packs: Iterable[PackRef]
+) -> dict[PackRef, ObjectKey]:
+    writer.observe()  # before any key is chosen, and not by several threads at once
 
     def verified(_: Store, pack: PackRef) -> ObjectKey | None:
         return writer.verified(pack.key.digest, pack.size_bytes)
@@ -132,7 +134,7 @@ class Mixing:
     def __init__(
         self,
         store: Store,
-        writer: Writer,
+        writer: ObjectWriter,
         inputs: Sequence[StateReader],
         weights: Sequence[float],
         state: FlatState,

@@ -16,7 +16,7 @@ from holdfast.registry.deriving.transitions.execution import (
     TransitionOptions,
     transition,
 )
-from holdfast.registry.deriving.transitions.pivot import pivot, pivoted
+from holdfast.registry.deriving.transitions.pivot import Policy, pivot, pivoted
 from holdfast.registry.deriving.transitions.rows import Applied, Initialise
 from holdfast.registry.deriving.transitions.starting import (
     Mode,
@@ -26,6 +26,7 @@ from holdfast.registry.deriving.transitions.starting import (
     check_given,
     check_mode,
     find_stale,
+    of_another_run,
     start_fresh,
     start_warm,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "Applied",
     "Initialise",
     "Mode",
+    "Policy",
     "Sources",
     "Started",
     "TransitionOptions",
@@ -42,6 +44,7 @@ __all__ = [
     "check_given",
     "check_mode",
     "find_stale",
+    "of_another_run",
     "pivot",
     "pivoted",
     "start_fresh",

@@ -225,7 +225,7 @@ class _TransitionCommit(NewCommit):
             enabled=tuple(sorted(self._enabled)),
             ready=self._ready,
             companions={
-                name: written.base.manifest.digest for name, written in self._companions.items()
+                name: written.state.manifest.digest for name, written in self._companions.items()
             },
         )
 
@@ -234,7 +234,7 @@ class _TransitionCommit(NewCommit):
         assert pin.checkpoint is not None  # replay makes sure that every gate names one
         record = run.record(pin.checkpoint)
         candidate = Candidate(
-            manifest=written.base.manifest.digest,
+            manifest=written.state.manifest.digest,
             phase=record.phase,
             step=record.step,
             checkpoint=record.n,

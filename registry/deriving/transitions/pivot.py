@@ -6,32 +6,57 @@ that is restored after it has the same changes, until the next save.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from holdfast.registry.deriving.transitions.execution import Transitioned, archive_label
 from holdfast.registry.deriving.transitions.rows import Initialise, Table
 from holdfast.registry.errors import IncompatibleState, NotFound
-from holdfast.registry.history import check_name
+from holdfast.registry.history import check_name, encode_plain, warn_of_secrets
 from holdfast.registry.history.actions import Action, AppliedRow, ArchiveStream, EnterPhase
-from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, RunManifest
 from holdfast.registry.loading import Checkpoint, load_to_train
 from holdfast.registry.saving import RunHandle
 from holdfast.registry.spec import Pivot, pivot_child
 from holdfast.registry.values import require_first_rank
 from holdfast.registry.writing import Committer, NewCommit, Stale, StateWriter, Written
 
+_LOGGER = logging.getLogger("holdfast")
+
 
 def pivot(
-    handle: RunHandle, name: str, initialise: Initialise | None, map_location: object
+    handle: RunHandle,
+    policy: Policy,
+    initialise: Initialise | None,
+    map_location: object,
 ) -> Transitioned | None:
     """Pivot, unless the run did so under this name; then return `None`. See `RunPhases.pivot`."""
     require_first_rank()
-    check_name(name, "a pivot")
+    check_name(policy.name, "a pivot")
     handle.log.refresh()
-    commit = _PivotCommit(handle.committer.writer, name, initialise, map_location)
+    commit = _PivotCommit(handle.committer.writer, policy, initialise, map_location)
     handle.saver.commit(commit)
     return commit.outcome
+
+
+class Policy:
+    """Name, configuration and notes of a pivot."""
+
+    def __init__(self, name: str, config: object, meta: object) -> None:
+        self.name = name
+        self.config = None if config is None else encode_plain(config, "config")
+        self.meta = None if meta is None else encode_plain(meta, "meta")
+        warn_of_secrets(config, stacklevel=4)
+
+    def check_known(self, run: RunManifest, known: PhaseRecord) -> None:
+        """Warn if the run pivoted under this name to another configuration."""
+        if self.config is not None and known.config != self.config:
+            _LOGGER.warning(
+                "%s: it pivoted to %s before, with another configuration, which stays",
+                run.run_id,
+                self.name,
+            )
 
 
 def pivoted(
@@ -56,12 +81,12 @@ class _PivotCommit(NewCommit):
     """
 
     def __init__(
-        self, writer: StateWriter, name: str, initialise: Initialise | None, map_location: object
+        self, writer: StateWriter, policy: Policy, initialise: Initialise | None, device: object
     ) -> None:
         self._writer = writer
-        self._name = name
+        self._policy, self._name = policy, policy.name
         self._initialise = initialise
-        self._map_location = map_location
+        self._map_location = device
         self._source: int | None = None
         self._ordinal = 0
         #: The result; `None` if the run pivoted under this name before.
@@ -79,7 +104,9 @@ class _PivotCommit(NewCommit):
 
     def actions(self, run: RunManifest) -> Sequence[Action] | None:
         """Return the actions; `None` if the run pivoted under this name before."""
-        if any(one.name == self._name for one in run.pivots):
+        known = next((one for one in run.pivots if one.name == self._name), None)
+        if known is not None:
+            self._policy.check_known(run, known)
             self.outcome = None
             return None
         source = _source(run, self._name)
@@ -97,6 +124,8 @@ class _PivotCommit(NewCommit):
                 for one in self.outcome.report
             ),
             name=self._name,
+            config=self._policy.config,
+            meta=self._policy.meta,
         )
         return [enter, *_archives(run, self._name)]
 

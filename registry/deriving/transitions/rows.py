@@ -245,8 +245,5 @@ def _check_like(path: str, old: Any, new: Any) -> None:
     found = pytree.describe(new)[0] if traversal.is_array(new) else type(new).__name__
     if found != wanted:
         raise IncompatibleState(
-            "`initialise` made a part with another dtype",
-            where=path,
-            expected=wanted,
-            found=found,
+            "`initialise` made a part with another dtype", where=path, expected=wanted, found=found
         )

@@ -16,7 +16,7 @@ from holdfast.backends.escape import printable, quoted
 from holdfast.registry.curation.streams import read_segments
 from holdfast.registry.deriving.transitions.rows import Applied, Initialise, Table
 from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput
-from holdfast.registry.history import MAX_STEP, decode_plain, plain_values
+from holdfast.registry.history import MAX_STEP, decode_plain, plain_digest, plain_values
 from holdfast.registry.history.actions import Action, AppliedRow, EnterPhase
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint, Stored, load_to_train
@@ -57,7 +57,7 @@ class Started:
 
 def start_fresh(handle: RunHandle) -> Started:
     """Start from nothing: the seeds alone; see `RunPhases.start`."""
-    run = handle.line.refresh()
+    run = handle.training.refresh()
     check_unbegun(run, "fresh")
     return Started("fresh", {}, None, _seeds(run, _reseeded(_rows(run.spec, None, ()))))
 
@@ -78,7 +78,7 @@ def start_warm(
             expected="a checkpoint or a release, of any run: reg.checkpoint('RUN/best')",
             found=quoted(source),
         )
-    run = handle.line.refresh()
+    run = handle.training.refresh()
     check_unbegun(run, "warm_start")
     rows = _rows(run.spec, source, (carry,) if isinstance(carry, str) else tuple(carry))
     state = load_to_train(source, map_location)
@@ -141,8 +141,13 @@ def check_unbegun(run: RunManifest, mode: Mode) -> None:
         )
 
 
-def check_expected(spec: RunSpec, stored: Stored, expected: Mapping[str, object] | None) -> None:
-    """Compare a checkpoint's plain values with the program's expectations; reads no tensor."""
+def check_expected(
+    spec: RunSpec,
+    stored: Stored,
+    expected: Mapping[str, object] | None,
+    differing: Sequence[str] = (),
+) -> None:
+    """Compare plain values with the program's expectations; the error lists `differing`, too."""
     wanted = dict(expected or {})
     missing = [path for path in spec.compatible_keys or () if path not in wanted]
     if missing:
@@ -152,22 +157,35 @@ def check_expected(spec: RunSpec, stored: Stored, expected: Mapping[str, object]
             expected=", ".join(spec.compatible_keys or ()),
             found=f"missing: {', '.join(missing)}",
         )
-    if not wanted:
-        return
-    values = plain_values(stored.manifest.components)
+    values = plain_values(stored.manifest.components) if wanted else {}
     wrong = []
     for path, value in wanted.items():
         if path not in values:
             wrong.append(f"{path} is absent, expected {quoted(value)}")
         elif (found := decode_plain(values[path])) != value:
             wrong.append(f"{path} is {quoted(found)}, expected {quoted(value)}")
-    if wrong:
+    if wrong := [*wrong, *differing]:
         raise IncompatibleState(
             "the checkpoint does not fit the program's input",
             where=stored.ref,
             found="; ".join(wrong),
             hint="Use the input that it was made with, or start fresh. Nothing was changed.",
         )
+
+
+def of_another_run(run: RunManifest, stored: Checkpoint) -> list[str]:
+    """Return which hashes that an imported file had, and that must match, are not the run's."""
+    noted = stored.meta.get("import") if isinstance(stored.meta, dict) else None
+    created = run.created
+    if not isinstance(noted, dict) or created is None:
+        return []
+    own = {"config": plain_digest(run.config).hex(), "input_hash": created.input_hash}
+    hashes = {"config": noted.get("config_hash"), "input_hash": noted.get("input_hash")}
+    return [
+        f"{name} of the imported file: {quoted(hashes[name])}, of the run: {quoted(own[name])}"
+        for name in run.spec.must_match or ()
+        if hashes[name] not in (None, own[name])
+    ]
 
 
 def _rows(spec: RunSpec, source: Stored | None, carry: Sequence[str]) -> tuple[Row, ...]:

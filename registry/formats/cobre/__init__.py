@@ -7,7 +7,6 @@ within its file: the names of the files do not count.
 
 - `wire`: FlatBuffers, read with a check of every offset.
 - `stages`: the tables of a stage, as arrays and back.
-- `metadata`: `metadata.json`; it is written last, so a folder with it is complete.
 - `policy`: the whole folder.
 
 Specified by what the program of Cobre writes, in all its releases; its book and its specification

@@ -46,6 +46,12 @@ _NUMBERS: Final[Mapping[str, tuple[tuple[str, int], ...]]] = {
     ),
     "states": (("stage_id", 0), ("state_dimension", 1), ("count", 2)),
 }
+#: Vectors of the three tables besides the cuts: name, number, type; in the order of the program.
+_ARRAYS: Final[Mapping[str, tuple[tuple[str, int, str], ...]]] = {
+    "cuts": (("active_cut_indices", 5, "<u4"),),
+    "basis": (("column_status", 4, "|u1"), ("row_status", 5, "|u1")),
+    "states": (("data", 3, "<f8"),),
+}
 FOLDERS: Final = tuple(_NUMBERS)
 
 
@@ -56,25 +62,16 @@ class Problem:
     text: str
 
 
-#: Parts of a stage besides its numbers.
-_VECTORS: Final = {
-    "cuts": ("cuts", "active_cut_indices"),
-    "basis": ("column_status", "row_status"),
-    "states": ("data",),
-}
-
-
 def read_stage(folder: str, data: bytes, where: str, *, domination: bool) -> dict[str, Any]:
     """Read the table of a file."""
     root = Buffer(InMemory(data), where).root()
     found: dict[str, Any] = {name: root.number(field, "<u4") for name, field in _NUMBERS[folder]}
+    found |= {name: root.array(field, form) for name, field, form in _ARRAYS[folder]}
     if folder == "cuts":
-        found["active_cut_indices"] = root.array(5, "<u4")
         found["cuts"] = _cuts(root, found["state_dimension"], domination=domination)
-    elif folder == "basis":
-        found["column_status"], found["row_status"] = root.array(4, "|u1"), root.array(5, "|u1")
-    else:
-        found["data"] = _states(root, found["state_dimension"], found["count"], where)
+    elif folder == "states":
+        shape = found["count"], found["state_dimension"]
+        found["data"] = _states(found["data"], shape, where)
     return found
 
 
@@ -84,21 +81,19 @@ def describe_stage(
     """Return the number of a stage, and its arrays, as `read_stage` would give them."""
     root = Buffer(data, where).root()
     numbers = {name: root.number(field, "<u4") for name, field in _NUMBERS[folder]}
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    found: dict[str, tuple[str, tuple[int, ...]]] = {
+        name: (form, (root.count(field),)) for name, field, form in _ARRAYS[folder]
+    }
     if folder == "cuts":
         cuts = root.children(4, "the cuts")
         forms = {name: "|b1" if name == "is_active" else form for name, _, form in _CUT}
-        found = {f"cuts/{name}": (form, (len(cuts),)) for name, form in forms.items()}
+        found |= {f"cuts/{name}": (form, (len(cuts),)) for name, form in forms.items()}
         found["cuts/coefficients"] = "<f8", (len(cuts), numbers["state_dimension"])
         if visited := cuts.first().count(_STATE_AT_GENERATION):
             found["cuts/state_at_generation"] = "<f8", (len(cuts), visited)
         if domination and np.any(cuts.fields(_DOMINATION)):
             found["cuts/domination_count"] = "<u4", (len(cuts),)
-        found["active_cut_indices"] = "<u4", (root.count(5),)
-    elif folder == "basis":
-        for name, field in (("column_status", 4), ("row_status", 5)):
-            found[name] = "|u1", (root.count(field),)
-    else:
+    elif folder == "states":
         found["data"] = "<f8", (numbers["count"], numbers["state_dimension"])
     headers = {
         name: TensorHeader(np.dtype(form).name, shape) for name, (form, shape) in found.items()
@@ -112,7 +107,7 @@ def _cuts(root: Tables, dimension: int, *, domination: bool) -> dict[str, NDArra
     if np.any(found["is_active"] > 1):
         raise root.buffer.broken("a truth value is neither 0 nor 1")
     found["is_active"] = found["is_active"].astype(bool)
-    found["coefficients"] = cuts.rows(_COEFFICIENTS, "<f8")
+    found["coefficients"] = cuts.rows(_COEFFICIENTS, "<f8", absent=dimension)
     if len(cuts) and found["coefficients"].shape[1] != dimension:
         raise InvalidInput(
             "cuts have another number of coefficients than the dimension of the state",
@@ -129,18 +124,17 @@ def _cuts(root: Tables, dimension: int, *, domination: bool) -> dict[str, NDArra
     return found
 
 
-def _states(root: Tables, dimension: int, count: int, where: str) -> NDArray[Any]:
-    data = root.array(3, "<f8")
-    if len(data) != count * dimension:
+def _states(data: NDArray[Any], shape: tuple[int, int], where: str) -> NDArray[Any]:
+    if len(data) != shape[0] * shape[1]:
         raise InvalidInput(
             "the visited states have another length than their number and dimension",
             where=where,
-            expected=f"{count} x {dimension} numbers",
+            expected=f"{shape[0]} x {shape[1]} numbers",
             found=len(data),
             hint="A file by Cobre's specification has a list of tables here, which no release "
             "of the program wrote.",
         )
-    return data.reshape(count, dimension)
+    return data.reshape(shape)
 
 
 def problems(folder: str, stage: Mapping[str, Any]) -> list[str]:
@@ -175,38 +169,35 @@ def problems(folder: str, stage: Mapping[str, Any]) -> list[str]:
 
 
 def write_stage(folder: str, stage: Any, where: str) -> bytes:
-    """Return the file of a stage; every field is written, as the program does."""
+    """Return the file of a stage, with the bytes that the program writes: every field, in order."""
     import flatbuffers
 
     builder = flatbuffers.Builder(1024)
     builder.ForceDefaults(True)
     fields = {name: _number(stage, name, where) for name, _ in _NUMBERS[folder]}
-    numbers = {field: fields[name] for name, field in _NUMBERS[folder]}
+    vectors = {}
     if folder == "cuts":
         cuts = _cut_arrays(stage, fields["state_dimension"], where)
         offsets = [_write_cut(builder, cuts, at) for at in range(len(cuts["cut_id"]))]
-        active = builder.CreateNumpyVector(_array(stage, "active_cut_indices", "<u4", where))
         builder.StartVector(4, len(offsets), 4)
         for offset in reversed(offsets):
             builder.PrependUOffsetTRelative(offset)
-        vectors = {4: builder.EndVector(), 5: active}
-    elif folder == "basis":
-        vectors = {
-            4: builder.CreateNumpyVector(_array(stage, "column_status", "|u1", where)),
-            5: builder.CreateNumpyVector(_array(stage, "row_status", "|u1", where)),
-        }
-    else:
-        shape = fields["count"], fields["state_dimension"]
-        data = _array(stage, "data", "<f8", where, shape=shape)
-        vectors = {3: builder.CreateNumpyVector(data.reshape(-1))}
-    unknown = sorted(map(str, set(stage) - {*fields, *_VECTORS[folder]}))
+        vectors[4] = builder.EndVector()
+    for name, field, form in _ARRAYS[folder]:
+        shape = (fields["count"], fields["state_dimension"]) if name == "data" else None
+        array = _array(stage, name, form, where, shape=shape)
+        vectors[field] = builder.CreateNumpyVector(array.reshape(-1))
+    known = {*fields, *(name for name, *_ in _ARRAYS[folder]), *(("cuts",) * (folder == "cuts"))}
+    unknown = sorted(map(str, set(stage) - known))
     if unknown:
         raise IncompatibleState("a stage has no such field", where=where, found=", ".join(unknown))
+    numbers = {field: fields[name] for name, field in _NUMBERS[folder]}
     builder.StartObject(max((*numbers, *vectors)) + 1)
-    for field, offset in vectors.items():
-        builder.PrependUOffsetTRelativeSlot(field, offset, 0)
-    for field, number in numbers.items():
-        builder.PrependUint32Slot(field, number, 0)
+    for field in sorted((*numbers, *vectors)):
+        if field in vectors:
+            builder.PrependUOffsetTRelativeSlot(field, vectors[field], 0)
+        else:
+            builder.PrependUint32Slot(field, numbers[field], 0)
     builder.Finish(builder.EndObject())
     return bytes(builder.Output())
 
@@ -224,10 +215,11 @@ def _write_cut(builder: Any, cuts: Mapping[str, NDArray[Any]], at: int) -> int:
         "|u1": builder.PrependUint8Slot,
     }
     for name, field, form in _CUT:
+        if name == "is_active":
+            builder.PrependUOffsetTRelativeSlot(_COEFFICIENTS, coefficients, 0)
+            builder.PrependUOffsetTRelativeSlot(_STATE_AT_GENERATION, state, 0)
         value = cuts[name][at]
         put[form](field, float(value) if form == "<f8" else int(value), 0)
-    builder.PrependUOffsetTRelativeSlot(_COEFFICIENTS, coefficients, 0)
-    builder.PrependUOffsetTRelativeSlot(_STATE_AT_GENERATION, state, 0)
     if has_domination:
         builder.PrependUint32Slot(_DOMINATION, int(cuts["domination_count"][at]), 0)
     return int(builder.EndObject())

@@ -8,13 +8,14 @@ elements. Many tables of one kind, such as the cuts of a stage, are read togethe
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.registry.errors import InvalidInput
+from holdfast.registry.values import max_record_bytes
 
 _OFFSET: Final = np.dtype("<u4")
 #: Bytes that are at most this many times as many as the wanted ones are read with them.
@@ -175,33 +176,34 @@ class Tables:
         raw = self.buffer.data.gather(np.array([start]), count * kind.itemsize)
         return raw.reshape(-1).view(kind).copy()
 
-    def rows(self, field: int, form: str) -> NDArray[Any]:
-        """Return a vector of each table as a row; all of them must have the same length."""
+    def rows(self, field: int, form: str, absent: int | None = None) -> NDArray[Any]:
+        """Return a vector of each table as a row; all of them must have the same length.
+
+        With `absent`, which is that length if no table has the vector, absent ones are zeros.
+        """
         kind = np.dtype(form)
         starts, counts = self.vectors(field)
-        width = int(counts[0]) if len(self) else 0
-        if np.any(counts != width):
+        has = counts > 0
+        width = int(counts[has][0]) if np.any(has) else absent or 0
+        if np.any(counts[has] != width) or (absent is None and np.any(has != np.any(has))):
             raise self.buffer.broken(f"{self.what} have vectors of different lengths")
         nbytes = width * kind.itemsize
-        if nbytes * len(self) > len(self.buffer.data) or np.any(
-            starts[counts > 0] + nbytes > len(self.buffer.data)
+        if nbytes * int(has.sum()) > len(self.buffer.data) or np.any(
+            starts[has] + nbytes > len(self.buffer.data)
         ):
             raise self.buffer.broken(f"the vectors of {self.what} are not within the file")
-        found = np.empty((len(self), width), kind)
-        for row, start in zip(found, starts, strict=True):
-            row[:] = self.buffer.data.gather(np.array([start]), nbytes).reshape(-1).view(kind)
+        if nbytes * len(self) > max_record_bytes():
+            raise self.buffer.broken(f"{self.what} without vectors would take too much memory")
+        found = np.zeros((len(self), width), kind)
+        for row in np.flatnonzero(has):
+            raw = self.buffer.data.gather(starts[row : row + 1], nbytes)
+            found[row] = raw.reshape(-1).view(kind)
         return found
 
     def first(self) -> Tables:
         """Return the first of these tables, or none."""
-        return Tables(
-            self.buffer,
-            self.positions[:1],
-            self.vtables[:1],
-            self.sizes[:1],
-            self.lengths[:1],
-            self.what,
-        )
+        names = ("positions", "vtables", "sizes", "lengths")
+        return replace(self, **{name: getattr(self, name)[:1] for name in names})
 
     def count(self, field: int) -> int:
         """Return the number of elements of a vector of the only table; 0 without any table."""

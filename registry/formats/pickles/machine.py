@@ -189,14 +189,15 @@ class Machine:
     def name(self, module: object, name: object) -> None:
         """Put a name of the closed list on the stack."""
         text = f"{module}.{name}"
-        known = self.names.get(text)
-        if known is None:
+        try:
+            known = self.names[text]
+        except KeyError as error:
             raise UnsupportedValue(
                 f"the file names {text[:200]}, which a load would look up and call",
                 where=self.where,
                 expected="tensors and plain values",
                 hint=_HINT,
-            )
+            ) from error
         self.push(Name(text, known))
 
     def call(self) -> None:

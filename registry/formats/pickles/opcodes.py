@@ -18,39 +18,18 @@ MAX_VALUES: Final = 20_000_000
 _PART_BYTES: Final = 2**16
 
 
-def _ignore(count: int) -> Callable[[Machine], None]:
-    def step(machine: Machine) -> None:
-        machine.take(count)
-
-    return step
+_Step = Callable[[Machine], object]
 
 
-def _constant(value: Any) -> Callable[[Machine], None]:
-    def step(machine: Machine) -> None:
-        machine.push(value)
-
-    return step
+def _number(form: str) -> _Step:
+    return lambda machine: machine.push(machine.number(form))
 
 
-def _number(form: str) -> Callable[[Machine], None]:
-    def step(machine: Machine) -> None:
-        machine.push(machine.number(form))
-
-    return step
+def _long(form: str) -> _Step:
+    return _text(form, lambda data: int.from_bytes(data, "little", signed=True))
 
 
-def _long(form: str) -> Callable[[Machine], None]:
-    def step(machine: Machine) -> None:
-        data = machine.take(machine.number(form))
-        machine.keys.budget.take(len(data))
-        machine.push(int.from_bytes(data, "little", signed=True))
-
-    return step
-
-
-def _text(
-    form: str, decode: Callable[[memoryview], Any], weight: int = 1
-) -> Callable[[Machine], None]:
+def _text(form: str, decode: Callable[[memoryview], Any], weight: int = 1) -> _Step:
     def step(machine: Machine) -> None:
         data = machine.take(machine.number(form))
         machine.keys.budget.take(len(data) * weight)
@@ -67,40 +46,13 @@ def _python2_text(data: memoryview) -> str:
     return str(data, "utf-8")
 
 
-def _tuple_of(count: int) -> Callable[[Machine], None]:
-    def step(machine: Machine) -> None:
-        values = [machine.pop() for _ in range(count)]
-        machine.push(tuple(reversed(values)))
-
-    return step
-
-
-def _collected(kind: Callable[[list[Any]], Any]) -> Callable[[Machine], None]:
-    def step(machine: Machine) -> None:
-        machine.push(kind(machine.since_mark()))
-
-    return step
+def _tuple_of(count: int) -> _Step:
+    return lambda machine: machine.push(tuple([machine.pop() for _ in range(count)][::-1]))
 
 
 def _new_dict(machine: Machine) -> None:
     values = machine.since_mark()
     machine.push(dict(zip(machine.keys.admit(values[::2]), values[1::2], strict=True)))
-
-
-def _frozen_set(machine: Machine) -> None:
-    machine.push(frozenset(machine.keys.admit(machine.since_mark())))
-
-
-def _pop(machine: Machine) -> None:
-    machine.stack.pop()
-
-
-def _pop_mark(machine: Machine) -> None:
-    machine.since_mark()
-
-
-def _duplicate(machine: Machine) -> None:
-    machine.push(machine.stack[-1])
 
 
 def _append(machine: Machine) -> None:
@@ -132,27 +84,12 @@ def _add_items(machine: Machine) -> None:
     target.update(machine.keys.admit(values, target))
 
 
-def _memoize(machine: Machine) -> None:
-    machine.keep(len(machine.memo))
+def _put(form: str) -> _Step:
+    return lambda machine: machine.keep(machine.number(form))
 
 
-def _put(form: str) -> Callable[[Machine], None]:
-    def step(machine: Machine) -> None:
-        machine.keep(machine.number(form))
-
-    return step
-
-
-def _get(form: str) -> Callable[[Machine], None]:
-    def step(machine: Machine) -> None:
-        machine.push(machine.memo[machine.number(form)])
-
-    return step
-
-
-def _global(machine: Machine) -> None:
-    module = machine.line()
-    machine.name(module, machine.line())
+def _get(form: str) -> _Step:
+    return lambda machine: machine.push(machine.memo[machine.number(form)])
 
 
 def _stack_global(machine: Machine) -> None:
@@ -178,16 +115,16 @@ COSTS: Final[Sequence[int]] = [
     }.get(opcode, 32)
     for opcode in range(256)
 ]
-STEPS: Final[Mapping[int, Callable[[Machine], None]]] = {
-    0x80: _ignore(1),  # PROTO
-    0x95: _ignore(8),  # FRAME
-    0x28: _constant(MARK),
-    0x30: _pop,
-    0x31: _pop_mark,
-    0x32: _duplicate,
-    0x4E: _constant(None),
-    0x88: _constant(True),
-    0x89: _constant(False),
+STEPS: Final[Mapping[int, _Step]] = {
+    0x80: lambda machine: machine.take(1),  # PROTO
+    0x95: lambda machine: machine.take(8),  # FRAME
+    0x28: lambda machine: machine.push(MARK),
+    0x30: lambda machine: machine.stack.pop(),
+    0x31: lambda machine: machine.since_mark(),
+    0x32: lambda machine: machine.push(machine.stack[-1]),
+    0x4E: lambda machine: machine.push(None),
+    0x88: lambda machine: machine.push(True),
+    0x89: lambda machine: machine.push(False),
     0x4A: _number("<i"),
     0x4B: _number("<B"),
     0x4D: _number("<H"),
@@ -206,25 +143,25 @@ STEPS: Final[Mapping[int, Callable[[Machine], None]]] = {
     0x5D: lambda machine: machine.push([]),
     0x7D: lambda machine: machine.push({}),
     0x8F: lambda machine: machine.push(set()),
-    0x29: _constant(()),
-    0x74: _collected(tuple),
+    0x29: lambda machine: machine.push(()),
+    0x74: lambda machine: machine.push(tuple(machine.since_mark())),
     0x85: _tuple_of(1),
     0x86: _tuple_of(2),
     0x87: _tuple_of(3),
-    0x6C: _collected(list),
+    0x6C: lambda machine: machine.push(machine.since_mark()),
     0x64: _new_dict,
-    0x91: _frozen_set,
+    0x91: lambda machine: machine.push(frozenset(machine.keys.admit(machine.since_mark()))),
     0x61: _append,
     0x65: _appends,
     0x73: _set_item,
     0x75: _set_items,
     0x90: _add_items,
-    0x94: _memoize,
+    0x94: lambda machine: machine.keep(len(machine.memo)),
     0x71: _put("<B"),
     0x72: _put("<I"),
     0x68: _get("<B"),
     0x6A: _get("<I"),
-    0x63: _global,
+    0x63: lambda machine: machine.name(machine.line(), machine.line()),
     0x93: _stack_global,
     0x52: lambda machine: machine.call(),
     0x81: lambda machine: machine.call(),  # NEWOBJ: a class and its arguments

@@ -5,10 +5,9 @@ its metadata: `config`, `theta`, `scheduler`, `trial_state`, `training_steps`. A
 `metadata`, and also the file's own metadata. Tensors have the types of the file.
 
 - `brain`: features of these files alone: precision, compression levels, deltas, single regions.
-- `framing`: open a file, undo its compression, and check its checksum.
-- `header`: the 256 bytes at the beginning, and the index of regions.
-- `tensors`: one tensor, dense or sparse.
-- `regions`: the JSON of a region, in which tensors are references.
+- `framing`: open a file, undo its compression, and check its checksum; the 256 bytes at its
+  beginning, and the index of regions.
+- `tensors`: one tensor, dense or sparse; the JSON of a region, in which tensors are references.
 - `container`: read a whole file; `writing`: write one.
 - `document`: the layout of the document; no program wrote it.
 - `delta`: the difference to a base file, and chains of them; `delta_writing`: write one.
@@ -28,9 +27,16 @@ from holdfast.registry.errors import RegistryError
 from holdfast.registry.formats.content import Content
 from holdfast.registry.formats.state_file import Faults, FileReport, FileState, WrittenFile, problem
 from holdfast.registry.formats.thalia import container, delta, framing, writing
-from holdfast.registry.formats.thalia.brain import load, migrate, save, save_delta
-from holdfast.registry.formats.thalia.framing import Body
-from holdfast.registry.formats.thalia.header import (
+from holdfast.registry.formats.thalia.brain import (
+    BrainCheckpoint,
+    BrainState,
+    load,
+    migrate,
+    save,
+    save_delta,
+)
+from holdfast.registry.formats.thalia.framing import (
+    Body,
     Entry,
     check_header,
     read_header,
@@ -38,12 +44,13 @@ from holdfast.registry.formats.thalia.header import (
     repeated,
 )
 from holdfast.registry.formats.thalia.precision import POLICIES, PrecisionPolicy
-from holdfast.registry.formats.thalia.regions import head_of, read_json, references
-from holdfast.registry.formats.thalia.tensors import read_tensor
+from holdfast.registry.formats.thalia.tensors import head_of, read_json, read_tensor, references
 from holdfast.registry.pytree import Trail
 
 __all__ = [
     "POLICIES",
+    "BrainCheckpoint",
+    "BrainState",
     "PrecisionPolicy",
     "detect",
     "inspect",
@@ -86,7 +93,8 @@ def write(
 ) -> WrittenFile:
     """Write a state; the name decides the compression: `.thalia`, `.thalia.zst`, `.thalia.lz4`."""
     state, options = writing.plain(content), writing.Options()
-    return writing.write(path, state, metadata=metadata, force=force, options=options)
+    known = {**writing.described(content), **(metadata or {})}
+    return writing.write(path, state, metadata=known, force=force, options=options)
 
 
 class _Problems(Faults):

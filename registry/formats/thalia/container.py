@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable
 from typing import Any, Final
 
-from holdfast.registry.formats.state_file import (
-    FileReport,
-    FileState,
-    TensorHeader,
-)
+from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader
 from holdfast.registry.formats.thalia import document
-from holdfast.registry.formats.thalia.framing import Body, is_document
-from holdfast.registry.formats.thalia.header import (
+from holdfast.registry.formats.thalia.framing import (
     HEADER_BYTES,
+    Body,
     Entry,
     Header,
     check_header,
+    is_document,
     path_of,
     read_header,
     read_index,
 )
-from holdfast.registry.formats.thalia.regions import (
+from holdfast.registry.formats.thalia.tensors import (
     filled,
     head_of,
     read_json,
+    read_tensor,
     references,
 )
-from holdfast.registry.formats.thalia.tensors import read_tensor
 from holdfast.registry.pytree import Trail
 
 FORMAT: Final = "thalia"
@@ -50,8 +47,8 @@ def is_of_document(body: Body) -> bool:
     return is_document(body.read(0, HEADER_BYTES, "the header"))
 
 
-def read(body: Body, *, only: Collection[str] | None = None) -> FileState:
-    """Read a file of the real layout as a state."""
+def read(body: Body, *, only: Callable[[Entry], bool] | None = None) -> FileState:
+    """Read a file of the real layout as a state, or some regions and pathways of it."""
     header, metadata, parts = parse(body, only)
     for entry, value in parts:
         for name, reference in references(value, trail_of(body, entry)):
@@ -90,7 +87,7 @@ def inspect(body: Body) -> FileReport:
 
 
 def parse(
-    body: Body, only: Collection[str] | None = None
+    body: Body, only: Callable[[Entry], bool] | None = None
 ) -> tuple[Header, dict[str, Any], list[tuple[Entry, dict[str, Any]]]]:
     """Return the header, the metadata, and the JSON of each region."""
     header = read_header(body)
@@ -100,6 +97,6 @@ def parse(
     parts = [
         (entry, read_json(body, entry.offset, entry.length, path_of(entry)))
         for entry in entries.values()
-        if only is None or (entry.name in only and not entry.is_pathway)
+        if only is None or only(entry)
     ]
     return header, metadata, parts

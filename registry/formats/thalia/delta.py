@@ -1,8 +1,10 @@
 """A delta: the changes of a state since a base file, which may be a delta itself.
 
-Its content is a pickle; it is read by `holdfast.registry.formats.pickles`, with five names. Deltas
-are lossy by design: a difference below a threshold, and what is in a region without changed
-weights, was not written. The state that comes out is what Thalia's own program makes of the file.
+Its content is a pickle; it is read by `holdfast.registry.formats.pickles`, with three names. Any
+other name can only be that of a dataclass, which is kept as a text. The deltas of the programs are
+lossy by design: a difference below a threshold, and what is in a region without changed weights,
+was not written. The state that comes out is what Thalia's own program makes of the file; but a
+state of a region that neither the base nor the delta has does not become null.
 """
 
 from __future__ import annotations
@@ -12,50 +14,42 @@ import math
 import os
 import struct
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.registry.errors import InvalidInput
+from holdfast.registry.errors import InvalidInput, UnsupportedValue
 from holdfast.registry.formats.pickles import Keys, Known, read_pickle
 from holdfast.registry.formats.source import beside, json_object, sha256_of, stable
 from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader
 from holdfast.registry.formats.thalia import container, framing
 from holdfast.registry.formats.thalia.framing import DELTA_MAGIC, Body
-from holdfast.registry.formats.thalia.tensors import as_array
-from holdfast.registry.pytree import TensorBytes, Trail
+from holdfast.registry.formats.thalia.tensors import DTYPES, as_array
+from holdfast.registry.formats.torch import names_of_parts
+from holdfast.registry.pytree import Adapted, TensorBytes, Trail
 from holdfast.registry.pytree import allocate_bytes as allocate
 from holdfast.registry.values import Budget, max_record_bytes
 
 _FORM: Final = struct.Struct("<5sI32sQQ7s")
 #: The longest chain of deltas.
 _MAX_CHAIN: Final = 1000
-_STORAGES: Final = {
-    "torch.FloatStorage": "<f4",
-    "torch.DoubleStorage": "<f8",
-    "torch.HalfStorage": "<f2",
-    "torch.IntStorage": "<i4",
-    "torch.LongStorage": "<i8",
-    "torch.BoolStorage": "?",
-}
-_STORAGE_MAGIC: Final = 0x1950A86A20F9469CFC6C
-_STORAGE_VERSION: Final = 1001
+#: The key of `metadata_changes` for paths that the state has no more; only Holdfast writes it.
+REMOVED: Final = "removed"
 #: Bytes of memory for a value where a shared one is taken apart.
 _VALUE_BYTES: Final = 100
-#: Parts of a region that a delta replaces as a whole.
-_REGION_STATES: Final = (
-    "neuron_state",
-    "learning_state",
-    "oscillator_state",
-    "neuromodulator_state",
-)
-_PATHWAY_STATES: Final = ("neuron_state", "learning_state")
+#: Bytes of memory for the name of a class, besides its text.
+_NAME_BYTES: Final = 500
+#: Parts of a region, and of a pathway, that a delta replaces as a whole.
+STATES: Final = {
+    "regions": ("neuron_state", "learning_state", "oscillator_state", "neuromodulator_state"),
+    "pathways": ("neuron_state", "learning_state"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +61,12 @@ class Delta:
     step: int  # step of the state
     changes: dict[str, Any]  # the changed regions and pathways
     metadata: dict[str, Any]
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The fields of the header, under their names in the metadata."""
+        steps = {"base_step": self.base_step, "current_step": self.step}
+        return {"base_hash": self.base_digest.hex(), **steps}
 
 
 def read(body: Body, path: Path) -> FileState:
@@ -99,17 +99,7 @@ def inspect(body: Body) -> FileReport:
         str(path): TensorHeader(value.dtype, value.shape)
         for path, value in _tensors(delta.changes, Trail("", None, body.budget))
     }
-    header = {
-        "base_hash": delta.base_digest.hex(),
-        "base_step": delta.base_step,
-        "current_step": delta.step,
-    }
-    return FileReport(container.FORMAT, body.file_bytes, tensors, delta.metadata, header)
-
-
-def step_of(body: Body) -> int:
-    """Return the step of a delta."""
-    return parse(body).step
+    return FileReport(container.FORMAT, body.file_bytes, tensors, delta.metadata, delta.header)
 
 
 def problems(delta: Delta, path: Path) -> list[str]:
@@ -117,15 +107,10 @@ def problems(delta: Delta, path: Path) -> list[str]:
     info = delta.metadata.get("delta_info")
     if not isinstance(info, dict):
         return []
-    written = {
-        "base_hash": delta.base_digest.hex(),
-        "base_step": delta.base_step,
-        "current_step": delta.step,
-    }
     return [
         f"{path}: header and metadata have different values of {key}: "
         f"{value} and {str(info.get(key))[:64]}"
-        for key, value in written.items()
+        for key, value in delta.header.items()
         if info.get(key) != value
     ]
 
@@ -141,6 +126,10 @@ def _tensors(value: Any, path: Trail) -> Iterator[tuple[Trail, TensorBytes]]:
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield from _tensors(item, path / index)
+    elif isinstance(value, Adapted):
+        if not isinstance(value.plain, dict):
+            _no_class(value.name, f"{path.budget.where}: {path}")
+        yield from _tensors(value.plain, path)
 
 
 # The file
@@ -161,7 +150,7 @@ def parse(body: Body) -> Delta:
             "not a delta of a known version", where=body.where, expected=1, found=version
         )
     view = memoryview(data)
-    changes, length = read_pickle(view[64:], _names(keys), where=body.where, keys=keys)
+    changes, length = read_pickle(view[64:], _Names(keys, body), where=body.where, keys=keys)
     at = 64 + length
     if len(data) - at < 4:
         raise InvalidInput("the delta has no metadata", where=body.where)
@@ -193,7 +182,8 @@ def _checked(changes: Any, budget: Budget) -> dict[str, Any]:
     if not isinstance(changes, dict):
         raise InvalidInput("the delta holds no dict", where=where, found=type(changes).__name__)
     aside = changes.get("metadata_changes", {})
-    if not isinstance(aside, dict) or not set(aside) <= set(container.ASIDE):
+    known = {*container.ASIDE, REMOVED}
+    if not isinstance(aside, dict) or not set(aside) <= known or not _are_names(aside):
         raise InvalidInput("the delta changes more than metadata of a brain", where=where)
     for kind in ("regions", "pathways"):
         parts = changes.get(kind, {})
@@ -202,6 +192,14 @@ def _checked(changes: Any, budget: Budget) -> dict[str, Any]:
         ):
             raise InvalidInput(f"the {kind} of the delta are not dicts by name", where=where)
     return changes
+
+
+def _are_names(aside: dict[str, Any]) -> bool:
+    removed = aside.get(REMOVED, [])
+    return isinstance(removed, list) and all(
+        isinstance(path, list) and path and all(isinstance(name, str) for name in path)
+        for path in removed
+    )
 
 
 # Its base
@@ -243,7 +241,7 @@ def _compared_base(delta: Delta, path: Path) -> Iterator[None]:
 
 
 def _apply(state: dict[str, Any], delta: Delta, path: Path) -> None:
-    for kind, states in (("regions", _REGION_STATES), ("pathways", _PATHWAY_STATES)):
+    for kind, states in STATES.items():
         for name, change in delta.changes.get(kind, {}).items():
             if change.get("type") == "new":
                 state[kind][name] = copy.copy(change.get("state"))
@@ -255,8 +253,16 @@ def _apply(state: dict[str, Any], delta: Delta, path: Path) -> None:
                     where=f"{path}: {kind}/{name}",
                 )
             _apply_weights(part, change.get("weights"), f"{path}: {kind}/{name}")
-            part |= {key: change.get(key) for key in states}
-    state |= delta.changes.get("metadata_changes", {})
+            given = {key: change.get(key) for key in states}
+            part |= {key: one for key, one in given.items() if key in part or one is not None}
+    aside = dict(delta.changes.get("metadata_changes", {}))
+    for *above, name in aside.pop(REMOVED, ()):
+        here: Any = state
+        for key in above:
+            here = here.get(key) if isinstance(here, dict) else None
+        if isinstance(here, dict):
+            here.pop(name, None)
+    state |= aside
     if "training_steps" in delta.changes:
         state["training_steps"] = delta.changes["training_steps"]
 
@@ -264,7 +270,7 @@ def _apply(state: dict[str, Any], delta: Delta, path: Path) -> None:
 def _apply_weights(part: dict[str, Any], changes: Any, where: str) -> None:
     if not isinstance(changes, dict | None):
         raise InvalidInput("the weights are not a dict", where=where)
-    weights = part.setdefault("weights", {})
+    weights = part.setdefault("weights", {}) if changes else {}
     for name, change in (changes or {}).items():
         place = f"{where}/weights/{name}"
         match change:
@@ -301,88 +307,31 @@ def _added(base: Any, indices: NDArray[Any], values: TensorBytes, place: str) ->
 # The names of the pickle
 
 
-def _names(keys: Keys) -> dict[str, Known]:
-    return {
-        "collections.OrderedDict": Known(call=keys.ordered_dict),
-        "torch._utils._rebuild_tensor_v2": Known(call=partial(_tensor, keys.budget)),
-        "torch.storage._load_from_bytes": Known(call=partial(_storage, keys)),
-    }
+class _Names(dict[str, Known]):
+    """The closed list; any other name can be that of a dataclass, and is a text."""
+
+    def __init__(self, keys: Keys, body: Body) -> None:
+        super().__init__(names_of_parts(keys, body.where, body.file_bytes, DTYPES))
+        self._budget = keys.budget
+
+    def __missing__(self, name: str) -> Known:
+        """Return a name that makes an object of nothing, whose fields follow."""
+        self._budget.take(_NAME_BYTES + 4 * len(name))
+        return Known(partial(_object, name), _with_fields, Adapted(name, None))
 
 
-def _tensor(
-    budget: Budget, storage: Any, offset: Any, shape: Any, stride: Any, grad: Any, hooks: Any
-) -> TensorBytes:
-    """Make a tensor from its storage."""
-    del grad, hooks
-    if not isinstance(storage, np.ndarray) or not _are_sizes((offset, *shape, *stride)):
-        raise TypeError("not a tensor")
-    if len(shape) != len(stride):
-        raise ValueError("shape and strides differ in length")
-    elements = math.prod(shape)
-    last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
-    if elements and last >= len(storage):
-        raise ValueError("a tensor is not within its storage")
-    nbytes = elements * storage.itemsize
-    budget.take(nbytes)
-    dtype = _DTYPES[storage.dtype.str]
-    made, data = allocate(dtype, tuple(shape))
-    if elements:
-        steps = tuple(step * storage.itemsize for step in stride)
-        view = np.lib.stride_tricks.as_strided(storage[offset:], tuple(shape), steps)
-        data[:] = memoryview(np.ascontiguousarray(view).tobytes())
-    return made
+def _object(name: str, *arguments: Any) -> Adapted:
+    return _no_class(name, "a call of it") if arguments else Adapted(name, None)
 
 
-_DTYPES: Final = {
-    np.dtype(form).str: name
-    for form, name in (
-        ("<f4", "float32"),
-        ("<f8", "float64"),
-        ("<f2", "float16"),
-        ("<i4", "int32"),
-        ("<i8", "int64"),
-        ("?", "bool"),
+def _with_fields(made: Adapted, fields: Any) -> Adapted:
+    return Adapted(made.name, fields)
+
+
+def _no_class(name: str, where: object) -> NoReturn:
+    raise UnsupportedValue(
+        f"the file names {name[:200]}, which is not there as the class of a dataclass",
+        where=where,
+        expected="tensors, plain values, and dataclasses with their fields",
+        hint="Nothing in the file was run.",
     )
-}
-
-
-def _are_sizes(numbers: tuple[Any, ...]) -> bool:
-    return all(type(number) is int and 0 <= number < 2**62 for number in numbers)
-
-
-def _storage(keys: Keys, data: Any) -> NDArray[Any]:
-    """Read a storage: five pickles, then the number of its elements, and the elements.
-
-    It is torch's file format before its version 1.6.
-    """
-    if type(data) is not bytes:
-        raise TypeError("not the bytes of a storage")
-    names = {name: Known(value=form) for name, form in _STORAGES.items()}
-    rest, found = memoryview(data), []
-    for _ in range(5):
-        value, length = read_pickle(
-            rest, names, where=str(keys.budget.where), persistent=_persistent, keys=keys
-        )
-        found.append(value)
-        rest = rest[length:]
-    magic, version, system, storage, listed = found
-    if magic != _STORAGE_MAGIC or version != _STORAGE_VERSION or len(listed) != 1:
-        raise ValueError("not a storage of torch")
-    if not isinstance(system, Mapping) or system.get("little_endian") is not True:
-        raise ValueError("a storage of a big-endian machine")
-    form, count = storage
-    (written,) = struct.unpack_from("<q", rest)
-    kind = np.dtype(form)
-    if written != count or len(rest) - 8 != count * kind.itemsize:
-        raise ValueError("a storage of another length")
-    return np.frombuffer(rest[8:], kind)
-
-
-def _persistent(key: Any) -> tuple[str, int]:
-    """Return type and number of elements of a storage."""
-    tag, form, _, device, count, view = key
-    if tag != "storage" or device != "cpu" or view is not None or not _are_sizes((count,)):
-        raise ValueError("not the id of a storage")
-    if form not in _STORAGES.values():
-        raise ValueError("an unknown type of storage")
-    return form, count

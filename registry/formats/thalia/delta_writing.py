@@ -1,7 +1,8 @@
 """Write a delta: the weights that changed since a base file, and the other state of their regions.
 
-Its content is a pickle that torch can load, written opcode by opcode: nothing is pickled. What a
-delta cannot say is refused, so that nothing is lost in silence: a removed region, another config.
+Its content is a pickle that torch can load, written opcode by opcode: nothing is pickled. Nothing
+is lost in silence: a region that changed in anything but weights and states is written whole, and
+other changes of a brain are in `metadata_changes`, which only Holdfast reads.
 """
 
 from __future__ import annotations
@@ -14,21 +15,14 @@ import numpy as np
 
 from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.formats.thalia.container import ASIDE
+from holdfast.registry.formats.thalia.delta import REMOVED, STATES
 from holdfast.registry.formats.thalia.framing import DELTA_MAGIC
 from holdfast.registry.formats.thalia.precision import cast
-from holdfast.registry.formats.thalia.regions import dump
-from holdfast.registry.formats.thalia.tensors import as_array
-from holdfast.registry.pytree import TensorBytes, Trail
+from holdfast.registry.formats.thalia.tensors import as_array, dump
+from holdfast.registry.pytree import Adapted, TensorBytes, Trail
 
 #: Up to this share of changed elements a weight is stored as coordinates and differences.
 _SPARSE_SHARE: Final = 0.05
-_REGION_STATES: Final = (
-    "neuron_state",
-    "learning_state",
-    "oscillator_state",
-    "neuromodulator_state",
-)
-_PATHWAY_STATES: Final = ("neuron_state", "learning_state")
 _STORAGES: Final = {
     "float32": "Float",
     "float64": "Double",
@@ -40,62 +34,57 @@ _STORAGES: Final = {
 
 
 def changes(
-    state: Mapping[str, Any],
-    narrowed: Mapping[str, Any],
-    base: Mapping[str, Any],
-    threshold: float,
+    state: Mapping[str, Any], narrowed: Mapping[str, Any], base: Mapping[str, Any], threshold: float
 ) -> dict[str, Any]:
     """Return the content of a delta."""
     found: dict[str, Any] = {}
-    for kind, states in (("regions", _REGION_STATES), ("pathways", _PATHWAY_STATES)):
+    removed: list[list[str]] = []
+    for kind, states in STATES.items():
         parts, old = state.get(kind, {}), base.get(kind, {})
-        for name in old:
-            if name not in parts:
-                raise _unfit(f"{kind}/{name}", "it was removed")
-        found[kind] = {}
-        for name, part in parts.items():
-            if name not in old:
-                found[kind][name] = {"type": "new", "state": narrowed[kind][name]}
-                continue
-            slim = narrowed[kind][name]
-            change = _change(part, slim, old[name], states, threshold, f"{kind}/{name}")
-            if change is not None:
-                found[kind][name] = change
-    aside = found["metadata_changes"] = {}
+        removed += [[kind, name] for name in old if name not in parts]
+        made = {
+            name: _change(
+                part, narrowed[kind][name], old.get(name), states, threshold, f"{kind}/{name}"
+            )
+            for name, part in parts.items()
+        }
+        found[kind] = {name: change for name, change in made.items() if change is not None}
+        for name, change in found[kind].items():
+            if change.get("type") != "new":
+                gone = [key for key in old[name] if key not in parts[name]]
+                removed += [[kind, name, key] for key in gone]
+    aside: dict[str, Any] = {}
     for key in ASIDE[:-1]:
-        value, old = state.get(key), base.get(key)
-        if value is None and old:
-            raise _unfit(key, "it was removed")
-        if value is not None and not same(value, old):
+        value, before = state.get(key), base.get(key)
+        if value is None and before:
+            removed.append([key])
+        if value is not None and not same(value, before):
             aside[key] = value
+    found["metadata_changes"] = {**aside, REMOVED: removed} if removed else aside
     found["training_steps"] = state.get("training_steps", 0)
     return found
-
-
-def _unfit(where: str, why: str) -> IncompatibleState:
-    return IncompatibleState(
-        f"a delta of Thalia cannot say this difference: {why}",
-        where=where,
-        hint="Write a whole file.",
-    )
 
 
 def _change(
     part: Any, slim: Any, old: Any, states: tuple[str, ...], threshold: float, where: str
 ) -> dict[str, Any] | None:
-    if not isinstance(part, dict) or not isinstance(old, dict):
-        if _is_old(part, slim, old):
-            return None
-        raise _unfit(where, "the region is not a dict")
-    for key in {**old, **part}:
-        if key in ("weights", *states):
+    """Return the change of a region: of its weights and states, or the whole of it."""
+    if _is_old(part, slim, old):
+        return None
+    if not _is_change(part, slim, old, states):
+        return {"type": "new", "state": slim}
+    given, olds = part.get("weights") or {}, old.get("weights") or {}
+    weights = {}
+    for name, tensor in given.items():
+        if tensor is None:
             continue
-        is_old = _is_old(part.get(key), slim.get(key), old.get(key))
-        if not is_old or (key in part) != (key in old):
-            raise _unfit(f"{where}/{key}", "it changed, and only weights and states may")
-    own, slim_own, olds = (one.get("weights") or {} for one in (part, slim, old))
-    weights = _weights(own, slim_own, olds, threshold, where)
-    if not weights and all(_is_old(part.get(key), slim.get(key), old.get(key)) for key in states):
+        change = _difference(
+            tensor, slim["weights"][name], olds.get(name), threshold, f"{where}/weights/{name}"
+        )
+        if change is not None:
+            weights[name] = change
+    is_old = all(_is_old(part.get(key), slim.get(key), old.get(key)) for key in states)
+    if not weights and is_old and part.keys() == old.keys():
         return None
     return {
         "weights": weights,
@@ -104,35 +93,33 @@ def _change(
     }
 
 
+def _is_change(part: Any, slim: Any, old: Any, states: tuple[str, ...]) -> bool:
+    """Return whether two regions differ in nothing but states, and weights that both have."""
+    if not isinstance(part, dict) or not isinstance(old, dict):
+        return False
+    for key in {**old, **part}:
+        if key not in old and (part[key] is None or part[key] == {}):
+            return False  # in a delta it is like one that is absent
+        if key not in ("weights", *states):
+            is_old = _is_old(part.get(key), slim.get(key), old.get(key))
+            if not is_old or (key in part) != (key in old):
+                return False
+    order = [key for key in dict.fromkeys((*old, "weights", *states)) if key in part]
+    weights, olds = part.get("weights") or {}, old.get("weights") or {}
+    if not isinstance(weights, dict) or not isinstance(olds, dict):
+        return False
+    nulls, old_nulls = ({name for name in one if one[name] is None} for one in (weights, olds))
+    return (
+        [*part] == order
+        and [*weights][: len(olds)] == [*olds]
+        and nulls == old_nulls
+        and all(isinstance(one, TensorBytes) for one in weights.values() if one is not None)
+    )
+
+
 def _is_old(value: Any, slim: Any, old: Any) -> bool:
     """Return whether a value, or what is left of it in the narrower precision, is the old one."""
     return same(value, old) or same(slim, old)
-
-
-def _weights(
-    weights: Mapping[str, Any],
-    slim: Mapping[str, Any],
-    old: Mapping[str, Any],
-    threshold: float,
-    where: str,
-) -> dict[str, Any]:
-    for name in old:
-        if name not in weights or (weights[name] is None) != (old[name] is None):
-            raise _unfit(f"{where}/weights/{name}", "it was removed, or is null in one of both")
-    found = {}
-    for name, tensor in weights.items():
-        if tensor is None and old.get(name, tensor) is None:
-            if name not in old:
-                raise _unfit(f"{where}/weights/{name}", "a new weight is null")
-            continue
-        if not isinstance(tensor, TensorBytes):
-            raise _unfit(f"{where}/weights/{name}", "it is no tensor")
-        change = _difference(
-            tensor, slim[name], old.get(name), threshold, f"{where}/weights/{name}"
-        )
-        if change is not None:
-            found[name] = change
-    return found
 
 
 def _difference(
@@ -186,6 +173,8 @@ def same(one: Any, other: Any) -> bool:
         return (one.dtype, one.shape) == (other.dtype, other.shape) and one.data == other.data
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, Adapted) and isinstance(other, Adapted):
+        return one.name == other.name and same(one.plain, other.plain)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, float) and isinstance(other, float):
@@ -218,9 +207,7 @@ def _put(value: Any, out: bytearray, path: Trail) -> None:
     put = _WRITERS.get(type(value))
     if put is None:
         raise IncompatibleState(
-            "a delta of Thalia has no form for this value",
-            where=path,
-            found=type(value).__name__,
+            "a delta of Thalia has no form for this value", where=path, found=type(value).__name__
         )
     put(value, out, path)
 
@@ -278,29 +265,40 @@ def _tensor(value: TensorBytes, out: bytearray, path: Trail) -> None:
     out += b"\x89ccollections\nOrderedDict\n)RtR"
 
 
+def _adapted(value: Adapted, out: bytearray, path: Trail) -> None:
+    """Append a class, an object of it, and its fields; nothing is looked up, here or by `delta`."""
+    module, _, name = value.name.rpartition(".")
+    if not module or "\n" in value.name or not isinstance(value.plain, dict):
+        raise IncompatibleState(
+            "a delta of Thalia keeps dataclasses under the names of their classes",
+            where=path,
+            expected="module.Class",
+            found=repr(value.name)[:100],
+        )
+    out += f"c{module}\n{name}\n)".encode() + b"\x81"
+    _put(value.plain, out, path)
+    out += b"b"
+
+
 def _storage(value: TensorBytes) -> bytes:
-    """Return a storage as torch wrote it before its version 1.6."""
+    """Return a storage as torch wrote it before its version 1.6: five pickles, then its bytes."""
     count = value.data.nbytes // as_array(value).itemsize
+    sizes = {"short": 2, "int": 4, "long": 4}
+    system = {"protocol_version": 1001, "little_endian": True, "type_sizes": sizes}
+    kind = _Opcodes(f"ctorch\n{_STORAGES[value.dtype]}Storage\n".encode())
+    named = ("storage", kind, "0", "cpu", count, None)
     out = bytearray()
-    system: Any = {
-        "protocol_version": 1001,
-        "little_endian": True,
-        "type_sizes": {"short": 2, "int": 4, "long": 4},
-    }
-    for part in (0x1950A86A20F9469CFC6C, 1001, system):
+    for part in (0x1950A86A20F9469CFC6C, 1001, system, named, ["0"]):
         out += b"\x80\x02"
         _put(part, out, Trail(""))
-        out += b"."
-    out += b"\x80\x02("
-    _put("storage", out, Trail(""))
-    out += b"ctorch\n" + f"{_STORAGES[value.dtype]}Storage\n".encode()
-    for field in ("0", "cpu", count, None):
-        _put(field, out, Trail(""))
-    out += b"tQ."
-    out += b"\x80\x02"
-    _put(["0"], out, Trail(""))
-    out += b"."
+        out += b"Q." if part is named else b"."
     return bytes(out) + struct.pack("<q", count) + bytes(value.data)
+
+
+class _Opcodes(bytes):
+    """Opcodes that are written as they are; no state holds such a value."""
+
+    __slots__ = ()
 
 
 _WRITERS: Final[Mapping[type, Callable[[Any, bytearray, Trail], None]]] = {
@@ -312,5 +310,7 @@ _WRITERS: Final[Mapping[type, Callable[[Any, bytearray, Trail], None]]] = {
     dict: _dict,
     list: _items(b"](", b"e"),
     tuple: _items(b"(", b"t"),
+    _Opcodes: lambda value, out, path: out.extend(value),  # noqa: ARG005
     TensorBytes: _tensor,
+    Adapted: _adapted,
 }

@@ -16,12 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader
-from holdfast.registry.formats.thalia.framing import Body
-from holdfast.registry.formats.thalia.header import Entry, Header, read_header, read_index
-from holdfast.registry.formats.thalia.regions import read_json
-from holdfast.registry.formats.thalia.tensors import has_repeated
+from holdfast.registry.formats.thalia.framing import Body, Entry, Header, read_header, read_index
+from holdfast.registry.formats.thalia.tensors import has_repeated, read_json
 from holdfast.registry.pytree import TensorBytes
 from holdfast.registry.pytree import allocate_bytes as allocate
 from holdfast.registry.values import item_size
@@ -85,21 +82,21 @@ def _region(body: Body, entry: Entry) -> dict[str, Any]:
     where = f"regions/{entry.name}"
     body.check_range(entry.offset, entry.length, where)
     if entry.length < _REGION.size:
-        raise InvalidInput("a region is shorter than its header", where=f"{body.where}: {where}")
+        body.broken(where, "a region is shorter than its header")
     neurons, inputs, kind, encoding, *sections = _REGION.unpack(
         body.read(entry.offset, _REGION.size, where)
     )
     if kind >= len(_NEURONS) or encoding >= len(_ENCODINGS):
-        raise InvalidInput(
+        body.broken(
+            where,
             "an unknown type of neuron or encoding",
-            where=f"{body.where}: {where}",
             expected="0 or 1",
             found=f"{kind} and {encoding}",
         )
     config, weights, homeostatic = zip(sections[::2], sections[1::2], strict=True)
     for offset, length in (config, weights, homeostatic):
         if offset + length > entry.length:
-            raise InvalidInput("a section is not within its region", where=f"{body.where}: {where}")
+            body.broken(where, "a section is not within its region")
     found: dict[str, Any] = {
         "n_neurons": neurons,
         "n_inputs": inputs,
@@ -134,23 +131,22 @@ def _weights(
 
 
 def _dense(body: Body, at: int, end: int, where: str) -> tuple[_Tensor, int]:
-    place = f"{body.where}: {where}"
     if end - at < _DENSE.size:
-        raise InvalidInput("a tensor is shorter than its header", where=place)
+        body.broken(where, "a tensor is shorter than its header")
     code, axes, _, *lengths, checksum = _DENSE.unpack(body.read(at, _DENSE.size, where))
     if code >= len(_DTYPES) or axes > len(lengths):
-        raise InvalidInput(
+        body.broken(
+            where,
             "not the header of a tensor",
-            where=place,
             expected=f"dtype 0 to {len(_DTYPES) - 1}, at most {len(lengths)} axes",
             found=f"{code}, {axes}",
         )
     shape, data = tuple(lengths[:axes]), at + _DENSE.size
     nbytes = math.prod(shape) * item_size(_DTYPES[code])
     if nbytes > end - data:
-        raise InvalidInput(
+        body.broken(
+            where,
             "a tensor is not within its section",
-            where=place,
             expected=f"at most {end - data} bytes",
             found=f"{nbytes} bytes",
         )
@@ -159,59 +155,56 @@ def _dense(body: Body, at: int, end: int, where: str) -> tuple[_Tensor, int]:
     body.budget.take(nbytes)
     tensor, view = allocate(_DTYPES[code], shape)
     body.read_into(data, view)
-    _check_crc(body, zlib.crc32(view), checksum, place)
+    _check_crc(body, zlib.crc32(view), checksum, where)
     return tensor, data + nbytes
 
 
 def _csr(body: Body, at: int, end: int, where: str) -> tuple[_Tensor, int]:
     """Read a sparse matrix as a dense one."""
-    place = f"{body.where}: {where}"
     if end - at < _CSR.size:
-        raise InvalidInput("a matrix is shorter than its header", where=place)
+        body.broken(where, "a matrix is shorter than its header")
     code, rows, columns, nnz, checksum = _CSR.unpack(body.read(at, _CSR.size, where))
     nbytes = 4 * (rows + 1 + 2 * nnz)
     if code or nbytes > end - at - _CSR.size or nnz > rows * columns:
-        raise InvalidInput(
+        body.broken(
+            where,
             "a sparse matrix has another dtype than float32, or is not within its section",
-            where=place,
             found=f"dtype {code}, {rows} x {columns}, {nnz} values",
         )
     if not body.with_data:
         return TensorHeader("float32", (rows, columns)), at + _CSR.size + nbytes
     body.budget.take(rows * columns * 4)
     raw = body.read(at + _CSR.size, nbytes, where)
-    _check_crc(body, zlib.crc32(raw), checksum, place)
+    _check_crc(body, zlib.crc32(raw), checksum, where)
     starts = np.frombuffer(raw, "<u4", rows + 1).astype(np.int64)
     indices = np.frombuffer(raw, "<u4", nnz, 4 * (rows + 1)).astype(np.int64)
     counts = np.diff(starts)
     if starts[0] or starts[-1] != nnz or np.any(counts < 0) or np.any(indices >= columns):
-        raise InvalidInput("the rows of a sparse matrix do not fit each other", where=place)
+        body.broken(where, "the rows of a sparse matrix do not fit each other")
     tensor, view = allocate("float32", (rows, columns))
     view[:] = bytes(len(view))
     flat = np.repeat(np.arange(rows), counts) * columns + indices
     if has_repeated(flat):
-        raise InvalidInput("a coordinate of a sparse matrix is repeated", where=place)
+        body.broken(where, "a coordinate of a sparse matrix is repeated")
     np.frombuffer(view, "<u4")[flat] = np.frombuffer(raw, "<u4", nnz, 4 * (rows + 1 + nnz))
     return tensor, at + _CSR.size + nbytes
 
 
-def _check_crc(body: Body, found: int, expected: int, place: str) -> None:
+def _check_crc(body: Body, found: int, expected: int, where: str) -> None:
     with body.faults:
         if found != expected:
-            raise InvalidInput(
-                "the checksum of a tensor is wrong", where=place, expected=expected, found=found
-            )
+            body.broken(where, "the checksum of a tensor is wrong", expected=expected, found=found)
 
 
 def _homeostatic(body: Body, at: int, length: int, where: str) -> dict[str, Any]:
     place = f"{where}/homeostatic"
     if length < _HOMEOSTATIC.size:
-        raise InvalidInput("a section is shorter than its header", where=f"{body.where}: {place}")
+        body.broken(place, "a section is shorter than its header")
     count, _, updated = _HOMEOSTATIC.unpack(body.read(at, _HOMEOSTATIC.size, place))
     if length != _HOMEOSTATIC.size + 8 * count:
-        raise InvalidInput(
+        body.broken(
+            place,
             "a section has another length than its neurons need",
-            where=f"{body.where}: {place}",
             expected=_HOMEOSTATIC.size + 8 * count,
             found=length,
         )
@@ -245,7 +238,7 @@ def _connections(body: Body, header: Header) -> dict[str, Any]:
             part.split(b"\0", 1)[0].decode(errors="ignore") for part in (source, target)
         )
         if name in found:
-            raise InvalidInput("two connections have the same ends", where=f"{body.where}: {name}")
+            body.broken(name, "two connections have the same ends")
         found[name] = {}
         for kind, offset, length in (("weights", *sections[:2]), ("delays", *sections[2:])):
             place = f"pathways/{name}/{kind}"
@@ -266,5 +259,5 @@ def _matrix(body: Body, at: int, end: int, where: str) -> _Tensor:
     )
     tensor, stop = (_dense if is_dense else _csr)(body, at, end, where)
     if stop != end:
-        raise InvalidInput("a matrix has another length", where=f"{body.where}: {where}")
+        body.broken(where, "a matrix has another length")
     return tensor

@@ -1,4 +1,4 @@
-"""Open a file of Thalia: undo its compression and check its checksum.
+"""Open a file of Thalia: undo its compression, check its checksum, read its header and index.
 
 A plain file ends with the SHA-256 of all bytes before it. Compressed files are of two kinds: first
 the programs compressed the body with its checksum, later the body alone, and put the checksum of
@@ -13,14 +13,21 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Final, Literal, NoReturn
 
-from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError
+import zstandard
+
+from holdfast.registry.errors import (
+    IncompatibleState,
+    InvalidInput,
+    RegistryError,
+    UnsupportedFormat,
+)
 from holdfast.registry.formats import source
 from holdfast.registry.formats.source import read_exactly, stable
 from holdfast.registry.formats.state_file import RAISED, Faults
@@ -69,9 +76,7 @@ class Body:
     def read(self, offset: int, length: int, what: object) -> bytes:
         """Return bytes of the body."""
         self.check_range(offset, length, what)
-        data = bytearray(length)
-        self.read_into(offset, memoryview(data))
-        return bytes(data)
+        return self.read_unchecked(offset, length)
 
     def read_unchecked(self, offset: int, length: int) -> bytes:
         """Return bytes of the file behind the body."""
@@ -83,6 +88,12 @@ class Body:
         """Fill memory with bytes of the body, which the caller knows to be within it."""
         self.file.seek(offset)
         read_exactly(self.file, into, self.where)
+
+    def broken(
+        self, part: object, rule: str, *, expected: Any = None, found: Any = None
+    ) -> NoReturn:
+        """Refuse a part of the file that breaks a rule."""
+        raise InvalidInput(rule, where=f"{self.where}: {part}", expected=expected, found=found)
 
     def check_range(self, offset: int, length: int, what: object) -> None:
         """Refuse a range that is not within the body."""
@@ -102,7 +113,7 @@ def kind_of(path: Path) -> Kind | None:
         try:
             if head.startswith(_ZSTD_MAGIC):
                 file.seek(0)
-                with _zstd().ZstdDecompressor().stream_reader(file, closefd=False) as plain:
+                with zstandard.ZstdDecompressor().stream_reader(file, closefd=False) as plain:
                     head = plain.read(8)
             elif head.startswith(_LZ4_MAGIC):
                 file.seek(0)
@@ -135,10 +146,7 @@ def opened(path: Path, *, tolerant: bool = False, verify: bool = True) -> Iterat
         body = Body(file, path, size, size, "", head.startswith(DELTA_MAGIC))
         fits = None
         if not body.is_delta:
-            if not head.startswith(MAGIC):
-                raise InvalidInput(
-                    "not a file of Thalia", where=path, expected=repr(MAGIC), found=repr(head[:4])
-                )
+            _check_magic(head, path)
             fits = _take_checksum(body)
         with _compared(body, fits if verify else None, tolerant=tolerant):
             yield body
@@ -178,6 +186,13 @@ def _finish(body: Body, *, tolerant: bool) -> None:
         )
 
 
+def _check_magic(head: bytes, path: Path) -> None:
+    if not head.startswith(MAGIC):
+        raise InvalidInput(
+            "not a file of Thalia", where=path, expected=repr(MAGIC), found=repr(head[:4])
+        )
+
+
 def check_size(size: int, path: Path) -> None:
     """Refuse a file that is too large."""
     source.check_size(size, path, default=DEFAULT_MAX_BYTES)
@@ -189,15 +204,12 @@ def _take_checksum(body: Body) -> _Fits | None:
         body.problem = "the file is too short for its checksum"
         return None
     body.length -= CHECKSUM_BYTES
-    written, length, fd = body.read_unchecked(body.length, CHECKSUM_BYTES), body.length, _fd(body)
+    length, fd = body.length, body.file.fileno()
+    written = body.read_unchecked(length, CHECKSUM_BYTES)
     other = _other_checksum(body)
     if other is None:
         return lambda: _digest(fd, length, body.where) == written
     return lambda: written in (_digest(fd, length, body.where), other(fd, length, body.where))
-
-
-def _fd(body: Body) -> int:
-    return body.file.fileno()
 
 
 def _other_checksum(body: Body) -> Callable[[int, int, Path], bytes] | None:
@@ -255,20 +267,17 @@ def _decompressed(
         rest = (_unpack_zstd if is_zstd else _unpack_lz4)(file, plain, path)
     except (InvalidInput, IncompatibleState, OSError):
         raise
-    except (RuntimeError, ValueError, MemoryError, EOFError, _zstd().ZstdError) as error:
+    except (RuntimeError, ValueError, MemoryError, EOFError, zstandard.ZstdError) as error:
         raise InvalidInput("the compressed file is damaged", where=path, found=error) from error
     rest += file.read(CHECKSUM_BYTES + 1)
     plain.flush()
     body = Body(plain, path, plain.tell(), size, "zstd" if is_zstd else "lz4", is_delta=False)
     start = body.read_unchecked(0, min(8, body.length))
     body.is_delta = start.startswith(DELTA_MAGIC)
-    if not body.is_delta and not start.startswith(MAGIC):
-        raise InvalidInput(
-            "not a file of Thalia", where=path, expected=repr(MAGIC), found=repr(start[:4])
-        )
     if body.is_delta:
         body.problem = "bytes follow the compressed delta" if rest else None
         return body, None
+    _check_magic(start, path)
     if not rest:
         return body, _take_checksum(body)
     fd, length = file.fileno(), max(0, size - CHECKSUM_BYTES)
@@ -277,7 +286,7 @@ def _decompressed(
 
 def _unpack_zstd(file: BinaryIO, plain: BinaryIO, path: Path) -> bytes:
     """Decompress a frame of zstd; return bytes that were read behind it."""
-    decoder = _zstd().ZstdDecompressor().decompressobj()
+    decoder = zstandard.ZstdDecompressor().decompressobj()
     while not decoder.eof:
         # Nothing bounds the output of a call, so the input is small: a byte makes at most 32 KiB.
         piece = file.read(_SMALL_PIECE)
@@ -300,12 +309,6 @@ def _unpack_lz4(file: BinaryIO, plain: BinaryIO, path: Path) -> bytes:
     return bytes(decoder.unused_data or b"")
 
 
-def _zstd() -> Any:
-    import zstandard
-
-    return zstandard
-
-
 def lz4_frame() -> Any:
     """Return the library for LZ4."""
     try:
@@ -315,3 +318,141 @@ def lz4_frame() -> Any:
             "lz4 is not installed", hint="Install it: pip install 'holdfast[formats]'."
         ) from error
     return lz4.frame
+
+
+HEADER_BYTES: Final = 256
+ENTRY_BYTES: Final = 48
+#: Pathways stand behind the regions in the same index, under names with this prefix.
+PATHWAY: Final = "pathway:"
+_NAME_BYTES: Final = 31
+_FORM: Final = struct.Struct("<4sHHHHQQQQQQQQQQII")
+#: Values of `checksum_type`: none, and SHA-256. A checksum is always there.
+_CHECKSUMS: Final = (0, 1)
+
+
+@dataclass(slots=True)
+class Header:
+    """The fields of the header, in the order of the file; offsets and lengths in bytes."""
+
+    major: int = 0
+    minor: int = 1
+    patch: int = 0
+    flags: int = 0
+    timestamp: int = 0
+    metadata_offset: int = HEADER_BYTES
+    metadata_length: int = 0
+    index_offset: int = 0
+    index_length: int = 0
+    connectivity_offset: int = 0
+    connectivity_length: int = 0
+    total_neurons: int = 0
+    total_synapses: int = 0
+    training_steps: int = 0
+    num_regions: int = 0
+    checksum_type: int = 1
+
+    @property
+    def version(self) -> str:
+        """The version of the format."""
+        return f"{self.major}.{self.minor}.{self.patch}"
+
+    def totals(self) -> dict[str, Any]:
+        """Return the fields about the whole brain, for a description."""
+        names = ("timestamp", "total_neurons", "total_synapses", "training_steps", "num_regions")
+        return {"version": self.version, **{name: getattr(self, name) for name in names}}
+
+    def pack(self) -> bytes:
+        """Return its bytes."""
+        fields = [getattr(self, name) for name in self.__slots__]
+        return _FORM.pack(MAGIC, *fields).ljust(HEADER_BYTES, b"\0")
+
+
+def read_header(body: Body) -> Header:
+    """Read a header."""
+    _, *fields = _FORM.unpack(body.read(0, HEADER_BYTES, "the header")[: _FORM.size])
+    header = Header(*fields)
+    if header.major > 0:
+        raise UnsupportedFormat(
+            "the file has another major version",
+            where=body.where,
+            expected="version 0.x",
+            found=header.version,
+            hint="Major versions are not migrated: write it again by the program that made it.",
+        )
+    return header
+
+
+def check_header(header: Header, where: Path) -> None:
+    """Refuse a header that the programs of Thalia refuse."""
+    if header.checksum_type not in _CHECKSUMS:
+        raise InvalidInput(
+            "an unknown kind of checksum",
+            where=where,
+            expected="0 or 1",
+            found=header.checksum_type,
+        )
+    if not header.num_regions:
+        raise InvalidInput("the file has no regions", where=where)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of the index."""
+
+    name: str  # the name, without the prefix of a pathway
+    is_pathway: bool  # whether it is a pathway
+    offset: int  # position of its JSON
+    length: int  # length of its JSON
+
+    def pack(self) -> bytes:
+        """Return its bytes."""
+        name = f"{PATHWAY if self.is_pathway else ''}{self.name}".encode()
+        is_like_a_pathway = not self.is_pathway and self.name.startswith(PATHWAY)
+        if len(name) > _NAME_BYTES or b"\0" in name or is_like_a_pathway:
+            kind = "pathway" if self.is_pathway else "region"
+            raise IncompatibleState(
+                f"the name of a {kind} does not fit into the index of a .thalia file",
+                where=self.name,
+                expected=f"{_NAME_BYTES} bytes with the prefix of a pathway, without zero bytes",
+                found=f"{len(name)} bytes",
+            )
+        return struct.pack("<32sQQ", name, self.offset, self.length)
+
+
+def read_index(body: Body, header: Header) -> list[Entry]:
+    """Read the index of a file."""
+    data = body.read(header.index_offset, header.index_length, "the index of regions")
+    count, rest = divmod(len(data), ENTRY_BYTES)
+    if rest or count != header.num_regions:
+        raise InvalidInput(
+            "the index has another length than its entries",
+            where=body.where,
+            expected=f"{header.num_regions} entries of {ENTRY_BYTES} bytes",
+            found=f"{len(data)} bytes",
+        )
+    return [_entry(data[at : at + ENTRY_BYTES]) for at in range(0, len(data), ENTRY_BYTES)]
+
+
+def _entry(data: bytes) -> Entry:
+    raw, offset, length = struct.unpack("<32sQQ", data)
+    # The writer cuts names to 31 bytes, within a character if it has to.
+    name = raw.split(b"\0", 1)[0].decode(errors="ignore")
+    is_pathway = name.startswith(PATHWAY)
+    return Entry(name.removeprefix(PATHWAY), is_pathway, offset, length)
+
+
+def repeated(entries: Iterable[Entry]) -> list[str]:
+    """Return names that more than one entry has; a reader sees the last of each."""
+    seen: set[tuple[str, bool]] = set()
+    twice = []
+    for entry in entries:
+        key = (entry.name, entry.is_pathway)
+        if key in seen:
+            twice.append(f"{PATHWAY if entry.is_pathway else ''}{entry.name}")
+        seen.add(key)
+    return twice
+
+
+def path_of(entry: Entry) -> str:
+    """Return the path of a region or pathway in the state."""
+    return f"{'pathways' if entry.is_pathway else 'regions'}/{entry.name}"

@@ -6,15 +6,16 @@ name stands anywhere in the path; so everything below `weights` is a weight, a b
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.formats.thalia.tensors import as_array
+from holdfast.registry.formats.thalia.tensors import as_array, mapped
 from holdfast.registry.pytree import TensorBytes, Trail
 from holdfast.registry.pytree import allocate_bytes as allocate
 from holdfast.registry.values import near
@@ -37,10 +38,13 @@ _AUTO_BYTES: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class PrecisionPolicy:
-    """A precision for each class of tensors.
+    """A precision for each class of tensors, or for patterns of their names.
 
     `fp32` and `fp16` are the element types that are stored; `auto` is fp16 for a tensor of more
     than 1 MiB and fp32 for a smaller one. Integers and truth values are never changed.
+
+    With `patterns` no class counts. A pattern such as `weights/*` fits a path that has its names,
+    one after the other; `*` is any text of a name. The first that fits counts, or `default`.
 
     Attributes:
         weights: Whatever has `weight` or `w_` in its path: all that is below `weights`.
@@ -50,6 +54,7 @@ class PrecisionPolicy:
         thresholds: `threshold`, `v_thresh` or `theta`.
         conductances: `conductance` or `g_`.
         default: All others.
+        patterns: Precisions by pattern: `{"weights/*": "fp16", "membrane": "fp32"}`.
     """
 
     weights: Width = "fp32"
@@ -59,13 +64,26 @@ class PrecisionPolicy:
     thresholds: Width = "fp32"
     conductances: Width = "fp32"
     default: Width = "fp32"
+    patterns: Mapping[str, Width] = field(default_factory=dict, repr=False, hash=False)
 
     def __post_init__(self) -> None:
-        for width in astuple(self):
+        by_class = [getattr(self, kind) for kind in _CLASSES]
+        for width in (*by_class, self.default, *self.patterns.values()):
             if width not in get_args(Width):
                 raise InvalidInput(
                     "not a precision", expected=", ".join(get_args(Width)), found=repr(width)
                 )
+        if self.patterns and set(by_class) != {"fp32"}:
+            raise InvalidInput(
+                "a policy has patterns or classes, not both",
+                expected="default and patterns",
+                found=repr(self),
+            )
+
+    def __str__(self) -> str:
+        if not self.patterns:
+            return repr(self)
+        return f"PrecisionPolicy(default={self.default!r}, patterns={dict(self.patterns)!r})"
 
     def dtype(self, path: str, nbytes: int) -> str:
         """Return the element type for a floating-point tensor.
@@ -74,15 +92,25 @@ class PrecisionPolicy:
             path: Its path in the state.
             nbytes: Its size before it is converted.
         """
-        name = path.lower().replace("/", ".")
-        kind = next(
-            (kind for kind, parts in _CLASSES.items() if any(part in name for part in parts)),
-            "default",
-        )
-        width = getattr(self, kind)
+        width = self._by_pattern(path) if self.patterns else getattr(self, _class_of(path))
         if width == "auto":
             width = "fp16" if nbytes > _AUTO_BYTES else "fp32"
         return "float16" if width == "fp16" else "float32"
+
+    def _by_pattern(self, path: str) -> Width:
+        names = path.split("/")
+        for pattern, width in self.patterns.items():
+            wanted = pattern.split("/")
+            starts = range(len(names) - len(wanted) + 1)
+            if any(all(map(fnmatchcase, names[at:], wanted)) for at in starts):
+                return width
+        return self.default
+
+
+def _class_of(path: str) -> str:
+    name = path.lower().replace("/", ".")
+    found = (kind for kind, parts in _CLASSES.items() if any(part in name for part in parts))
+    return next(found, "default")
 
 
 POLICIES: Final = {
@@ -93,9 +121,9 @@ POLICIES: Final = {
 """The policies that have names, as `save(..., precision="mixed")` takes them."""
 
 
-def named(policy: str | PrecisionPolicy) -> PrecisionPolicy:
+def named(policy: str | PrecisionPolicy | None) -> PrecisionPolicy | None:
     """Return a policy by its name."""
-    if isinstance(policy, PrecisionPolicy):
+    if policy is None or isinstance(policy, PrecisionPolicy):
         return policy
     if policy not in POLICIES:
         raise InvalidInput(
@@ -107,40 +135,35 @@ def named(policy: str | PrecisionPolicy) -> PrecisionPolicy:
     return POLICIES[policy]
 
 
-def converted(state: dict[str, Any], policy: PrecisionPolicy) -> dict[str, Any]:
-    """Return a state whose regions and pathways have the types of a policy.
+def converted(state: dict[str, Any], policy: PrecisionPolicy | None) -> dict[str, Any]:
+    """Return a state whose regions and pathways have the types of a policy, if there is one.
 
     Tuples are left as they are: the programs of Thalia do not look into them.
     """
 
-    def convert(tensor: TensorBytes, path: str) -> TensorBytes:
-        if tensor.dtype not in _FLOATS:
-            return tensor
-        return cast(tensor, policy.dtype(path, tensor.data.nbytes), path)
+    def convert(leaf: Any, path: Trail) -> Any:
+        if policy is None or not isinstance(leaf, TensorBytes) or leaf.dtype not in _FLOATS:
+            return leaf
+        return cast(leaf, policy.dtype(str(path), leaf.data.nbytes), str(path))
 
-    return state | {kind: _mapped(state.get(kind, {}), Trail(kind), convert) for kind in _PARTS}
+    return _changed(state, convert)
 
 
 def widened(state: dict[str, Any]) -> dict[str, Any]:
     """Return a state whose floating-point tensors are float32, as Thalia loads narrowed files."""
 
-    def widen(tensor: TensorBytes, path: str) -> TensorBytes:
-        return cast(tensor, "float32", path) if tensor.dtype in _FLOATS else tensor
+    def widen(leaf: Any, path: Trail) -> Any:
+        is_float = isinstance(leaf, TensorBytes) and leaf.dtype in _FLOATS
+        return cast(leaf, "float32", str(path)) if is_float else leaf
 
-    return state | {kind: _mapped(state.get(kind, {}), Trail(kind), widen) for kind in _PARTS}
-
-
-_PARTS: Final = ("regions", "pathways")
+    return _changed(state, widen)
 
 
-def _mapped(value: Any, path: Trail, convert: Callable[[TensorBytes, str], TensorBytes]) -> Any:
-    if isinstance(value, TensorBytes):
-        return convert(value, str(path))
-    if isinstance(value, dict):
-        return {key: _mapped(item, path / key, convert) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_mapped(item, path / at, convert) for at, item in enumerate(value)]
-    return value
+def _changed(state: dict[str, Any], change: Callable[[Any, Trail], Any]) -> dict[str, Any]:
+    parts = {kind: state.get(kind, {}) for kind in ("regions", "pathways")}
+    return state | {
+        kind: mapped(one, Trail(kind), change, tuples=False) for kind, one in parts.items()
+    }
 
 
 def cast(tensor: TensorBytes, dtype: str, path: str) -> TensorBytes:

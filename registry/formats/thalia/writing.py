@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-import io
 import math
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
@@ -22,30 +21,13 @@ from holdfast.registry.formats.source import sha256_of
 from holdfast.registry.formats.state_file import WrittenFile
 from holdfast.registry.formats.target import new_file
 from holdfast.registry.formats.thalia.container import ASIDE, FORMAT
-from holdfast.registry.formats.thalia.framing import lz4_frame
-from holdfast.registry.formats.thalia.header import HEADER_BYTES, Entry, Header, path_of
-from holdfast.registry.formats.thalia.regions import RegionWriter, dump
-from holdfast.registry.formats.thalia.tensors import as_bytes
-from holdfast.registry.pytree import Trail
+from holdfast.registry.formats.thalia.framing import HEADER_BYTES, Entry, Header, lz4_frame, path_of
+from holdfast.registry.formats.thalia.tensors import RegionWriter, as_bytes, dump, mapped
+from holdfast.registry.loading import Checkpoint
+from holdfast.registry.pytree import Adapted, Trail
 
-#: The keys that the programs of Thalia write behind those of the caller, in their order.
-_ORDER: Final = (
-    "timestamp",
-    "thalia_version",
-    "checkpoint_format_version",
-    "pytorch_version",
-    "device",
-    "training_steps",
-    "config",
-    "theta",
-    "scheduler",
-    "trial_state",
-    "growth_history",
-    "precision_policy",
-    "precision_stats",
-)
-
-
+#: The keys that the programs of Thalia write behind those of the caller, in their order, each with
+#: what it holds if nobody gives it; statistics follow.
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "timestamp": "1970-01-01T00:00:00",
     "thalia_version": "0.2.0",
@@ -60,6 +42,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "growth_history": [],
     "precision_policy": "fp32",
 }
+_SUMS: Final = "precision_stats"
 _STATISTICS: Final = {
     "float32": "fp32",
     "float16": "fp16",
@@ -68,6 +51,10 @@ _STATISTICS: Final = {
     "int64": "int",
     "bool": "other",
 }
+#: Keys of metadata that are no meta of a checkpoint: parts of the state, or about the file alone.
+NO_META: Final = (*ASIDE, _SUMS, "delta_info", "import")
+#: The key under which the trainer of Thalia keeps the stage: the phase of a checkpoint.
+STAGE: Final = "current_stage"
 _ZSTD_LEVEL: Final = 3
 _PIECE: Final = 2**20
 
@@ -145,20 +132,54 @@ def merged_metadata(
     return merged
 
 
+def described(content: Content) -> dict[str, Any]:
+    """Return the metadata that the file of a checkpoint has: its meta, stage, metrics and time."""
+    stored = content.stored
+    if not isinstance(stored, Checkpoint):
+        return {}
+    meta = stored.meta
+    given = meta if isinstance(meta, dict) else {} if meta is None else {"custom": meta}
+    found = {key: one for key, one in _jsonable(given).items() if key not in NO_META}
+    if stored.phase != "main":  # the phase of runs that have none
+        found[STAGE] = stored.phase
+    if stored.metrics:
+        found["metrics"] = stored.metrics
+    return {"timestamp": stored.created.replace(tzinfo=None).isoformat(), **found}
+
+
+class ClassEncoder(pytree.Encoder):
+    """Takes a dataclass that has no adapter apart, under the name of its class."""
+
+    __slots__ = ()
+
+    def adapted(self, value: Any) -> Adapted | None:
+        """Return the fields of a dataclass, or the plain value of an adapter."""
+        kind, found = type(value), super().adapted(value)
+        if found is not None or kind is type or not is_dataclass(value):
+            return found
+        given = {one.name: getattr(value, one.name) for one in fields(value)}
+        return Adapted(f"{kind.__module__}.{kind.__qualname__}", given)
+
+
+def _jsonable(value: Any) -> Any:
+    """Return a plain value as JSON has it; a value that JSON has not is its text."""
+    if isinstance(value, dict):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_jsonable(item) for item in value]
+    return value if value is None or type(value) in (bool, int, float, str) else str(value)
+
+
 def plain(content: Content) -> dict[str, Any]:
     """Return a state as plain values with tensors as bytes."""
-    return {name: _with_bytes(value) for name, value in portable(content).items()}
 
+    def as_tensor(leaf: Any, _: Trail) -> Any:
+        return as_bytes(leaf) if isinstance(leaf, np.ndarray) else leaf
 
-def _with_bytes(value: Any) -> Any:
-    """Return a value with arrays as tensors: the format has one kind of them."""
-    if isinstance(value, np.ndarray):
-        return as_bytes(value)
-    if isinstance(value, dict):
-        return {key: _with_bytes(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_with_bytes(item) for item in value)
-    return value
+    # Arrays become tensors: the format has one kind of them.
+    return {
+        name: mapped(value, Trail(name), as_tensor) for name, value in portable(content).items()
+    }
 
 
 def check_components(state: Mapping[str, Any]) -> None:
@@ -175,6 +196,10 @@ def check_components(state: Mapping[str, Any]) -> None:
     for name in ("regions", "pathways", "metadata"):
         if not isinstance(state.get(name, {}), dict):
             raise IncompatibleState("not a dict", where=name, found=type(state[name]).__name__)
+    for kind in ("regions", "pathways"):
+        for name, part in state.get(kind, {}).items():
+            if not isinstance(part, dict | Adapted):
+                raise IncompatibleState("not a dict", where=f"{kind}/{name}", found=type(part))
     if not state.get("regions") and not state.get("pathways"):
         raise IncompatibleState("a .thalia file needs at least one region", where="regions")
 
@@ -214,11 +239,9 @@ def _write_body(
 
 def _ordered(metadata: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of a file: keys of the caller, then those that every file has."""
-    found = {key: value for key, value in metadata.items() if key not in _ORDER}
-    for key in _ORDER[:-1]:
-        found[key] = metadata.get(key, _DEFAULTS[key])
-    found[_ORDER[-1]] = _statistics(state)
-    return kept(found)
+    own = {key: value for key, value in metadata.items() if key not in (*_DEFAULTS, _SUMS)}
+    known = {key: metadata.get(key, value) for key, value in _DEFAULTS.items()}
+    return kept({**own, **known, _SUMS: _statistics(state)})
 
 
 def kept(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,6 +280,8 @@ def _statistics(state: Mapping[str, Any]) -> dict[str, Any]:
 def _tensors(value: Any) -> list[tuple[str, int]]:
     if isinstance(value, pytree.TensorBytes):
         return [(value.dtype, value.data.nbytes)]
+    if isinstance(value, Adapted):
+        return _tensors(value.plain)
     items = value.values() if isinstance(value, dict) else value
     if isinstance(value, dict | list | tuple):
         return [found for item in items for found in _tensors(item)]
@@ -265,6 +290,7 @@ def _tensors(value: Any) -> list[tuple[str, int]]:
 
 def _membrane(region: Any) -> int:
     state = region.get("neuron_state") if isinstance(region, dict) else None
+    state = state.plain if isinstance(state, Adapted) else state
     return _elements(state.get("membrane")) if isinstance(state, dict) else 0
 
 
@@ -293,13 +319,6 @@ def _seconds(timestamp: Any) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=dt.UTC)
     return max(0, int(moment.timestamp()))
-
-
-def compress_bytes(
-    compress: Callable[[BinaryIO, BinaryIO], None], data: bytes, file: BinaryIO
-) -> None:
-    """Write bytes compressed."""
-    compress(io.BytesIO(data), file)
 
 
 def _append_checksum(file: BinaryIO) -> None:

@@ -15,7 +15,7 @@ import io
 import re
 import zipfile
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Final
 from holdfast.registry import pytree
 from holdfast.registry.errors import Hint, IncompatibleState, InvalidInput, UnsupportedValue
 from holdfast.registry.formats.content import Content
-from holdfast.registry.formats.pickles import Keys, read_pickle
+from holdfast.registry.formats.pickles import Keys, Known, read_pickle
 from holdfast.registry.formats.source import check_room, entries_of, stable
 from holdfast.registry.formats.state_file import (
     Faults,
@@ -36,7 +36,7 @@ from holdfast.registry.formats.state_file import (
 )
 from holdfast.registry.formats.target import new_file
 from holdfast.registry.formats.torch import container
-from holdfast.registry.formats.torch.container import Container, broken, torch_of
+from holdfast.registry.formats.torch.container import broken, torch_of
 from holdfast.registry.formats.torch.names import Names
 from holdfast.registry.formats.torch.storages import Sharing, Storage, Tensors, refuse_sharing
 from holdfast.registry.pytree import TensorBytes, traversal
@@ -46,6 +46,7 @@ __all__ = [
     "LIGHTNING_NAMES",
     "detect",
     "inspect",
+    "names_of_parts",
     "read",
     "validate",
     "without_versions",
@@ -114,7 +115,7 @@ def validate(path: Path) -> list[str]:
     return faults.lines or problems(read, path)
 
 
-def _opened(file: BinaryIO, path: Path) -> Container:
+def _opened(file: BinaryIO, path: Path) -> container.Container:
     size = file.seek(0, 2)
     file.seek(0)
 
@@ -126,7 +127,7 @@ def _opened(file: BinaryIO, path: Path) -> Container:
     return container.opened(file, path, scan)
 
 
-def _state(opened: Container, *, with_data: bool) -> tuple[dict[str, Any], Tensors]:
+def _state(opened: container.Container, *, with_data: bool) -> tuple[dict[str, Any], Tensors]:
     """Return the dict in a file, and the maker of its tensors."""
     path = opened.path
     sharing, keys = Sharing(opened.size_bytes, path), _keys(path)
@@ -142,6 +143,37 @@ def _state(opened: Container, *, with_data: bool) -> tuple[dict[str, Any], Tenso
         )
     _check_extent(state, sharing, keys.budget, path)
     return state, tensors
+
+
+def names_of_parts(
+    keys: Keys, path: Path, size_bytes: int, dtypes: Container[str]
+) -> dict[str, Known]:
+    """Return the names of a pickle in a file, whose storages are files of `torch.save` within."""
+    sharing = Sharing(size_bytes, path)
+
+    def load(data: Any) -> tuple[Storage, Tensors]:
+        if type(data) is not bytes:
+            raise TypeError("not the bytes of a storage")
+        opened = _opened(io.BytesIO(data), path)
+        tensors = Tensors(opened, sharing, with_data=True, where=path)
+        storage, _ = _unpickled(opened.pickle, tensors, keys, path)
+        if not isinstance(storage, Storage):
+            raise TypeError("not a storage")
+        return storage, tensors
+
+    def rebuild(part: tuple[Storage, Tensors], *arguments: Any) -> TensorBytes:
+        storage, tensors = part
+        made = tensors.tensor_v2(storage, *arguments)
+        if made.dtype not in dtypes:
+            raise ValueError("an element type that the file cannot have")
+        keys.budget.take(made.data.nbytes)  # a storage that is shared counts for each tensor
+        return made
+
+    return {
+        "collections.OrderedDict": Known(call=keys.ordered_dict),
+        "torch._utils._rebuild_tensor_v2": Known(call=rebuild),
+        "torch.storage._load_from_bytes": Known(call=load),
+    }
 
 
 def _keys(path: Path) -> Keys:

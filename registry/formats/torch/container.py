@@ -28,7 +28,7 @@ from holdfast.registry.values import Budget, check_bytes, max_record_bytes
 _PICKLED_BYTES: Final = 8
 #: The first pickle of the form before 1.6 holds this number, the second the version.
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
-_MAGIC_PICKLED: Final = b"\x8a\x0a" + _MAGIC.to_bytes(10, "little") + b"."
+_MAGIC_PICKLED: Final = _MAGIC.to_bytes(10, "little") + b"."
 _VERSION: Final = 1001
 #: A pickle of the form before 1.6 is looked for in a window of this many bytes, then in larger
 #: ones: only its end tells its length.
@@ -260,8 +260,6 @@ def torch_of(where: object) -> ModuleType:
         if error.name != "torch":
             raise
         raise IncompatibleState(
-            "torch is not installed",
-            where=where,
-            hint="Install it: pip install torch.",
+            "torch is not installed", where=where, hint="Install it: pip install torch."
         ) from error
     return torch

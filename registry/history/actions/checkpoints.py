@@ -28,57 +28,37 @@ class CommitKeys(Record):
 
 
 class CheckpointFields(Record):
-    """A checkpoint.
+    """A checkpoint."""
 
-    Attributes:
-        manifest: Its id.
-        phase: Name or number of the phase.
-        step: Its training step, or the value of another counter.
-        meta: Plain values that were saved with the state.
-        metrics: Its metrics by name.
-        size_bytes: Bytes of all tensors.
-        tier: Retention class within the phase.
-        commit_keys: Keys of the state that the commit stores instead of the manifest.
-    """
-
-    manifest: DigestField
-    phase: PhaseName
-    step: Step
-    meta: Plain = None
-    metrics: Metrics = empty()
-    size_bytes: Annotated[int, Field(ge=0)]
-    tier: Name | None = None
+    manifest: DigestField  # its id
+    phase: PhaseName  # name or number of the phase
+    step: Step  # its training step, or the value of another counter
+    meta: Plain = None  # plain values that were saved with the state
+    metrics: Metrics = empty()  # its metrics by name
+    size_bytes: Annotated[int, Field(ge=0)]  # bytes of all tensors
+    tier: Name | None = None  # retention class within the phase
+    #: Keys of the state that the commit stores instead of the manifest.
     commit_keys: CommitKeys | None = None
 
 
 class AddCheckpoint(CheckpointFields):
-    """Add a checkpoint.
-
-    Attributes:
-        companions: Ids of the states that were saved with it, by name.
-        nonfinite: Paths of weights that hold NaN or infinity, the first few.
-        held_back: Whether it is excluded from latest, best and resuming.
-    """
+    """Add a checkpoint."""
 
     action: Literal["checkpoint.add"] = "checkpoint.add"
+    #: Ids of the states that were saved with it, by name.
     companions: dict[Name, DigestField] | None = None
+    #: Paths of weights that hold NaN or infinity, the first few.
     nonfinite: tuple[str, ...] | None = None
-    held_back: bool | None = None
+    held_back: bool | None = None  # whether it is excluded from latest, best and resuming
 
 
 class ReportMetrics(Record):
-    """Add or replace metrics of a checkpoint.
-
-    Attributes:
-        checkpoint: Commit number of the checkpoint.
-        metrics: The values.
-        tier: Its new tier, if the values change it.
-    """
+    """Add or replace metrics of a checkpoint."""
 
     action: Literal["checkpoint.report"] = "checkpoint.report"
-    checkpoint: int
-    metrics: Metrics
-    tier: Name | None = None
+    checkpoint: int  # commit number of the checkpoint
+    metrics: Metrics  # the values
+    tier: Name | None = None  # its new tier, if the values change it
 
 
 class Eviction(Record):
@@ -115,13 +95,10 @@ class Recover(Record):
     """Recover evicted checkpoints, and the components of thinned ones.
 
     Retention neither evicts nor thins them again.
-
-    Attributes:
-        checkpoints: Their commit numbers.
     """
 
     action: Literal["checkpoint.recover"] = "checkpoint.recover"
-    checkpoints: Annotated[tuple[int, ...], Field(min_length=1)]
+    checkpoints: Annotated[tuple[int, ...], Field(min_length=1)]  # their commit numbers
 
 
 class SetTag(Record):
@@ -140,74 +117,49 @@ class RemoveTag(Record):
 
 
 class PinFields(Record):
-    """A state that a name keeps.
+    """A state that a name keeps."""
 
-    Attributes:
-        manifest: Id of the state.
-        checkpoint: Commit number of the checkpoint that it is, or was made from.
-        metrics: Values that describe it.
-        card: Id of the model card, a state of its own.
-    """
-
-    manifest: DigestField
-    checkpoint: int | None = None
-    metrics: Metrics = empty()
-    card: DigestField | None = None
+    manifest: DigestField  # id of the state
+    checkpoint: int | None = None  # commit number of the checkpoint that it is, or was made from
+    metrics: Metrics = empty()  # values that describe it
+    card: DigestField | None = None  # id of the model card, a state of its own
 
 
 class SetPin(PinFields):
-    """Give an immutable name to a stored state.
-
-    Attributes:
-        kind: `gate`, `release` or `artifact`.
-        name: The name; of a release, its semantic version.
-        replaces: Id of the damaged state that this one replaces; of gates only.
-    """
+    """Give an immutable name to a stored state."""
 
     action: Literal["pin.set"] = "pin.set"
-    kind: Literal["gate", "release", "artifact"]
+    kind: Literal["gate", "release", "artifact"]  # `gate`, `release` or `artifact`
+    #: The name; of a release, its semantic version.
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$")]
+    #: Id of the damaged state that this one replaces; of gates only.
     replaces: DigestField | None = None
 
 
 class PointRelease(Record):
-    """Set the release that `releases/latest` names: the newest, or an older one after a rollback.
-
-    Attributes:
-        version: The release.
-        reason: Why, for readers of the log.
-    """
+    """Set the release that `releases/latest` names: the newest, or one before it."""
 
     action: Literal["release.point"] = "release.point"
-    version: str
-    reason: str = ""
+    version: str  # the release
+    reason: str = ""  # why, for readers of the log
 
 
 class ClaimFields(Record):
-    """A checkpoint that a follower works on.
+    """A checkpoint that a follower works on."""
 
-    Attributes:
-        checkpoint: Commit number of the checkpoint.
-        follower: Random id of the follower.
-        until_ms: End of the claim, in milliseconds since the epoch by the follower's clock. Until
-            then retention does not evict the checkpoint. After it another follower may evaluate
-            the checkpoint a second time.
-    """
-
-    checkpoint: int
-    follower: str
+    checkpoint: int  # commit number of the checkpoint
+    follower: str  # random id of the follower
+    #: End of the claim, in milliseconds since the epoch by the follower's clock. Until then
+    #: retention does not evict the checkpoint. After it another follower may evaluate the
+    #: checkpoint a second time.
     until_ms: int
 
 
 class Claim(ClaimFields):
-    """Claim a checkpoint: until the claim ends, nobody else of the group works on it.
-
-    Attributes:
-        group: The group of followers.
-    """
+    """Claim a checkpoint: until the claim ends, nobody else of the group works on it."""
 
     action: Literal["watch.claim"] = "watch.claim"
-    group: Name
+    group: Name  # the group of followers
 
 
 class Acknowledge(Record):

@@ -25,9 +25,12 @@ from holdfast.registry.history.actions.run import (
     CreateRun,
     DropRun,
     EnterPhase,
+    HideRun,
+    RaiseVersion,
     Rewind,
     SetStatus,
     TakeOver,
+    UndropRun,
 )
 from holdfast.registry.objects import ObjectKey
 from holdfast.registry.values import (
@@ -48,6 +51,9 @@ Action = Annotated[
     | Rewind
     | EnterPhase
     | DropRun
+    | HideRun
+    | UndropRun
+    | RaiseVersion
     | AddCheckpoint
     | ReportMetrics
     | Evict
@@ -69,43 +75,26 @@ Action = Annotated[
 
 
 class Commit(Record):
-    """A commit of the run, the same bytes in every registry.
-
-    Attributes:
-        n: Number of the commit, dense from 0.
-        run: Id of the run.
-        prev: SHA-256 of the line of the commit before; absent in commit 0.
-        write: Random id of this write; its author recognizes the commit by it.
-        author: `user@host`, for people.
-        time_ms: Milliseconds since the epoch by the author's clock; nothing depends on it.
-        actions: The changes that it makes.
-    """
+    """A commit of the run, the same bytes in every registry."""
 
     kind: Literal["commit"] = "commit"
-    n: Annotated[int, Field(ge=0)]
-    run: str
-    prev: DigestField | None = None
-    write: str
-    author: str
-    time_ms: int
-    actions: tuple[Action, ...]
+    n: Annotated[int, Field(ge=0)]  # number of the commit, dense from 0
+    run: str  # id of the run
+    prev: DigestField | None = None  # SHA-256 of the line of the commit before; absent in commit 0
+    write: str  # random id of this write; its author recognizes the commit by it
+    author: str  # `user@host`, for people
+    time_ms: int  # milliseconds since the epoch by the author's clock; nothing depends on it
+    actions: tuple[Action, ...]  # the changes that it makes
 
 
 class Place(Record):
-    """Where a manifest is stored in this registry; the last line for a manifest counts.
-
-    Attributes:
-        manifest: The checkpoint's id.
-        manifest_generation: Generation of the manifest's key.
-        placement: Digest of its placement.
-        placement_generation: Generation of the placement's key.
-    """
+    """Where a manifest is stored in this registry; the last line for a manifest counts."""
 
     kind: Literal["place"] = "place"
-    manifest: DigestField
-    manifest_generation: Annotated[int, Field(ge=0)]
-    placement: DigestField
-    placement_generation: Annotated[int, Field(ge=0)]
+    manifest: DigestField  # the checkpoint's id
+    manifest_generation: Annotated[int, Field(ge=0)]  # generation of the manifest's key
+    placement: DigestField  # digest of its placement
+    placement_generation: Annotated[int, Field(ge=0)]  # generation of the placement's key
 
     @property
     def manifest_key(self) -> ObjectKey:
@@ -131,7 +120,19 @@ class Forget(Record):
     kind: Literal["forget"] = "forget"
 
 
-Line = Commit | Place | Mark | Forget
+class Free(Record):
+    """The hidden run holds nothing from here on, in this registry."""
+
+    kind: Literal["free"] = "free"
+
+
+class Seal(Record):
+    """A collector has noted what the run holds: a commit after it needs a marker before."""
+
+    kind: Literal["seal"] = "seal"
+
+
+Line = Commit | Place | Mark | Forget | Free | Seal
 
 _LINE = Annotated[Line, Tagged("kind")]
 

@@ -11,38 +11,25 @@ _Count = Annotated[int, Field(ge=0)]
 
 
 class EntryFields(Record):
-    """A model in the pool.
+    """A model in the pool."""
 
-    Attributes:
-        manifest: Id of the inference-only state.
-        checkpoint: Commit number of the checkpoint that it was made from.
-        gate: Gate that it was made from.
-        phase: Phase of its source.
-        step: Step of its source.
-        mu: Rating: estimated skill.
-        sigma: Rating: uncertainty.
-        frozen: Whether it is never evicted and never rated again.
-    """
-
-    manifest: DigestField
-    checkpoint: int | None = None
-    gate: Name | None = None
-    phase: PhaseName
-    step: Step
-    mu: FloatField
-    sigma: FloatField
-    frozen: bool = False
+    manifest: DigestField  # id of the inference-only state
+    checkpoint: int | None = None  # commit number of the checkpoint that it was made from
+    gate: Name | None = None  # gate that it was made from
+    phase: PhaseName  # phase of its source
+    step: Step  # step of its source
+    mu: FloatField  # rating: estimated skill
+    sigma: FloatField  # rating: uncertainty
+    frozen: bool = False  # whether it is never evicted and never rated again
 
 
 class Promote(EntryFields):
-    """Add a model to the pool.
-
-    Attributes:
-        version: Its number.
-    """
+    """Add a model to the pool."""
 
     action: Literal["pool.promote"] = "pool.promote"
-    version: _Version
+    version: _Version  # its number
+    #: When another program promoted it, in milliseconds since 1970; that of the commit without it.
+    promoted_ms: int | None = None
 
 
 class Rated(Record):
@@ -56,26 +43,18 @@ class Rated(Record):
 
 
 class RateMatch(Record):
-    """Record a match.
-
-    Attributes:
-        match: Its id; a match that is recorded already changes nothing.
-        ratings: The new rating of each entry that took part.
-    """
+    """Record a match."""
 
     action: Literal["pool.rate"] = "pool.rate"
+    #: Its id; a match that is recorded already changes nothing.
     match: Annotated[str, Field(min_length=1, max_length=128)]
+    #: The new rating of each entry that took part.
     ratings: Annotated[tuple[Rated, ...], Field(min_length=1)]
 
 
 class EvictEntries(Record):
-    """Evict entries. Their ratings and their history stay in the log.
-
-    Attributes:
-        versions: The entries.
-        reason: Why.
-    """
+    """Evict entries. Their ratings and their history stay in the log."""
 
     action: Literal["pool.evict"] = "pool.evict"
-    versions: Annotated[tuple[_Version, ...], Field(min_length=1)]
-    reason: str
+    versions: Annotated[tuple[_Version, ...], Field(min_length=1)]  # the entries
+    reason: str  # why

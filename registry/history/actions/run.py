@@ -19,6 +19,10 @@ from holdfast.registry.values import (
 
 RunStatus = Literal["running", "interrupted", "completed", "failed"]
 Lifetime = Literal["forever", "resettable"]
+#: The form of an owner, a project and a label.
+LABEL = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$"
+MOST_LABELS = 32
+_Label = Annotated[str, Field(pattern=LABEL)]
 
 
 class Parent(Record):
@@ -33,53 +37,41 @@ class Parent(Record):
 
 
 class CreateRun(Record):
-    """Create a run: the first action of commit 0, which names no manifest.
-
-    Attributes:
-        config: The training configuration.
-        config_hash: SHA-256 of its canonical encoding.
-        input_hash: SHA-256 of the input data, if the caller gave one.
-        seed: The master seed, 64 bits. Hexadecimal, since JSON readers round numbers beyond 2^53.
-        environment: Git commit, versions, device, host.
-        monitors: The metrics that decide `best`, if there is no specification.
-        spec: The specification: phases, retention, required keys and so on.
-        parent: The origin, if the run is a fork.
-    """
+    """Create a run: the first action of commit 0, which names no manifest."""
 
     action: Literal["run.create"] = "run.create"
-    config: Plain = None
-    config_hash: DigestField
-    input_hash: str | None = None
+    config: Plain = None  # the training configuration
+    config_hash: DigestField  # SHA-256 of its canonical encoding
+    input_hash: str | None = None  # SHA-256 of the input data, if the caller gave one
+    #: The master seed, 64 bits. Hexadecimal, since JSON readers round numbers beyond 2^53.
     seed: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-    environment: dict[str, str]
+    environment: dict[str, str]  # git commit, versions, device, host
+    #: The metrics that decide `best`, if there is no specification.
     monitors: tuple[Monitor, ...] = ()
-    spec: RunSpec | None = None
-    parent: Parent | None = None
+    spec: RunSpec | None = None  # the specification: phases, retention, required keys and so on
+    parent: Parent | None = None  # the origin, if the run is a fork
+    owner: _Label | None = None  # whose the run is, if the caller said so; see `RunLog.owner`
+    project: _Label | None = None  # what it belongs to
+    #: Words by which it is found, sorted.
+    labels: Annotated[tuple[_Label, ...], Field(min_length=1, max_length=MOST_LABELS)] | None = None
+    #: The step at which training is planned to end, as saves count it; nothing depends on it.
+    total_steps: Annotated[int, Field(ge=1, lt=2**63)] | None = None
 
 
 class SetStatus(Record):
-    """Set the status of the run.
-
-    Attributes:
-        status: The status.
-        reason: The exception that made it `failed`, in lines: type and message, then frames.
-    """
+    """Set the status of the run."""
 
     action: Literal["run.status"] = "run.status"
     status: RunStatus
+    #: The exception that made it `failed`, in lines: type and message, then frames.
     reason: Annotated[str, Field(max_length=4096)] | None = None
 
 
 class WriterFields(Record):
-    """The trainer that may save.
+    """The trainer that may save."""
 
-    Attributes:
-        token: Random id of its handle.
-        host: Its machine, for the message that a fenced trainer gets.
-    """
-
-    token: str
-    host: str
+    token: str  # random id of its handle
+    host: str  # its machine, for the message that a fenced trainer gets
 
 
 class TakeOver(WriterFields):
@@ -89,13 +81,10 @@ class TakeOver(WriterFields):
 
 
 class Rewind(Record):
-    """Supersede every checkpoint after the one that training resumed from.
-
-    Attributes:
-        to: Commit number of that checkpoint; `None` supersedes all.
-    """
+    """Supersede every checkpoint after the one that training resumed from."""
 
     action: Literal["run.rewind"] = "run.rewind"
+    #: Commit number of that checkpoint; `None` supersedes all.
     to: int | None = None
 
 
@@ -108,56 +97,36 @@ class AppliedRow(Record):
 
 
 class PhaseFields(Record):
-    """A change of phase, or a pivot or a warm start within one.
+    """A change of phase, or a pivot or a warm start within one."""
 
-    Attributes:
-        from_phase: The phase that ends.
-        to_phase: The phase that begins; the same one at a pivot and a warm start.
-        source: Ref of the state that was loaded: within the run, or, of a warm start, in full.
-        manifest: Id of that state.
-        rows: The change of each part.
-        ready: Metrics that were checked, with their values.
-        companions: Frozen states that every checkpoint of the phase has as companions.
-        name: The name of a pivot.
-    """
-
-    from_phase: PhaseName
-    to_phase: PhaseName
-    source: str
-    manifest: DigestField
-    rows: tuple[AppliedRow, ...] = ()
-    ready: Metrics = empty()
+    from_phase: PhaseName  # the phase that ends
+    to_phase: PhaseName  # the phase that begins; the same one at a pivot and a warm start
+    source: str  # ref of the state that was loaded: within the run, or, of a warm start, in full
+    manifest: DigestField  # id of that state
+    rows: tuple[AppliedRow, ...] = ()  # the change of each part
+    ready: Metrics = empty()  # metrics that were checked, with their values
+    #: Frozen states that every checkpoint of the phase has as companions.
     companions: dict[Name, DigestField] = empty()
-    name: Name | None = None
+    name: Name | None = None  # the name of a pivot
+    config: Plain = None  # the training configuration from a pivot on, if it gave one
+    meta: Plain = None  # plain values about a pivot
 
 
 class EnterPhase(PhaseFields):
-    """Enter a phase by a transition, or the present one again by a pivot.
-
-    Attributes:
-        enabled: Conditions that the caller enabled.
-    """
+    """Enter a phase by a transition, or the present one again by a pivot."""
 
     action: Literal["phase.enter"] = "phase.enter"
-    enabled: tuple[str, ...] = ()
+    enabled: tuple[str, ...] = ()  # conditions that the caller enabled
 
 
 class SegmentFields(Record):
-    """A segment of a stream.
+    """A segment of a stream."""
 
-    Attributes:
-        manifest: Id of the state that holds the entries.
-        start: Position of its first entry in the stream.
-        count: Number of its entries.
-        first_step: Least step in it.
-        last_step: Greatest step in it.
-    """
-
-    manifest: DigestField
-    start: Annotated[int, Field(ge=0)]
-    count: Annotated[int, Field(ge=1)]
-    first_step: Step
-    last_step: Step
+    manifest: DigestField  # id of the state that holds the entries
+    start: Annotated[int, Field(ge=0)]  # position of its first entry in the stream
+    count: Annotated[int, Field(ge=1)]  # number of its entries
+    first_step: Step  # least step in it
+    last_step: Step  # greatest step in it
 
 
 class AppendStream(SegmentFields):
@@ -165,15 +134,11 @@ class AppendStream(SegmentFields):
 
     A start behind the end of the stream is an error. With a start before the end, the segment
     replaces the entries from there on; it holds the same entries, merged with new ones.
-
-    Attributes:
-        stream: Name of the stream.
-        lifetime: `forever` or `resettable`; fixed by the first append.
     """
 
     action: Literal["stream.append"] = "stream.append"
-    stream: Name
-    lifetime: Lifetime
+    stream: Name  # name of the stream
+    lifetime: Lifetime  # `forever` or `resettable`; fixed by the first append
 
 
 class ArchiveStream(Record):
@@ -184,12 +149,32 @@ class ArchiveStream(Record):
     label: Name
 
 
-class DropRun(Record):
-    """Release everything that the run holds, pins included. Nothing can be saved afterwards.
+class HideRun(Record):
+    """Drop the run so that it can be taken back: it holds everything until it is freed.
 
     Attributes:
         reason: Why, for readers of the log.
     """
 
-    action: Literal["run.drop"] = "run.drop"
+    action: Literal["run.hide"] = "run.hide"
     reason: str
+
+
+class UndropRun(Record):
+    """Bring a hidden or freed run back; the only action of its commit."""
+
+    action: Literal["run.undrop"] = "run.undrop"
+
+
+class RaiseVersion(Record):
+    """Raise the schema version of the run's specification."""
+
+    action: Literal["run.raise_version"] = "run.raise_version"
+    version: int | str  # the version of states from here on
+
+
+class DropRun(Record):
+    """Release everything that the run holds, for ever. Versions before `HideRun` wrote it."""
+
+    action: Literal["run.drop"] = "run.drop"
+    reason: str  # why, for readers of the log

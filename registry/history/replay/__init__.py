@@ -3,15 +3,14 @@
 `RunManifest` is the result, a frozen value; `advance` applies further slots to it. The rules that
 make a history legal are checked here and nowhere else, so that writers, readers, `verify` and
 `sync` agree on them. `run_parts` has the records in a manifest, `draft` a manifest that is being
-changed, `apply_checkpoints` and its neighbours the effect of each action, `evicted` the numbers of
-evicted checkpoints. `holdfast.registry.history.log` reads the slots. Specified in docs/spec.md,
-section 9.
+changed, `apply` the effect of each action, `evicted` the numbers of evicted checkpoints.
+`holdfast.registry.history.log` reads the slots. Specified in docs/spec.md, section 9.
 """
 
 from __future__ import annotations
 
-from holdfast.registry.history.replay.advance import advance, foresee
-from holdfast.registry.history.replay.evicted import EvictedNumbers, Forgotten, has_bit
+from holdfast.registry.history.replay.advance import Slot, advance, foresee, link_after
+from holdfast.registry.history.replay.evicted import EvictedNumbers, NeedsHistory, has_bit
 from holdfast.registry.history.replay.run_manifest import RunManifest
 from holdfast.registry.history.replay.run_parts import (
     Archive,
@@ -26,15 +25,14 @@ from holdfast.registry.history.replay.run_parts import (
     StreamRecord,
     WriterRecord,
 )
-from holdfast.registry.history.replay.slot import Slot, link_after
 
 __all__ = [
     "Archive",
     "CheckpointRecord",
     "ClaimRecord",
     "EvictedNumbers",
-    "Forgotten",
     "GroupRecord",
+    "NeedsHistory",
     "PhaseRecord",
     "Pin",
     "PoolRecord",

@@ -1,8 +1,9 @@
-"""Fold further slots into a run, and check the rules of the history."""
+"""The slots of a log: fold further ones into a run, and check the rules of the history."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast.registry.history import actions
@@ -10,14 +11,46 @@ from holdfast.registry.history.actions import (
     Commit,
     CreateRun,
     Forget,
+    Free,
+    Line,
     Mark,
     Place,
+    Seal,
+    UndropRun,
+    decode_line,
     line_digest,
 )
-from holdfast.registry.history.replay import apply, apply_pool
+from holdfast.registry.history.replay import apply
 from holdfast.registry.history.replay.draft import Draft
 from holdfast.registry.history.replay.run_manifest import RunManifest
-from holdfast.registry.history.replay.slot import Slot
+from holdfast.registry.objects import join_lines, split_lines
+from holdfast.registry.values import Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One numbered file of a run's log."""
+
+    number: int  # its number in the log, dense from 0
+    data: bytes
+    lines: tuple[tuple[bytes, Line], ...]  # its lines, each with its exact bytes
+
+    @classmethod
+    def build(cls, number: int, lines: Sequence[Line | bytes]) -> Slot:
+        """Assemble a slot from records, or from lines that are copied byte for byte."""
+        encoded = [line if isinstance(line, bytes) else line.encode() for line in lines]
+        return cls.decode(number, join_lines(encoded), where=f"slot {number}")
+
+    @classmethod
+    def decode(cls, number: int, data: bytes, *, where: str) -> Slot:
+        """Verify and parse a file."""
+        lines = split_lines(data, where=where)
+        return cls(number, data, tuple((line, decode_line(line, where=where)) for line in lines))
+
+    @property
+    def commits(self) -> tuple[tuple[bytes, Commit], ...]:
+        """The commit lines, each with its exact bytes."""
+        return tuple((raw, line) for raw, line in self.lines if isinstance(line, Commit))
 
 
 def advance(run: RunManifest, slots: Iterable[Slot]) -> RunManifest:
@@ -54,7 +87,14 @@ def _fold(draft: Draft, slot: Slot) -> None:
                 draft.epoch = max(draft.epoch, line.epoch)
             case Forget():
                 draft.require(draft.commits > 0, "a run that was never created is forgotten")
-                draft.fields["dropped"] = "forgotten, by `holdfast gc --forget`"
+                dropped = "forgotten, by `holdfast gc --forget`"
+                draft.fields |= {"dropped": dropped, "hidden_at": None, "freed_at": None}
+            case Free():
+                apply.free(draft)
+            case Seal():
+                is_alone = all(isinstance(one, Mark | Seal) for _, one in slot.lines)
+                draft.require(draft.commits > 0 and is_alone, "a seal beside other lines")
+                draft.fields["sealed_at"] = slot.number
     draft.next_slot += 1
     draft.end_slot(is_placed=True)
 
@@ -66,8 +106,12 @@ def _commit(draft: Draft, raw: bytes, commit: Commit) -> None:
     draft.require(commit.prev == draft.head, f"commit {commit.n} does not chain to the one before")
     begins = bool(commit.actions) and isinstance(commit.actions[0], CreateRun)
     draft.require(begins == (commit.n == 0), "a run is created by commit 0 and by no other")
-    dropped = draft.fields.get("dropped", draft.base.dropped) is not None
-    draft.require(not dropped, "a commit after the run was dropped")
+    undrops = any(isinstance(action, UndropRun) for action in commit.actions)
+    if undrops:
+        is_so = draft.now("hidden_at") is not None and len(commit.actions) == 1
+        draft.require(is_so, "an undrop of a run that is not hidden, or beside other actions")
+    else:
+        draft.require(draft.now("dropped") is None, "a commit after the run was dropped")
     for action in commit.actions:
         _APPLY[type(action)](draft, action)
     draft.commits += 1
@@ -81,6 +125,9 @@ _APPLY: dict[type, Callable[[Draft, Any], None]] = {
     actions.Rewind: apply.rewind,
     actions.EnterPhase: apply.enter_phase,
     actions.DropRun: apply.drop,
+    actions.HideRun: apply.hide,
+    actions.UndropRun: apply.undrop,
+    actions.RaiseVersion: apply.raise_version,
     actions.AddCheckpoint: apply.add,
     actions.ReportMetrics: apply.report,
     actions.Evict: apply.evict,
@@ -90,11 +137,22 @@ _APPLY: dict[type, Callable[[Draft, Any], None]] = {
     actions.RemoveTag: apply.remove_tag,
     actions.SetPin: apply.set_pin,
     actions.PointRelease: apply.point_release,
-    actions.Promote: apply_pool.promote,
-    actions.RateMatch: apply_pool.rate,
-    actions.EvictEntries: apply_pool.evict,
+    actions.Promote: apply.promote,
+    actions.RateMatch: apply.rate,
+    actions.EvictEntries: apply.evict_entries,
     actions.AppendStream: apply.append_stream,
     actions.ArchiveStream: apply.archive_stream,
     actions.Claim: apply.claim,
     actions.Acknowledge: apply.acknowledge,
 }
+
+
+def link_after(slots: Iterable[Slot], commits: int) -> Digest | None:
+    """Return the digest of the last of a number of commits, from some slots of the log."""
+    for slot in slots:
+        for raw, commit in slot.commits:
+            if commit.n == commits - 1:
+                return line_digest(raw)
+            if commit.n == commits:
+                return commit.prev
+    return None

@@ -1,4 +1,4 @@
-"""Replay of actions on checkpoints, on the names that pin them, and on their claims."""
+"""Replay of actions: on checkpoints and their names, on phases, streams and the pool."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from holdfast.registry.history.actions import (
     CreateRun,
     DropRun,
     EnterPhase,
+    EntryFields,
     Evict,
+    EvictEntries,
+    HideRun,
     PhaseFields,
     PinFields,
     PointRelease,
+    Promote,
+    RaiseVersion,
+    RateMatch,
     Recover,
     RemoveTag,
     ReportMetrics,
@@ -29,6 +35,7 @@ from holdfast.registry.history.actions import (
     SetTag,
     TakeOver,
     Thin,
+    UndropRun,
     WriterFields,
 )
 from holdfast.registry.history.replay.draft import Draft
@@ -38,11 +45,15 @@ from holdfast.registry.history.replay.run_parts import (
     ClaimRecord,
     PhaseRecord,
     Pin,
+    PoolRecord,
     Segment,
     StreamMark,
     StreamRecord,
     WriterRecord,
 )
+
+#: Matches that are remembered: a match is recorded again after a lost answer.
+MATCHES_KEPT = 256
 
 
 def add(draft: Draft, action: AddCheckpoint) -> None:
@@ -218,6 +229,33 @@ def drop(draft: Draft, action: DropRun) -> None:
     draft.fields["dropped"] = action.reason
 
 
+def hide(draft: Draft, action: HideRun) -> None:
+    """Hide the run."""
+    draft.fields |= {"dropped": action.reason, "hidden_at": draft.next_slot}
+
+
+def free(draft: Draft) -> None:
+    """Release everything that the hidden run holds."""
+    is_hidden = draft.now("hidden_at") is not None and draft.now("freed_at") is None
+    draft.require(is_hidden, "a run that is not hidden is freed")
+    draft.fields["freed_at"] = draft.next_slot
+
+
+def undrop(draft: Draft, _: UndropRun) -> None:
+    """Bring the run back; a freed one needs a place for everything again."""
+    draft.come_back()
+
+
+def raise_version(draft: Draft, action: RaiseVersion) -> None:
+    """Change the specification to the new version of states."""
+    created = draft.created
+    spec = None if created is None else created.spec
+    draft.require(spec is not None and spec.version_key is not None, "the run has no versions")
+    assert created is not None
+    assert spec is not None
+    draft.created = created.changed(spec=spec.changed(version=action.version))
+
+
 def append_stream(draft: Draft, action: AppendStream) -> None:
     """Append a segment; it replaces the entries from its start on."""
     stream = draft.streams.get(action.stream)
@@ -251,3 +289,49 @@ def _cut_streams(draft: Draft, marks: Mapping[str, StreamMark]) -> None:
     for name, stream in list(draft.streams.items()):
         segments = stream.at(marks.get(name))
         draft.set_stream(stream.changed(segments=segments))
+
+
+def promote(draft: Draft, action: Promote) -> None:
+    """Add a model to the pool."""
+    # Not "equal": a fork continues the version numbers of its parent, an import those of a folder.
+    draft.require(action.version >= draft.next_version, f"pool version {action.version} again")
+    draft.next_version = action.version + 1
+    promoted = draft.time_ms if action.promoted_ms is None else action.promoted_ms
+    entry = PoolRecord(**action.shared(EntryFields), version=action.version, time_ms=promoted)
+    draft.set_entry(entry)
+
+
+def rate(draft: Draft, action: RateMatch) -> None:
+    """Record a match."""
+    matches = draft.fields.get("matches", draft.base.matches)
+    draft.require(action.match not in matches, f"match {action.match} is recorded twice")
+    draft.fields["matches"] = (*matches, action.match)[-MATCHES_KEPT:]
+    for rated in action.ratings:
+        if draft.gone is not None and draft.gone.has_version(rated.version):
+            continue  # frozen entries are never evicted, so this one may be rated
+        entry = _entry(draft, rated.version)
+        is_same = (entry.mu, entry.sigma) == (rated.mu, rated.sigma)
+        draft.require(is_same or not entry.frozen, f"pool version {entry.version} is frozen")
+        changed = entry.changed(
+            mu=rated.mu,
+            sigma=rated.sigma,
+            games=entry.games + rated.games,
+            wins=entry.wins + rated.wins,
+        )
+        draft.set_entry(changed)
+
+
+def evict_entries(draft: Draft, action: EvictEntries) -> None:
+    """Evict entries."""
+    for version in action.versions:
+        is_evicted = draft.gone is not None and draft.gone.has_version(version)
+        draft.require(not is_evicted, f"pool version {version} is evicted twice")
+        entry = _entry(draft, version)
+        draft.require(not entry.frozen, f"pool version {version} is frozen")
+        draft.require(entry.evicted is None, f"pool version {version} is evicted twice")
+        draft.evict_entry(entry, action.reason)
+
+
+def _entry(draft: Draft, version: int) -> PoolRecord:
+    draft.require(version in draft.pool, f"pool version {version} does not exist")
+    return draft.pool[version]

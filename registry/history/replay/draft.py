@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.registry.errors import Malformed
 from holdfast.registry.history.actions import Place
-from holdfast.registry.history.replay.evicted import EvictedDraft, Forgotten
+from holdfast.registry.history.replay.evicted import EvictedDraft, NeedsHistory
 from holdfast.registry.history.replay.run_manifest import RunManifest
 from holdfast.registry.history.replay.run_parts import (
     CheckpointRecord,
@@ -53,21 +53,13 @@ class GroupDraft:
 
 
 class Draft:
-    """A mutable run.
-
-    Attributes:
-        base: The run before.
-        fields: Simple fields that have changed.
-        where: The present slot, for messages.
-        time_ms: The time of the present commit.
-        gone: The evicted checkpoints and entries of a compact run.
-    """
+    """A mutable run."""
 
     def __init__(self, run: RunManifest) -> None:
-        self.base = run
-        self.fields: dict[str, Any] = {}
-        self.where = ""
-        self.time_ms = 0
+        self.base = run  # the run before
+        self.fields: dict[str, Any] = {}  # simple fields that have changed
+        self.where = ""  # the present slot, for messages
+        self.time_ms = 0  # the time of the present commit
         self.next_slot = run.next_slot
         self.commits = run.commits
         self.head = run.head
@@ -77,6 +69,7 @@ class Draft:
         self.phases: list[PhaseRecord] = list(run.phases)
         self.streams: dict[str, StreamRecord] = {s.name: s for s in run.streams}
         self.epoch = run.epoch
+        #: The evicted checkpoints and entries of a compact run.
         self.gone = None if run.gone is None else EvictedDraft(run.gone)
         self._tables: dict[str, dict[Any, Any]] = {}
         self._groups: dict[str, GroupDraft] = {}
@@ -95,6 +88,15 @@ class Draft:
                 found=rule,
                 hint="Run `holdfast verify`; do not write to this run until it is repaired.",
             )
+
+    def now(self, field: str) -> Any:
+        """Return a simple field as it is now."""
+        return self.fields.get(field, getattr(self.base, field))
+
+    @property
+    def _holds_nothing(self) -> bool:
+        is_hidden = self.now("hidden_at") is not None and self.now("freed_at") is None
+        return self.now("dropped") is not None and not is_hidden
 
     # Tables, each copied before its first change
 
@@ -125,7 +127,7 @@ class Draft:
         found: CheckpointRecord | None = self._read("by_n").get(n)
         if found is None:
             if self.is_forgotten(n):
-                raise Forgotten
+                raise NeedsHistory
             self.require(False, f"checkpoint of commit {n}, which added none")
         assert found is not None  # otherwise `require` has raised
         return found
@@ -302,11 +304,18 @@ class Draft:
     def place(self, place: Place) -> None:
         """Set the place of a manifest."""
         table = self._write("by_manifest")
-        if place.manifest not in self._read("uses"):
+        if self._holds_nothing or place.manifest not in self._read("uses"):
             # It was not needed until now. A compact run did not have it, so it comes last.
             table.pop(place.manifest, None)
         table[place.manifest] = place
         self._touched.add(place.manifest)
+
+    def come_back(self) -> None:
+        """Take a drop back; what held nothing until now needs a place for everything again."""
+        if self._holds_nothing:
+            self._claimed.update(self._read("uses"))
+        self.fields |= {"dropped": None, "hidden_at": None, "freed_at": None}
+        self._restarted = True  # a dropped run has no best
 
     def _hold(self, manifests: Iterable[Digest]) -> None:
         uses = self._write("uses")
@@ -327,11 +336,13 @@ class Draft:
         if self.gone is None:
             return
         uses, places = self._read("uses"), self._read("by_manifest")
-        if self.fields.get("dropped", self.base.dropped) is not None:
+        if self._holds_nothing:
             self._tables["by_manifest"] = {}
+            self._touched.clear()
+            self._claimed.clear()
             return
         if is_placed and any(one in uses and one not in places for one in self._claimed):
-            raise Forgotten
+            raise NeedsHistory
         for manifest in self._touched:
             if manifest not in uses and manifest in places:
                 places = self._write("by_manifest")

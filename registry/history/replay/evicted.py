@@ -18,7 +18,7 @@ _MOST_BITS = 2**27
 Class = tuple[str, str | None]
 
 
-class Forgotten(Exception):
+class NeedsHistory(Exception):
     """The record of an evicted checkpoint is needed, and a compact run does not have it."""
 
 
@@ -160,7 +160,7 @@ class EvictedDraft:
             if not on_line and not behind:
                 continue
             if rates and on_line and (self._rating is None or self._rating.n <= n):
-                raise Forgotten
+                raise NeedsHistory
             if tier is not None and tier != of[1]:
                 bits = self._lines if on_line else self._behind
                 bits[of] ^= 1 << n
@@ -170,7 +170,7 @@ class EvictedDraft:
     def rewind(self, kept: int) -> None:
         """Supersede the evicted checkpoints after a commit."""
         if self._rating is not None and self._rating.n > kept:
-            raise Forgotten
+            raise NeedsHistory
         for of, bits in self._lines.items():
             later = bits >> kept + 1 << kept + 1
             if later:

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal, Self
 
 from holdfast.registry.errors import Hint, InvalidInput
 from holdfast.registry.history.actions import CreateRun, Place, RunStatus
+from holdfast.registry.history.log_values import kept_ref
 from holdfast.registry.history.replay.evicted import (
     EvictedNumbers,
-    Forgotten,
+    NeedsHistory,
     classes,
     pack_bits,
 )
@@ -28,9 +29,8 @@ from holdfast.registry.history.replay.run_parts import (
     rating_of,
     stays_by_phase,
 )
-from holdfast.registry.history.step_names import kept_ref
 from holdfast.registry.spec import Monitor, RunSpec
-from holdfast.registry.values import Digest, DigestField, Field, PhaseName, Record
+from holdfast.registry.values import Digest, DigestField, Field, PhaseName, Plain, Record
 
 FORMAT: Literal["holdfast.run/1"] = "holdfast.run/1"
 
@@ -42,58 +42,47 @@ class RunManifest(Record):
     *compact* run has the records of the kept ones, only the numbers of the evicted ones, and no
     places of unneeded manifests. Readers and writers use the compact form;
     `holdfast.registry.history.RunLog.history` returns the complete one.
-
-    Attributes:
-        run_id: The run.
-        next_slot: The slot that the next write goes to.
-        commits: Number of commits.
-        head: Digest of the last commit line; `None` before the first.
-        created: The action that created the run; `None` before the first commit.
-        created_ms: Time of that commit, by its author's clock.
-        status: Its status.
-        reason: The exception that made it `failed`, if it is known.
-        dropped: The reason why the run was dropped; `None` if it was not.
-        writer: The trainer that may save.
-        phase: The present phase of training; `None` before the first checkpoint.
-        phases: Phases that were entered by a transition, and pivots.
-        checkpoints: The kept checkpoints, superseded ones included, in log order; in a complete run
-            also the evicted ones.
-        pins: Gates, releases, artifacts and tags.
-        release: The version that `releases/latest` names.
-        pool: The entries of the opponent pool that play, by version; in a complete run all entries.
-        next_version: Version of the next entry.
-        matches: Ids of the newest recorded matches.
-        streams: Streams.
-        groups: Groups of followers.
-        places: The place in this registry of each manifest that the run needs; in a complete run of
-            all manifests.
-        epoch: Highest epoch that has a mark in the log.
-        gone: The evicted checkpoints and entries by number; `None` in a complete run.
     """
 
     format: Literal["holdfast.run/1"] = FORMAT
-    run_id: str
-    next_slot: Annotated[int, Field(ge=0)] = 0
-    commits: int = 0
+    run_id: str  # the run
+    next_slot: Annotated[int, Field(ge=0)] = 0  # the slot that the next write goes to
+    commits: int = 0  # number of commits
+    #: Digest of the last commit line; `None` before the first.
     head: DigestField | None = None
+    #: The action that created the run; `None` before the first commit.
     created: CreateRun | None = None
-    created_ms: int = 0
+    created_ms: int = 0  # time of that commit, by its author's clock
     status: RunStatus = "running"
-    reason: str | None = None
+    reason: str | None = None  # the exception that made it `failed`, if it is known
+    #: The reason why the run was dropped; `None` if it was not.
     dropped: str | None = None
-    writer: WriterRecord | None = None
+    #: The slot that hid it, if the drop can be taken back.
+    hidden_at: Annotated[int, Field(ge=0)] | None = None
+    #: The slot from which on it holds nothing, although it can be brought back.
+    freed_at: Annotated[int, Field(ge=0)] | None = None
+    #: The newest slot with a seal, if a collector ever sealed the run.
+    sealed_at: Annotated[int, Field(ge=0)] | None = None
+    writer: WriterRecord | None = None  # the trainer that may save
+    #: The present phase of training; `None` before the first checkpoint.
     phase: PhaseName | None = None
-    phases: tuple[PhaseRecord, ...] = ()
+    phases: tuple[PhaseRecord, ...] = ()  # phases that were entered by a transition, and pivots
+    #: The kept checkpoints, superseded ones included, in log order; in a complete run also the
+    #: evicted ones.
     checkpoints: tuple[CheckpointRecord, ...] = ()
-    pins: tuple[Pin, ...] = ()
-    release: str | None = None
+    pins: tuple[Pin, ...] = ()  # gates, releases, artifacts and tags
+    release: str | None = None  # the version that `releases/latest` names
+    #: The entries of the opponent pool that play, by version; in a complete run all entries.
     pool: tuple[PoolRecord, ...] = ()
-    next_version: int = 1
-    matches: tuple[str, ...] = ()
+    next_version: int = 1  # version of the next entry
+    matches: tuple[str, ...] = ()  # ids of the newest recorded matches
     streams: tuple[StreamRecord, ...] = ()
-    groups: tuple[GroupRecord, ...] = ()
+    groups: tuple[GroupRecord, ...] = ()  # groups of followers
+    #: The place in this registry of each manifest that the run needs; in a complete run of all
+    #: manifests.
     places: tuple[Place, ...] = ()
-    epoch: int = 0
+    epoch: int = 0  # highest epoch that has a mark in the log
+    #: The evicted checkpoints and entries by number; `None` in a complete run.
     gone: EvictedNumbers | None = None
 
     @classmethod
@@ -229,14 +218,9 @@ class RunManifest(Record):
         return bool(self.checkpoints) or bool(self.gone and self.gone.checkpoints)
 
     def record(self, n: int) -> CheckpointRecord:
-        """Return the checkpoint that commit `n` added.
-
-        Raises:
-            KeyError: It added none.
-            Forgotten: It was evicted, and this is a compact run.
-        """
+        """Return the checkpoint that commit `n` added."""
         if n not in self.by_n and self.is_evicted(n):
-            raise Forgotten
+            raise NeedsHistory
         return self.by_n[n]
 
     def is_evicted(self, n: int) -> bool:
@@ -342,6 +326,17 @@ class RunManifest(Record):
         """The pivots of the current line of training, in log order."""
         return [one for one in self.phases if one.name is not None and not one.superseded]
 
+    @property
+    def config(self) -> Plain:
+        """The encoded configuration now; see `config_at`."""
+        return self.config_at(self.commits)
+
+    def config_at(self, n: int) -> Plain:
+        """Return the encoded configuration at a commit: that of a pivot before it, or the first."""
+        found = (one.config for one in reversed(self.pivots) if one.n <= n)
+        given = (config for config in found if config is not None)
+        return next(given, None if self.created is None else self.created.config)
+
     def pivots_after(self, n: int) -> list[PhaseRecord]:
         """Return the pivots after a checkpoint if it is the newest one of the line, else none."""
         newest = next(self.newest_first(), None)
@@ -431,13 +426,28 @@ class RunManifest(Record):
         return [one for one in rated if not isnan(one[0])]  # NaN has no order
 
     @property
+    def is_hidden(self) -> bool:
+        """Whether it was dropped and holds what it held: the drop can be taken back."""
+        return self.hidden_at is not None and self.freed_at is None
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether it was dropped and released everything."""
+        return self.dropped is not None and not self.is_hidden
+
+    @property
+    def is_dropped_for_good(self) -> bool:
+        """Whether it was dropped for good: no commit may follow."""
+        return self.dropped is not None and self.hidden_at is None
+
+    @property
     def held(self) -> AbstractSet[Digest]:
         """Every manifest that the run needs.
 
         Any other manifest is unneeded: collection may delete it and the objects that only it uses,
         and a commit that names it again must first make sure that they still exist.
         """
-        return self.uses.keys() if self.dropped is None else frozenset()
+        return frozenset() if self.holds_nothing else self.uses.keys()
 
     @cached_property
     def thinned(self) -> dict[Digest, tuple[str, ...]]:
@@ -467,7 +477,7 @@ class RunManifest(Record):
     def holders(self) -> dict[Digest, tuple[str, ...]]:
         """Return the manifests in `held`, each with the refs within the run that need it."""
         found: dict[Digest, list[str]] = {}
-        for manifest, *parts in self._holdings() if self.dropped is None else ():
+        for manifest, *parts in () if self.holds_nothing else self._holdings():
             shown = map(_shown, parts)
             found.setdefault(manifest, []).append("/".join(shown))
         return {manifest: tuple(refs) for manifest, refs in found.items()}

@@ -24,42 +24,30 @@ from holdfast.registry.values import DigestField, Name, Record, empty
 
 
 class StreamMark(Record):
-    """The length of a stream at a checkpoint.
+    """The length of a stream at a checkpoint."""
 
-    Attributes:
-        count: Entries in it.
-        archives: Number of its archives.
-    """
-
-    count: int
-    archives: int = 0
+    count: int  # entries in it
+    archives: int = 0  # number of its archives
 
 
 class CheckpointRecord(CheckpointFields):
-    """A checkpoint of a run; `metrics` has the newest value of each metric.
+    """A checkpoint of a run; `metrics` has the newest value of each metric."""
 
-    Attributes:
-        n: Number of the commit that added it: its name within the run's history.
-        time_ms: Time of that commit, by its author's clock.
-        superseded: Whether training resumed from an earlier one; it is never latest or best.
-        companions: Ids of the states that were saved with it, by name.
-        nonfinite: Paths of weights that hold NaN or infinity, the first few.
-        held_back: Whether it is never latest or best because of them.
-        evicted: The reason of its eviction; `None` while it is kept.
-        recovered: Whether it was evicted or thinned, and recovered; retention does neither again.
-        parts: The components that it holds, once it was thinned; `None`: all.
-        streams: The length of each stream at this checkpoint; a resume continues there.
-    """
-
-    n: int
-    time_ms: int
+    n: int  # number of the commit that added it: its name within the run's history
+    time_ms: int  # time of that commit, by its author's clock
+    #: Whether training resumed from an earlier one; it is never latest or best.
     superseded: bool = False
+    #: Ids of the states that were saved with it, by name.
     companions: dict[Name, DigestField] = empty()
-    nonfinite: tuple[str, ...] = ()
-    held_back: bool = False
+    nonfinite: tuple[str, ...] = ()  # paths of weights that hold NaN or infinity, the first few
+    held_back: bool = False  # whether it is never latest or best because of them
+    #: The reason of its eviction; `None` while it is kept.
     evicted: str | None = None
+    #: Whether it was evicted or thinned, and recovered; retention does neither again.
     recovered: bool = False
+    #: The components that it holds, once it was thinned; `None`: all.
     parts: tuple[str, ...] | None = None
+    #: The length of each stream at this checkpoint; a resume continues there.
     streams: dict[Name, StreamMark] = empty()
 
     @property
@@ -92,19 +80,12 @@ class WriterRecord(WriterFields):
 
 
 class Pin(PinFields):
-    """A name that keeps a stored state.
+    """A name that keeps a stored state."""
 
-    Attributes:
-        kind: `gate`, `release`, `artifact` or `tag`.
-        name: The name.
-        time_ms: When it was set, by its author's clock.
-        replaced: Ids of the damaged states that it named before.
-    """
-
-    kind: Literal["gate", "release", "artifact", "tag"]
+    kind: Literal["gate", "release", "artifact", "tag"]  # `gate`, `release`, `artifact` or `tag`
     name: str
-    time_ms: int
-    replaced: tuple[DigestField, ...] = ()
+    time_ms: int  # when it was set, by its author's clock
+    replaced: tuple[DigestField, ...] = ()  # ids of the damaged states that it named before
 
     @property
     def ref(self) -> str:
@@ -113,20 +94,13 @@ class Pin(PinFields):
 
 
 class PoolRecord(EntryFields):
-    """An entry of the opponent pool.
+    """An entry of the opponent pool."""
 
-    Attributes:
-        version: Its number, which is never used again.
-        games: Games played.
-        wins: Games won.
-        time_ms: When it was promoted, by its author's clock.
-        evicted: The reason of its eviction; `None` while it plays.
-    """
-
-    version: int
-    games: int = 0
-    wins: int = 0
-    time_ms: int
+    version: int  # its number, which is never used again
+    games: int = 0  # games played
+    wins: int = 0  # games won
+    time_ms: int  # when it was promoted, by its author's clock
+    #: The reason of its eviction; `None` while it plays.
     evicted: str | None = None
 
 
@@ -135,15 +109,10 @@ class Segment(SegmentFields):
 
 
 class Archive(Record):
-    """The archived entries of a stream.
+    """The archived entries of a stream."""
 
-    Attributes:
-        label: Its name.
-        segments: The segments that the stream had.
-    """
-
-    label: Name
-    segments: tuple[Segment, ...]
+    label: Name  # its name
+    segments: tuple[Segment, ...]  # the segments that the stream had
 
     @property
     def count(self) -> int:
@@ -152,19 +121,12 @@ class Archive(Record):
 
 
 class StreamRecord(Record):
-    """A stream.
-
-    Attributes:
-        name: Its name.
-        lifetime: `forever` or `resettable`.
-        segments: Its segments, in order.
-        archives: Its archives, in order.
-    """
+    """A stream."""
 
     name: Name
-    lifetime: Lifetime
-    segments: tuple[Segment, ...] = ()
-    archives: tuple[Archive, ...] = ()
+    lifetime: Lifetime  # `forever` or `resettable`
+    segments: tuple[Segment, ...] = ()  # its segments, in order
+    archives: tuple[Archive, ...] = ()  # its archives, in order
 
     @property
     def count(self) -> int:
@@ -194,15 +156,10 @@ class StreamRecord(Record):
 
 
 class PhaseRecord(PhaseFields):
-    """A phase that was entered by a transition, or again by a pivot.
+    """A phase that was entered by a transition, or again by a pivot."""
 
-    Attributes:
-        n: Number of the commit.
-        superseded: Whether training went back to a checkpoint before it.
-    """
-
-    n: int
-    superseded: bool = False
+    n: int  # number of the commit
+    superseded: bool = False  # whether training went back to a checkpoint before it
 
     @property
     def stays(self) -> bool:
@@ -215,18 +172,12 @@ class ClaimRecord(ClaimFields):
 
 
 class GroupRecord(Record):
-    """A group of followers that share the checkpoints of a run.
-
-    Attributes:
-        name: Its name.
-        done: Commit numbers of its finished checkpoints, ascending; evicted ones only in a complete
-            run.
-        claims: The claims of its followers.
-    """
+    """A group of followers that share the checkpoints of a run."""
 
     name: Name
+    #: Commit numbers of its finished checkpoints, ascending; evicted ones only in a complete run.
     done: tuple[int, ...] = ()
-    claims: tuple[ClaimRecord, ...] = ()
+    claims: tuple[ClaimRecord, ...] = ()  # the claims of its followers
 
     def knows(self, n: int) -> bool:
         """Return whether this record has a checkpoint, finished or claimed."""

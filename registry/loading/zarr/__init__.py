@@ -1,11 +1,11 @@
 """Stored states as Zarr groups, and Zarr arrays of other programs as bytes.
 
 - `layout`: a state as a Zarr v3 hierarchy: nodes, metadata, the keys of chunks.
-- `group`: that hierarchy as a read-only `zarr.Group`, with the chunks that were read last.
-- `nodes`, `expansion`: check the metadata and the chunks of foreign arrays before zarr sees them.
-- `element_types`: bfloat16 and float8 as types of zarr, where `ml_dtypes` is installed.
-- `foreign_arrays`: reads foreign arrays through zarr. Only it, `group` and `element_types` import
-  zarr.
+- `group`: that hierarchy as a read-only `zarr.Group`, with the chunks that were read last;
+  bfloat16 and float8 as types of zarr, where `ml_dtypes` is installed.
+- `nodes`: checks the metadata of foreign arrays before zarr sees it.
+- `foreign_arrays`: reads foreign arrays through zarr, their chunks checked before. Only it and
+  `group` import zarr.
 
 zarr is an extra: this module imports it when one of its functions is called. Specified in
 docs/spec.md, section 31.
@@ -69,10 +69,10 @@ def native_types() -> frozenset[str]:
     It knows them once this was called; none if `ml_dtypes` or zarr is not installed.
     """
     try:
-        from holdfast.registry.loading.zarr import element_types
+        from holdfast.registry.loading.zarr import group
     except ImportError:
         return frozenset()
-    return element_types.native_types()
+    return group.native_types()
 
 
 def read_zarr_array(

@@ -115,12 +115,7 @@ class ArrayLayout:
 
 
 class ZarrLayout:
-    """A state as a Zarr hierarchy.
-
-    Attributes:
-        documents: The metadata of every node by its key, encoded once.
-        arrays: The arrays by path.
-    """
+    """A state as a Zarr hierarchy."""
 
     def __init__(
         self,
@@ -130,8 +125,8 @@ class ZarrLayout:
         attributes: Mapping[str, Any] | None = None,
         native: AbstractSet[str] = frozenset(),
     ) -> None:
-        self.documents: dict[str, bytes] = {}
-        self.arrays: dict[str, ArrayLayout] = {}
+        self.documents: dict[str, bytes] = {}  # the metadata of every node by its key, encoded once
+        self.arrays: dict[str, ArrayLayout] = {}  # the arrays by path
         self._children: dict[str, dict[str, None]] = {"": {}}
         named = {} if digest is None else {"ref": ref, "id": str(digest)}
         self._add(DOCUMENT, _group({**named, **(attributes or {})}))

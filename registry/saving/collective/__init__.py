@@ -3,13 +3,14 @@
 - `group`: `Group`, the seam between the ranks: messages with deadlines, and bulk bytes.
   `torch_group` implements it for torch.distributed.
 - `shards`, `torch_shards`: one rank's state, with its box of each tensor, and values that each rank
-  keeps for itself.
-- `boxes`: tensors, chunks and parts of ranks as boxes; `patterns`: tensors that are cut alike;
-  `plan`: the rank that stores each chunk, and the bytes that travel to it.
-- `part`: the share of a state that one rank stores, and a table of stored chunks; `agreement`
-  compares the shares and carries out the plan of a save.
-- `leading`: rank 0's side of a save, and the common part of both sides; `talk`: the messages and
-  errors of a save. `saver`: the saver of a run with a group, and the side of the other ranks.
+  keeps for itself; chunks and parts of ranks as boxes.
+- `patterns`: tensors that are cut alike; `plan`: the rank that stores each chunk, and the bytes
+  that travel to it.
+- `agreement`: one rank's share of a save, and the check that the shares agree; `exchange`: each
+  rank's work: exchange pieces, store the owned chunks; `state_end`: rank 0's table of all stored
+  chunks, then manifest and placement.
+- `sides`: the side of rank 0 and that of the others, which call these; `talk`: their messages and
+  errors. `saver`: the saver of a run with a group.
 - `filling`: fill boxes of stored tensors; `loading`: fill sharded models.
 
 Nothing on the store shows how many ranks wrote a state. Specified in docs/spec.md, section 43.

@@ -1,11 +1,11 @@
-"""Messages that ranks exchange before a save, and the check that they agree."""
+"""Each rank's share of a save, its messages before the save, and the check that they agree."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +14,7 @@ import numpy as np
 
 from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState, component_path, segment
-from holdfast.registry.saving.collective.boxes import Boxes, Ints
-from holdfast.registry.saving.collective.group import Group
-from holdfast.registry.saving.collective.plan import Part
-from holdfast.registry.saving.collective.shards import Layout, ShardLeaf, whole_shape
+from holdfast.registry.saving.collective.shards import Boxes, Ints, Layout, ShardLeaf, whole_shape
 from holdfast.registry.saving.collective.talk import Message, join
 from holdfast.registry.saving.save_request import SaveRequest
 from holdfast.registry.values import Digest, canonical, float_to_hex, item_size
@@ -32,7 +29,7 @@ _DICTS = {"d": None, "od": None, "sd": 0, "dd": 1}
 
 
 @dataclass(frozen=True)
-class RankPart:
+class Share:
     """This rank's share of one state of a save."""
 
     flat: FlatState  # its components
@@ -41,20 +38,20 @@ class RankPart:
     checksums: Mapping[int, int]  # by id of the leaf; only leaves that other ranks have too
 
     @classmethod
-    def of(cls, flat: FlatState, own: tuple[bytes, ...], pool: Executor | None) -> RankPart:
+    def of(cls, flat: FlatState, own: tuple[bytes, ...], pool: Executor | None) -> Share:
         """Describe a state; without a pool there are no other ranks, and nothing is compared."""
-        leaves = [leaf for part in flat.components for leaf in part.leaves]
+        leaves = [leaf for one in flat.components for leaf in one.leaves]
         shared = [one for one in leaves if not isinstance(one, ShardLeaf) or one.is_copied]
         sums = [] if pool is None else list(pool.map(_checksum, shared))
         return cls(flat, Layout(flat), own, dict(zip(map(id, shared), sums, strict=False)))
 
-    def digest(self, part: FlatComponent) -> str:
+    def digest(self, component: FlatComponent) -> str:
         """Return the digest of the parts of a component that must be equal on all ranks."""
-        return hashlib.sha256(canonical.encode(self.description(part))).hexdigest()
+        return hashlib.sha256(canonical.encode(self.description(component))).hexdigest()
 
-    def description(self, part: FlatComponent) -> Any:
+    def description(self, component: FlatComponent) -> Any:
         """Return the parts of a component that must be equal on all ranks, as JSON."""
-        return [part.skeleton, [self._form(leaf) for leaf in part.leaves]]
+        return [component.skeleton, [self._form(leaf) for leaf in component.leaves]]
 
     def _form(self, leaf: ArrayLeaf) -> list[Any]:
         is_sharded = isinstance(leaf, ShardLeaf)
@@ -92,41 +89,39 @@ def layout_digest(layout: Layout) -> str:
     return hashlib.sha256(layout.structure.digest + layout.rows.tobytes()).hexdigest()
 
 
-def greeting(
-    request: SaveRequest, parts: Mapping[str, RankPart], plans: Mapping[str, str]
-) -> bytes:
+def greeting(request: SaveRequest, shares: Mapping[str, Share], plans: Mapping[str, str]) -> bytes:
     """Return the first message of a rank: its arguments and a digest of each component."""
     states = {
         name: {
-            "kind": part.flat.kind,
-            "components": [[one.name, part.digest(one)] for one in part.flat.components],
-            "layout": layout_digest(part.layout),
+            "kind": share.flat.kind,
+            "components": [[one.name, share.digest(one)] for one in share.flat.components],
+            "layout": layout_digest(share.layout),
             "plan": plans.get(name, ""),
-            "small": part.small,
-            "own": len(part.own),
+            "small": share.small,
+            "own": len(share.own),
         }
-        for name, part in parts.items()
+        for name, share in shares.items()
     }
     columns: list[bytes] = []
-    for part in parts.values():
-        columns += [part.copies.tobytes(), *part.own]
+    for share in shares.values():
+        columns += [share.copies.tobytes(), *share.own]
     said = {"request": _fields(request), "decides": request.first_rank_decides, "states": states}
     return join({"step": request.step, **said}, *columns)
 
 
-def explanation(parts: Mapping[str, RankPart], name: str, component: str) -> bytes:
+def explanation(shares: Mapping[str, Share], name: str, component: str) -> bytes:
     """Return a rank's description of one component, or of all, for `difference`."""
-    part = parts[name]
-    value: Any = [part.flat.kind, *(one.name for one in part.flat.components)]
+    share = shares[name]
+    value: Any = [share.flat.kind, *(one.name for one in share.flat.components)]
     if component:
-        [found] = [one for one in part.flat.components if one.name == component]
-        value = part.description(found)
+        [found] = [one for one in share.flat.components if one.name == component]
+        value = share.description(found)
     return join({"value": value})
 
 
-def layout_of(parts: Mapping[str, RankPart], name: str) -> bytes:
+def layout_of(shares: Mapping[str, Share], name: str) -> bytes:
     """Return a rank's boxes of a state as a message."""
-    layout = parts[name].layout
+    layout = shares[name].layout
     return join({}, *Boxes.from_rows(layout.rows, len(layout.leaves)).encode())
 
 
@@ -261,12 +256,12 @@ def check_copies(tables: Sequence[Ints], leaves: Sequence[ArrayLeaf], where: str
         )
 
 
-def join_small(leaf: ArrayLeaf, parts: Sequence[Any], where: str) -> bytes:
+def join_small(leaf: ArrayLeaf, boxes: Sequence[Any], where: str) -> bytes:
     """Return the bytes of a sharded tensor that is too small to be cut."""
     shape, item = whole_shape(leaf), item_size(leaf.dtype)
     data = np.zeros((*shape, item), np.uint8)
     known = np.zeros(shape, bool)
-    for offset, extent, text in parts:
+    for offset, extent, text in boxes:
         piece = np.frombuffer(base64.b64decode(text), np.uint8).reshape(*extent, item)
         at = tuple(slice(o, o + n) for o, n in zip(offset, extent, strict=True))
         if known[at].any() and not np.array_equal(data[at], piece):
@@ -285,77 +280,3 @@ def join_small(leaf: ArrayLeaf, parts: Sequence[Any], where: str) -> bytes:
 def plan_key(layouts: Sequence[str]) -> str:
     """Return the digest of the boxes of all ranks."""
     return Digest.of("\n".join(layouts).encode()).hex()
-
-
-# Carry out a plan for saving, round by round: send pieces to the owners of their chunks.
-
-
-#: Returns the bytes of this rank's box of a tensor, with one more axis for the bytes of an
-#: element, and the begin of the box.
-Memory = Callable[[int], tuple[Any, Ints]]
-
-
-def complete_chunks(
-    group: Group, links: str, part: Part, items: list[int], memory: Memory
-) -> Iterator[tuple[int, Ints, memoryview]]:
-    """Yield each chunk that this rank owns, with a copy of its bytes; all ranks iterate together.
-
-    Chunks come round by round, each with its number in the part; the part has another order.
-    """
-    axes = (part.chunks.shape[1] - 4) // 2
-    for now in range(max(part.rounds, 1)):
-        arrived: dict[int, memoryview] = {}
-        takes = part.takes[part.takes[:, 2] == now]
-        if now < part.rounds:
-            arrived = _exchange(group, links, part, now, items, memory)
-        used = dict.fromkeys(arrived, 0)
-        cuts = np.searchsorted(takes[:, 0], np.arange(len(part.chunks) + 1))
-        for number in np.flatnonzero(part.chunks[:, 3] == now).tolist():
-            chunk = part.chunks[number]
-            tensor, low, high = int(chunk[0]), chunk[4 : 4 + axes], chunk[4 + axes :]
-            item = items[tensor]
-            data = np.empty((*(high - low), item), np.uint8)
-            for take in takes[cuts[number] : cuts[number + 1]]:
-                source, begin, end = int(take[1]), take[3 : 3 + axes], take[3 + axes :]
-                if source == group.rank:
-                    box, offset = memory(tensor)
-                    piece = box[within(begin - offset, end - offset)]
-                else:
-                    shape = (*(end - begin), item)
-                    size = int(np.prod(shape))
-                    start = used[source]
-                    used[source] = start + size
-                    flat = np.frombuffer(arrived[source][start : start + size], np.uint8)
-                    piece = flat.reshape(shape)
-                data[within(begin - low, end - low)] = piece
-            yield number, chunk, view_of(data)
-
-
-def _exchange(
-    group: Group, links: str, part: Part, now: int, items: list[int], memory: Memory
-) -> dict[int, memoryview]:
-    axes = (part.gives.shape[1] - 3) // 2
-    outgoing: dict[int, list[Any]] = {}
-    for give in part.gives[part.gives[:, 2] == now]:
-        tensor, begin, end = int(give[0]), give[3 : 3 + axes], give[3 + axes :]
-        box, offset = memory(tensor)
-        piece = np.ascontiguousarray(box[within(begin - offset, end - offset)])
-        outgoing.setdefault(int(give[1]), []).append(piece.reshape(-1))
-    incoming: dict[int, int] = {}
-    takes = part.takes[(part.takes[:, 2] == now) & (part.takes[:, 1] != group.rank)]
-    for take in takes:
-        size = int((take[3 + axes :] - take[3 : 3 + axes]).prod())
-        size *= items[int(part.chunks[int(take[0]), 0])]
-        incoming[int(take[1])] = incoming.get(int(take[1]), 0) + size
-    joined = {rank: view_of(np.concatenate(some)) for rank, some in outgoing.items()}
-    return group.exchange(links, joined, incoming)
-
-
-def within(begin: Ints, end: Ints) -> tuple[slice, ...]:
-    """Return the slices of a box."""
-    return tuple(slice(int(a), int(b)) for a, b in zip(begin, end, strict=True))
-
-
-def view_of(data: Any) -> memoryview:
-    """Return the bytes of a contiguous array."""
-    return memoryview(data.reshape(-1))

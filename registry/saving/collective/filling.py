@@ -18,12 +18,18 @@ import numpy as np
 from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.history import StateReader
 from holdfast.registry.objects import TensorEntry
-from holdfast.registry.saving.collective.agreement import Memory, view_of, within
-from holdfast.registry.saving.collective.boxes import Boxes, Ints, Structure
+from holdfast.registry.saving.collective.exchange import Memory, view_of, within
 from holdfast.registry.saving.collective.group import Group, LinksBroken
 from holdfast.registry.saving.collective.patterns import WrongLayout
-from holdfast.registry.saving.collective.plan import Part, make_plan
-from holdfast.registry.saving.collective.talk import Calls, Talk, broken, join, unlinked
+from holdfast.registry.saving.collective.plan import PlanPart, make_plan
+from holdfast.registry.saving.collective.shards import Boxes, Ints, Structure
+from holdfast.registry.saving.collective.talk import (
+    Calls,
+    Talk,
+    broken_report,
+    join,
+    unlinked_error,
+)
 from holdfast.registry.values import Digest, item_size
 
 # Carry out a plan for loading: read chunks before their round, then send ranks their pieces.
@@ -39,7 +45,7 @@ Read = Callable[[Mapping[int, Any]], None]
 
 
 def spread_chunks(
-    group: Group, links: str, part: Part, items: list[int], memory: Memory, read: Read
+    group: Group, links: str, part: PlanPart, items: list[int], memory: Memory, read: Read
 ) -> None:
     """Fill this rank's boxes, and send the other ranks their pieces of the chunks that it owns.
 
@@ -76,7 +82,7 @@ class _Spreading:
     """One plan as a rank carries it out: `read_ahead` in one thread, `travel` in another."""
 
     def __init__(
-        self, group: Group, links: str, part: Part, items: list[int], memory: Memory, read: Read
+        self, group: Group, links: str, part: PlanPart, items: list[int], memory: Memory, read: Read
     ) -> None:
         self._group, self._links, self._part = group, links, part
         self._items, self._memory, self._read = items, memory, read
@@ -241,12 +247,7 @@ class Box:
 
 
 class Filling:
-    """The boxes that one rank fills.
-
-    Attributes:
-        structure: The tensors that are read in chunks, in order.
-        boxes: The boxes that this rank has of them.
-    """
+    """The boxes that one rank fills."""
 
     def __init__(self, reader: StateReader, boxes: Sequence[Box]) -> None:
         self._reader = reader
@@ -255,6 +256,7 @@ class Filling:
                 _fill_inline(one)
         self._boxes = [one for one in boxes if one.entry.inline is None and one.entry.nbytes]
         entries = [one.entry for one in self._boxes]
+        #: The tensors that are read in chunks, in order.
         self.structure = Structure(
             tuple(one.dtype for one in entries), tuple(one.shape for one in entries)
         )
@@ -265,6 +267,7 @@ class Filling:
             if one.is_sharded
         ]
         table = np.array(rows, np.int64).reshape(-1, 1 + 2 * self.structure.axes)
+        #: The boxes that this rank has of them.
         self.boxes = Boxes.from_rows(table, len(self._boxes))
         self._memory: dict[int, tuple[Any, Ints]] = {}
 
@@ -323,14 +326,14 @@ class Filling:
         alike = hashlib.sha256(digest.encode() + self.structure.digest).hexdigest()
         self._exchange(calls, talk, self._agree(calls.group, talk, alike), settle)
 
-    def _agree(self, group: Group, talk: Talk, digest: str) -> Part:
+    def _agree(self, group: Group, talk: Talk, digest: str) -> PlanPart:
         """Compare what the ranks load, and plan; return this rank's part."""
         talk.is_about(digest)
         said = join({"digest": digest}, *self.boxes.encode())
         if group.rank:
             talk.report(said)
             _listen(talk)
-            return Part.decode(talk.hear_own("planning a load")[1])
+            return PlanPart.decode(talk.hear_own("planning a load")[1])
         found = talk.gather(said, "beginning a load")
         for rank, (header, _) in enumerate(found):
             if header["digest"] != digest:
@@ -352,7 +355,9 @@ class Filling:
             talk.order_one(rank, {}, *plan.part(rank).encode())
         return plan.part(0)
 
-    def _exchange(self, calls: Calls, talk: Talk, part: Part, settle: Callable[[], None]) -> None:
+    def _exchange(
+        self, calls: Calls, talk: Talk, part: PlanPart, settle: Callable[[], None]
+    ) -> None:
         """Carry out the plan; wait until all ranks are done."""
         group = calls.group
         try:
@@ -361,9 +366,9 @@ class Filling:
             group.break_links(calls.links)
             if not group.rank:
                 talk.say_why(error, "exchanging parts of tensors")
-            talk.report(broken(error, group.rank))
+            talk.report(broken_report(error, group.rank))
             _listen(talk)
-            raise unlinked([group.rank], str(error)) from error
+            raise unlinked_error([group.rank], str(error)) from error
         settle()
         if group.rank:
             talk.report(join({}))
@@ -372,7 +377,7 @@ class Filling:
         talk.gather(join({}), "loading their parts")
         talk.order({"failure": None})
 
-    def _spread(self, group: Group, links: str, part: Part) -> None:
+    def _spread(self, group: Group, links: str, part: PlanPart) -> None:
         def read(wanted: Mapping[int, Any]) -> None:
             named = part.chunks[list(wanted), :2].tolist()
             self._read([(*one, data) for one, data in zip(named, wanted.values(), strict=True)])
@@ -418,4 +423,4 @@ def _listen(talk: Talk) -> None:
     """Wait for rank 0."""
     header, _ = talk.hear("leading the load")
     if header["failure"] is not None:
-        raise talk.failed(header)
+        raise talk.hear_failure(header)

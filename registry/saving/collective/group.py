@@ -148,6 +148,7 @@ class ThreadGroup:
         board = self._board
         turn = self._turns[links] = self._turns.get(links, 0) + 1
         with board.changed:
+            was_broken = links in board.broken
             for rank, data in outgoing.items():
                 board.mail[links, turn, self.rank, rank] = bytes(data)
                 self.moved_bytes += len(data)
@@ -157,7 +158,8 @@ class ThreadGroup:
             board.changed.wait_for(
                 lambda: len(here) == self.size or links in board.broken, self.deadline_s
             )
-            if len(here) < self.size or links in board.broken:
+            # Once all are here, what they sent arrives, also if one of them ends right after.
+            if was_broken or len(here) < self.size:
                 board.broken.add(links)
                 board.changed.notify_all()
                 raise LinksBroken(links)

@@ -84,13 +84,7 @@ class _Whole:
 
 
 class _Target:
-    """The tensors of a target on this rank, and their sources.
-
-    Attributes:
-        report: The paths on each side.
-        boxes: The part of each tensor that is filled.
-        digest: The digest of everything that must be equal on all ranks.
-    """
+    """The tensors of a target on this rank, and their sources."""
 
     def __init__(
         self, stored: Stored, target: object, component: str | None, *, strict: bool
@@ -103,14 +97,16 @@ class _Target:
         sources = tensors_by_path(parts)
         leaves = _leaves(named)
         wholes = {path: _Whole(str(one.dtype), whole_shape(one)) for path, one in leaves.items()}
-        self.report = LoadReport.of(sources, leaves)
+        self.report = LoadReport.of(sources, leaves)  # the paths on each side
         widened = widened_paths(sources, wholes)
         check_fit(stored.ref, self.report, sources, wholes, strict=strict, widened=widened)
         paths = filled_once(stored.ref, sources, leaves)
         self._into = {p: Destination(leaves[p].source, widened.get(p)) for p in paths}
         stored.handle.reader.check_held(parts)
         stored.handle.reader.check_lists(manifest)
+        #: The part of each tensor that is filled.
         self.boxes = [_box(leaves[p], sources[p], one.view) for p, one in self._into.items()]
+        #: The digest of everything that must be equal on all ranks.
         self.digest = repr([stored.digest.hex(), sorted(self.report.loaded)])
 
     def settle(self) -> None:
@@ -127,7 +123,7 @@ def _box(leaf: ArrayLeaf, entry: TensorEntry, view: memoryview) -> Box:
 
 def _leaves(target: object) -> dict[str, ArrayLeaf]:
     return {
-        part.leaves[index].path: part.leaves[index]
-        for part in shards.flatten(target).flat.components
-        for index in arrays_in(part.skeleton)
+        component.leaves[index].path: component.leaves[index]
+        for component in shards.flatten(target).flat.components
+        for index in arrays_in(component.skeleton)
     }

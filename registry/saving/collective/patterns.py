@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from holdfast.registry.objects import grid
-from holdfast.registry.saving.collective.boxes import WHOLE, Boxes, Ints, Structure
+from holdfast.registry.saving.collective.shards import WHOLE, Boxes, Ints, Structure
 from holdfast.registry.values import item_size
 
 
@@ -142,7 +142,7 @@ class Patterns:
     def pieces_of(self, slots: Ints) -> tuple[Ints, Ints]:
         """Return the pieces of slots in two columns: the slot's place in the list, the piece."""
         first = self.pieces_first
-        return runs(first[slots], first[slots + 1] - first[slots])
+        return ranges(first[slots], first[slots + 1] - first[slots])
 
     def pieces_held(self, rank: int) -> tuple[Ints, Ints]:
         """Return the tensor and the number of each piece of a rank's boxes, in order of chunks."""
@@ -150,7 +150,7 @@ class Patterns:
         held = self.held[self.of, rank]
         tensors = np.flatnonzero(held >= 0)
         held = held[tensors]
-        at, place = runs(first[held], first[held + 1] - first[held])
+        at, place = ranges(first[held], first[held + 1] - first[held])
         return tensors[at], order[place]
 
     @cached_property
@@ -162,7 +162,7 @@ class Patterns:
         """Return the ranks that have pieces in two columns: the place of the piece, the rank."""
         box = self.piece_box[pieces]
         first = self.holders_first
-        at, place = runs(first[box], first[box + 1] - first[box])
+        at, place = ranges(first[box], first[box + 1] - first[box])
         return at, self.holders[place]
 
 
@@ -211,7 +211,7 @@ def _patterns(structure: Structure, layouts: _Layouts) -> tuple[Ints, Ints]:
     return of, first
 
 
-def runs(starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
+def ranges(starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
     """Return the numbers of several ranges in two columns: the place of the range, the number."""
     at: Ints = np.repeat(np.arange(len(counts)), counts)
     before = counts.cumsum(dtype=np.int64) - counts

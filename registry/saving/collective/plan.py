@@ -13,18 +13,18 @@ from typing import Any, Self
 
 import numpy as np
 
-from holdfast.registry.saving.collective.boxes import (
+from holdfast.registry.saving.collective.patterns import Patterns
+from holdfast.registry.saving.collective.shards import (
     Boxes,
     Ints,
     Structure,
     pack_table,
     unpack_table,
 )
-from holdfast.registry.saving.collective.patterns import Patterns
 
 
 @dataclass(frozen=True)
-class Part:
+class PlanPart:
     """One rank's part of a plan. The columns of each table are named in order.
 
     A rank has few distinct boxes, so tables have a row of `bounds` where others have a box.
@@ -97,7 +97,7 @@ class Plan:
         sizes = patterns.slot_bytes[patterns.slots_of(chunks, patterns.tensor_of(chunks))]
         return np.bincount(self.owner, sizes, minlength=patterns.ranks).astype(np.int64)
 
-    def part(self, rank: int) -> Part:
+    def part(self, rank: int) -> PlanPart:
         """Return the part of one rank."""
         patterns = self.patterns
         mine = self.owned_by(rank)
@@ -123,7 +123,7 @@ class Plan:
         piece = piece.reshape(-1) + len(some)
         low = np.concatenate([patterns.slot_low[some], patterns.piece_low[pieces]])
         high = np.concatenate([patterns.slot_high[some], patterns.piece_high[pieces]])
-        return Part(
+        return PlanPart(
             self.rounds,
             np.column_stack([low, high]),
             np.column_stack([tensors, numbers, mine, self.round[mine], slot.reshape(-1)]),

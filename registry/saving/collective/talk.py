@@ -42,12 +42,13 @@ def split(data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
 
 def describe(error: BaseException, rank: int) -> dict[str, Any]:
     """Return an error of a rank as JSON; one that came from another rank keeps that rank."""
+    earlier = {"is_earlier": getattr(error, "is_earlier", False)}  # of a save before this call
     if not isinstance(error, RegistryError):
-        return {"class": "", "rank": rank, "what": f"{type(error).__name__}: {error}"}
+        return {"class": "", "rank": rank, "what": f"{type(error).__name__}: {error}", **earlier}
     parts = {name: getattr(error, name) for name in ("what", "where", *_PARTS)}
     name = type(error).__name__
     known = name if _CLASSES.get(name) is type(error) else ""
-    return {"class": known, "rank": getattr(error, "rank", rank), **parts}
+    return {"class": known, "rank": getattr(error, "rank", rank), **parts, **earlier}
 
 
 def rebuild(failure: dict[str, Any]) -> RegistryError:
@@ -62,15 +63,16 @@ def rebuild(failure: dict[str, Any]) -> RegistryError:
         where = place if where is None else f"{place}: {where}"
     made = kind(failure["what"], where=where, **{part: failure.get(part) for part in _PARTS})
     made.rank = failure["rank"]  # type: ignore[attr-defined]
+    made.is_earlier = failure.get("is_earlier", False)  # type: ignore[attr-defined]
     return made
 
 
-def broken(error: BaseException, rank: int) -> bytes:
+def broken_report(error: BaseException, rank: int) -> bytes:
     """Return the report of a rank that only lost its connections."""
     return join({"failure": {**describe(error, rank), "is_broken": True}})
 
 
-def lost(ranks: Sequence[int], deadline_s: float, doing: str) -> RankFailed:
+def lost_error(ranks: Sequence[int], deadline_s: float, doing: str) -> RankFailed:
     """Return the error for ranks that were not heard of in time."""
     named = abridged([*map(str, ranks)], ", ")
     made = RankFailed(
@@ -83,7 +85,7 @@ def lost(ranks: Sequence[int], deadline_s: float, doing: str) -> RankFailed:
     return made
 
 
-def unlinked(ranks: Sequence[int], found: str) -> RankFailed:
+def unlinked_error(ranks: Sequence[int], found: str) -> RankFailed:
     """Return the error for ranks that answer but have lost their connections."""
     made = RankFailed(
         "the connections between the ranks broke",
@@ -95,7 +97,7 @@ def unlinked(ranks: Sequence[int], found: str) -> RankFailed:
     return made
 
 
-def out_of_step(steps: Mapping[int, int], behind: Sequence[int]) -> IncompatibleState:
+def out_of_step_error(steps: Mapping[int, int], behind: Sequence[int]) -> IncompatibleState:
     """Return the error for ranks that save different steps."""
     highest = max(steps.values())
     ahead = [rank for rank, step in steps.items() if step == highest]
@@ -153,13 +155,10 @@ class Calls:
 
     Each rank counts its calls. A rank that has missed calls learns at once how they ended, and
     continues with the present call of the others; so does a rank that has made calls alone.
-
-    Attributes:
-        group: The ranks.
     """
 
     def __init__(self, group: Group, name: str) -> None:
-        self.group = group
+        self.group = group  # the ranks
         self._name = name
         self._series = _series.setdefault(group, {}).setdefault(name, _Series(f"{name}/0"))
 
@@ -184,7 +183,14 @@ class Calls:
         return Talk(self.group, f"{self._name}/{mine.calls}", said[-1], label, limit_s)
 
     def make(self, act: Callable[[Talk], _T], label: Label = None) -> _T:
-        """Make the next call; if it fails here, tell the other ranks."""
+        """Make the next call; if it fails here, tell the others, and choose how to go on.
+
+        - If the others ended an earlier subject before this rank came, it has missed that call:
+          make the next one, and wait `deadline_s` for them.
+        - If the ranks are out of step, and this one has the highest step: make the next call, and
+          wait `_GRACE_S` for those behind, which raise. If nobody comes, raise that error.
+        - Otherwise raise the error: all ranks were in this call, or this one was late.
+        """
         limit_s, earlier = None, None
         while True:
             talk = self.begin(label, limit_s)
@@ -196,7 +202,7 @@ class Calls:
                     if earlier is not None and not talk.said.is_met:
                         raise earlier from error
                     raise
-                limit_s, earlier = talk.again_s, error if talk.is_brief else None
+                limit_s, earlier = talk.again_s, error if talk.is_out_of_step else None
 
     def make_apart(self, act: Callable[[Talk], _T]) -> _T:
         """Make the next call with connections of its own."""
@@ -212,7 +218,7 @@ class Calls:
     def end(self, talk: Talk, error: BaseException) -> None:
         """Tell the other ranks that this one has failed."""
         try:
-            talk.fail(error)
+            talk.tell_failure(error)
         finally:
             self.break_links()
 
@@ -234,26 +240,26 @@ class Talk:
         is_broken: Whether the connections broke, so that a silent rank is probably dead.
         again_s: Seconds to wait for the others in the next call, if they ended an earlier call than
             this rank's; `None` if all are in the same call.
-        is_brief: Whether the ranks were out of step.
+        is_out_of_step: Whether the call failed since the ranks are at different steps.
     """
 
     def __init__(
         self, group: Group, name: str, said: _Said, label: Label, limit_s: float | None
     ) -> None:
         self._group = group
-        self._parts: list[str] = []
+        self._own_orders: list[str] = []
         self._orders = self._reports = 0
-        self._past: Label
         self._limit_s = group.deadline_s if limit_s is None else limit_s
-        self._is_out = False
         self.name, self.said = name, said
         self.is_about(label)
-        self.is_broken = self.is_brief = False
+        self.is_broken = self.is_out_of_step = False
         self.again_s: float | None = None
 
     def is_about(self, label: Label) -> None:
         """Note the subject of the call; ranks that do not join in time have missed the call."""
-        self.label = self._past = label
+        self.label = label
+        # Told with a failure: a rank whose subject is later goes on with its next call.
+        self._ended: Label = label
 
     @property
     def _grace_s(self) -> float:
@@ -263,13 +269,12 @@ class Talk:
         self.said.names.append(name)
         self._group.send(to, name, data)
 
-    def _passes(self, past: Label, *, is_brief: bool) -> None:
-        """Note that the others have ended a call; this rank continues if its own call is later."""
+    def _others_ended(self, past: Label) -> None:
+        """Note that the others have ended a call; this rank goes on if its own subject is later."""
         mine = self.label
         is_later = mine > past if isinstance(mine, int) and isinstance(past, int) else mine != past
         if past is not None and mine is not None and is_later:
-            self.is_brief = is_brief
-            self.again_s = self._grace_s if is_brief else self._group.deadline_s
+            self.again_s = self._grace_s if self.is_out_of_step else self._group.deadline_s
 
     # Of rank 0
 
@@ -282,7 +287,7 @@ class Talk:
     def order_one(self, rank: int, header: dict[str, Any], *columns: Buffer) -> None:
         """Send a rank its own part of the last order."""
         name = f"{self.name}/order/{self._orders}/{rank}"
-        self._parts.append(name)
+        self._own_orders.append(name)
         self._group.send([rank], name, join(header, *columns))
 
     def gather(self, own: bytes, doing: str) -> list[Message]:
@@ -296,20 +301,20 @@ class Talk:
         made[0] = split(own)
         missing = [rank for rank in others if rank not in made]
         if self._reports == 1 and not missing:
-            self.said.is_met, self._past = True, None
+            self.said.is_met, self._ended = True, None
             self._check_steps(made)
         failures = _failures(made)
         _raise_reason(failures)
         if missing:
-            raise lost(missing, group.deadline_s, doing)
+            raise lost_error(missing, group.deadline_s, doing)
         if failures:
             # A rank that gave up waiting after its report has sent the reason.
             later = group.receive(f"{self.name}/report/{self._reports + 1}", others, 0)
             _raise_reason(_failures({rank: split(data) for rank, data in later.items()}))
-            raise unlinked([one["rank"] for one in failures], failures[0]["what"])
-        for name in self._parts:  # long messages, which their ranks have read
+            raise unlinked_error([one["rank"] for one in failures], failures[0]["what"])
+        for name in self._own_orders:  # long messages, which their ranks have read
             group.forget(name)
-        self._parts.clear()
+        self._own_orders.clear()
         return [made[rank] for rank in range(group.size)]
 
     def _check_steps(self, reports: Mapping[int, Message]) -> None:
@@ -320,12 +325,12 @@ class Talk:
         behind = [rank for rank, step in steps.items() if step < highest]
         if behind:
             self.go_on(highest - 1)
-            raise out_of_step(steps, behind)
+            raise out_of_step_error(steps, behind)
 
     def go_on(self, past: Label) -> None:
         """Continue with the next call on every rank whose call is later than `past`, here too."""
-        self._past, self._is_out = past, True
-        self._passes(past, is_brief=True)
+        self._ended, self.is_out_of_step = past, True
+        self._others_ended(past)
 
     def has_left(self, rank: int) -> bool:
         """Return whether a rank has given up this call since its last report."""
@@ -335,7 +340,7 @@ class Talk:
     def say_why(self, error: BaseException, doing: str) -> NoReturn:
         """Raise the reason for rank 0's broken connections, once the others have reported."""
         self.is_broken = True
-        self.gather(broken(error, 0), doing)
+        self.gather(broken_report(error, 0), doing)
         raise AssertionError("a report that tells of broken connections is raised")
 
     # Of the others
@@ -352,13 +357,14 @@ class Talk:
     def _from_first(self, name: str, doing: str) -> Message:
         found = self._group.receive(name, [0], self._limit_s + self._grace_s)
         if not found:
-            raise lost([0], self._limit_s, doing)
+            raise lost_error([0], self._limit_s, doing)
         self.said.is_met, self._limit_s = True, self._group.deadline_s
         return split(found[0])
 
-    def failed(self, outcome: Mapping[str, Any]) -> RegistryError:
-        """Return the error of a failed call from rank 0's message."""
-        self._passes(outcome.get("past"), is_brief=outcome.get("is_out", False))
+    def hear_failure(self, outcome: Mapping[str, Any]) -> RegistryError:
+        """Return the error of a failed call from rank 0's message, and note whether to go on."""
+        self.is_out_of_step = outcome.get("is_out_of_step", False)
+        self._others_ended(outcome.get("ended"))
         return rebuild(outcome["failure"])
 
     def report(self, data: bytes) -> None:
@@ -366,12 +372,12 @@ class Talk:
         self._reports += 1
         self._send([0], f"{self.name}/report/{self._reports}", data)
 
-    def fail(self, error: BaseException) -> None:
+    def tell_failure(self, error: BaseException) -> None:
         """Tell the others that this rank has failed: rank 0 tells all ranks, others rank 0."""
         failure = describe(error, self._group.rank)
         if self._group.rank == 0:
-            past = {"past": self._past, "is_out": self._is_out}
-            self.order({"kind": "outcome", "failure": failure, **past})
+            ended = {"ended": self._ended, "is_out_of_step": self.is_out_of_step}
+            self.order({"kind": "outcome", "failure": failure, **ended})
         else:
             self.report(join({"failure": failure, "step": self.label}))
 

@@ -24,6 +24,30 @@ from holdfast.backends import Buffer
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.saving.collective.group import DEADLINE_S, LinksBroken, check_deadline
 
+
+class TorchRanks:
+    """The ranks of torch.distributed, in a separate gloo group.
+
+    The group works on the CPU, so it waits for no kernel; its time limit ends no group of the
+    training.
+    """
+
+    def __init__(self, barrier_s: float) -> None:
+        self.rank: int = dist.get_rank()  # the rank of this process
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=barrier_s))
+
+    def highest(self, value: int) -> int:
+        """Return the highest value of all ranks."""
+        found = torch.tensor(value, dtype=torch.int64, device="cpu")
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
+        return int(found)
+
+    def close(self) -> None:
+        """End the group."""
+        if dist.is_initialized():
+            dist.destroy_process_group(self._group)
+
+
 #: A rank's message to the others before it connects to them.
 _HERE = b"here"
 _GONE = b"gone"
@@ -110,16 +134,18 @@ class TorchGroup:
         number = store.add(f"holdfast/groups/{self.rank}", 1)
         self._place, self._training = f"holdfast/{number}", store
         self._own = local()
-        self._is_gone = False
+        self._unanswered: Future[Any] | None = None
         self._links: dict[str, _Links] = {}
 
     def _asked(self, act: Callable[[Any], _T], limit_s: float) -> _T:
         """Ask the store over this thread's own connection: a wait blocks all calls of a connection.
 
         So a save in the background blocks neither a load nor the training's own calls. Some calls
-        of the store never end if its host is lost, so another thread makes them.
+        of the store never end if its host is lost, so another thread makes them. A store that is
+        silent is asked again once it has answered: its host was only stopped.
         """
-        if self._is_gone:
+        late = self._unanswered
+        if late is not None and (not late.done() or late.exception() is not None):
             raise RuntimeError("the store of the job is gone")
         mine = self._own.__dict__
 
@@ -128,10 +154,11 @@ class TorchGroup:
                 mine["store"] = PrefixStore(self._place, self._training.clone())
             return act(mine["store"])
 
+        answer = _in_thread(ask, "holdfast-messages")
         try:
-            return _in_thread(ask, "holdfast-messages", limit_s)
+            return answer.result(limit_s)
         except TimeoutError as error:
-            self._is_gone = True
+            self._unanswered = answer
             raise RuntimeError(f"the store of the job is silent for {limit_s:g} s") from error
 
     def _tell(self, act: Callable[[Any], object], limit_s: float | None = None) -> None:
@@ -276,13 +303,14 @@ def _connecting(act: Callable[[], _T], is_new: bool, until_s: float) -> _T:
     if not is_new:
         return act()
     try:
-        return _in_thread(act, "holdfast-connect", max(until_s - time.monotonic(), 0.001))
+        limit_s = max(until_s - time.monotonic(), 0.001)
+        return _in_thread(act, "holdfast-connect").result(limit_s)
     except TimeoutError as error:
         raise RuntimeError("a rank does not connect") from error
 
 
-def _in_thread(act: Callable[[], _T], name: str, limit_s: float) -> _T:
-    """Return the result of an act in a thread of its own; raise `TimeoutError` after a limit."""
+def _in_thread(act: Callable[[], _T], name: str) -> Future[_T]:
+    """Begin an act in a thread of its own; return its result to come."""
     answer = Future[_T]()
 
     def run() -> None:
@@ -295,7 +323,7 @@ def _in_thread(act: Callable[[], _T], name: str, limit_s: float) -> _T:
         Thread(target=run, name=name, daemon=True).start()
     except RuntimeError:  # the system gives no thread
         run()
-    return answer.result(limit_s)
+    return answer
 
 
 def _wait(works: Iterable[Any], until_s: float) -> None:

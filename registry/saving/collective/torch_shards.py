@@ -22,8 +22,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from holdfast.registry.pytree import Encoder, Link
 from holdfast.registry.pytree.torch_arrays import encode_tensor, opener_of
 from holdfast.registry.pytree.torch_memory import NAMES, PLAIN, storage_of
-from holdfast.registry.saving.collective.boxes import Ints
-from holdfast.registry.saving.collective.shards import ShardEncoder, ShardLeaf
+from holdfast.registry.saving.collective.shards import Ints, ShardEncoder, ShardLeaf
 from holdfast.registry.values import Json, item_size
 
 _REDISTRIBUTE = "Call .redistribute() with Shard or Replicate placements first."

@@ -2,14 +2,16 @@
 
 - `settings`: `Journal`, the folder and its bound.
 - `records`: the files of a journal. `folder`: `RunFolder`, the journal of one run.
+  `registries`: the registries that runs of a journal are in.
   `file_lock`: locks between processes.
 - `states`: the bytes of one entry, in a separate store.
-- `entry_saves`: a save as an entry: checked now, composed again when it is carried.
-- `log_scan`: the log since a takeover. `expected`: the run with the waiting entries.
-- `carrier`: adds the entries to the run, in order. `background`: its thread and its pools.
-- `saver`: `JournaledSaver`, which acknowledges saves. `line`: the run as it sees it, and where
-  training continues. `checkpoint`: a checkpoint that only this machine may have, and the bound.
-  `ending`: the end of the program. `pushing`: stranded entries into a fork.
+- `entry_saves`: a save as an entry: checked now, composed again when it is carried, and looked for
+  in the log since a takeover.
+- `carrier`: adds the entries to the run, in order. `background`: its thread, its pools, and
+  the end of the program.
+- `saver`: `JournaledSaver`, which acknowledges saves. `line`: the run with the waiting entries, and
+  where training continues. `checkpoint`: a checkpoint that only this machine may have, and the
+  bound. `pushing`: stranded entries into a fork.
 
 Specified in docs/spec.md, section 40.
 """
@@ -23,10 +25,10 @@ from holdfast.registry.values.first_use import at_first_use
 if TYPE_CHECKING:
     from holdfast.registry.saving.journal.carrier import Carrier as Carrier
     from holdfast.registry.saving.journal.folder import RunFolder as RunFolder
-    from holdfast.registry.saving.journal.folder import known_registry as known_registry
     from holdfast.registry.saving.journal.folder import run_folders as run_folders
     from holdfast.registry.saving.journal.pushing import Listed as Listed
     from holdfast.registry.saving.journal.records import Note as Note
+    from holdfast.registry.saving.journal.registries import known_registry as known_registry
     from holdfast.registry.saving.journal.saver import JournaledSaver as JournaledSaver
     from holdfast.registry.saving.journal.settings import FOLDER_VARIABLE as FOLDER_VARIABLE
     from holdfast.registry.saving.journal.settings import Journal as Journal

@@ -1,27 +1,86 @@
-"""The carrier's thread, and thread pools that never delay the end of a program."""
+"""The carrier's thread, its pools, and the end of a program.
+
+The pools never delay it. At the end the program waits for the registry, and logs the saves that
+only the journal holds.
+"""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import secrets
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Condition, Event, Thread, current_thread
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
+from weakref import WeakSet
 
 from holdfast.registry.errors import (
+    Fenced,
     IntegrityError,
     RegistryError,
     StoreUnsuitable,
     UnsupportedFormat,
 )
+from holdfast.registry.history.actions import SetStatus
+
+# Imported first: callbacks that it registers for the end of the program run after `_finish`.
+from holdfast.registry.saving import pending as _pending
 from holdfast.registry.saving.journal.carrier import Carrier
-from holdfast.registry.saving.journal.ending import finish_at_the_end
 from holdfast.registry.saving.journal.folder import RunFolder
 from holdfast.registry.saving.journal.records import Note
 from holdfast.registry.store import Pools, Store
+
+
+class Finishing(Protocol):
+    """Work that the end of the program waits for."""
+
+    def finish(self, limit_s: float) -> None:
+        """Wait at most `limit_s` seconds, then log the unfinished work."""
+        ...
+
+
+_unfinished: WeakSet[Finishing] = WeakSet()
+
+
+def finish_at_the_end(one: Finishing) -> None:
+    """Finish an object at the end of the program, if it still exists."""
+    _unfinished.add(one)
+
+
+def _finish() -> None:
+    limit_s = _pending.DEFAULT_EXIT_WAIT_S
+    with suppress(ValueError):
+        limit_s = _pending.exit_wait_s()
+    until = time.monotonic() + limit_s
+    for one in list(_unfinished):
+        with suppress(KeyboardInterrupt):
+            one.finish(max(0.0, until - time.monotonic()))
+
+
+def set_status_behind(folder: RunFolder, takeover: int, slot: int, said: SetStatus) -> bool:
+    """Put the status behind the waiting saves at the end of a process, unless one is there.
+
+    A save that is carried later makes the run `running` again, so a status in the registry would
+    not last. `slot` has the takeover of the handle. Returns whether anything waits.
+    """
+    waiting = [entry for _, entry in folder.entries(folder.waiting())]
+    if waiting and waiting[-1].status in (None, "running"):
+        write, follows = secrets.token_hex(8), waiting[-1].write
+        with suppress(Fenced):
+            folder.acknowledge(folder.new_entry(takeover, slot, follows, write=write, said=said))
+    return bool(waiting)
+
+
+# As in `holdfast.registry.saving.pending`: before the thread pools are closed.
+with suppress(RuntimeError):
+    getattr(threading, "_register_atexit", atexit.register)(_finish)
+
 
 _LOGGER = logging.getLogger("holdfast")
 #: Seconds to wait after a failure, doubled after each further one, and the maximum.
@@ -38,13 +97,7 @@ _T = TypeVar("_T")
 
 
 class BackgroundCarrier:
-    """Carries the entries of one run in a thread of this process.
-
-    Attributes:
-        told: Notified at each outcome and at each failure.
-        error: The failure of the last attempt; `None` after a success.
-        outcomes: The outcomes of entries that this process has carried.
-    """
+    """Carries the entries of one run in a thread of this process."""
 
     def __init__(self, store: Store, folder: RunFolder) -> None:
         self._registry = store
@@ -54,9 +107,10 @@ class BackgroundCarrier:
         self._thread: Thread | None = None
         self._pid = os.getpid()
         self._is_awaited = False
-        self.told = Condition()
+        self.told = Condition()  # notified at each outcome and at each failure
+        #: The failure of the last attempt; `None` after a success.
         self.error: Exception | None = None
-        self.outcomes: dict[int, Note] = {}
+        self.outcomes: dict[int, Note] = {}  # the outcomes of entries that this process has carried
 
     def wake(self) -> None:
         """Carry the waiting entries; the thread starts at the first call.
@@ -124,7 +178,7 @@ class BackgroundCarrier:
                 self.await_all(limit_s)
         except (TimeoutError, RegistryError) as error:
             _LOGGER.warning(
-                "%s; the next program with this journal carries them, or `holdfast journal carry`",
+                "%s; the next program with this journal carries them, or `holdfast journal push`",
                 error,
             )
         finally:

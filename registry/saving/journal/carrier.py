@@ -16,14 +16,15 @@ from holdfast.registry.errors import (
 from holdfast.registry.history import RunLog
 from holdfast.registry.history.actions import SetStatus
 from holdfast.registry.saving.journal.entry_saves import (
+    REPLACED,
     CarriedSave,
     CarriedStatus,
+    LogScan,
     Refused,
     refusing,
     require_line,
 )
 from holdfast.registry.saving.journal.folder import RunFolder
-from holdfast.registry.saving.journal.log_scan import LogScan
 from holdfast.registry.saving.journal.records import Entry, Note
 from holdfast.registry.saving.journal.states import EntryStates
 from holdfast.registry.store import Store
@@ -57,6 +58,7 @@ class Carrier:
         if not self._lock.acquire(wait=False):
             return False
         try:
+            self._open()  # first: a copy of the folder under another name is left as it is
             self._folder.remove_unacknowledged()
             self._folder.remove_damaged_notes()
             while goes_on():
@@ -163,7 +165,13 @@ class Carrier:
     def _open(self) -> Committer:
         if self._committer is None:
             log = RunLog(self._store, self._folder.run_id)
-            log.open()
+            if not log.open().next_slot:  # whatever is put there would be no legal log
+                raise RolledBack(
+                    "the run of these saves is not in this registry",
+                    where=self._folder.run_id,
+                    found=f"saves of it in {self._folder.path}",
+                    hint=REPLACED,
+                )
             self._committer = Committer(StateWriter(self._store, log))
         return self._committer
 

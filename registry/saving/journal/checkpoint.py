@@ -167,10 +167,7 @@ class _LocalHandle(CheckpointHandle):
             "this checkpoint is durable on this machine, but not in the registry yet",
             where=self.ref,
             hint=Hint.of(
-                Hint(
-                    "Call `run.wait(remote=True)` first:",
-                    "Call `holdfast journal carry` first:",
-                ),
+                Hint("Call `run.wait(remote=True)` first:", "Call `holdfast journal push` first:"),
                 "reports, pins and promotions need the commit in the registry.",
             ),
         )

@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import TypeVar
 
 from holdfast.backends.local import disk, folders
-from holdfast.backends.local.backend import LocalBackend
 from holdfast.registry.errors import (
     Fenced,
     IntegrityError,
@@ -39,10 +38,10 @@ from holdfast.registry.saving.journal.records import (
     SaveFields,
     Takeover,
 )
+from holdfast.registry.saving.journal.registries import PrivateFolder, keep_registry
 from holdfast.registry.saving.journal.settings import Journal, this_machine
 from holdfast.registry.saving.pending import Backlog
-from holdfast.registry.store import Address, RegistryConfig, Store, open_folder
-from holdfast.registry.store.heads import place_name
+from holdfast.registry.store import Store, open_folder
 from holdfast.registry.values import Record
 
 # Paths are strings here, as in the store of folders.
@@ -53,26 +52,19 @@ _LOGGER = logging.getLogger("holdfast")
 _ID = "journal.json"
 _MACHINES, _TAKEOVERS, _ENTRIES, _NOTES = "machines/", "takeovers/", "entries/", "notes/"
 _STATES = "states"
-#: The registries that runs of a journal are in: no name of a registry begins with a dot.
-_KNOWN = ".registries"
 #: The files of an entry's states, and their folders.
 _OF_STATES = re.compile(
     r"[0-9a-f]{16}/(?:(?:packs|manifests|placements)(?:/[0-9a-f]{2}(?:/[0-9a-f]{64}\.[0-9]+)?)?"
-    r"|\.tmp(?:/[0-9]+-[0-9a-f]{16})?)"
+    r"|\.tmp(?:/[0-9]+-[0-9a-f]{16})?|[0-9]{20})"
 )
 #: Files with other names are not the journal's: it neither reads nor deletes them.
 _NUMBER, _WRITE = re.compile(r"[0-9]{20}"), re.compile(r"[0-9a-f]{16}")
+_REGISTRY = re.compile(r"[0-9a-f]{32}")
 #: Files of the reserve that are given up for one note.
 _GIVEN = 4
 
 _R = TypeVar("_R", bound=Record)
 _T = TypeVar("_T")
-
-
-class PrivateFolder(LocalBackend):
-    """A folder that only this user can read."""
-
-    file_mode, folder_mode = 0o600, 0o700
 
 
 class RunFolder:
@@ -219,7 +211,44 @@ class RunFolder:
             numbers = [*self._numbers(_ENTRIES), *self._numbers(_NOTES)]
             number = max(numbers, default=0) + 1
             self._put(_key(_ENTRIES, number), entry)
+        # Not synced: it helps if the file of the entry alone is lost.
+        copy = os.path.join(self.states_path(entry.write), f"{number:020d}")
+        with suppress(OSError):
+            fd = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PrivateFolder.file_mode)
+            with os.fdopen(fd, "wb") as file:
+                file.write(join_lines([entry.encode()]))
         return number
+
+    def restore_entries(self) -> None:
+        """Write entries whose files are gone or damaged again, from the copies beside their states.
+
+        It needs no lock: states are deleted before their entry, with the copy.
+        """
+        folders = self._state_folders()  # before the entries are read
+        for write in folders - self._writes() if folders else ():
+            for number, data in self._copies(write):
+                with self.lock("acknowledging").held(), suppress(UnsupportedFormat):
+                    try:
+                        self.entry(number)
+                    except (ObjectNotFound, IntegrityError):
+                        self._files.put(_key(_ENTRIES, number), data)
+                        _LOGGER.warning(
+                            "%s: entry %d of the journal was lost or damaged, and is restored",
+                            self.run_id,
+                            number,
+                        )
+
+    def _copies(self, write: str) -> Iterator[tuple[int, bytes]]:
+        """Yield number and bytes of the sound copy of an entry that is beside its states."""
+        with suppress(OSError):
+            for name in filter(_NUMBER.fullmatch, os.listdir(self.states_path(write))):
+                with suppress(OSError, ObjectNotFound, IntegrityError):
+                    key = f"{_STATES}/{write}/{name}"
+                    if self._read(key, Entry).write == write:
+                        yield int(name), self._files.get(key)
+
+    def _writes(self) -> set[str]:
+        return {entry.write for _, entry in self.entries(self.numbers())}
 
     def new_entry(
         self,
@@ -362,12 +391,11 @@ class RunFolder:
         if not lock.acquire(wait=False):
             return
         try:
-            present = self._state_folders()
-            if present:
-                numbers = self.numbers()
-                known = {entry.write for _, entry in self.entries(numbers)}
-                if len(known) == len(numbers):  # an unreadable entry may own any of them
-                    for write in present - known:
+            self.restore_entries()
+            present, known = self._state_folders(), self._writes()
+            if len(known) == len(self.numbers()):  # an unreadable entry may own any of them
+                for write in present - known:
+                    if not [*self._copies(write)]:  # it was acknowledged
                         self.remove_states(write)
         finally:
             lock.release()
@@ -416,8 +444,7 @@ class RunFolder:
         """
         try:
             log.keep_copy(self._files)
-            place, config = place_name(Address.location(store.backend)), store.config.encode()
-            _known(self.journal).put(place, join_lines([config]))
+            keep_registry(self.journal, store)
         except StorageError:
             for info in [*self._files.list(RUNS)]:
                 self._files.delete(info.key)
@@ -468,31 +495,12 @@ def _key(prefix: str, number: int) -> str:
     return f"{prefix}{number:020d}"
 
 
-def _known(journal: Journal) -> PrivateFolder:
-    return PrivateFolder(os.path.join(journal.path, _KNOWN))
-
-
-def known_registry(journal: Journal | None, place: str) -> RegistryConfig | None:
-    """Return the configuration of the registry at a place, if a run of this journal is in it."""
-    if journal is None:
-        return None
-    with suppress(ObjectNotFound, IntegrityError, StorageError):
-        line, *_ = split_lines(_known(journal).get(place), where=place)
-        config = RegistryConfig.decode(line, where=place)
-        _LOGGER.warning(
-            "the registry cannot be reached: opened from the journal %s, whose saves are carried "
-            "when it is back",
-            journal.path,
-        )
-        return config
-    return None
-
-
 def run_folders(journal: Journal) -> Iterator[tuple[str, RunFolder]]:
     """Yield the id of the registry and the journal of each run, by name."""
-    for registry_id in _listed(journal.path):
+    for registry_id in filter(_REGISTRY.fullmatch, _listed(journal.path)):
         for run_id in _listed(os.path.join(journal.path, registry_id)):
-            yield registry_id, RunFolder(journal, registry_id, run_id)
+            if os.path.isdir(os.path.join(journal.path, registry_id, run_id, _ENTRIES)):
+                yield registry_id, RunFolder(journal, registry_id, run_id)
 
 
 def _listed(path: str) -> list[str]:

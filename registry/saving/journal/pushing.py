@@ -14,9 +14,8 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.history import RunLog
 from holdfast.registry.history.actions import AddCheckpoint
-from holdfast.registry.saving.journal.entry_saves import PushedSave
+from holdfast.registry.saving.journal.entry_saves import LogScan, PushedSave
 from holdfast.registry.saving.journal.folder import RunFolder
-from holdfast.registry.saving.journal.log_scan import LogScan
 from holdfast.registry.saving.journal.records import Entry, Note
 from holdfast.registry.saving.journal.states import EntryStates
 from holdfast.registry.writing import Committer
@@ -122,7 +121,7 @@ def delete(folder: RunFolder, number: int) -> Listed:
             raise Conflict(
                 "this save waits to be carried",
                 where=f"{folder.run_id}: entry {number}",
-                hint="`holdfast journal carry` adds it to its run.",
+                hint="`holdfast journal push` adds it to its run.",
             )
         if one.entry is not None:
             folder.remove_states(one.entry.write)

@@ -10,19 +10,13 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from holdfast.registry.errors import (
-    Fenced,
-    RegistryError,
-    StorageError,
-)
+from holdfast.registry.errors import Fenced, RegistryError, StorageError
 from holdfast.registry.history import PlacedState
 from holdfast.registry.history.actions import Action, RunStatus, SetStatus
-from holdfast.registry.history.replay import Forgotten, RunManifest
+from holdfast.registry.history.replay import NeedsHistory, RunManifest
 from holdfast.registry.loading import Checkpoint
-from holdfast.registry.saving.journal.checkpoint import (
-    await_room,
-)
-from holdfast.registry.saving.journal.ending import finish_at_the_end, set_status_behind
+from holdfast.registry.saving.journal.background import finish_at_the_end, set_status_behind
+from holdfast.registry.saving.journal.checkpoint import await_room
 from holdfast.registry.saving.journal.entry_saves import EntryToken, JournaledSave
 from holdfast.registry.saving.journal.folder import RunFolder
 from holdfast.registry.saving.journal.line import JournaledLine
@@ -47,31 +41,27 @@ class JournaledSaver:
     2. It raises outcomes of earlier saves that the caller must know: lost, stranded, refused.
     3. `await_room` waits until the states fit into the bound of the journal.
     4. `EntryStates` opens a store for the entry; objects of the entry before are linked into it.
-    5. `JournaledSave.check` refuses a dropped or completed run early.
+    5. `SaveCommit.check` refuses a dropped or completed run early.
     6. `write_states` puts packs, manifests and placements into the entry's store (`WrittenSave`).
     7. Its actions are composed for the expected run, or the save is refused. The first save of a
        handle then takes the run over in the registry, reads that back (J1), and composes again.
     8. `RunFolder.acknowledge` puts the entry: the save is durable on this machine, and returns.
     9. A thread carries the entries in order (J5): `CarriedSave` copies an entry's states into the
        registry and commits them there, once, if the run was not taken over elsewhere (J2, J3).
-    10. The carrier reads the slot back (J4), notes the outcome, and deletes carried entries, but
-        for the newest save.
-
-    Attributes:
-        ownership: The handle's hold on the run.
-        folder: The journal of the run.
-        line: The run with the entries that wait, and where training continues.
-        waited_s: Seconds that saves have waited at the bound of the journal.
+    10. The carrier reads the slot back (J4), keeps a copy of the log's end, notes the outcome, and
+        deletes carried entries, but for the newest entry and the newest save.
     """
 
     def __init__(self, committer: Committer, journal: Journal) -> None:
         self._committer, self._log = committer, committer.log
-        self.ownership = Ownership(committer, self._behind)
+        self.ownership = Ownership(committer, self._behind)  # the handle's hold on the run
+        #: The journal of the run.
         self.folder = RunFolder(journal, committer.store.config.id, committer.log.run_id)
+        #: The run with the entries that wait, and where training continues.
         self.line = JournaledLine(self.ownership, self.folder)
         begin_anew = self.line.begin
         self.pipeline = Pipeline(self.ownership, self.prepare, self.make, begin_anew=begin_anew)
-        self.waited_s = 0.0
+        self.waited_s = 0.0  # seconds that saves have waited at the bound of the journal
         committer.await_earlier = self._await_earlier
         finish_at_the_end(self)
 
@@ -81,12 +71,12 @@ class JournaledSaver:
         """Take a state apart, and check it against the rules of the expected run."""
         return plan_save(take_apart(state, request), self.line.run)
 
-    def make(self, save: PlannedSave, carries: Sequence[SaveRequest]) -> Checkpoint:
+    def make(self, save: PlannedSave, failed: Sequence[SaveRequest]) -> Checkpoint:
         """Acknowledge a save; one that takes nothing over goes straight into the registry."""
         if not save.request.takes_over:
             self.await_entries()  # before the lock, which saves of other threads need
             self.line.expect_anew()
-            return self.ownership.save(save, carries)
+            return self.ownership.save(save, failed)
         with self.ownership.lock:
             with suppress(StorageError):  # their fate is unknown then
                 self.line.raise_lost()
@@ -97,14 +87,14 @@ class JournaledSaver:
             with self.folder.lock("writing").held(shared=True):
                 states = EntryStates(self.folder, secrets.token_hex(8), self._committer.store)
                 try:
-                    commit, actions = self._write(save, states, carries)
+                    commit, actions = self._write(save, states, failed)
                 except BaseException:
                     states.remove()
                     raise
                 return self._acknowledge(save, states, commit, actions)
 
     def _write(
-        self, save: PlannedSave, states: EntryStates, carries: Sequence[SaveRequest]
+        self, save: PlannedSave, states: EntryStates, failed: Sequence[SaveRequest]
     ) -> tuple[JournaledSave, Sequence[Action]]:
         """Write the states of a save, and check it; return it with its actions."""
         log, begins = self._log, not self.line.takeover
@@ -115,7 +105,7 @@ class JournaledSaver:
         token = EntryToken(log.run_id, None, begins=begins and self.line.resumes is None)
         bases = self._link_bases(states)
         expected = self.line.run
-        lost = [one for one in carries if not expected.at_step(save.phase, one.step)]
+        lost = [one for one in failed if not expected.at_step(save.phase, one.step)]
         save = replace(save, request=save.request.after(lost))
         commit = JournaledSave(states.writer, token, save, expected, self.ownership.earlier, bases)
         token.continue_from(self.line.resumed_at(), self.line.keeps)
@@ -145,7 +135,7 @@ class JournaledSaver:
         written = commit.written
         self.ownership.earlier.remember(save.phase, save.request.step, written.components)
         by_name = {"": written.main, **written.companions}
-        line.last = states, {name: one.base for name, one in by_name.items()}
+        line.last = states, {name: one.state for name, one in by_name.items()}
         return line.checkpoint(states, number, entry, n)
 
     def _compose(self, commit: JournaledSave, token: EntryToken) -> list[Action]:
@@ -154,7 +144,7 @@ class JournaledSaver:
         try:
             commit.check(self.line.run)
             return list(commit.actions(self.line.run))
-        except Forgotten:  # a rule needs the record of an evicted checkpoint
+        except NeedsHistory:  # a rule needs the record of an evicted checkpoint
             self._log.recall()
             self.line.expect_anew()
             return list(commit.actions(self.line.run))
@@ -196,6 +186,7 @@ class JournaledSaver:
         """Set the status: in the journal, if this handle owns the run."""
         self.pipeline.settle()
         if self.line.takeover:
+            self.ownership.check_status(self.line.run, status)
             self._append_status(SetStatus(status=status))
         else:
             self.ownership.set_status(status)

@@ -17,12 +17,7 @@ DEFAULT_BYTES = 64 * 2**30
 
 
 class Journal:
-    """A folder on a local disk for saves that are not in the registry yet.
-
-    Attributes:
-        path: The folder.
-        max_bytes: The bound.
-    """
+    """A folder on a local disk for saves that are not in the registry yet, and its bound."""
 
     def __init__(self, path: str | os.PathLike[str], *, max_bytes: int | None = None) -> None:
         self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))  # noqa: PTH100, PTH111

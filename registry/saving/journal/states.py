@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 
-from holdfast.registry.errors import IntegrityError
+from holdfast.registry.errors import IntegrityError, Malformed
 from holdfast.registry.history import PlacedState, RunLog, placed_state
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import ObjectKey, stem
-from holdfast.registry.saving.journal.folder import PrivateFolder, RunFolder
+from holdfast.registry.saving.journal.folder import RunFolder
+from holdfast.registry.saving.journal.registries import PrivateFolder
 from holdfast.registry.store import Store, index_chunks
 from holdfast.registry.upkeep import check_object
 from holdfast.registry.writing import ChosenKeys, StateWriter, Written, placed_keys
@@ -30,19 +32,14 @@ class _Folder(PrivateFolder):
 
 
 class EntryStates:
-    """The states of one entry.
-
-    Attributes:
-        write: The `write` of the entry's commit; it names their folder.
-        store: The store of the states.
-    """
+    """The states of one entry."""
 
     def __init__(self, folder: RunFolder, write: str, registry: Store) -> None:
         self._folder = folder
         self._path = folder.states_path(write)
         self._registry = registry
-        self.write = write
-        self.store = Store(_Folder(self._path), registry.config)
+        self.write = write  # the `write` of the entry's commit; it names their folder
+        self.store = Store(_Folder(self._path), registry.config)  # the store of the states
         self.store.pools, self.store.blocks = registry.pools, registry.blocks
 
     @cached_property
@@ -70,8 +67,9 @@ class EntryStates:
         """Delete the objects that no state of this entry needs."""
         needed = {str(key) for one in written for key in one.chosen.keys}
         for info in list(self.store.backend.list()):
-            if info.key not in needed:
-                self.store.backend.delete(info.key)
+            with suppress(Malformed):  # somebody else's file
+                if str(ObjectKey.parse(info.key)) not in needed:
+                    self.store.backend.delete(info.key)
 
     def read(self, place: Place) -> Written:
         """Return a state that was written earlier."""
@@ -83,7 +81,7 @@ class EntryStates:
         taken = False
         for place in places:
             taken |= self._check(place.manifest_key) | self._check(place.placement_key)
-            base = self.read(place).base
+            base = self.read(place).state
             index_chunks(base.manifest, base.placement, base.lists)
             for ref in base.placement.packs:
                 taken |= self._check(ref.key)

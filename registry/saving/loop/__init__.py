@@ -1,10 +1,10 @@
 """In the training loop: when to save, and requests by signals, notices and other ranks.
 
-- `checkpointer`: `Checkpointer`, the result of `run.checkpointer(...)`; `options`: its arguments.
-- `overhead`: the time for which training waited for saves.
+- `checkpointer`: `Checkpointer`, the result of `run.checkpointer(...)`; `options`: its
+  arguments, and the processes that exit together.
 - `stopping`: signal handlers, and the thread that ends a process that takes too long to exit;
-  `notice`: a file or a callable that announces the end, and whether a run is overdue.
-- `ranks`: several processes that exit together; `torch_ranks`: the ranks of torch.distributed.
+  `notice`: a file or a callable that announces the end, whether a run is overdue, and the time for
+  which training waited for saves.
 
 It stores nothing of its own: it calls the saver of the run. Specified in docs/spec.md, section
 36; docs/training.md is for users.
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from holdfast.registry.saving.loop.checkpointer import Checkpointer as Checkpointer
     from holdfast.registry.saving.loop.notice import LastHeard as LastHeard
     from holdfast.registry.saving.loop.notice import NoticeSource as NoticeSource
+    from holdfast.registry.saving.loop.notice import failed_saves as failed_saves
     from holdfast.registry.saving.loop.notice import last_heard as last_heard
+    from holdfast.registry.saving.loop.notice import waited_share as waited_share
     from holdfast.registry.saving.loop.options import LoopOptions as LoopOptions
+    from holdfast.registry.saving.loop.options import Ranks as Ranks
     from holdfast.registry.saving.loop.options import Stopping as Stopping
-    from holdfast.registry.saving.loop.overhead import failed_saves as failed_saves
-    from holdfast.registry.saving.loop.overhead import waited_share as waited_share
-    from holdfast.registry.saving.loop.ranks import Ranks as Ranks
 else:
     __getattr__ = at_first_use(__name__)

@@ -23,13 +23,10 @@ from holdfast.registry.history import (
 )
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint
-from holdfast.registry.saving.background import Forgiven
-from holdfast.registry.saving.loop.notice import Notice
-from holdfast.registry.saving.loop.options import LoopOptions, reaction, stop_step
-from holdfast.registry.saving.loop.overhead import META_KEY, Overhead
-from holdfast.registry.saving.loop.ranks import ranks_here
+from holdfast.registry.saving.loop.notice import META_KEY, Notice, Overhead
+from holdfast.registry.saving.loop.options import LoopOptions, ranks_here, reaction, stop_step
 from holdfast.registry.saving.loop.stopping import Deadline, SignalHandlers
-from holdfast.registry.saving.pending import PendingSave, end_at_once
+from holdfast.registry.saving.pending import Forgiven, PendingSave, end_at_once
 from holdfast.registry.saving.save_request import SaveRequest
 from holdfast.registry.saving.saver import RunHandle
 from holdfast.registry.spec import Monitor
@@ -122,13 +119,13 @@ class Checkpointer:
         self._streams: dict[str, list[Mapping[str, Any]]] = {}
 
     def __enter__(self) -> Self:
-        run, options = self._handle.line.run, self._options
+        run, options = self._handle.training.run, self._options
         self._reaction = reaction(options.stopping, run.spec.signals)
         self._ranks = ranks_here(options.stopping.ranks, options.stopping.barrier_s, options.group)
         self._saves = self._ranks.rank == 0 or options.group is not None
         has_own = options.every_steps is not None or options.every_s is not None
         every_steps = options.every_steps if has_own else _preset_cadence(run, options)
-        self._cadence = Cadence(every_steps, options.every_s, self._handle.line.resumed_step)
+        self._cadence = Cadence(every_steps, options.every_s, self._handle.training.resumed_step)
         self._best = _best_so_far(run, options.on_best)
         self._notice = Notice(options.stopping.notice)
         self._overhead = Overhead()
@@ -244,7 +241,7 @@ class Checkpointer:
             )
         checked = check_step(step)
         if self._last is None and self._saves:
-            check_not_completed(self._handle.line.run)  # the first save may be hours away
+            check_not_completed(self._handle.training.run)  # the first save may be hours away
         if self._last is not None and checked <= self._last.step:
             raise InvalidInput(
                 "the steps of a loop do not grow",
@@ -297,7 +294,7 @@ class Checkpointer:
     def _save_here(self, why: Why, *, now: bool, forced: bool) -> PendingSave | None:
         assert self._last is not None
         last, options = self._last, self._options
-        with self._handle.abstaining(last.step):
+        with self._handle.telling_ranks(last.step):
             state = last.state() if callable(last.state) else last.state
             if not self._saves:
                 return None
@@ -448,7 +445,7 @@ class Checkpointer:
             end_at_once(self._exit_code(signum == signal.SIGINT))
 
     def _report_late(self) -> None:
-        latest = self._handle.line.run.latest()
+        latest = self._handle.training.run.latest()
         _LOGGER.error(
             "%s: the deadline of %g s passed during a step or a save; exiting with %s",
             self._handle.log.run_id,

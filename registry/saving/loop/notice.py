@@ -1,20 +1,81 @@
-"""A notice that this machine will be taken away: a file that appears, or a callable."""
+"""A notice that this machine will be taken away: a file that appears, or a callable.
+
+Also the last sign of life of a run, and the time for which its training waited for saves: it is
+measured, and stored in the meta of each save.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history import decode_plain
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.saving.loop.overhead import told
+
+#: Key of the meta of a checkpoint.
+META_KEY = "checkpointer"
+
+
+class Overhead:
+    """The time since training started, and the part of it spent waiting for saves."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self.waited_s = 0.0
+
+    @property
+    def ran_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._began_s
+
+    @property
+    def share(self) -> float:
+        """The share of the time in which training waited, 0 to 1."""
+        return min(self.waited_s / max(self.ran_s, 1e-9), 1.0)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time of a block as waiting."""
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited_s += time.monotonic() - began_s
+
+    def meta(self, **said: object) -> dict[str, object]:
+        """Return the meta of a save: the given values, and the times."""
+        return {**said, "waited_s": self.waited_s, "ran_s": self.ran_s}
+
+
+def told(meta: object) -> Mapping[str, Any]:
+    """Return the values that a `Checkpointer` put into a checkpoint's meta; empty without one."""
+    found = meta.get(META_KEY) if isinstance(meta, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def waited_share(meta: object) -> float | None:
+    """Return the share of the time in which training waited for saves, 0 to 1, if stored."""
+    found = told(meta)
+    waited_s, ran_s = found.get("waited_s"), found.get("ran_s")
+    if not isinstance(waited_s, float) or not isinstance(ran_s, float) or not ran_s > 0:
+        return None
+    return min(max(waited_s / ran_s, 0.0), 1.0)
+
+
+def failed_saves(meta: object) -> int:
+    """Return the number of failed saves before a checkpoint after which training continued."""
+    found = told(meta).get("failed_saves")
+    return found if isinstance(found, int) else 0
+
 
 _LOGGER = logging.getLogger("holdfast")
 _EVERY_S = 1.0
@@ -72,6 +133,7 @@ class LastHeard:
     time_ms: int
     interval_ms: int | None  # expected time between two checkpoints; `None` if unknown
     is_overdue: bool  # whether the run is `running` but silent for much longer than that
+    due_ms: int | None  # it is overdue after this time; `None`: never
 
 
 def last_heard(run: RunManifest, now_ms: int) -> LastHeard:
@@ -87,11 +149,8 @@ def last_heard(run: RunManifest, now_ms: int) -> LastHeard:
             interval_ms = int(every_s * 1000)
         elif len(newest) > 1:
             interval_ms = max(newest[0].time_ms - newest[1].time_ms, 0)
-    silent_ms = now_ms - time_ms
-    is_overdue = (
-        run.status == "running"
-        and run.dropped is None
-        and interval_ms is not None
-        and silent_ms > max(_INTERVALS * interval_ms, _LEAST_MS)
-    )
-    return LastHeard(time_ms, interval_ms, is_overdue)
+    due_ms = None
+    if run.status == "running" and run.dropped is None and interval_ms is not None:
+        due_ms = time_ms + max(_INTERVALS * interval_ms, _LEAST_MS)
+    is_overdue = due_ms is not None and now_ms > due_ms
+    return LastHeard(time_ms, interval_ms, is_overdue, due_ms)

@@ -18,12 +18,7 @@ _DEFAULTS = (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler)
 
 
 class SignalHandlers:
-    """Handlers that note the requests of signals.
-
-    Attributes:
-        stop: The first SIGTERM or SIGINT.
-        save: Whether a SIGUSR1 still waits for its save.
-    """
+    """Handlers that note the requests of signals."""
 
     def __init__(self, wake: Callable[[int], None]) -> None:
         self._wake = wake
@@ -31,8 +26,8 @@ class SignalHandlers:
         self._wakeup_fd = -1
         self._interrupts = 0
         self._is_removed = False
-        self.stop: int | None = None
-        self.save = False
+        self.stop: int | None = None  # the first SIGTERM or SIGINT
+        self.save = False  # whether a SIGUSR1 still waits for its save
 
     def install(self, wakeup_fd: int) -> None:
         """Install the handlers, if this is the main thread: Python allows it nowhere else."""
@@ -114,10 +109,7 @@ class Deadline:
     """
 
     def __init__(
-        self,
-        seconds: float,
-        on_request: Callable[[int], None],
-        on_late: Callable[[int], None],
+        self, seconds: float, on_request: Callable[[int], None], on_late: Callable[[int], None]
     ) -> None:
         self._seconds, self._on_request, self._on_late = seconds, on_request, on_late
         self._cancelled = threading.Event()

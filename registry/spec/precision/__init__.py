@@ -1,8 +1,8 @@
 """Store tensors in fewer bits.
 
-- `policy`: which tensors of a state are narrowed, and to which type.
+- `policy`: which tensors of a state are narrowed, and to which type; optimizer state keeps its
+  precision unless the caller allows it.
 - `rounding`: floating-point elements made narrower, to the nearest number, and wider again.
-- `optimizers`: finds optimizer state, which keeps its precision unless the caller allows it.
 
 `rounding` decides bytes, so it decides ids: it does not change. A save narrows tensors before it
 stores them, a load into a model widens them. Specified in docs/spec.md, section 33.
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.spec.precision.optimizers import optimizer_leaves as optimizer_leaves
     from holdfast.registry.spec.precision.policy import Narrowing as Narrowing
     from holdfast.registry.spec.precision.policy import Precision as Precision
     from holdfast.registry.spec.precision.policy import PrecisionPolicy as PrecisionPolicy
     from holdfast.registry.spec.precision.policy import narrow_state as narrow_state
+    from holdfast.registry.spec.precision.policy import optimizer_leaves as optimizer_leaves
     from holdfast.registry.spec.precision.policy import stored_dtypes as stored_dtypes
     from holdfast.registry.spec.precision.policy import stored_view as stored_view
     from holdfast.registry.spec.precision.policy import widen_all as widen_all

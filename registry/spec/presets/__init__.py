@@ -9,16 +9,20 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args
 
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
-from holdfast.registry.spec.run_spec import RunSpec
+from holdfast.registry.spec.run_spec import Phase, RunSpec
 from holdfast.registry.values import InvalidRecord, Record, near
 
 _MAX_BYTES = 2**20
+#: The shipped presets for any training; each of the others has the rules of one system.
+GENERAL = ("default", "pretrain", "finetune", "sweep")
+#: The names of shipped presets in an error; the systems' own come last.
+KNOWN = f"{', '.join(GENERAL)}, one of `holdfast preset`"
 _HINT = "docs/presets.md explains every field."
 #: Name of a list -> the noun for its entries, and the fields that name an entry.
 _ENTRIES = {
@@ -36,17 +40,33 @@ _ENTRIES = {
 _SOURCE = "must be gates/NAME, latest or best"
 _NAME = "must be letters, digits, '.', '_' and '-', at most 64, a letter or digit first"
 
+_PATH = "phases.NAME.retention.last, or the like"
+
 _Path = tuple[int | str, ...]
+#: Values of a preset by their paths.
+Overrides = Mapping[str, object]
 
 
 def preset_names() -> list[str]:
-    """Return the names of the shipped presets, sorted."""
-    shipped = files(__name__).iterdir()
-    return sorted(one.name.removesuffix(".toml") for one in shipped if one.name.endswith(".toml"))
+    """Return the names of the shipped presets: first the general ones, then those of systems."""
+    shipped = (one.name for one in files(__name__).iterdir() if one.name.endswith(".toml"))
+    systems = {name.removesuffix(".toml") for name in shipped} - set(GENERAL)
+    return [*GENERAL, *sorted(systems)]
 
 
-def load_preset(preset: str | os.PathLike[str]) -> RunSpec:
-    """Return a run specification."""
+def load_preset(
+    preset: str | os.PathLike[str] | RunSpec, overrides: Overrides | None = None
+) -> RunSpec:
+    """Return a run specification, with some of its fields set to other values.
+
+    Args:
+        preset: The name of a shipped preset, the path of a TOML file, or a specification.
+        overrides: Values by path, such as `phases.main.tiers.training.retention.last`.
+    """
+    if isinstance(preset, RunSpec):
+        if not overrides:
+            return preset
+        return _spec(json.loads(json.dumps(preset.to_json())), preset.name or "preset", overrides)
     if not isinstance(preset, str | os.PathLike):
         raise InvalidInput(
             "not a preset",
@@ -55,9 +75,8 @@ def load_preset(preset: str | os.PathLike[str]) -> RunSpec:
             hint=_HINT,
         )
     if isinstance(preset, str) and preset in preset_names():
-        return _parse(
-            files(__name__).joinpath(f"{preset}.toml").read_text(encoding="utf-8"), preset
-        )
+        text = files(__name__).joinpath(f"{preset}.toml").read_text(encoding="utf-8")
+        return _spec(_parse(text, preset), preset, overrides)
     path = Path(preset)
     try:
         with path.open("rb") as file:
@@ -66,24 +85,29 @@ def load_preset(preset: str | os.PathLike[str]) -> RunSpec:
         raise NotFound(
             "no such preset",
             where=str(preset),
-            expected=f"one of {', '.join(preset_names())}, or the path of a TOML file",
+            expected=f"{KNOWN}, or the path of a TOML file",
             found=error.strerror,
             hint=near(str(preset), preset_names()),
-        ) from error
+        ) from None
     if len(data) > _MAX_BYTES:
         raise InvalidInput("not a preset", where=path, expected=f"at most {_MAX_BYTES} bytes")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidInput("not a preset", where=path, expected="UTF-8", found=error) from error
-    return _parse(text, str(path))
+    return _spec(_parse(text, str(path)), str(path), overrides)
 
 
-def _parse(text: str, where: str) -> RunSpec:
+def _parse(text: str, where: str) -> dict[str, Any]:
     try:
-        table = tomllib.loads(text)
+        return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidInput("not a preset", where=where, expected="TOML", found=error) from error
+
+
+def _spec(table: dict[str, Any], where: str, overrides: Overrides | None) -> RunSpec:
+    for path, value in (overrides or {}).items():
+        _override(table, path, value, where)
     try:
         # Through JSON, which has no dates and times.
         return RunSpec.of(json.loads(json.dumps(table)))
@@ -95,6 +119,49 @@ def _parse(text: str, where: str) -> RunSpec:
         raise _wrong(where, str(error)) from error
 
 
+def _override(table: dict[str, Any], path: str, value: object, where: str) -> None:
+    """Set a field of a preset. What the rules do not know is found when they are checked."""
+    at, rest = table, path.split(".") if isinstance(path, str) else []
+    if not all(rest) or not rest:
+        raise InvalidInput("not a path of a preset", where=where, expected=_PATH, found=path)
+    while len(rest) > 1:
+        name = rest.pop(0)
+        found = at.setdefault(name, [] if name in _ENTRIES else {})
+        if isinstance(found, list) and name in _ENTRIES:
+            found, rest = _entry(found, name, rest, f"{where}, {path}")
+        if not isinstance(found, dict):
+            raise _wrong(where, f"{path}: {name!r} has no fields")
+        at = found
+    at[rest[0]] = value.to_json() if isinstance(value, Record) else value
+
+
+def _entry(entries: Sequence[Any], name: str, rest: list[str], where: str) -> tuple[Any, list[str]]:
+    """Return the entry of a list that a path names, and the path within it."""
+    noun, fields = _ENTRIES[name]
+    known = {
+        ".".join(str(one.get(field)) for field in fields): one
+        for one in entries
+        if isinstance(one, dict)
+    }
+    for length in range(len(rest) - 1, 0, -1):  # a name may have dots
+        if (found := known.get(".".join(rest[:length]))) is not None:
+            return found, rest[length:]
+    is_of_run = name == "phases" and rest[1:] and rest[1] in RunSpec.fields()
+    if not known:
+        raise InvalidInput(
+            f"the preset declares no {name}",
+            where=where,
+            hint=f"Without phases write `{'.'.join(rest[1:])}`." if is_of_run else None,
+        )
+    raise InvalidInput(
+        f"no such {noun}, or no field of one",
+        where=where,
+        expected=", ".join(f"{name}.{one}.FIELD" for one in known),
+        found=".".join(rest),
+        hint=near(rest[0], known),
+    )
+
+
 def _wrong(where: str, found: str) -> InvalidInput:
     return InvalidInput("breaks the rules of presets", where=where, found=found, hint=_HINT)
 
@@ -102,17 +169,17 @@ def _wrong(where: str, found: str) -> InvalidInput:
 def describe(error: InvalidRecord, table: Mapping[str, Any]) -> str:
     """Return all errors of a preset as one text."""
     found = []
-    for path, what in _errors(error):
+    for path, what in _errors(error, table):
         where = _where(path, table)
         found.append(what if not where or what.startswith(where) else f"{where}: {what}")
     return "; ".join(dict.fromkeys(found))
 
 
-def _errors(error: InvalidRecord) -> Iterator[tuple[_Path, str]]:
+def _errors(error: InvalidRecord, table: Mapping[str, Any]) -> Iterator[tuple[_Path, str]]:
     """Yield the path and the description of each error."""
     for path, text, kind, value in error.problems:
         if kind == "unknown":
-            yield path[:-1], _unknown(path)
+            yield path[:-1], _unknown(path, table)
         elif kind == "missing":
             yield path[:-1], f"{path[-1]!r} {text}"
         elif text.startswith("must match"):
@@ -124,8 +191,11 @@ def _errors(error: InvalidRecord) -> Iterator[tuple[_Path, str]]:
             yield path, f"{text}, not {value!r}" if shown else text
 
 
-def _unknown(path: _Path) -> str:
+def _unknown(path: _Path, table: Mapping[str, Any]) -> str:
     name, model = str(path[-1]), _model(path[:-1])
+    if model is RunSpec and name in Phase.fields():
+        declared = "" if table.get("phases") else "; the preset declares no phases"
+        return f"{name!r}, which is a field of a phase{declared}"
     known = list(model.fields()) if model else []
     meant = near(name, known)
     more = meant[0].lower() + meant[1:] if meant else f"known are {', '.join(known)}"

@@ -2,15 +2,15 @@
 
 A digest proves that bytes belong together. It does not prove that they are the newest: anybody who
 can write to a store can replace a log by an older copy. A reader notices that only if it remembers
-heads. `record` has the record and its file, `folder` the folder of a user's files, `memory` the
+heads. `folder` has the record, its file and the folder of a user's files, `memory` the
 heads of an open registry. Specified in docs/spec.md, section 35.
 """
 
 from __future__ import annotations
 
+from holdfast.registry.store.heads.folder import MAX_FILE_BYTES, Head, HeadLines, HeadsFile
 from holdfast.registry.store.heads.folder import file_name as place_name
 from holdfast.registry.store.heads.memory import MEMORY, Heads, forget, open_heads
-from holdfast.registry.store.heads.record import MAX_FILE_BYTES, Head, HeadLines, HeadsFile
 
 __all__ = [
     "MAX_FILE_BYTES",

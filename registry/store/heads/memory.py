@@ -8,17 +8,19 @@ own heads; for each run the head with more commits is kept.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 
 from holdfast.backends import Location
 from holdfast.registry.errors import Conflict, InvalidInput, RegistryError, RolledBack
+from holdfast.registry.store.cache_folder import OPEN
 from holdfast.registry.store.heads import folder
-from holdfast.registry.store.heads.record import Head, HeadLines, HeadsFile, advice
+from holdfast.registry.store.heads.folder import Head, HeadLines, HeadsFile, advice
 from holdfast.registry.values import Digest, ProcessLock
 
 #: The environment variable that turns remembering off: `0`.
@@ -31,15 +33,11 @@ _LOGGER = logging.getLogger("holdfast")
 
 
 class Heads:
-    """The heads of one registry.
-
-    Attributes:
-        url: Of the registry.
-        beside: Functions that write files beside this one; `write` calls them.
-    """
+    """The heads of one registry."""
 
     def __init__(self, location: Location, path: str) -> None:
-        self.url = location.url
+        self.url = location.url  # of the registry
+        #: Functions that write files beside this one; `write` calls them.
         self.beside: list[Callable[[], None]] = []
         self._path = path
         self._name = folder.file_name(location)
@@ -149,6 +147,33 @@ class Heads:
         except OSError as error:
             _say(self.url, error)
             return None
+
+    def path(self, suffix: str) -> str | None:
+        """Return the path of a file that grows beside the heads; `None` without a folder."""
+        try:
+            with folder.locked(self._path):
+                return f"{self._path}/{folder.beside(self._name, suffix)}"
+        except OSError as error:
+            _say(self.url, error)
+            return None
+
+    @contextmanager
+    def alone(self, suffix: str) -> Iterator[bool]:
+        """Hold a lock beside the heads; yield whether no other process of this machine has it."""
+        fd, is_alone = -1, True
+        try:
+            if path := self.path(suffix):
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | OPEN, 0o600)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_alone = False
+        except OSError as error:
+            _say(self.url, error)
+        try:
+            yield is_alone
+        finally:
+            if fd >= 0:
+                os.close(fd)
 
     def _merged(self, kept: HeadsFile | None, noted: Iterable[Head]) -> HeadsFile:
         heads = HeadLines(kept.heads.lines if kept is not None else None)

@@ -1,7 +1,7 @@
 """Every view, in the order of the navigation. A view is added by its line here.
 
 - `view`: the type `View`, its question (`Asked`) and its answer (`Shown`).
-- `events`, `timeline`, `values`: the history of a run; `contents`: the tensors of a state.
+- `events`, `timeline`: the history of a run; `contents`: the tensors of a state.
 - Each other module is one view, named as in its path: its query, and its `VIEW`.
 
 The docstring of `holdfast.registry.ui` has the steps to add a view. Specified in

@@ -14,13 +14,7 @@ from holdfast.registry.face import find_in_run, is_digest
 from holdfast.registry.formats import OPAQUE
 from holdfast.registry.history import decode_or_keep, parent_ref
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.loading import (
-    Checkpoint,
-    FileInfo,
-    Stored,
-    is_tree,
-    tensors_by_path,
-)
+from holdfast.registry.loading import Checkpoint, FileInfo, Stored, is_tree, tensors_by_path
 from holdfast.registry.objects import TensorEntry
 from holdfast.registry.pytree import leaf_kinds
 from holdfast.registry.ui.charts import Chart
@@ -121,7 +115,7 @@ def state_view(source: Source, ref: str) -> StateView:
         file_count=len(files or {}),
         meta=None if record is None else decode_or_keep(record.meta),
         card=(card or "")[:CARD_SHOWN],
-        provenance=_provenance(run),
+        provenance=_provenance(run, record),
         pull=_pull(source.registry.url, stored, contents),
         load=_load(source.registry.url, stored),
         troubles=tuple(dict.fromkeys(troubles)),
@@ -165,7 +159,7 @@ def _companions(stored: Stored) -> tuple[Companion, ...]:
     )
 
 
-def _provenance(run: RunManifest) -> Provenance | None:
+def _provenance(run: RunManifest, record: CheckpointRecord | None) -> Provenance | None:
     created = run.created
     if created is None:
         return None
@@ -178,7 +172,7 @@ def _provenance(run: RunManifest) -> Provenance | None:
         None if parent is None else parent_ref(parent),
         None if parent is None else f"{parent.run}/{parent.checkpoint.short}",
         tuple(sorted(created.environment.items())),
-        decode_or_keep(created.config),
+        decode_or_keep(run.config if record is None else run.config_at(record.n)),
     )
 
 

@@ -76,9 +76,12 @@ def _ask(source: Source, asked: Asked) -> Shown:
 
 
 def _parts(source: Source, runs: Sequence[str]) -> Iterable[Asked]:
-    """Yield for each run a comparison of its first kept checkpoint and its latest."""
+    """Yield for each run a comparison of its best checkpoint, or else its first, and its latest."""
     for run in source.runs(runs).runs.values():
-        first, latest = next(iter(run.manifest.live()), None), run.manifest.latest()
+        latest = run.manifest.latest()
+        first = run.manifest.best(run.manifest.monitors[0]) if run.manifest.monitors else None
+        if first is None or first is latest:
+            first = next(iter(run.manifest.live()), None)
         if first is not None and latest is not None and first.n != latest.n:
             refs = {
                 "before": [run.history.checkpoint(first.n).ref],

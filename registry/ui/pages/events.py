@@ -110,8 +110,12 @@ def _of_run(action: Action, refs: Mapping[int, str], *, first: bool) -> Iterator
             yield "trainer", "restore", to, "later checkpoints are superseded", action.to
         case actions.SetStatus():
             yield "trainer", "status", action.status, (action.reason or "").partition("\n")[0], None
-        case actions.DropRun():
+        case actions.DropRun() | actions.HideRun():
             yield "trainer", "drop", "the run", action.reason, None
+        case actions.UndropRun():
+            yield "trainer", "undrop", "the run", "it holds what it held", None
+        case actions.RaiseVersion():
+            yield "trainer", "raise version", str(action.version), "older states migrate", None
         case actions.EnterPhase():
             stays = action.from_phase == action.to_phase
             kind = "pivot" if action.name else "warm start" if stays else "transition"

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from holdfast.registry.curation.streams import LOG, each_step_once
 from holdfast.registry.errors import IntegrityError, UnsupportedFormat
 from holdfast.registry.face import Run
-from holdfast.registry.history import decode_or_keep, parent_ref
-from holdfast.registry.history.replay import RunManifest, StreamRecord
+from holdfast.registry.history import (
+    actions,
+    decode_or_keep,
+    format_time,
+    parent_ref,
+    step_ref,
+)
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest, StreamRecord
 from holdfast.registry.plots import numbers_by_key
 from holdfast.registry.saving.loop import waited_share
 from holdfast.registry.ui.charts import Chart, Curve, Mark, Point, curves
 from holdfast.registry.ui.pages.events import MAX_AGE_S, Event, Fork, read_events, read_forks
-from holdfast.registry.ui.pages.runs import RunRow, marked_row, row_of
+from holdfast.registry.ui.pages.runs import RunRow, marked_row, own_best, row_of
 from holdfast.registry.ui.pages.timeline import CheckpointRow, read_rows, timeline
-from holdfast.registry.ui.pages.values import MOST_CHARTS, Saved, curves_of, metric_names, saved_of
-from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, trouble_of
+from holdfast.registry.ui.pages.view import (
+    MOST_CHARTS,
+    Asked,
+    Saved,
+    Shown,
+    Trouble,
+    View,
+    curves_of,
+    metric_names,
+    saved_of,
+    trouble_of,
+)
 from holdfast.registry.ui.source import Chronicle, Source
 from holdfast.registry.upkeep import Damage
+from holdfast.registry.values import number
 
 #: Segments that are read unless the user asks for more; each costs two or three requests.
 SEGMENTS_UNASKED = 16
@@ -77,6 +96,8 @@ def _shown(
 def _read(run: Run, record: StreamRecord) -> StreamShown:
     try:
         entries = run.streams[record.name].read()
+        if record.name == LOG:
+            entries = each_step_once(entries)
     except IntegrityError as error:
         return _shown(record, trouble=trouble_of(error))
     return _shown(record, is_read=True, charts=tuple(_stream_charts(record.name, entries)))
@@ -111,6 +132,8 @@ class RunShown:
     pending: int  # how many older slots of its log are still being read
     waited: float | None  # share of the time in which training waited for saves, 0 to 1
     troubles: tuple[Trouble, ...]  # parts that could not be read
+    losses: tuple[str, ...] = ()  # the metrics that end with NaN or infinity, in words
+    dropped: str = ""  # until when the run can be brought back, if it was dropped
 
 
 def show_run(
@@ -141,7 +164,7 @@ def show_run(
     counts = Counter(name for one in saved for name in one.metrics)
     return RunShown(
         row=None if manifest is None else marked_row(row_of(manifest), damage),
-        facts=() if manifest is None else tuple(_facts(manifest)),
+        facts=() if run is None else tuple(_facts(run, chronicle)),
         forks=forks,
         events=events[::-1],
         checkpoints=rows[::-1],
@@ -156,6 +179,10 @@ def show_run(
         pending=chronicle.pending,
         waited=_waited(manifest),
         troubles=_distinct(troubles, chronicle),
+        losses=tuple(_losses(saved)),
+        dropped=_back_until(source, manifest, chronicle)
+        if manifest is not None and manifest.dropped is not None
+        else "",
     )
 
 
@@ -188,7 +215,49 @@ def _charts(
         found = curves_of(saved, metric)
         if len(found) == 1:
             found = (Curve(metric, found[0].points, found[0].is_faint),)
-        yield curves(metric, found, tuple(_marks(rows, metric)), counter=counter)
+        best = None if run is None else _best(run, metric)
+        marks = tuple(_marks(rows, metric))
+        if run is None or best is None:
+            extremes = tuple(_extremes(saved, metric))
+        else:
+            value = best.metrics[metric]
+            marks = (Mark("best", "best", Point(best.step, best.time_ms, value)), *marks)
+            extremes = (("best", value, best.step, f"{run.run_id}/{step_ref(best)}"),)
+        yield replace(curves(metric, found, marks, counter=counter), extremes=extremes)
+
+
+def _best(run: RunManifest, metric: str) -> CheckpointRecord | None:
+    """Return the best checkpoint by a metric, if that is monitored."""
+    monitor = next((one for one in run.monitors if one.metric == metric), None)
+    return None if monitor is None else own_best(run, monitor)
+
+
+def _extremes(saved: Sequence[Saved], metric: str) -> Iterator[tuple[str, float, int, str]]:
+    """Yield the lowest and the highest value of a metric that nothing monitors."""
+    known = [
+        one
+        for one in saved
+        if not one.is_superseded and math.isfinite(one.metrics.get(metric, math.nan))
+    ]
+    for name, pick in (("lowest", min), ("highest", max)) if known else ():
+        one = pick(known, key=lambda one: one.metrics[metric])
+        yield name, one.metrics[metric], one.step, ""
+
+
+def _losses(saved: Sequence[Saved]) -> Iterator[str]:
+    """Yield, for each metric that ends with NaN or infinity, since when, and what it was before."""
+    line = [one for one in saved if not one.is_superseded]
+    for metric in metric_names(line):
+        points = [(one.step, one.metrics[metric]) for one in line if metric in one.metrics]
+        finite = [at for at, (_, value) in enumerate(points) if math.isfinite(value)]
+        if finite and finite[-1] == len(points) - 1:
+            continue
+        step, value = points[finite[-1] + 1 if finite else 0]
+        before = "it has never been finite"
+        if finite:
+            last, known = points[finite[-1]]
+            before = f"before that it was {number(known)} at step {last:,}"
+        yield f"{metric} is {number(value)} since step {step:,}; {before}"
 
 
 def _single(
@@ -206,14 +275,18 @@ def _marks(rows: Iterable[CheckpointRow], metric: str) -> Iterable[Mark]:
             continue
         point = Point(row.saved.step, row.saved.time_ms, row.saved.metrics[metric])
         for name in row.marks:
-            if name == "best":
-                yield Mark("best", "best", point)
-            elif name.startswith(("gates/", "releases/")):
+            if name.startswith(("gates/", "releases/")):
                 yield Mark("gate" if name.startswith("gates/") else "release", name, point)
 
 
-def _facts(run: RunManifest) -> Iterable[tuple[str, str]]:
+def _facts(opened: Run, chronicle: Chronicle) -> Iterable[tuple[str, str]]:
+    run = opened.manifest
     created, writer = run.created, run.writer
+    named = created.owner if created else None
+    # The user who put commit 0 is looked for once that was read: the page waits for no request.
+    yield "owner", (named if chronicle.first_slot else opened.handle.log.owner()) or ""
+    yield "project", (created and created.project) or ""
+    yield "labels", ", ".join((created and created.labels) or ())
     yield "preset", run.spec.name
     yield "monitors", ", ".join(f"{one.label} ({one.mode})" for one in run.monitors)
     yield "seed", f"0x{created.seed}" if created else ""
@@ -229,8 +302,26 @@ def _facts(run: RunManifest) -> Iterable[tuple[str, str]]:
     yield "dropped", run.dropped or ""
 
 
+def _back_until(source: Source, run: RunManifest, chronicle: Chronicle) -> str:
+    """Return until when a dropped run can be brought back, for its page."""
+    hidden = [
+        commit.time_ms
+        for commit in chronicle.commits
+        if any(isinstance(action, actions.HideRun) for action in commit.actions)
+    ]
+    if not run.is_hidden:
+        return "It was freed, and cannot be brought back."
+    if not hidden:
+        return f"Until a collection frees it, `holdfast run undrop {run.run_id}` brings it back."
+    until = hidden[-1] + int(1000 * source.registry.drop_rules().delay_s)
+    return (
+        f"Until {format_time(until)} no collection frees it, and "
+        f"`holdfast run undrop {run.run_id}` brings it back."
+    )
+
+
 def _config(run: RunManifest | None) -> object:
-    return None if run is None or run.created is None else decode_or_keep(run.created.config)
+    return None if run is None or run.created is None else decode_or_keep(run.config)
 
 
 def _environment(run: RunManifest | None) -> Mapping[str, str]:

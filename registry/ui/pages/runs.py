@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 
 from holdfast.registry.curation import run_remarks
-from holdfast.registry.errors import NotFound, RegistryError
+from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
 from holdfast.registry.face import Run
+from holdfast.registry.history import step_ref
+from holdfast.registry.history.actions import CreateRun
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.saving.loop import last_heard
 from holdfast.registry.spec import Monitor
+from holdfast.registry.store import Store
 from holdfast.registry.tables import RunChoice, damaged_fields, run_fields
+from holdfast.registry.ui.pages.fields import (
+    MOST_COLUMNS,
+    Choices,
+    Fields,
+    Group,
+    choices_of,
+    differing,
+    groups_of,
+)
 from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, tried, trouble_of
 from holdfast.registry.ui.source import FRESH_S, Opened, Source, now_ms
 from holdfast.registry.upkeep import Damage
@@ -25,6 +39,8 @@ PAGE = 50
 BIRTHS_UNASKED = 200
 #: Points of a sparkline.
 SPARK = 60
+#: The newest checkpoints that show how fast a run trains.
+_RATED = 10
 #: Names that Holdfast gives by default begin with the time.
 _DATED = re.compile(r"(\d{8}_\d{6})_[0-9a-f]{8}")
 
@@ -39,25 +55,41 @@ class RunRow:
     phase: str | None = None
     checkpoints: int = 0  # number of kept checkpoints on its line
     step: int | None = None  # step of the latest
+    total_steps: int | None = None  # the step at which training is planned to end
+    rate: float | None = None  # steps a second, by its newest checkpoints
     created_ms: int | None = None  # when it was created
     heard_ms: int | None = None  # its last sign of life
     size_bytes: int = 0  # sum of the tensors of its kept checkpoints; shared ones count in each
     metric: str | None = None  # the metric of the next three fields; `None` without one
+    #: The best value among its own checkpoints: those that it inherited as a fork are apart.
     best: float | None = None
+    rank: float | None = None  # a number that is lower for a better `best`
+    best_ref: str = ""  # the checkpoint that has it, within the run
+    best_step: int | None = None
+    inherited: float | None = None  # the value of the checkpoint that it continues from, if better
     latest: float | None = None  # the value of the latest checkpoint
     spark: tuple[float, ...] = ()  # its values by checkpoint, oldest first
     commits: int = 0  # commits of its log as they are shown
     parent: str | None = None  # the run that it was forked from
+    words: tuple[str, ...] = ()  # its project and labels
     #: In words: damage, a monitored metric that is not finite or never came.
     problems: tuple[str, ...] = ()
     reason: str | None = None  # the exception that made it `failed`, if it is known
     trouble: Trouble | None = None  # why it cannot be read
     is_pending: bool = False  # whether it is still being read
+    fields: Fields = field(default_factory=dict)  # what filters and columns know of it
 
     @property
     def is_live(self) -> bool:
         """Whether it may still grow."""
         return self.status == "running"
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the planned end at the present rate, while it runs."""
+        if not self.is_live or self.total_steps is None or self.step is None or not self.rate:
+            return None
+        return max(0, self.total_steps - self.step) / self.rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +100,15 @@ class RunsPage:
     total: int  # runs in the registry
     matching: int  # the runs that have the words in their names and fit the filter
     undated: int  # runs of unknown age, which come last
+    columns: tuple[str, ...] = ()  # fields that have a column
+    choices: Choices = field(default_factory=partial(Choices, (), ()))  # fields that could have one
+    groups: tuple[Group, ...] = ()  # the runs by a field, if one was asked for
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics whose best values are shown, the most frequent first."""
+        found = Counter(row.metric for row in self.rows if row.metric and row.best is not None)
+        return tuple(name for name, _ in found.most_common())
 
 
 def list_runs(
@@ -77,14 +118,18 @@ def list_runs(
     matching: str = "",
     where: str = "",
     only: Sequence[str] = (),
+    columns: Sequence[str] | None = None,
+    group: str = "",
     reads_births: bool = False,
     within_s: float | None = None,
 ) -> RunsPage:
     """Return the newest runs.
 
     The age of a run is in its name if Holdfast chose the name; of other runs the first commit is
-    read, one request each and once only, unless there are more than `BIRTHS_UNASKED` of them.
+    read, one request each and once only, unless there are more than `BIRTHS_UNASKED` of them. If
+    no columns are asked for, configurations that differ have some.
     """
+    check_columns(columns or ())
     choice = RunChoice(where)  # refused before runs are read
     names = list(only) or source.names(max_age_s=0 if within_s is None else FRESH_S)
     wanted = [name for name in names if matching.lower() in name.lower()]
@@ -92,29 +137,74 @@ def list_runs(
     wanted = _sorted(wanted, ages)
     opened = source.runs(wanted if where else wanted[:count], within_s)
     pending, damage = set(opened.pending), Damage.of(source.registry.handle.store)
+    known = read_fields(
+        source.registry.handle.store, opened, [*choice.fields, *(columns or ()), group]
+    )
     if where:
-        fitting = _fitting(opened, choice)
-        wanted = [name for name in wanted if name in fitting or name in pending]
-    chosen = wanted[:count]
+        known = _fitting(known, choice, is_whole=not pending)
+        wanted = [name for name in wanted if name in known or name in pending]
+    rows = tuple(
+        replace(
+            _row(name, opened.runs, opened.failed, damage, is_pending=name in pending),
+            fields=known.get(name, {}),
+        )
+        for name in wanted[:count]
+        if not isinstance(opened.failed.get(name), NotFound)  # a stray folder is no run
+    )
     return RunsPage(
-        rows=tuple(
-            _row(name, opened.runs, opened.failed, damage, is_pending=name in pending)
-            for name in chosen
-            if not isinstance(opened.failed.get(name), NotFound)  # a stray folder is no run
-        ),
+        rows=rows,
         total=len(names),
         matching=len(wanted),
         undated=len(set(wanted) - ages.keys()),
+        columns=differing([row.fields for row in rows]) if columns is None else tuple(columns),
+        choices=choices_of(row.fields for row in rows),
+        groups=groups_of(_members(rows, group), group) if group else (),
     )
 
 
-def _fitting(opened: Opened, choice: RunChoice) -> set[str]:
-    """Return the names of the runs of a choice; more may follow while runs are being read."""
-    rows = [run_fields(run.manifest) for run in opened.runs.values()]
-    rows += [damaged_fields(name, error) for name, error in opened.failed.items()]
+def columns_of(asked: Asked) -> list[str] | None:
+    """Return the fields that a URL asks for as columns; `None` if it says nothing of them."""
+    found = asked.texts("col")
+    return [name for name in found if name] if found else None
+
+
+def check_columns(columns: Sequence[str]) -> None:
+    """Refuse more columns than a table can have."""
+    if len(columns) > MOST_COLUMNS:
+        raise InvalidInput(
+            "too many columns", expected=f"at most {MOST_COLUMNS}", found=len(columns)
+        )
+
+
+def read_fields(store: Store, opened: Opened, wanted: Iterable[str]) -> dict[str, Fields]:
+    """Return the fields of the runs that were read; extremes and owners only if they are wanted."""
+    asked = set(wanted)
+    read = partial(
+        run_fields,
+        with_owner="owner" in asked,
+        with_extremes=any(name.startswith(("min.", "max.")) for name in asked),
+    )
+    rows = store.pools.small.map(read, [run.handle.log for run in opened.runs.values()])
+    return {
+        **dict(zip(opened.runs, rows, strict=True)),
+        **{name: damaged_fields(name, error) for name, error in opened.failed.items()},
+    }
+
+
+def _fitting(
+    known: Mapping[str, Fields], choice: RunChoice, *, is_whole: bool
+) -> dict[str, Fields]:
+    """Return the fields of the runs of a choice; more may follow while runs are being read."""
+    rows = [dict(one) for one in known.values()]
     # A run that is still being read may have a field that no other one has.
-    found = [one for one in rows if choice.fits(one)] if opened.pending else choice.of(rows)
-    return {str(row["run"]) for row in found}
+    found = choice.of(rows) if is_whole else [one for one in rows if choice.fits(one)]
+    return {str(one["run"]): one for one in found}
+
+
+def _members(rows: Iterable[RunRow], group: str) -> Iterator[tuple[str, object, str, float, float]]:
+    for row in rows:
+        if row.metric is not None and row.best is not None and row.rank is not None:
+            yield row.name, row.fields.get(group), row.metric, row.best, row.rank
 
 
 def newest_first(source: Source, names: Sequence[str]) -> list[str]:
@@ -179,7 +269,8 @@ def row_of(run: RunManifest) -> RunRow:
     """Return a run as a row."""
     heard, latest = last_heard(run, now_ms()), run.latest()
     monitor = monitor_of(run)
-    best = run.best(run.monitors[0]) if run.monitors else None
+    best = own_best(run, run.monitors[0]) if run.monitors else None
+    shared = run.best(run.monitors[0]) if run.monitors else None
     live = run.live()
     return RunRow(
         name=run.run_id,
@@ -188,11 +279,17 @@ def row_of(run: RunManifest) -> RunRow:
         phase=run.phase,
         checkpoints=len(live),
         step=None if latest is None else latest.step,
+        total_steps=None if run.created is None else run.created.total_steps,
+        rate=_rate(live if latest is None else run.live(latest.phase)),
         created_ms=run.created_ms,
         heard_ms=heard.time_ms,
         size_bytes=sum(one.size_bytes for one in live),
         metric=None if monitor is None else monitor.label,
         best=_value(monitor, best),
+        rank=None if monitor is None or best is None else best.rank(monitor),
+        best_ref="" if best is None else step_ref(best),
+        best_step=None if best is None else best.step,
+        inherited=None if shared is best else _value(monitor, shared),
         latest=_value(monitor, latest),
         problems=tuple(run_remarks(run)),
         reason=run.reason,
@@ -200,7 +297,30 @@ def row_of(run: RunManifest) -> RunRow:
         spark=_spark(run.live(run.phase if run.spec.phases else None), monitor),
         commits=run.commits,
         parent=run.created.parent.run if run.created and run.created.parent else None,
+        words=_words(run.created),
     )
+
+
+def _rate(live: Sequence[CheckpointRecord]) -> float | None:
+    """Return the steps a second between the newest checkpoints, breaks between runs included."""
+    some = live[-_RATED:]
+    if len(some) < 2 or some[-1].time_ms <= some[0].time_ms:
+        return None
+    return 1000 * (some[-1].step - some[0].step) / (some[-1].time_ms - some[0].time_ms) or None
+
+
+def own_best(run: RunManifest, monitor: Monitor) -> CheckpointRecord | None:
+    """Return the best checkpoint of a run among those that it did not inherit as a fork."""
+    best, parent = run.best(monitor), None if run.created is None else run.created.parent
+    if parent is None or best is None or best.manifest != parent.checkpoint:
+        return best
+    rated = [one for one in run.rated(monitor) if one[2].manifest != parent.checkpoint]
+    return min(rated)[2] if rated else None
+
+
+def _words(created: CreateRun | None) -> tuple[str, ...]:
+    project = (created.project,) if created and created.project else ()
+    return (*project, *((created and created.labels) or ()))
 
 
 def monitor_of(run: RunManifest) -> Monitor | None:
@@ -218,7 +338,11 @@ def _value(monitor: Monitor | None, record: CheckpointRecord | None) -> float | 
 def _spark(live: Sequence[CheckpointRecord], monitor: Monitor | None) -> tuple[float, ...]:
     if monitor is None:
         return ()
-    values = (monitor.measured(one.metrics) for one in live[-SPARK:])
+    some = live[:: -(-len(live) // SPARK) or 1]  # over the whole run
+    values = (
+        monitor.measured(one.metrics)
+        for one in (some if some[-1:] == live[-1:] else [*some, live[-1]])
+    )
     return tuple(value for value in values if value is not None)
 
 
@@ -236,6 +360,8 @@ def _ask(source: Source, asked: Asked) -> Shown:
             matching=asked.text("q"),
             where=asked.text("where"),
             only=asked.texts("run"),
+            columns=columns_of(asked),
+            group=asked.text("group"),
             reads_births=asked.text("dates") == "all",
             within_s=asked.within_s,
         ),

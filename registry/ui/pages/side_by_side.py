@@ -3,25 +3,62 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history import config_by_path, json_ready, parent_ref
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.ui.charts import Chart, curves
-from holdfast.registry.ui.pages.runs import RunRow, marked_row, row_of
-from holdfast.registry.ui.pages.values import MOST_CHARTS, Saved, curves_of, metric_names, saved_of
-from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, trouble_of
+from holdfast.registry.ui.charts import (
+    MOST_POINTS,
+    Chart,
+    Curve,
+    Point,
+    curves,
+    fields_chart,
+    table,
+)
+from holdfast.registry.ui.pages.fields import (
+    Choices,
+    band_of,
+    choices_of,
+    differing,
+    space_of,
+    text_of,
+)
+from holdfast.registry.ui.pages.runs import (
+    RunRow,
+    check_columns,
+    columns_of,
+    list_runs,
+    marked_row,
+    read_fields,
+    row_of,
+)
+from holdfast.registry.ui.pages.view import (
+    MOST_CHARTS,
+    Asked,
+    Saved,
+    Shown,
+    Trouble,
+    View,
+    curves_of,
+    metric_names,
+    saved_of,
+    trouble_of,
+)
 from holdfast.registry.ui.source import Chronicle, Source
 from holdfast.registry.upkeep import Damage
 from holdfast.registry.values import number
 
 #: Maximum number of runs to compare.
-MOST_RUNS = 20
+MOST_RUNS = 100
+#: Up to so many runs each is a column of a table of values.
+_MOST_VALUES = 10
 #: Stands for a value that a run does not have.
 ABSENT = object()
 
@@ -40,6 +77,10 @@ class SideBySide:
     """Runs side by side."""
 
     rows: tuple[RunRow, ...]  # the runs, in the order in which they were chosen
+    columns: tuple[str, ...]  # fields that have a column
+    choices: Choices  # fields that the runs can be grouped by
+    space: Mapping[str, Any]  # the runs by their fields, for charts
+    fields: tuple[Chart, ...]  # charts of fields; none if the configurations do not differ
     #: A chart for each metric of which a run has several values, with a curve for each run; at most
     #: `MOST_CHARTS`.
     charts: tuple[Chart, ...]
@@ -60,12 +101,20 @@ class SideBySide:
 
 
 def compare_runs(
-    source: Source, names: Sequence[str], *, metric: str = "", within_s: float | None = None
+    source: Source,
+    names: Sequence[str],
+    *,
+    metric: str = "",
+    columns: Sequence[str] | None = None,
+    group: str = "",
+    within_s: float | None = None,
 ) -> SideBySide:
     """Return some runs side by side: the requests of opening them.
 
     And one for each slot of the log of a run that evicted checkpoints, once: it has their metrics.
+    With `group` the charts have the mean of the runs with each value of this field.
     """
+    check_columns(columns or ())
     if len(names) > MOST_RUNS:
         raise InvalidInput(
             "too many runs for one page", expected=f"at most {MOST_RUNS}", found=len(names)
@@ -88,19 +137,34 @@ def compare_runs(
         for name, count in Counter(name for one in ones for name in one.metrics).items()
         if count > 1
     }
+    fields = read_fields(source.registry.handle.store, opened, ("min.",))
+    rows = tuple(
+        replace(marked_row(row_of(run), damage), fields=fields[run.run_id]) for run in runs
+    )
+    metrics = {row.metric for row in rows if row.metric}
+    axes, space = space_of(
+        [(row.name, {**row.fields, "best": row.best}) for row in rows],
+        metrics.pop() if len(metrics) == 1 else "",
+    )
+    shown = rows if len(rows) <= _MOST_VALUES else ()
+    groups = {name: text_of(one.get(group)) for name, one in fields.items()} if group else {}
     return SideBySide(
-        rows=tuple(marked_row(row_of(run), damage) for run in runs),
-        charts=tuple(_charts(runs, saved, metric, curved)),
+        rows=rows,
+        columns=differing([one.fields for one in rows]) if columns is None else tuple(columns),
+        choices=choices_of(row.fields for row in rows),
+        space=space,
+        fields=tuple(_fields_charts(axes, space)) if len(rows) > 1 and axes else (),
+        charts=tuple(_charts(runs, saved, metric, curved, groups)),
         metrics=len(curved),
         single=tuple(
             row
             for row in _value_rows([_values(saved.get(run.run_id, ())) for run in runs])
-            if row.name not in curved
+            if row.name not in curved and shown
         ),
-        settings=tuple(_value_rows([_settings(run) for run in runs])),
-        config=tuple(row for row in config if any(row.differs)),
+        settings=tuple(_value_rows([_settings(run) for run in runs])) if shown else (),
+        config=tuple(row for row in config if any(row.differs)) if shown else (),
         same_config=sum(not any(row.differs) for row in config),
-        environment=tuple(row for row in environment if any(row.differs)),
+        environment=tuple(row for row in environment if any(row.differs)) if shown else (),
         same_environment=sum(not any(row.differs) for row in environment),
         pending=sum(one.pending > 0 for one in chronicles.values()),
         troubles=tuple(dict.fromkeys(troubles)),
@@ -126,6 +190,7 @@ def _charts(
     saved: Mapping[str, tuple[Saved, ...]],
     wanted: str,
     curved: Container[str],
+    groups: Mapping[str, str],
 ) -> Iterator[Chart]:
     first = [need for run in runs for monitor in run.monitors for need in monitor.needs]
     every = [one for found in saved.values() for one in found]
@@ -134,7 +199,28 @@ def _charts(
         found = [
             curve for name, ones in saved.items() for curve in curves_of(ones, metric, prefix=name)
         ]
-        yield curves(metric, found, overlays=True)
+        yield curves(metric, list(_means(found, groups)) if groups else found)
+
+
+def _means(found: Iterable[Curve], groups: Mapping[str, str]) -> Iterator[Curve]:
+    """Yield the mean of the curves of each group, with a band of one standard deviation."""
+    own = (
+        (groups[one.group], {point.step: point.value for point in one.points})
+        for one in found
+        if not one.is_faint
+    )
+    for group, count, every in band_of(own):
+        points = every[:: math.ceil(len(every) / MOST_POINTS) or 1]
+        name = f"{group or 'absent'} ({count})"
+        band = tuple((mean - spread, mean + spread) for _, mean, spread in points)
+        yield Curve(name, tuple(Point(step, None, mean) for step, mean, _ in points), band=band)
+
+
+def _fields_charts(axes: Sequence[str], space: Mapping[str, Any]) -> Iterator[Chart]:
+    rows = [(one["name"], *(one["values"][name] for name in axes)) for one in space["runs"]]
+    shown = table(("run", *(one["label"] for one in space["fields"])), rows)
+    yield fields_chart("parallel", "Each run as a line through its values", shown)
+    yield fields_chart("scatter", "Each run as a point", shown)
 
 
 def _values(saved: Iterable[Saved]) -> dict[str, str]:
@@ -155,7 +241,7 @@ def _text(value: object) -> str:
 
 
 def _config(run: RunManifest) -> Mapping[str, Any]:
-    return {} if run.created is None else config_by_path(run.created.config)
+    return {} if run.created is None else config_by_path(run.config)
 
 
 def _environment(run: RunManifest) -> Mapping[str, Any]:
@@ -177,8 +263,19 @@ def _settings(run: RunManifest) -> Mapping[str, Any]:
 
 
 def _ask(source: Source, asked: Asked) -> Shown:
+    names = asked.texts("run")
+    if asked.text("all"):
+        every = list_runs(
+            source, count=MOST_RUNS + 1, matching=asked.text("q"), where=asked.text("where")
+        )
+        names = tuple(row.name for row in every.rows)
     found = compare_runs(
-        source, asked.texts("run"), metric=asked.text("metric"), within_s=asked.within_s
+        source,
+        names,
+        metric=asked.text("metric"),
+        columns=columns_of(asked),
+        group=asked.text("group"),
+        within_s=asked.within_s,
     )
     return Shown(
         title="Runs side by side",

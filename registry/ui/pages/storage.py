@@ -202,11 +202,7 @@ def byte_axis(most: int) -> dict[str, Any]:
     power = 10 ** math.floor(math.log10(rough)) if rough else 1
     step = unit * next(power * n for n in (1, 2, 5, 10) if power * n >= rough)
     ticks = [int(step * n) for n in range(int(most / step) + 1)] if most else [0]
-    return {
-        "rangemode": "tozero",
-        "tickvals": ticks,
-        "ticktext": [size(tick) for tick in ticks],
-    }
+    return {"rangemode": "tozero", "tickvals": ticks, "ticktext": [size(tick) for tick in ticks]}
 
 
 # Charts of bytes: by use, by run, by time, by size of pack.

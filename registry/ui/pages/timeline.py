@@ -13,7 +13,7 @@ from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.ui.charts import Chart, figure, moment, table
 from holdfast.registry.ui.pages.events import Event, Lane
 from holdfast.registry.ui.pages.runs import monitor_of
-from holdfast.registry.ui.pages.values import Saved
+from holdfast.registry.ui.pages.view import Saved
 from holdfast.registry.ui.source import now_ms
 from holdfast.registry.upkeep import Damage
 
@@ -87,7 +87,7 @@ def timeline(events: Sequence[Event], rows: Sequence[CheckpointRow]) -> Chart:
     lanes = [lane for lane in _LANES if (rows and lane == "checkpoints") or _has(told, lane)]
     traces = [*_checkpoints(rows), *_others(told)]
     layout = {
-        "xaxis": {"type": "date"},
+        "xaxis": {"type": "date", **_range(told, rows)},
         "yaxis": {
             "type": "category",
             "categoryarray": [_LANES[lane] for lane in lanes],
@@ -115,6 +115,20 @@ def timeline(events: Sequence[Event], rows: Sequence[CheckpointRow]) -> Chart:
         height_px=90 + 36 * len(lanes),
         key=key,
     )
+
+
+def _range(events: Iterable[Event], rows: Iterable[CheckpointRow]) -> dict[str, Any]:
+    """Return the time of the run itself as the range, if much later forks would squeeze it."""
+    forks = [one.time_ms for one in events if one.kind == "fork to"]
+    times = [row.saved.time_ms for row in rows]
+    times += [one.time_ms for one in events if one.kind != "fork to"]
+    if not forks or not times:
+        return {}
+    first, last = min(times), max(times)
+    if max(forks) - last < (last - first) / 2:
+        return {}
+    margin = max((last - first) // 30, 1000)
+    return {"range": [first - margin, last + margin]}
 
 
 def _has(events: Iterable[Event], lane: Lane) -> bool:

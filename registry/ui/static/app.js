@@ -62,6 +62,94 @@
       return last;
     });
   };
+  // Plotly takes tags in texts as formatting.
+  const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const unsafe = (text) => text.replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&quot;/g, '"').replace(/&#x27;/g, "'").replace(/&amp;/g, "&");
+
+  // Runs side by side: their fields colour lines, and are the axes of two charts. Which runs are
+  // hidden or pinned, and which axes are drawn, are lists in the URL.
+  const listed = (name) => (stated().get(name) ?? "").split(",").filter(Boolean).map(decodeURIComponent);
+  const space = () => JSON.parse(document.querySelector("script[data-space]")?.textContent || "null");
+  const dark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+  const hue = (index) => (index < 8 ? variable(`--c${index + 1}`) : `hsl(${Math.round(index * 137.5) % 360}, 55%, ${dark() ? 65 : 40}%)`);
+  // From blue through grey to orange, which all eyes tell apart.
+  function ramp(share) {
+    const parts = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+    const [from, to] = share < 0.5 ? ["--high", "--mid-ramp"] : ["--mid-ramp", "--low"];
+    const [one, two] = [parts(variable(from)), parts(variable(to))];
+    const by = share < 0.5 ? 2 * share : 2 * share - 1;
+    return "#" + one.map((part, index) => Math.round(part + by * (two[index] - part)).toString(16).padStart(2, "0")).join("");
+  }
+  const faded = (colour) => (colour.startsWith("#") ? colour + "33" : colour.replace("hsl", "hsla").replace(")", ", 0.2)"));
+  function scale(values) {
+    const present = values.filter((value) => value !== null && value !== undefined);
+    if (present.every((value) => typeof value === "number")) {
+      const [low, high] = [Math.min(...present), Math.max(...present)];
+      const isLog = low > 0 && high / low > 50;
+      const at = isLog ? Math.log : (value) => value;
+      const share = (value) => (high === low ? 0.5 : (at(value) - at(low)) / (at(high) - at(low)));
+      return { isLog, share, ends: [[0, low], [1, high]], isNumber: true };
+    }
+    const texts = [...new Set(present.map(String))].sort();
+    const share = (value) => (texts.length < 2 ? 0.5 : texts.indexOf(String(value)) / (texts.length - 1));
+    return { share, texts, ends: texts.slice(0, 12).map((text) => [share(text), text]) };
+  }
+  function painter(known, by) {
+    const order = known.runs.map((run) => run.name);
+    if (!known.fields.some((field) => field.name === by)) return (name) => hue(order.indexOf(name));
+    const values = new Map(known.runs.map((run) => [run.name, run.values[by]]));
+    const found = scale([...values.values()]);
+    return (name) => {
+      const value = values.get(name);
+      if (value === null || value === undefined) return variable("--faint");
+      return found.isNumber ? ramp(found.share(value)) : hue(found.texts.indexOf(String(value)));
+    };
+  }
+  function drawnRuns(known) {
+    const [hidden, pinned] = [listed("hide"), listed("pin")];
+    const paint = painter(known, stated().get("color") || known.best);
+    return known.runs.filter((run) => !hidden.includes(run.name)).map((run) => ({
+      ...run, isPinned: pinned.includes(run.name), colour: paint(run.name), fades: pinned.length > 0 && !pinned.includes(run.name),
+    }));
+  }
+  const short = (value) => (typeof value === "number" ? String(Number(value.toPrecision(4))) : String(value).slice(0, 14));
+  function parallel(known) {
+    const wanted = stated().has("axes") ? listed("axes") : known.axes;
+    const axes = known.fields.filter((field) => wanted.includes(field.name));
+    const scales = axes.map((field) => scale(known.runs.map((run) => run.values[field.name])));
+    const data = drawnRuns(known).map((run) => {
+      const values = axes.map((field) => run.values[field.name] ?? null);
+      return {
+        type: "scatter", mode: known.runs.length > 12 ? "lines" : "lines+markers", x: axes.map((_, index) => index), name: run.name, meta: run.name, showlegend: false,
+        y: values.map((value, index) => (value === null ? null : scales[index].share(value))), opacity: run.fades ? 0.3 : 1,
+        line: { color: run.colour, width: run.isPinned ? 3.5 : 1.8 }, marker: { size: 5, color: run.colour },
+        text: values.map((value, index) => `${safe(axes[index].label)}: ${safe(value)}`), hovertemplate: "%{text}<extra>%{fullData.name}</extra>",
+      };
+    });
+    const notes = axes.flatMap((field, index) => [
+      { x: index, y: 1.16, text: safe(field.label.length > 18 ? field.label.slice(0, 17) + "…" : field.label), showarrow: false, xanchor: index === 0 ? "left" : index === axes.length - 1 ? "right" : "center", font: { color: variable("--ink") } },
+      ...scales[index].ends.map(([share, text]) => ({ x: index, y: share, text: safe(short(text)), showarrow: false, xanchor: index === axes.length - 1 ? "right" : "left", xshift: index === axes.length - 1 ? -6 : 6, bgcolor: variable("--paper"), opacity: 0.85 })),
+    ]);
+    return { data, layout: {
+      annotations: notes, xaxis: { visible: false, range: [-0.25, axes.length - 0.75], fixedrange: true }, yaxis: { visible: false, range: [-0.06, 1.24], fixedrange: true },
+      shapes: axes.map((_, index) => ({ type: "line", x0: index, x1: index, y0: 0, y1: 1, line: { color: variable("--faint"), width: 1 }, layer: "below" })),
+    } };
+  }
+  function points(known) {
+    const names = known.fields.map((field) => field.name);
+    const chosen = (name, otherwise) => (names.includes(stated().get(name)) ? stated().get(name) : otherwise);
+    const [x, y] = [chosen("sx", known.x), chosen("sy", known.y)];
+    const side = (name) => {
+      const found = scale(known.runs.map((run) => run.values[name]));
+      return { title: { text: safe(known.fields[names.indexOf(name)].label), standoff: 4 }, type: found.isNumber ? (found.isLog ? "log" : "linear") : "category" };
+    };
+    const text = (value) => (typeof value === "string" ? safe(value) : value ?? null);
+    const data = drawnRuns(known).map((run) => ({
+      type: "scatter", mode: "markers", x: [text(run.values[x])], y: [text(run.values[y])], name: run.name, meta: run.name, showlegend: false, opacity: run.fades ? 0.3 : 1,
+      marker: { size: run.isPinned ? 15 : 10, color: run.colour }, hovertemplate: "%{x}<br>%{y}<extra>%{fullData.name}</extra>",
+    }));
+    return { data, layout: { xaxis: side(x), yaxis: side(y), hovermode: "closest" } };
+  }
   const SYMBOLS = { best: "star", gate: "diamond", release: "star-diamond", fork: "triangle-up" };
 
   function curves(payload) {
@@ -70,26 +158,35 @@
     const byTime = asked.get("x") === "time" && hasTimes;
     const by = Math.min(Math.max(Number(asked.get("smooth")) || 0, 0), 0.99);
     const along = (one) => (byTime ? one.times : one.steps);
-    const colours = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"].map(variable);
     const data = [];
+    const [known, hidden] = [space(), listed("hide")];
+    const paint = known && painter(known, asked.get("color"));
     const groups = [...new Set(payload.curves.filter((curve) => !curve.faint).map((curve) => curve.group))];
+    const pinned = listed("pin").filter((run) => groups.includes(run));
     const told = new Set();
-    // Over several curves one box has all values, with the step or time as its heading.
-    const isUnified = payload.curves.length > 1;
+    // Over a few curves one box has all values, with the step or time as its heading.
+    const isNamed = payload.curves.length > 1 && groups.length <= 12;
+    const isUnified = isNamed && groups.length <= 6;
+    const where = byTime ? "%{x}" : "%{x:,d}";
     payload.curves.forEach((curve) => {
+      if (hidden.includes(curve.group)) return;
       const index = groups.indexOf(curve.group);
-      const colour = curve.faint ? variable("--faint") : colours[index % colours.length];
+      const isRun = known?.runs.some((run) => run.name === curve.group);
+      const colour = curve.faint ? variable("--faint") : isRun ? paint(curve.group) : hue(index);
       const key = curve.faint ? curve.name : curve.group;
-      const few = curve.values.length <= 40;
+      const few = curve.values.length <= 40 && groups.length <= 12;
       const line = {
         type: "scatter", x: along(curve), y: curve.values, name: told.has(key) || curve.faint ? curve.name : curve.group,
-        legendgroup: key, showlegend: isUnified && !told.has(key),
-        // Equal curves of several runs are seen beneath one another.
-        mode: few ? "lines+markers" : "lines", line: { color: colour, width: 1.8 + (payload.overlays ? Math.max(0, Math.min(groups.length, 4) - 1 - index) : 0), dash: curve.faint ? "dot" : "solid" },
-        marker: { size: 5, color: colour },
-        text: curve.values.map(() => curve.name), hovertemplate: (isUnified ? "" : "%{x}: ") + "%{y:.6g}<extra>%{text}</extra>",
+        legendgroup: key, showlegend: isNamed && !told.has(key), meta: curve.group,
+        mode: few ? "lines+markers" : "lines", line: { color: colour, width: pinned.includes(curve.group) ? 3.5 : 1.8, dash: curve.faint ? "dot" : "solid" },
+        marker: { size: 5, color: colour }, opacity: pinned.length && !pinned.includes(curve.group) ? 0.3 : 1,
+        text: curve.values.map(() => curve.name), hovertemplate: (isUnified ? "" : where + ": ") + "%{y:.6g}<extra>%{text}</extra>",
       };
       told.add(key);
+      if (curve.band) {
+        const edge = { type: "scatter", mode: "lines", x: line.x, meta: curve.group, legendgroup: key, line: { width: 0, color: colour }, hoverinfo: "skip", showlegend: false };
+        data.push({ ...edge, y: curve.band.map((ends) => ends[0]) }, { ...edge, y: curve.band.map((ends) => ends[1]), fill: "tonexty", fillcolor: faded(colour) });
+      }
       if (by > 0 && !curve.faint) {
         data.push({ ...line, opacity: 0.3, showlegend: false, hoverinfo: "skip", hovertemplate: undefined });
         data.push({ ...line, mode: "lines", y: smoothed(curve.values, by) });
@@ -104,12 +201,26 @@
       });
     }
     const layout = {
-      xaxis: byTime ? { type: "date" } : { title: { text: payload.counter, standoff: 4 }, rangemode: "normal" },
-      yaxis: { type: asked.get("log") === "1" ? "log" : "linear" },
-      showlegend: isUnified || payload.marks.length > 0,
+      xaxis: byTime ? { type: "date" } : { title: { text: payload.counter, standoff: 4 }, rangemode: "normal", hoverformat: ",d" },
+      yaxis: { type: asked.get("log") === "1" ? "log" : "linear", fixedrange: true },
+      showlegend: isNamed || payload.marks.length > 0,
       hovermode: isUnified ? "x unified" : "closest",
     };
+    zoom(data, layout, byTime);
     return { data, layout };
+  }
+  // All curves of a page share one stretch of steps or time; each shows the values within it whole.
+  function zoom(data, layout, byTime) {
+    const range = listed("zoom").map((end) => (byTime ? end : Number(end)));
+    for (const button of document.querySelectorAll("[data-reset]")) button.hidden = range.length !== 2;
+    if (range.length !== 2 || range.some((end) => !byTime && !Number.isFinite(end))) return;
+    const [first, last] = byTime ? range.map((end) => Date.parse(end.replace(" ", "T") + "Z")) : range;
+    const values = data.flatMap((one) => one.y.filter((value, index) => value !== null && one.x[index] >= first && one.x[index] <= last));
+    layout.xaxis.range = range;
+    if (!values.length) return;
+    const at = layout.yaxis.type === "log" ? Math.log10 : (value) => value;
+    const [low, high] = [at(Math.min(...values)), at(Math.max(...values))];
+    if (Number.isFinite(low)) layout.yaxis.range = [low - 0.06 * (high - low || 1), high + 0.06 * (high - low || 1)];
   }
 
   // The library is large: only a page with charts loads it, and a written page has it in itself.
@@ -127,15 +238,111 @@
   async function draw(plot) {
     await library();
     const payload = JSON.parse(document.getElementById(plot.dataset.chart).textContent);
-    const figure = payload.kind === "curves" ? curves(payload) : { data: themed(payload.data), layout: themed(payload.layout) };
+    const kinds = { curves, parallel: () => parallel(space()), scatter: () => points(space()) };
+    const figure = kinds[payload.kind]?.(payload) ?? { data: themed(payload.data), layout: themed(payload.layout) };
     const named = figure.layout.showlegend ? figure.data.filter((one) => one.showlegend !== false).length : 0;
-    const height = Number(plot.dataset.height) + 20 * Math.ceil(named / (narrow() ? 2 : 4));
+    const isFull = document.fullscreenElement?.contains(plot);
+    const height = isFull ? innerHeight - 110 : Number(plot.dataset.height) + 20 * Math.ceil(named / (narrow() ? 2 : 4));
     plot.style.height = height + "px";
     if (window.Plotly) {  // without it the tables beneath the charts remain
       plot.dataset.drawn = "1";
-      Plotly.react(plot, figure.data, layoutOf(figure.layout, height), { displayModeBar: false, responsive: true, scrollZoom: false });
+      await Plotly.react(plot, figure.data, layoutOf(figure.layout, height), { displayModeBar: false, responsive: true, scrollZoom: false });
+      if (!plot.dataset.kind) listen(plot);
+      plot.dataset.kind = payload.kind;
     }
   }
+
+  // The run under the pointer lights up in every chart and in the table; its curves show the value
+  // at the same step.
+  function light(run) {
+    for (const plot of document.querySelectorAll(".plot[data-drawn]")) {
+      plot.classList.toggle("dim", run !== null);
+      for (const trace of plot.querySelectorAll(".scatterlayer .trace")) {
+        trace.classList.toggle("hot", run !== null && trace.__data__?.[0]?.trace?.meta === run);
+      }
+    }
+    for (const row of document.querySelectorAll("tr[data-run]")) row.classList.toggle("hot", row.dataset.run === run);
+  }
+  let isShared = false;
+  function share(plot, point) {
+    isShared = true;
+    for (const other of document.querySelectorAll(".plot[data-kind=curves]")) {
+      const box = other.getBoundingClientRect();
+      if (other === plot || box.bottom < 0 || box.top > innerHeight) continue;
+      const number = other.data.findIndex((one) => one.meta === point.data.meta && one.hoverinfo !== "skip");
+      const along = number < 0 ? [] : other.data[number].x;
+      const at = typeof point.x === "string" ? point.data.x[point.pointNumber] : point.x;
+      let nearest = 0;
+      along.forEach((x, index) => { if (Math.abs(x - at) < Math.abs(along[nearest] - at)) nearest = index; });
+      if (along.length) Plotly.Fx.hover(other, [{ curveNumber: number, pointNumber: nearest }]);
+    }
+    isShared = false;
+  }
+  function listen(plot) {
+    plot.on("plotly_hover", (event) => {
+      const point = event.points[0];
+      if (isShared || !point?.data.meta) return;
+      if (space()) light(point.data.meta);
+      if (plot.dataset.kind === "curves") share(plot, point);
+    });
+    plot.on("plotly_unhover", () => {
+      if (isShared) return;
+      light(null);
+      isShared = true;
+      for (const other of document.querySelectorAll(".plot[data-kind=curves]")) if (other !== plot) Plotly.Fx.unhover(other);
+      isShared = false;
+    });
+    plot.on("plotly_relayout", (event) => {
+      if (plot.dataset.kind !== "curves") return;
+      if ("xaxis.range[0]" in event) state({ zoom: [event["xaxis.range[0]"], event["xaxis.range[1]"]].map(encodeURIComponent).join(",") });
+      else if (event["xaxis.autorange"]) state({ zoom: null });
+      else return;
+      redraw();
+    });
+  }
+
+  // Each chart as a picture, as a table in a file, and over the whole screen.
+  function save(name, url) {
+    Object.assign(document.createElement("a"), { download: name, href: url }).click();
+  }
+  // A text that a spreadsheet would take for a formula is not one.
+  const quoted = (value) => (typeof value === "number" ? String(value) : `"${String(value ?? "").replace(/^[=+@\t\r-]/, "'$&").replace(/"/g, '""')}"`);
+  function rowsOf(payload, figure) {
+    if (payload.kind === "curves") {
+      const rows = payload.curves.flatMap((curve) => curve.values.map((value, index) => [
+        unsafe(curve.name), curve.steps[index], curve.times[index] === null ? "" : new Date(curve.times[index]).toISOString(), value ?? "nan",
+      ]));
+      return [["curve", unsafe(payload.counter), "time", "value"], ...rows];
+    }
+    if (payload.kind !== "figure") {
+      const known = space();
+      return [["run", ...known.fields.map((field) => field.label)], ...known.runs.map((run) => [run.name, ...known.fields.map((field) => run.values[field.name] ?? "")])];
+    }
+    return [...figure.querySelectorAll("details tr")].map((row) => [...row.cells].map((cell) => cell.textContent.trim()));
+  }
+  function prepareTools(plot) {
+    const figure = plot.closest("figure"), title = figure.querySelector("figcaption").textContent;
+    const name = title.replace(/[^\w.-]+/g, "-").slice(0, 60);
+    const tools = document.createElement("span");
+    tools.className = "tools";
+    const add = (text, about, act) => {
+      const button = Object.assign(document.createElement("button"), { type: "button", textContent: text, ariaLabel: `${about}: ${title}` });
+      button.addEventListener("click", act);
+      tools.append(button);
+    };
+    add("PNG", "Save as a picture", async () => {
+      await draw(plot);
+      const layout = { ...plot.layout, paper_bgcolor: variable("--paper"), title: { text: safe(title), font: { size: 14 } }, margin: { ...plot.layout.margin, t: 60 } };
+      save(name + ".png", await Plotly.toImage({ data: plot.data, layout }, { format: "png", scale: 2, width: plot.clientWidth, height: plot.clientHeight + 40 }));
+    });
+    add("CSV", "Save as a table", () => {
+      const rows = rowsOf(JSON.parse(document.getElementById(plot.dataset.chart).textContent), figure);
+      save(name + ".csv", URL.createObjectURL(new Blob([rows.map((row) => row.map(quoted).join(",") + "\n").join("")], { type: "text/csv" })));
+    });
+    add("full screen", "Fill the screen", () => (document.fullscreenElement ? document.exitFullscreen() : figure.requestFullscreen()));
+    plot.before(tools);
+  }
+  document.addEventListener("fullscreenchange", () => redraw());
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       if (entry.isIntersecting) {
@@ -147,12 +354,22 @@
   function prepareCharts(root) {
     for (const plot of root.querySelectorAll(".plot")) {
       plot.style.height = plot.dataset.height + "px";
+      prepareTools(plot);
       seen.observe(plot);
     }
   }
   function redraw() {
     for (const plot of document.querySelectorAll(".plot[data-drawn]")) draw(plot);
+    const known = space();
+    const paint = known && painter(known, stated().get("color"));
+    for (const row of document.querySelectorAll("tr[data-run]")) {
+      if (paint) row.querySelector(".swatch").style.color = paint(row.dataset.run);
+    }
   }
+  document.addEventListener("mouseover", (event) => {
+    const row = event.target.closest?.("tr[data-run]");
+    if (row || event.target.closest?.("table")) light(row ? row.dataset.run : null);
+  });
 
   // Controls of curves.
   function prepareControls(root) {
@@ -163,10 +380,20 @@
         if (input.name === "log") input.checked = asked.get("log") === "1";
         if (input.name === "smooth") input.value = asked.get("smooth") || "0";
       }
+      for (const select of form.querySelectorAll("select")) {
+        const known = space();
+        const usual = { sx: known?.x, sy: known?.y };
+        select.value = asked.get(select.name) || usual[select.name] || select.options[0]?.value;
+      }
       form.addEventListener("submit", (event) => event.preventDefault());
+      form.querySelector("[data-reset]")?.addEventListener("click", () => {
+        state({ zoom: null });
+        redraw();
+      });
       form.addEventListener("input", (event) => {
         const input = event.target;
-        if (input.name === "x") state({ x: input.value === "step" ? null : input.value });
+        if (input.tagName === "SELECT") state({ [input.name]: input.value });
+        if (input.name === "x") state({ x: input.value === "step" ? null : input.value, zoom: null });
         if (input.name === "log") state({ log: input.checked ? "1" : null });
         if (input.name === "smooth") state({ smooth: input.value === "0" ? null : input.value });
         redraw();
@@ -190,7 +417,13 @@
     heads.forEach((head) => head.removeAttribute("aria-sort"));
     heads[index].setAttribute("aria-sort", down ? "descending" : "ascending");
     const rows = [...table.tBodies[0].rows];
+    // Values of several metrics are never compared: the metric of most runs comes first.
+    const kind = (row) => row.cells[index]?.dataset.group ?? "";
+    const counts = {};
+    for (const row of rows) counts[kind(row)] = (counts[kind(row)] || 0) + 1;
     rows.sort((one, two) => {
+      const [empty, other] = [valueOf(one, index) === null, valueOf(two, index) === null];
+      if (!empty && !other && kind(one) !== kind(two)) return counts[kind(two)] - counts[kind(one)] || (kind(one) < kind(two) ? -1 : 1);
       const [a, b] = [valueOf(one, index), valueOf(two, index)];
       if (a === null || b === null) return (a === null) - (b === null);
       const order = typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1;
@@ -220,6 +453,7 @@
       if (!isFile && asked.has("filter")) input.value = asked.get("filter");
       filter(input);
     }
+    count();
   }
   function prepareTables(root) {
     for (const head of root.querySelectorAll("table[data-sortable] th[data-sort]")) {
@@ -228,7 +462,7 @@
       button.append(...head.childNodes);
       head.append(button);
       button.addEventListener("click", () => {
-        const first = head.classList.contains("num") ? "descending" : "ascending";
+        const first = head.classList.contains("num") && !("best" in head.dataset) ? "descending" : "ascending";
         const now = head.getAttribute("aria-sort");
         const next = now === null ? first : now === "ascending" ? "descending" : "ascending";
         const name = (next === "descending" ? "-" : "") + head.dataset.sort;
@@ -240,11 +474,64 @@
       input.addEventListener("input", () => {
         if (!isFile) state({ filter: input.value });
         filter(input);
+        count();
       });
-      // Where all rows are loaded there is no button: Enter has nothing more to search.
-      input.form?.addEventListener("submit", (event) => input.form.querySelector("button") || event.preventDefault());
+      // Where all rows are loaded the filter has nothing more to search, and stays a filter when a
+      // condition is applied.
+      input.form?.addEventListener("submit", (event) => {
+        if (input.form.querySelector("[data-searches]")) return;
+        if (document.activeElement === input) event.preventDefault();
+        else if (input.name) input.name = "filter";
+      });
     }
   }
+
+  // Runs are chosen for comparison: one by one, or all rows that the filter shows.
+  function count() {
+    const told = document.getElementById("chosen-count");
+    const boxes = [...document.querySelectorAll("#chosen input[name=run]")];
+    const chosen = boxes.filter((box) => box.checked).length;
+    if (!told) return;
+    told.textContent = chosen ? `${chosen} chosen` : "Choose at least two runs";
+    document.querySelector("[data-compares]").disabled = chosen < 2;
+    const shown = boxes.filter((box) => !box.closest("tr").hidden);
+    const all = document.querySelector("#chosen [data-all]");
+    const some = shown.filter((box) => box.checked).length;
+    all.checked = some > 0 && some === shown.length;
+    all.indeterminate = some > 0 && some < shown.length;
+  }
+  // Lists in the URL: which runs are hidden or pinned, and which axes are drawn.
+  function prepareLists(root) {
+    for (const box of root.querySelectorAll("[data-list]")) {
+      const name = box.dataset.list;
+      if (stated().has(name) || name !== "axes") box.checked = listed(name).includes(box.value) !== (name === "hide");
+    }
+  }
+  document.addEventListener("change", (event) => {
+    const name = event.target.dataset.list;
+    if (name) {
+      const boxes = [...document.querySelectorAll(`[data-list=${name}]`)].filter((box) => box.checked !== (name === "hide"));
+      state({ [name]: boxes.map((box) => encodeURIComponent(box.value)).join(",") });
+      redraw();
+    }
+    if ("all" in event.target.dataset) {
+      for (const box of document.querySelectorAll("#chosen input[name=run]")) {
+        if (!box.closest("tr").hidden) box.checked = event.target.checked;
+      }
+    }
+    if ("submits" in event.target.dataset) event.target.form.requestSubmit();
+    count();
+  });
+  // A form that changes one thing of a page keeps the others, what the script set included.
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (event.defaultPrevented || form.id === "chosen") return;
+    const own = new Set([...form.elements].map((input) => input.name));
+    for (const [name, value] of stated()) {
+      if (own.has(name) || !value) continue;
+      form.append(Object.assign(document.createElement("input"), { type: "hidden", name, value }));
+    }
+  });
 
   // A link to more of the same keeps what the controls have set.
   document.addEventListener("click", (event) => {
@@ -272,12 +559,14 @@
     const checked = new Set([...old.querySelectorAll("input:checked")].map((input) => input.value));
     const open = new Set([...old.querySelectorAll("details[open][id]")].map((one) => one.id));
     const focus = old.contains(document.activeElement) ? document.activeElement.id : "";
-    for (const input of fresh.querySelectorAll("input[type=checkbox]")) input.checked = checked.has(input.value);
+    for (const input of fresh.querySelectorAll("input[name][type=checkbox]")) input.checked = checked.has(input.value);
     for (const id of open) fresh.querySelector("#" + CSS.escape(id))?.setAttribute("open", "");
     old.replaceWith(fresh);
     sources.set(fresh, source);
     prepareTables(fresh);
     prepareCharts(fresh);
+    prepareLists(fresh);
+    redraw();
     if (focus) document.getElementById(focus)?.focus();
   }
   const sources = new WeakMap();
@@ -321,6 +610,8 @@
   prepareTables(document);
   prepareControls(document);
   prepareCharts(document);
+  prepareLists(document);
+  redraw();
   arrange();
   if (!isFile) follow();
   addEventListener("beforeprint", () => document.querySelectorAll(".plot").forEach(draw));

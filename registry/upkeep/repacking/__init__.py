@@ -1,8 +1,9 @@
 """Rewrite packs: drop bytes that nobody needs, put small packs together, encode chunks again.
 
-- `survey`: what the runs need, chunk by chunk; `repack_plan`: which packs are rewritten.
+- `survey`: what the runs need, chunk by chunk; `repack_plan`: which packs are rewritten, and what
+  the new ones hold.
 - `recoding`: the encoding of each chunk, and the element sizes that it needs.
-- `targets`, `packs`, `chunks`: the new packs, and the chunks in them, read and verified.
+- `packs`, `chunks`: the new packs, and the chunks in them, read and verified.
 - `runs`: the new placement of each state, committed to its runs.
 - `execution`: `repack`, which does all of this in order.
 

@@ -24,11 +24,7 @@ from holdfast.registry.objects import ObjectKey
 from holdfast.registry.objects.codecs import COMPRESSIONS, Compression, check_compression
 from holdfast.registry.store import Progress, Store, Workers
 from holdfast.registry.upkeep.repacking.packs import Packs
-from holdfast.registry.upkeep.repacking.repack_plan import (
-    RepackPlan,
-    RewrittenPack,
-    plan_repack,
-)
+from holdfast.registry.upkeep.repacking.repack_plan import RepackPlan, RewrittenPack, plan_repack
 from holdfast.registry.upkeep.repacking.runs import PLANS, RunRepack
 from holdfast.registry.upkeep.repacking.survey import Chunk, chunk_of
 from holdfast.registry.writing import Committer, check_keyframe_every

@@ -23,8 +23,8 @@ from holdfast.registry.store import (
     missing,
     verify_chunk,
 )
-from holdfast.registry.upkeep.repacking.targets import Target
-from holdfast.registry.writing import NewPack, Writer, put_pack
+from holdfast.registry.upkeep.repacking.repack_plan import Target
+from holdfast.registry.writing import NewPack, ObjectWriter, put_pack
 
 #: Chunks of one pack are read together up to this many bytes ...
 _READ_BYTES = 16 * 2**20
@@ -59,22 +59,17 @@ class PackBuild:
 
 
 class Packs:
-    """The new packs of a repack: chooses their keys, and lets workers make them.
-
-    Attributes:
-        made: The packs that were put, by key.
-        bytes_moved: Bytes of the chunks in them.
-    """
+    """The new packs of a repack: chooses their keys, and lets workers make them."""
 
     def __init__(self, store: Store, workers: Workers, progress: Progress | None) -> None:
         self._here = Workers(None, store)
         self._workers = workers
         self._progress = progress
         self._sound: set[ObjectKey] = set()
-        self.made: dict[ObjectKey, MadePack] = {}
-        self.bytes_moved = 0
+        self.made: dict[ObjectKey, MadePack] = {}  # the packs that were put, by key
+        self.bytes_moved = 0  # bytes of the chunks in them
 
-    def provide(self, writer: Writer, targets: Sequence[Target]) -> list[PackRef]:
+    def provide(self, writer: ObjectWriter, targets: Sequence[Target]) -> list[PackRef]:
         """Make sure that whole packs are on the store under keys that a run may name."""
 
         def usable(_: Store, target: Target) -> ObjectKey | None:
@@ -98,7 +93,7 @@ class Packs:
         ]
 
         def take(build: PackBuild, done: Outcome[bool]) -> None:
-            writer.note(build.new, is_ours=done.result())
+            writer.note_pack(build.new, is_ours=done.result())
             self._count(build.new.key, build.target)
 
         self._workers.each(build_pack, builds, take, size_of=lambda build: build.held_bytes)

@@ -27,7 +27,7 @@ from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import MAX_DEPTH, Manifest, ObjectKey, PackEntry, Placement
 from holdfast.registry.objects.codecs import RAW
 from holdfast.registry.pytree import ArrayLeaf
-from holdfast.registry.store import Store, read_lists
+from holdfast.registry.store import Store, in_batches, read_lists
 from holdfast.registry.upkeep.repacking.chunks import (
     ChunkEncoder,
     RawChunks,
@@ -35,7 +35,6 @@ from holdfast.registry.upkeep.repacking.chunks import (
     encode_chunk,
 )
 from holdfast.registry.upkeep.repacking.survey import Chunk, Survey, chunk_of
-from holdfast.registry.upkeep.window import in_batches
 from holdfast.registry.values import Digest
 from holdfast.registry.writing import DELTA_WORTH, Encoding
 

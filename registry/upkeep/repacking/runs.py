@@ -27,19 +27,11 @@ from holdfast.registry.objects import (
     Rows,
 )
 from holdfast.registry.objects.codecs import codec_number
-from holdfast.registry.store import Store
+from holdfast.registry.store import Store, in_batches
 from holdfast.registry.upkeep.repacking.packs import Packs
-from holdfast.registry.upkeep.repacking.repack_plan import RepackPlan
-from holdfast.registry.upkeep.repacking.targets import Target
-from holdfast.registry.upkeep.window import in_batches
+from holdfast.registry.upkeep.repacking.repack_plan import RepackPlan, Target
 from holdfast.registry.values import Digest, Digests
-from holdfast.registry.writing import (
-    Change,
-    ChosenKeys,
-    StateWriter,
-    Writer,
-    placed_keys,
-)
+from holdfast.registry.writing import Change, ChosenKeys, ObjectWriter, StateWriter, placed_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +43,7 @@ class _NewLocation:
 
 
 class NewPlacement:
-    """The placement of one state after the repack.
-
-    Attributes:
-        targets: The packs of the plan that it needs.
-    """
+    """The placement of one state after the repack."""
 
     def __init__(
         self, before: Placement, plan: RepackPlan, table_of: Callable[[PackRef], PackTable]
@@ -79,6 +67,7 @@ class NewPlacement:
             digest: location for digest, location in found.items() if location is not None
         }
         used = [location.pack for location in self._order.values()]
+        #: The packs of the plan that it needs.
         self.targets = {id(one): one for one in used if isinstance(one, Target)}
 
     def placement(self, packs: Mapping[int, PackRef]) -> Placement:
@@ -183,14 +172,7 @@ class _Move:
 
 
 class RunRepack(Change):
-    """The new places of one run, committed a slot at a time.
-
-    Attributes:
-        writer: Puts the objects of the new places.
-        relocated: Number of states that this repack has moved.
-        lost: States of the plan that somebody else moved first.
-        named: New and rewritten packs that the run needs in the end.
-    """
+    """The new places of one run, committed a slot at a time."""
 
     noun = "repack"
     given_up = "The places written until now are sound"
@@ -208,15 +190,15 @@ class RunRepack(Change):
         self._store = store
         self._plan = plan
         self._log = RunLog(store, run_id)
-        self.writer = StateWriter(store, self._log)
+        self.writer = StateWriter(store, self._log)  # puts the objects of the new places
         self._moves: list[_Move] = []
         self._moved: list[_Move] = []
         self._touched = dict(places)
         self._pending = {place for place, rewritten in places.items() if rewritten}
         self._left = left
-        self.relocated = 0
-        self.lost: set[Digest] = set()
-        self.named: set[ObjectKey] = set()
+        self.relocated = 0  # number of states that this repack has moved
+        self.lost: set[Digest] = set()  # states of the plan that somebody else moved first
+        self.named: set[ObjectKey] = set()  # new and rewritten packs that the run needs in the end
 
     def carry_out(self, commit: Callable[[Change], RunManifest]) -> None:
         """Move states out of rewritten packs, until none is left or others are faster."""
@@ -241,7 +223,7 @@ class RunRepack(Change):
     def write(self) -> ChosenKeys:
         """Put the objects of the run's next places on the store."""
         writer = self.writer.objects
-        _ = writer.epoch  # observed before any key is chosen
+        writer.observe()  # before any key is chosen
         places = self._waiting(self._log.run)[:_PLACES_PER_SLOT]
         placements = list(in_batches(self._store.pools.small, self._read, places))
         planned = [NewPlacement(one, self._plan, self._store.table) for one in placements]
@@ -300,7 +282,7 @@ class RunRepack(Change):
     def _read(self, place: Place) -> Placement:
         return self._store.placement(place.placement_key)
 
-    def _provide(self, writer: Writer, planned: Iterable[NewPlacement]) -> dict[int, PackRef]:
+    def _provide(self, writer: ObjectWriter, planned: Iterable[NewPlacement]) -> dict[int, PackRef]:
         """Make sure that the targets of new placements are on the store; return them by `id`."""
         targets: dict[int, Target] = {}
         for new in planned:
@@ -309,7 +291,7 @@ class RunRepack(Change):
         packs = self._packs.provide(writer, list(targets.values()))
         return dict(zip(targets, packs, strict=True))
 
-    def _put(self, writer: Writer, move: tuple[Place, Placement, Placement]) -> _Move:
+    def _put(self, writer: ObjectWriter, move: tuple[Place, Placement, Placement]) -> _Move:
         place, before, after = move
         key = writer.put_small("placements", after.digest, after.encode(), Placement)
         self._store.remember(key, after)

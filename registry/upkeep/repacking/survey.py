@@ -3,22 +3,68 @@
 A repack plans from this survey, and `holdfast.registry.upkeep.usage` counts by it. It reads
 logs, placements and the tables of packs, but neither manifests nor chunks: a placement says where a
 chunk is stored, and the table of its pack how.
+
+`Survey` keeps all of it. `Tally` keeps no chunk: a row says from which holder to which one a chunk
+is needed without a gap, in `holdfast.registry.upkeep.sorted_rows`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from holdfast.registry.errors import Malformed, RegistryError, StoreUnavailable
+import numpy as np
+
+from holdfast.registry.errors import (
+    Archived,
+    Malformed,
+    RegistryError,
+    StoreUnavailable,
+)
 from holdfast.registry.history import Epochs, RunLog, list_runs
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import ObjectKey, PackEntry, PackRef, PackTable, Placement
-from holdfast.registry.store import Outcome, Store, Workers
-from holdfast.registry.upkeep.window import in_batches
+from holdfast.registry.store import Outcome, Store, Workers, in_batches, missing
+from holdfast.registry.upkeep.sorted_rows import (
+    LISTED,
+    Rows,
+    SortedRows,
+    grouped,
+    keys_of,
+    object_rows,
+    starts,
+)
 from holdfast.registry.values import Digest
+
+#: Bits of an offset in a pack; those above it number the packs of one run, up to a bound.
+_OFFSET_BITS = 40
+_PACKS = 2**16
+#: Where a chunk is, and from which holder to which one it is needed.
+_LIFE = np.dtype(
+    [
+        ("key", "u8", 4),  # the pack's digest
+        ("generation", "u8"),
+        ("pack_bytes", "u8"),
+        ("offset", "u8"),
+        ("size", "u8"),
+        ("first", "u4"),
+        ("last", "u4"),
+    ]
+)
+#: The same by what it is: a chunk in an encoding, or an object.
+_NEED = np.dtype(
+    [("key", "u8", 2), ("kind", "u1"), ("size", "u8"), ("first", "u4"), ("last", "u4")]
+)
+_DIGEST, _KEY = struct.Struct(">QQQQ"), struct.Struct(">QQ")
+_CHUNK, _ARCHIVED, _FILE = range(3)
+#: What rows of objects say: a holder needs this manifest or placement; this pack is needed.
+_IS_FILE, _IS_PACK = 2, 4
 
 
 class Chunk(NamedTuple):
@@ -30,17 +76,7 @@ class Chunk(NamedTuple):
 
 
 class Survey:
-    """The packs and chunks that runs need.
-
-    Attributes:
-        packs: Every pack that is needed, in the order in which runs and their states name them.
-        packs_of: The packs that each state of each run names.
-        first_run: The run that names a pack first.
-        ranks: By pack and offset, the order in which chunks were first named: 0, 1, 2, ...
-        own: By pack and offset, how many states name a chunk as theirs, not as the base of a delta.
-        tables: The tables of the packs, by offset.
-        condemned: Packs that a sweep condemned and spared: no other run may name them.
-    """
+    """The packs and chunks that runs need."""
 
     def __init__(
         self,
@@ -51,12 +87,20 @@ class Survey:
         self._store = store
         self._workers = workers or Workers(None, store)
         self._failed = {} if failed is None else failed
+        #: Every pack that is needed, in the order in which runs and their states name them.
         self.packs: dict[ObjectKey, PackRef] = {}
+        #: The packs that each state of each run names.
         self.packs_of: dict[str, dict[Place, frozenset[ObjectKey]]] = {}
-        self.first_run: dict[ObjectKey, str] = {}
+        self.first_run: dict[ObjectKey, str] = {}  # the run that names a pack first
+        #: By pack and offset, the order in which chunks were first named: 0, 1, 2, ...
         self.ranks: dict[ObjectKey, dict[int, int]] = {}
+        #: By pack and offset, how many states name a chunk as theirs, not as the base of a delta.
         self.own: dict[ObjectKey, dict[int, int]] = {}
+        #: The tables of the packs, by offset.
         self.tables: dict[ObjectKey, dict[int, PackEntry]] = {}
+        #: The errors of packs in an archive, whose tables cannot be read.
+        self.archived: dict[ObjectKey, Archived] = {}
+        #: Packs that a sweep condemned and spared: no other run may name them.
         self.condemned: set[ObjectKey] = set()
         self._named = 0
         self._starts: list[tuple[int, str]] = []
@@ -117,12 +161,247 @@ class Survey:
                     where=pack.key,
                     hint="Run `holdfast verify --deep`; nothing was changed.",
                 )
+        except Archived as error:
+            self.archived[pack.key] = error
+            return
         except RegistryError as error:
             for run_id, packs_of in self.packs_of.items():
                 if any(pack.key in named for named in packs_of.values()):
                     self._failed[run_id] = error
             raise
         self.tables[pack.key] = table
+
+
+@dataclass(slots=True)
+class Holder:
+    """A checkpoint, or another part of a run that holds states."""
+
+    run: int  # number of its run
+    ref: str  # its name
+    id: Digest | None  # id of the checkpoint; `None` where it is something else
+    places: dict[Place, None] = field(default_factory=dict)  # the places of its states
+    is_pinned: bool = False  # whether it is a checkpoint that a gate or tag keeps
+
+
+@contextmanager
+def blamed(run: str, failed: dict[str, RegistryError]) -> Iterator[None]:
+    """Note the run that makes the block raise."""
+    try:
+        yield
+    except RegistryError as error:
+        failed[run] = error
+        raise
+
+
+class _Lives:
+    """The chunks of the newest holder, each with the holder from which on all have needed it."""
+
+    def __init__(self, out: SortedRows) -> None:
+        self._out = out
+        self._packs: dict[PackRef, int] = {}
+        self._taken = list[tuple[Rows, Rows]]()
+        self._run = self._holder = -1
+        self._codes, self._sizes, self._first = (np.empty(0, "u8") for _ in range(3))
+
+    def take(self, run: int, holder: int, placement: Placement) -> None:
+        """Take the chunks of a holder, or further ones; holders come in their order."""
+        if holder != self._holder:
+            self.step(run, holder)
+        known = (self._packs.setdefault(pack, len(self._packs)) for pack in placement.packs)
+        numbers = np.fromiter(known, "u8") << np.uint64(_OFFSET_BITS)
+        pack, offset, stored = (np.asarray(column) for column in placement.rows.stored_at)
+        if len(offset) and int(offset.max()) >> _OFFSET_BITS:
+            raise Malformed("a chunk far behind the end of any pack", found=int(offset.max()))
+        self._taken.append((numbers[pack] | offset, stored.astype("u8")))
+
+    def step(self, run: int = -1, holder: int = -1) -> None:
+        """Fold in what the newest holder needs, and go on to another one, or to the end."""
+        none = np.empty(0, "u8")
+        codes, index = np.unique(
+            np.concatenate([none, *(codes for codes, _ in self._taken)]), return_index=True
+        )
+        sizes = np.concatenate([none, *(sizes for _, sizes in self._taken)])[index]
+        first = np.full(len(codes), max(self._holder, 0), "u8")
+        at = np.searchsorted(self._codes, codes)
+        at[at == len(self._codes)] = 0
+        stays = self._codes[at] == codes if len(self._codes) else np.zeros(len(codes), bool)
+        sizes[stays], first[stays] = self._sizes[at[stays]], self._first[at[stays]]
+        gone = np.ones(len(self._codes), bool)
+        gone[at[stays]] = False
+        self._end(gone, self._holder - 1)
+        self._codes, self._sizes, self._first, self._taken = codes, sizes, first, []
+        if run != self._run or len(self._packs) > _PACKS:
+            self._end(np.ones(len(codes), bool), self._holder)
+            self._packs.clear()
+            self._codes, self._sizes, self._first = none, none, none
+        self._run, self._holder = run, holder
+
+    def _end(self, which: Rows, last: int) -> None:
+        """Write the rows of chunks that the next holder does not need."""
+        if not which.any():
+            return
+        codes, refs = self._codes[which], list(self._packs)
+        numbers, index = np.unique(codes >> np.uint64(_OFFSET_BITS), return_inverse=True)
+        packs = np.zeros(len(numbers), _LIFE)
+        named = [refs[number] for number in numbers.tolist()]
+        packs["key"] = [_DIGEST.unpack(pack.key.digest) for pack in named]
+        packs["generation"] = [pack.key.generation for pack in named]
+        packs["pack_bytes"] = [pack.size_bytes for pack in named]
+        rows = packs[index]
+        rows["offset"] = codes & np.uint64(2**_OFFSET_BITS - 1)
+        rows["size"], rows["first"], rows["last"] = self._sizes[which], self._first[which], last
+        self._out.add(rows)
+
+
+class Tally:
+    """Which holders and runs need each chunk and object: exactly one, or several."""
+
+    def __init__(
+        self, runs: Sequence[str], holders: Sequence[Holder], failed: dict[str, RegistryError]
+    ) -> None:
+        self.runs, self.holders, self._failed = runs, holders, failed
+        self._run_of = np.array([holder.run for holder in holders], "i8")
+        self._lives, self._needs = SortedRows(_LIFE, "first"), SortedRows(_NEED, "first")
+        #: Bytes by holder: what it needs, and of that what it alone needs; the same by run.
+        self.needed, self.own = np.zeros(len(holders) + 1, "i8"), np.zeros(len(holders), "i8")
+        self.run_needed, self.run_own = np.zeros(len(runs), "i8"), np.zeros(len(runs), "i8")
+        self.shared = 0  # bytes that several holders need
+        self.by_kind = [0, 0, 0]  # bytes of chunks, of those in archived packs, and of files
+        self.packs = self.tables = 0  # bytes of needed packs, and of the chunks in their tables
+
+    def read(self, workers: Workers) -> None:
+        """Read the placements of all holders."""
+        lives = _Lives(self._lives)
+
+        def take(need: tuple[int, Place], done: Outcome[Placement]) -> None:
+            run = self.holders[need[0]].run
+            with blamed(self.runs[run], self._failed):
+                lives.take(run, need[0], done.result())
+
+        needs = (
+            (number, place) for number, holder in enumerate(self.holders) for place in holder.places
+        )
+        workers.each(read_placement, needs, take, pool="small")
+        lives.step()
+
+    def need_files(self, objects: SortedRows) -> None:
+        """Find the listed sizes of needed manifests, placements and packs."""
+        for number, holder in enumerate(self.holders):
+            keys = (k for one in holder.places for k in (one.manifest_key, one.placement_key))
+            objects.add(object_rows((key.record for key in keys), _IS_FILE, number))
+        for part in objects:
+            at = np.flatnonzero(starts(part, "key"))
+            heads, told = grouped(part)
+            listed, packs = told & LISTED > 0, told & _IS_PACK > 0
+            self.packs += int(heads["size"][listed & packs].sum())
+            for head in heads[~listed]:
+                (key,) = keys_of(head[None])
+                number = int(head["size"])
+                if head["what"] != _IS_FILE:
+                    raise missing(key)
+                with blamed(self.runs[self.holders[number].run], self._failed):
+                    raise missing(key)
+            group = np.repeat(np.arange(len(at)), np.diff(at, append=len(part)))
+            named = part["what"] == _IS_FILE
+            holders = part["size"][named]
+            rows = np.zeros(len(holders), _NEED)
+            hashed = [_key_of(key.record) for key in keys_of(part[named])]
+            rows["key"] = np.array(hashed, "u8").reshape(-1, 2)
+            rows["kind"], rows["size"] = _FILE, heads["size"][group[named]]
+            rows["first"] = rows["last"] = holders
+            self._needs.add(rows)
+
+    def resolve(self, workers: Workers, objects: SortedRows) -> None:
+        """Find by the tables of packs which chunk is where, and note the packs."""
+        for rows in self._lives:
+            # Every generation of a pack is one of its own.
+            rows = rows[np.lexsort([rows["offset"], rows["generation"], *rows["key"].T[::-1]])]
+            begins = np.flatnonzero(starts(rows, "key", "generation"))
+            units = {
+                _pack_of(rows[start]): rows[start:end]
+                for start, end in zip(begins, [*begins[1:], len(rows)], strict=True)
+            }
+
+            def take(
+                pack: PackRef,
+                done: Outcome[PackTable],
+                units: Mapping[PackRef, Rows] = units,
+            ) -> None:
+                self._take_table(pack, units[pack], done)
+
+            workers.each(read_table, units, take, pool="small")
+            objects.add(object_rows((pack.key.record for pack in units), _IS_PACK))
+
+    def _take_table(self, pack: PackRef, rows: Rows, done: Outcome[PackTable]) -> None:
+        needs = np.zeros(len(rows), _NEED)
+        for name in ("size", "first", "last"):
+            needs[name] = rows[name]
+        keys: dict[int, tuple[int, ...]] = {}
+        try:
+            table = done.result()
+            for offset in dict.fromkeys(rows["offset"].tolist()):
+                if (entry := table.at(offset)) is None:
+                    raise Malformed(
+                        "a placement and its pack name different chunks at one offset",
+                        where=pack.key,
+                        hint="Run `holdfast verify --deep`; nothing was changed.",
+                    )
+                keys[offset] = _chunk_key(entry)
+            if len(table):
+                self.tables += table[-1].offset + table[-1].stored_bytes
+        except Archived:  # nothing tells which of its chunks other packs have
+            keys = {one: _key_of(f"{pack.key} {one}".encode()) for one in rows["offset"].tolist()}
+            needs["kind"] = _ARCHIVED
+        except RegistryError as error:
+            for number in {int(self._run_of[n]) for n in rows["first"]}:
+                self._failed[self.runs[number]] = error
+            raise
+        needs["key"] = [keys[offset] for offset in rows["offset"].tolist()]
+        self._needs.add(needs)
+
+    def add_up(self) -> None:
+        """Add everything up."""
+        change = np.zeros(len(self.holders) + 1, "i8")
+        for rows in self._needs:
+            things = starts(rows, "key")
+            at = np.flatnonzero(things)
+            group = np.cumsum(things) - 1
+            first, run = rows["first"].astype("i8"), self._run_of[rows["first"]]
+            size = rows["size"][at].astype("i8")[group]  # as its first holder has it
+            # Lives that overlap: the same chunk in two packs, or in two states of a holder.
+            apart = group * (len(self.holders) + 1)
+            last = np.maximum.accumulate(rows["last"] + apart) - apart
+            begins = things.copy()
+            begins[1:] |= first[1:] > last[:-1]
+            ends = np.append(begins[1:], True)
+            np.add.at(change, first[begins], size[begins])
+            np.subtract.at(change, last[ends] + 1, size[ends])
+            in_run = things | (np.diff(run, prepend=-1) != 0)
+            np.add.at(self.run_needed, run[in_run], size[in_run])
+            kind, size, first = rows["kind"][at], size[at], first[at]
+            last = last[np.append(at[1:], len(rows)) - 1]
+            for one in range(len(self.by_kind)):
+                self.by_kind[one] += int(size[kind == one].sum())
+            alone, in_one = first == last, self._run_of[first] == self._run_of[last]
+            self.shared += int(size[~alone].sum())
+            np.add.at(self.own, first[alone], size[alone])
+            np.add.at(self.run_own, self._run_of[first[in_one]], size[in_one])
+        self.needed = np.cumsum(change)
+
+
+def _key_of(name: bytes) -> tuple[int, ...]:
+    """Return the key of a row: 16 bytes of a digest."""
+    return _KEY.unpack_from(hashlib.sha256(name).digest())
+
+
+def _chunk_key(entry: PackEntry) -> tuple[int, ...]:
+    """Return the key of a chunk in one encoding, in whichever pack."""
+    return _key_of(b"".join([entry.digest, entry.codec.encode(), b" ", entry.base or b""]))
+
+
+def _pack_of(row: np.void) -> PackRef:
+    key = ObjectKey("packs", Digest(row["key"].astype(">u8").tobytes()), int(row["generation"]))
+    return PackRef(key, int(row["pack_bytes"]))
 
 
 def read_placement(store: Store, wanted: tuple[object, Place]) -> Placement:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.support.source import ROOT, tree
+
+pytestmark = pytest.mark.xdist_group("source")
 SOURCES = sorted(
     {
         path.relative_to(ROOT)
@@ -22,8 +24,8 @@ BUILTINS = {"eval", "exec", "__import__"}
 LOADERS = {("torch", "load"), ("np", "load"), ("numpy", "load"), ("pd", "read_pickle")}
 
 
-def violations(source: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
+def violations(source: ast.Module) -> Iterator[str]:
+    for node in ast.walk(source):
         match node:
             case ast.Import(names=names):
                 yield from (n.name for n in names if n.name.partition(".")[0] in MODULES)
@@ -45,9 +47,11 @@ def _is_safe(call: ast.Call) -> bool:
 
 
 def test_no_door() -> None:
-    found = {path: list(violations((ROOT / path).read_text(encoding="utf-8"))) for path in SOURCES}
+    found = {path: list(violations(tree(ROOT / path))) for path in SOURCES}
     assert len(found) > 400
-    assert {path: doors for path, doors in found.items() if doors} == {}
+    # `run raise-version --migration FILE:NAME` runs a program that the user names there.
+    named = {Path("registry/cli/runs.py"): ["runpy"]}
+    assert {path: doors for path, doors in found.items() if doors} == named
 
 
 @pytest.mark.parametrize(
@@ -66,8 +70,9 @@ def test_no_door() -> None:
     ],
 )
 def test_the_test_finds_doors(source: str) -> None:
-    assert list(violations(source))
+    assert list(violations(ast.parse(source)))
 
 
 def test_the_test_lets_others_pass() -> None:
-    assert not list(violations("import json\ntorch.load(f, weights_only=True)\nx.eval()"))
+    harmless = "import json\ntorch.load(f, weights_only=True)\nx.eval()"
+    assert not list(violations(ast.parse(harmless)))

@@ -7,12 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from typing import Any
 
-import typer
 from click.testing import Result
-from typer.main import get_command
 
 from holdfast.registry.cli import app
 
@@ -39,19 +36,11 @@ def start(command: list[str], *arguments: str) -> subprocess.Popen[str]:
 
 def walk() -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield each command, with the words that call it and all of its parameters."""
-    for name, entry in app._COMMANDS.items():
-        yield (name,), command_of(entry)
+    for name, entry in app._later(app._COMMANDS).items():
+        yield (name,), entry.whole()
     for group, (_, commands) in app._GROUPS.items():
-        for name, entry in commands.items():
-            yield (group, name), command_of(entry)
-
-
-def command_of(entry: str) -> Any:
-    """Return the command of an entry in the table of commands, as typer makes it."""
-    module, _, function = entry.partition(": ")[0].partition(".")
-    alone = typer.Typer(rich_markup_mode=None, add_completion=False)
-    alone.command()(getattr(import_module(f"{app.__package__}.{module}"), function))
-    return get_command(alone)
+        for name, entry in app._later(commands).items():
+            yield (group, name), entry.whole()
 
 
 class Terminal(io.StringIO):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,9 @@ import holdfast
 from tests.registry.cli.calling import Call
 from tests.support.commands import invoke
 
+#: A run is overdue a minute after its last save.
+_FRESH_S = 20.0
+
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,10 +27,23 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], str]:
+    """The registry that every test gets a copy of; another is made before its run is overdue."""
+    kept: list[tuple[float, str]] = []
+
+    def newest() -> str:
+        if not kept or time.monotonic() - kept[-1][0] > _FRESH_S:
+            kept.append((time.monotonic(), make_registry(tmp_path_factory.mktemp("made"))))
+        return kept[-1][1]
+
+    return newest
+
+
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(made: Callable[[], str], tmp_path: Path) -> str:
     """A registry with a run `demo` of two checkpoints, the second one best and tagged."""
-    return make_registry(tmp_path)
+    return str(shutil.copytree(made(), tmp_path / "reg"))
 
 
 def make_registry(folder: Path) -> str:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator
 from importlib import import_module
 from inspect import getdoc
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from holdfast.registry.cli import app, opening
+from holdfast.registry.cli import app, completing, opening
 from holdfast.registry.face.factory import open as open_registry
 from tests.registry.cli.calling import Call, walk
+from tests.support.commands import invoke
+from tests.support.source import ROOT
 
 
 def entries() -> Iterator[str]:
@@ -27,6 +33,103 @@ def test_the_first_sentence_of_the_help_is_that_of_the_list(entry: str) -> None:
     help_text = getdoc(command)
     assert help_text is not None
     assert " ".join(help_text.partition("\n\n")[0].split()) == about
+
+
+@pytest.mark.parametrize("typed", app._INSTEAD)
+def test_a_former_name_is_an_error_that_says_the_new_one(typed: str, call: Call) -> None:
+    refused = call(*typed.split(), "demo", status=2).stderr
+    assert refused.startswith(f"error: there is no command `{typed}`: use `holdfast ")
+    commands = {" ".join(path) for path, _ in walk()}
+    for one in re.findall(r"`holdfast ([^`]+)`", refused.splitlines()[0]):
+        assert re.split(r" -| [A-Z]", one)[0] in commands
+
+
+@pytest.mark.parametrize(
+    ("typed", "means", "old", "now"),
+    [
+        ("roll demo --csv", "ls demo --csv", "roll", "ls"),
+        ("--debug run roll --csv", "run ls --csv", "run roll", "run ls"),
+        ("catalog --csv", "run ls --csv", "catalog", "run ls"),
+        ("ls --fields id demo", "ls --columns id demo", "ls --fields", "ls --columns"),
+        ("ls demo --fields=id --csv", "ls demo --columns=id --csv", "ls --fields", "ls --columns"),
+    ],
+)
+def test_an_old_command_or_option_works_and_says_the_new_one(
+    call: Call, monkeypatch: pytest.MonkeyPatch, typed: str, means: str, old: str, now: str
+) -> None:
+    monkeypatch.setitem(app._RENAMED, old, (now, "0.3"))
+    said = f"holdfast {old} is now holdfast {now}; the old name ends in version 0.3"
+    expected = call(*means.split())
+    assert expected.stderr == ""
+    found = call(*typed.split())
+    assert (found.stdout, found.stderr) == (expected.stdout, f"DeprecationWarning: {said}\n")
+
+
+def test_words_after_two_dashes_are_not_options(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(app._RENAMED, "ls --fields", ("ls --columns", "0.3"))
+    assert "ls --fields is now" in call("ls", "--fields=id", "--", "--fields", status=3).stderr
+    assert "is now" not in call("ls", "--", "--fields", status=3).stderr
+    assert "no such option" in call("run", "ls", "--fields", status=2).stderr
+
+
+def test_completion_is_silent_about_former_names() -> None:
+    shell = {"_HOLDFAST_COMPLETE": "complete_bash", "COMP_WORDS": "holdfast evict --c"}
+    found = invoke(prog_name="holdfast", env={**shell, "COMP_CWORD": "2"})
+    assert (found.stdout.strip(), found.stderr) == ("", "")
+
+
+def completed(words: str, shell: str = "bash") -> list[str]:
+    """Return what a shell is offered for the last of some words; nothing is said elsewhere."""
+    env = {"_HOLDFAST_COMPLETE": f"complete_{shell}", "COMP_WORDS": words}
+    env |= {"COMP_CWORD": str(words.count(" ")), "_TYPER_COMPLETE_ARGS": words}
+    found = invoke(prog_name="holdfast", env={**env, "_TYPER_COMPLETE_FISH_ACTION": "get-args"})
+    assert found.stderr == ""
+    return found.stdout.split()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_names_are_completed(shell: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completing, "_LIMIT_S", 60)
+    monkeypatch.setenv("HOLDFAST_REGISTRY", url)
+    files = {path: path.stat().st_mtime_ns for path in Path(url).rglob("*")}
+    for words, name in {
+        "run show de": "demo",
+        "show de": "demo",
+        "show demo/tags/": "demo/tags/keeper",
+        "diff demo demo/phase2/st": "demo/phase2/step00000020",
+        "pull demo --only mo": "model",
+        "run create --preset fine": "finetune",
+        "preset fine": "finetune",
+    }.items():
+        assert name in " ".join(completed(f"holdfast {words}", shell)), words
+    assert {path: path.stat().st_mtime_ns for path in Path(url).rglob("*")} == files
+
+
+def test_completion_is_silent_quick_and_asks_no_bucket(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_REGISTRY", "nowhere")
+    assert completed("holdfast show de") == []
+    monkeypatch.setenv("HOLDFAST_REGISTRY", "s3://bucket/prefix")
+    monkeypatch.setattr(completing.Address, "open", lambda _: pytest.fail("it was opened"))
+    seen = SimpleNamespace(all=lambda: {"demo": None})
+    monkeypatch.setattr(completing, "open_heads", lambda _: seen)
+    assert completed("holdfast show de") == ["demo"]
+    assert completed("holdfast show demo/") == ["demo/latest", "demo/best"]
+    assert completed("holdfast pull demo --only ") == []
+    monkeypatch.undo()
+    monkeypatch.setenv("HOLDFAST_REGISTRY", url)
+    monkeypatch.setattr(completing, "_LIMIT_S", 0.01)
+    monkeypatch.setattr(completing, "_opened", lambda _: time.sleep(600))
+    assert completed("holdfast show de") == []
+
+
+def test_help_and_version_are_commands_too(call: Call) -> None:
+    assert call("help", "run", "ls").stdout == call("run", "ls", "--help").stdout
+    assert call("help").stdout == call("--help").stdout
+    assert call("version").stdout == call("--version").stdout
 
 
 @pytest.mark.parametrize("command", ["gc", "repack", "prune demo --last 1"])
@@ -73,8 +176,6 @@ OF_THE_COMMAND = {"--metric", "--from", "--to", "--precision"}
     [
         "push  demo --step 1",
         "pull demo --to ",
-        "checkout demo ",
-        "import ",
         "stream append demo x ",
     ],
 )
@@ -96,3 +197,27 @@ def test_one_thing_has_one_name() -> None:
     assert {about: flags - {"-r", "-h"} for about, flags in helps.items() if len(flags) > 1} == {
         about: {"--registry"} for about in helps if "--registry" in helps[about]
     } | {about: {"--help"} for about in helps if "--help" in helps[about]}
+
+
+SYSTEMS = re.compile(r"adr.?004|andrea|cobre|hydra|thalia|burn|\.mpk", re.I)
+#: By page: the words before which it names no single system.
+PAGES = {
+    "README.md": "## What it promises",
+    "docs/README.md": "| look up | |",
+    "docs/layouts.md": "## Layouts of single systems",
+    "docs/presets.md": "## Presets of single systems",
+}
+
+
+@pytest.mark.parametrize("words", [(), *(words for words, _ in walk())], ids=" ".join)
+def test_a_newcomer_meets_no_single_system(words: tuple[str, ...]) -> None:
+    before, _, systems = invoke(*words, "--help").stdout.partition("of single systems: ")
+    assert not SYSTEMS.search(before)
+    assert bool(SYSTEMS.search(systems)) == bool(systems)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_begins_with_what_is_for_everybody(page: str) -> None:
+    before, end, _ = (ROOT / page).read_text(encoding="utf-8").partition(PAGES[page])
+    assert end
+    assert not SYSTEMS.search(before)

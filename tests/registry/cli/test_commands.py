@@ -131,7 +131,7 @@ def test_run_create_keeps_no_best_without_a_monitor(call: Call) -> None:
 def test_run_ls_and_show(call: Call) -> None:
     listed = call("run", "ls").stdout.splitlines()
     assert listed[0].split() == [
-        *("run", "status", "phase", "checkpoints", "latest", "loss", "heard", "age"),
+        *("run", "status", "phase", "checkpoints", "latest", "loss", "heard", "age", "owner"),
     ]
     assert listed[1].split()[:5] == ["demo", "running", "2", "2", "phase2/step00000020"]
     shown = call("run", "show", "demo").stdout
@@ -364,7 +364,7 @@ def test_the_content_tells_the_format_unless_it_is_named(
     assert unread["format"] == "opaque"
     pushed = call_json("push", weights, "demo", "--step", 41)
     assert pushed["format"] == "torch"
-    added = call_json("artifact", "add", "demo", "weights", weights, "--format", "torch")
+    added = call_json("push", weights, "demo", "--artifact", "weights", "--format", "torch")
     assert added["id"] == pushed["id"]
     assert (
         "no such format"
@@ -401,14 +401,14 @@ def test_gc_forgets_a_run_when_it_is_told_twice(call: Call, call_json: CallJson,
 def test_an_upgrade_asks_first_and_says_what_it_raised(call: Call, call_json: CallJson) -> None:
     assert "--yes" in call("upgrade", status=2).stderr
     assert call_json("upgrade", "--yes") == {
-        "min_writer": 3,
+        "min_writer": 4,
         "raised": True,
         "epoch": 1,
         "runs": 1,
         "marked": 1,
     }
     assert (
-        "least writer version 3, by epoch 1; 0 of 1 run marked" in call("upgrade", "--yes").stdout
+        "least writer version 4, by epoch 1; 0 of 1 run marked" in call("upgrade", "--yes").stdout
     )
 
 
@@ -420,4 +420,4 @@ def test_a_freeze_asks_first_and_says_where_it_moved(call: Call, call_json: Call
     refused = call("tag", "set", "demo/best", "x", status=5).stderr
     assert f"Name it with -r '{there}'" in refused
     assert "frozen by epoch 1" in call("doctor").stdout
-    assert "not frozen, by epoch 2; 1 of 1 run marked" in call("thaw").stdout
+    assert "not frozen, by epoch 2; 1 of 1 run marked" in call("freeze", "--off").stdout

@@ -136,6 +136,6 @@ def test_every_command_is_documented(call: Call) -> None:
     documented = set(re.findall(r"^### (.+)$", DOCS.read_text(), re.MULTILINE))
     found = set()
     for group in ("", *GROUPS):
-        listed = call(*group.split(), "--help").stdout.partition("Commands:\n")[2]
+        listed = call(*group.split(), "--help").stdout.partition("message and exit.\n")[2]
         found |= {f"{group} {name}".strip() for name in re.findall(r"(?m)^  (\S+)", listed)}
     assert documented == found - GROUPS

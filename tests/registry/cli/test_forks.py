@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import tomllib
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -27,7 +30,10 @@ def words(text: str) -> str:
 
 def test_run_create_with_a_preset(call: Call, call_json: CallJson, tmp_path, url: str) -> None:
     assert call_json("run", "create", "new", "--preset", "default")["preset"] == "default"
-    assert "preset       default" in call("run", "show", "new").stdout
+    shown = call("run", "show", "new").stdout
+    assert "preset       default" in shown
+    assert "keeps        last 3, best 1, every 10000" in shown
+    assert "None" not in shown  # nothing is best yet
     (tmp_path / "mine.toml").write_text(
         'format = "holdfast.preset/1"\nname = "mine"\nretention = { last = 7 }\n'
     )
@@ -36,6 +42,24 @@ def test_run_create_with_a_preset(call: Call, call_json: CallJson, tmp_path, url
         assert opened.run("own").manifest.spec == RunSpec(name="mine", retention=Retention(last=7))
     assert "'default'" in call("run", "create", "x", "--preset", "defualt", status=4).stderr
     assert "x" not in call("run", "ls").stdout.split()
+
+
+def test_values_are_set_as_the_page_shows(call: Call, url: str, tmp_path, monkeypatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "presets.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    Path("head.toml").write_text(page.partition("```toml\n")[2].partition("```")[0])
+    for line in re.findall(r"^holdfast (.*--set.*)$", page, re.MULTILINE):
+        call(*shlex.split(line, comments=True))
+    with holdfast.open(url) as opened:
+        specs = {name: opened.run(name).manifest.spec for name in ("few", "two", "gain", "tuned")}
+        assert opened.run("loose").manifest.spec.transitions[0].strict == ()
+    assert specs["few"].retention == Retention(last=5, best=1, every=10_000, wait=3)
+    assert specs["two"].retention == Retention(last=2)
+    assert [one.mode for one in specs["gain"].monitors] == ["max"]
+    assert specs["tuned"].phases[0].retention == Retention(last=7, best=1)
+    for wrong, told in ((["retention.last"], "has no value"), (["a=1", "a=2"], "given twice")):
+        sets = [word for one in wrong for word in ("--set", one)]
+        assert told in call("run", "create", "x", "--preset", "default", *sets, status=2).stderr
 
 
 def test_run_create_with_a_policy(call: Call, url: str) -> None:
@@ -53,34 +77,33 @@ def test_run_create_refuses_a_bad_rule(number: str, call: Call) -> None:
 
 
 def test_preset_ls(call: Call, call_json: CallJson) -> None:
-    lines = call("preset", "ls").stdout.splitlines()
+    lines = call("preset").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["preset", *preset_names()]
+    assert preset_names()[:2] == ["default", "pretrain"]
     assert load_preset("default").about in "\n".join(lines)
-    listed = call_json("preset", "ls")
-    assert listed[0].keys() == {"name", "about"}
+    listed = call_json("preset")
+    assert listed[0].keys() == {"name", "for", "about"}
     assert [one["name"] for one in listed] == preset_names()
 
 
 @pytest.mark.parametrize("name", preset_names())
 def test_preset_show_gives_what_can_be_copied(name: str, call: Call, call_json, tmp_path) -> None:
     copy = tmp_path / "copy.toml"
-    copy.write_text(call("preset", "show", name).stdout)
+    copy.write_text(call("preset", name).stdout)
     assert load_preset(copy) == load_preset(name)
     assert "#" in copy.read_text()  # with its comments
-    assert tomllib.loads(copy.read_text())["name"] == call_json("preset", "show", name)["name"]
+    assert tomllib.loads(copy.read_text())["name"] == call_json("preset", name)["name"]
 
 
-def test_preset_show_of_what_is_not_there(call: Call, tmp_path) -> None:
-    assert "'default'" in call("preset", "show", "defalt", status=4).stderr
-    (tmp_path / "x.toml").write_text("")
-    call("preset", "show", tmp_path / "x.toml", status=4)
+def test_a_preset_that_is_not_there(call: Call) -> None:
+    assert "'default'" in call("preset", "defalt", status=4).stderr
 
 
 # Forks
 
 
 def test_fork(call: Call, call_json: CallJson) -> None:
-    assert call("run", "fork", "demo/main/step10", "child").stdout == "child\n"
+    assert call("run", "create", "child", "--from", "demo/main/step10").stdout == "child\n"
     assert call("ls", "child").stdout.splitlines()[1].split()[:2] == ["main", "10"]
     child = call_json("run", "show", "child")
     assert child["parent"] == {
@@ -92,7 +115,7 @@ def test_fork(call: Call, call_json: CallJson) -> None:
     assert child["config"] == {"lr": 0.1}
     assert child["seed"] == "0x000000000000002a"
     assert child["forks"] is None  # nobody looked for them
-    call("run", "fork", "demo/best", "other")
+    call("run", "create", "other", "--from", "demo/best")
     demo = call_json("run", "show", "demo", "--forks")
     assert demo["forks"] == ["child", "other"]
     assert demo["parent"] is None
@@ -108,20 +131,20 @@ def test_fork_with_another_seed_configuration_and_preset(
 ) -> None:
     (tmp_path / "c.json").write_text('{"lr": 0.5}')
     options = ["--seed", 7, "--config", tmp_path / "c.json", "--preset", "default"]
-    shape = call_json("run", "fork", "demo", "child", *options)
+    shape = call_json("run", "create", "child", "--from", "demo", *options)
     assert shape["seed"] == "0x0000000000000007"
     assert shape["config"] == {"lr": 0.5}
     assert shape["preset"] == "default"
 
 
 def test_fork_of_what_is_not_there(call: Call) -> None:
-    call("run", "fork", "demo/main/step11", "child", status=4)
-    call("run", "fork", "demo", "demo", status=5)
+    call("run", "create", "child", "--from", "demo/main/step11", status=4)
+    call("run", "create", "demo", "--from", "demo", status=5)
     assert "child" not in call("run", "ls").stdout
 
 
 def test_a_run_that_cannot_be_read_hides_no_fork(call: Call, call_json, url: str) -> None:
-    call("run", "fork", "demo", "child")
+    call("run", "create", "child", "--from", "demo")
     call("run", "create", "broken")
     with holdfast.open(url) as opened:
         opened.handle.store.backend.put("runs/broken/log/00000000000000000000", b"x")
@@ -129,8 +152,8 @@ def test_a_run_that_cannot_be_read_hides_no_fork(call: Call, call_json, url: str
 
 
 def test_log_graph_goes_on_below_the_fork(call: Call, call_json: CallJson) -> None:
-    call("run", "fork", "demo/phase2/step20", "child")
-    call("run", "fork", "child", "grandchild")
+    call("run", "create", "child", "--from", "demo/phase2/step20")
+    call("run", "create", "grandchild", "--from", "child")
     call("tag", "set", "demo", "late")
     header, *rows = call("log", "grandchild", "--graph").stdout.splitlines()
     assert header.split() == ["n", "time", "author", "what"]
@@ -159,7 +182,7 @@ def test_log_graph_goes_on_below_the_fork(call: Call, call_json: CallJson) -> No
 
 
 def test_log_graph_without_the_parent(call: Call, url: str, tmp_path) -> None:
-    call("run", "fork", "demo", "child")
+    call("run", "create", "child", "--from", "demo")
     mirror = str(tmp_path / "mirror")
     holdfast.init(mirror, skip_race_probe=True).close()
     sync(url, mirror, ["child"])
@@ -179,22 +202,43 @@ def test_log_graph_without_the_parent(call: Call, url: str, tmp_path) -> None:
 
 
 def test_drop(call: Call, call_json: CallJson) -> None:
-    printed = call("run", "drop", "demo", "--reason", "no use", "--yes").stdout
-    assert printed == "dropped: demo\n"
+    printed = call("run", "rm", "demo", "--reason", "no use", "--yes").stdout
+    assert printed == "dropped: demo; for 7 d `holdfast undo demo` brings it back\n"
     assert call_json("run", "show", "demo")["dropped"] == "no use"
     assert "dropped      no use" in call("run", "show", "demo", "--forks").stdout
     assert call("run", "ls").stdout.splitlines()[1].split()[1] == "dropped"
     assert "drop the run: no use" in call("log", "demo", "-n", 1).stdout
     assert (
         "the run was dropped"
-        in call("run", "drop", "demo", "--reason", "x", "--yes", status=5).stderr
+        in call("run", "rm", "demo", "--reason", "x", "--yes", status=5).stderr
     )
 
 
+def test_undrop_and_free(call: Call, call_json: CallJson, url: str) -> None:
+    assert "is not dropped" in call("undo", "demo", "--from", url, status=4).stderr
+    assert "nothing" in call("undo", "demo", status=4).stderr
+    assert call_json("drops") == {"delay_s": 7 * 86_400, "keep": False, "epoch": 0}
+    set_to = {"delay_s": 43_200, "keep": False, "epoch": 1}
+    assert call_json("drops", "--delay", "12h") == set_to
+    call("run", "rm", "demo", "--reason", "no use", "--yes")
+    assert call_json("gc", "--grace", 0)["hidden_runs"] == ["demo"]
+    assert "demo: kept, since `undo` may bring" in call("gc", "--grace", 0).stdout
+    assert call("undo", "demo").stdout == "back: demo, with 2 checkpoints\n"
+    assert "take the drop of the run back" in call("log", "demo", "-n", 1).stdout
+    call("run", "rm", "demo", "--reason", "no use", "--now", "--yes")
+    assert call_json("run", "show", "demo")["freed"] is True
+    assert "dropped, freed" in call("run", "ls").stdout
+    assert "undo demo --from MIRROR" in call("undo", "demo", status=5).stderr
+    assert "back: demo" in call("undo", "demo", "--from", url).stdout  # nothing was deleted
+    assert call_json("drops", "--keep")["keep"] is True
+    assert "keeps" in call("gc", "--grace", 0).stdout
+    assert call_json("drops", "--no-keep")["keep"] is False
+
+
 def test_drop_asks_nobody_in_a_pipe(call: Call, call_json: CallJson) -> None:
-    assert "--yes" in call("run", "drop", "demo", "--reason", "no use", status=2).stderr
-    call("run", "drop", "demo", "--yes", status=2)
-    call("run", "drop", "demo", "--yes", "--reason", " ", status=3)
+    assert "--yes" in call("run", "rm", "demo", "--reason", "no use", status=2).stderr
+    call("run", "rm", "demo", "--yes", status=2)
+    call("run", "rm", "demo", "--yes", "--reason", " ", status=3)
     assert call_json("run", "show", "demo")["dropped"] is None
 
 
@@ -207,13 +251,13 @@ def test_drop_has_the_name_typed_on_a_terminal(
 
     monkeypatch.setattr("sys.stdin", Terminal(f"{typed}\n"))
     monkeypatch.setattr("builtins.input", lambda prompt="": f"{typed}")
-    arguments = {"run": "demo", "registry": url, "reason": "no use", "yes": False}
+    arguments = {"run": "demo", "registry": url, "reason": "no use", "yes": False, "now": False}
     arguments["storage_option"] = None
     if dropped:
-        runs.drop(**arguments)
+        runs.rm(**arguments)
     else:
         with pytest.raises(InvalidInput, match="another name was typed"):
-            runs.drop(**arguments)
+            runs.rm(**arguments)
     with holdfast.open(url) as opened:
         assert (opened.run("demo").manifest.dropped == "no use") is dropped
     assert "demo holds 2 checkpoints" in capsys.readouterr().err
@@ -242,6 +286,8 @@ def test_phase_of_a_run(call: Call, call_json: CallJson, url: str) -> None:
             "source": "phase2/best",
             "commit": 4,
             "superseded": False,
+            "config": None,
+            "meta": None,
         }
     ]
     shown = call("run", "show", "demo").stdout
@@ -254,7 +300,7 @@ def test_phase_of_a_run(call: Call, call_json: CallJson, url: str) -> None:
 # Pivots, and runs side by side
 
 
-def test_run_pivot(call: Call, call_json: CallJson, url: str) -> None:
+def test_run_pivot(call: Call, call_json: CallJson, url: str, tmp_path: Path) -> None:
     assert (
         call("run", "pivot", "demo", "polish").stdout
         == "pivoted: demo at demo/phase2/step00000020\n"
@@ -278,8 +324,13 @@ def test_run_pivot(call: Call, call_json: CallJson, url: str) -> None:
     assert "pivot again in phase 2; carry model, epoch" in words(call("log", "demo").stdout)
     with holdfast.open(url) as opened:
         opened.run("demo").status = "interrupted"
-    call("run", "pivot", "demo", "third")
-    assert call_json("run", "show", "demo")["status"] == "interrupted"
+    policy = tmp_path / "policy.toml"
+    policy.write_text("floor = 0.2")
+    call("run", "pivot", "demo", "third", "--config", policy, "--meta", "why=samples repeat")
+    shape = call_json("run", "show", "demo")
+    assert (shape["status"], shape["config"]) == ("interrupted", {"floor": 0.2})
+    assert [one["config"] for one in shape["phases"]] == [None, None, {"floor": 0.2}]
+    assert shape["phases"][2]["meta"] == {"why": "samples repeat"}
     call("run", "pivot", "none", "x", status=4)
 
 
@@ -296,22 +347,22 @@ def test_a_warm_start_is_shown_with_its_source(call: Call, call_json: CallJson, 
 
 
 def test_run_diff(call: Call, call_json: CallJson, url: str) -> None:
-    call("run", "fork", "demo/main/step10", "other")
+    call("run", "create", "other", "--from", "demo/main/step10")
     with holdfast.open(url) as opened:
         run = opened.run("other")
         run.restore()
         run.save({"model": {"w": np.zeros(600)}, "epoch": 2}, step=20, phase=2, metrics={"loss": 1})
-    shape = call_json("run", "diff", "demo", "other")
+    shape = call_json("diff", "--runs", "demo", "other")
     assert shape["fork"]["ref"] == "demo/main/step00000010"
     assert (shape["settings"], shape["config"]) == ([], [])
     assert [(one["step"], one["same"]) for one in shape["steps"]] == [(10, True), (20, False)]
     assert shape["differs_at"] == {"phase": 2, "step": 20}
     assert [one["path"] for one in shape["tensors"]] == ["model/w"]
-    lines = call("run", "diff", "demo", "other").stdout.splitlines()
+    lines = call("diff", "--runs", "demo", "other").stdout.splitlines()
     assert lines[0] == "fork: demo/main/step00000010"
     assert words(lines[4]) == "phase2/step00000020 loss=0.25 loss=1 differs"
     assert "~ model/w: float32[600] -> float64[600]  4.7 KiB" in lines
-    assert "no common step differs" in call("run", "diff", "other", "other").stdout
+    assert "no common step differs" in call("diff", "--runs", "other", "other").stdout
 
 
 def test_run_diff_of_a_sweep(call: Call, call_json: CallJson, url: str) -> None:
@@ -324,7 +375,7 @@ def test_run_diff_of_a_sweep(call: Call, call_json: CallJson, url: str) -> None:
             run = opened.create_run(f"sweep-{n}", config=config, seed=7, monitor=monitor)
             run.save({"w": np.zeros(3)}, step=1, metrics={"loss": 3.0 - n})
             run.save({"w": np.ones(3)}, step=2, metrics={"loss": 9.0})
-    rows = call_json("run", "diff", "sweep-*")
+    rows = call_json("diff", "--runs", "sweep-*")
     assert rows[0] == {
         "run": "sweep-0",
         "config": {"lr": 0.1, "opt/b": 1},
@@ -333,10 +384,10 @@ def test_run_diff_of_a_sweep(call: Call, call_json: CallJson, url: str) -> None:
         "metrics": {"loss": 3.0},
     }
     assert [one["config"] for one in rows[1:]] == [{"lr": 0.3, "opt/b": 1}, {"lr": 0.1}]
-    header, *lines = call("run", "diff", "sweep-*", "demo", "--sort", "loss").stdout.splitlines()
+    header, *lines = call("diff", "--runs", "sweep-*", "demo", "--sort", "loss").stdout.splitlines()
     assert header.split()[:3] == ["run", "lr", "opt/b"]
     assert [line.split()[0] for line in lines] == ["demo", "sweep-2", "sweep-1", "sweep-0"]
-    assert "a run is compared with others" in call("run", "diff", "demo", status=3).stderr
+    assert "a run is compared with others" in call("diff", "--runs", "demo", status=3).stderr
 
 
 # Words for every action
@@ -378,6 +429,9 @@ _SAID = [
         "freeze model as teacher",
     ),
     (actions.DropRun(reason="no use"), "drop the run: no use"),
+    (actions.HideRun(reason="no use"), "drop the run: no use"),
+    (actions.UndropRun(), "take the drop of the run back"),
+    (actions.RaiseVersion(version=2), "raise the schema version to 2"),
     (
         actions.AddCheckpoint(
             manifest=_ONE,

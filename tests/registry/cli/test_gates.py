@@ -1,4 +1,4 @@
-"""`gate set` and `gate ls`."""
+"""`gate set` and `ls RUN/gates`."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ def test_set_the_best_of_its_phase(call: Call, two: str) -> None:
 
 
 def test_ls(call: Call, two: str, call_json: Callable[..., Any]) -> None:
-    assert call("gate", "ls", "demo").stderr == "no gates yet\n"
+    assert call("ls", "demo/gates").stderr == "no gates yet\n"
     call("gate", "set", two, "first_best")
-    header, first, second = call("gate", "ls", two).stdout.splitlines()
+    header, first, second = call("ls", f"{two}/gates").stdout.splitlines()
     names = re.split("  +", header)
-    assert names == ["gate", "phase", "checkpoint", "id", "loss", "age"]
-    assert first.split()[:3] == ["first_best", "1", "two/phase1/step00000002"]
-    assert first.split()[4] == "0.25"
-    assert second.split() == ["second_best", "2", "-"]
-    standing, waiting = call_json("gate", "ls", two)
-    fields = {"ref", "id", "name", "set", "source", "metrics"}
+    assert names == ["pin", "checkpoint", "id", "loss", "age", "marks"]
+    assert first.split()[:2] == ["gates/first_best", "two/phase1/step00000002"]
+    assert first.split()[3] == "0.25"
+    assert second.split() == ["gates/second_best", "-", "-", "-", "not", "set,", "of", "phase", "2"]
+    standing, waiting = call_json("ls", f"{two}/gates")
+    fields = {"ref", "id", "kind", "name", "set", "source", "metrics", "marks"}
     assert set(standing) == set(waiting) == fields
     assert standing["source"] == "two/phase1/step00000002"
     assert standing["ref"] == "two/gates/first_best"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ def test_ls_shows_what_waits_and_carry_carries(call: Call, call_json: CallJson, 
     assert shown["size_bytes"] > 0
     assert "entries: 3" in call("run", "show", "night").stdout
     call("journal", "rm", "night", 1, "--yes", status=5)
-    assert call_json("journal", "carry") == [{"run": "night", "carried": 3, "waiting": 0}]
-    assert call("journal", "carry").stdout == "night: 0 carried, 0 waiting\n"
+    assert call_json("journal", "push") == [{"run": "night", "carried": 3, "waiting": 0}]
+    assert call("journal", "push").stdout == "night: 0 carried, 0 waiting\n"
     assert call_json("journal", "ls") == []
     assert [one.step for one in run.checkpoints()] == [1, 2, 3]
 
@@ -49,13 +50,13 @@ def test_ls_shows_what_waits_and_carry_carries(call: Call, call_json: CallJson, 
 def test_a_stranded_save_is_kept_and_goes_into_a_fork(
     call: Call, call_json: CallJson, run: Any, url: str, tmp_path: Path
 ) -> None:
-    call("journal", "carry")
+    call("journal", "push")
     for step in (4, 5):
         run.save(make_state(step), step=step)
     other = holdfast.open(url, journal="").run("night")
     other.restore()
     other.save(make_state(44), step=4)
-    call("journal", "carry")
+    call("journal", "push")
     listed = call_json("journal", "ls")
     assert [(one["step"], one["outcome"]) for one in listed] == [(4, "stranded"), (5, "stranded")]
     assert "another machine took this run over" in listed[0]["reason"]
@@ -77,7 +78,7 @@ def test_saves_of_a_run_without_a_checkpoint_go_into_a_new_run(
     call: Call, call_json: CallJson, run: Any, url: str
 ) -> None:
     holdfast.open(url, journal="").run("night").save(make_state(0), step=0)
-    call("journal", "carry")
+    call("journal", "push")
     assert len(call_json("journal", "push", "night", "rescued")["pushed"]) == 3
     with holdfast.open(url) as opened:
         assert [one.step for one in opened.run("rescued").checkpoints()] == [1, 2, 3]
@@ -104,7 +105,7 @@ def test_saves_of_a_lost_registry_go_into_another_one(
     assert call_json("journal", "ls") == []
     assert call_json("journal", "push", "night", "rescued", "--to", other)["pushed"] == []
     lost.rename(url)  # it was not lost after all
-    assert call_json("journal", "carry")[0]["waiting"] == 0
+    assert call_json("journal", "push")[0]["waiting"] == 0
     with holdfast.open(url, journal="") as opened:
         assert opened.run("night").checkpoints() == []
 
@@ -112,7 +113,7 @@ def test_saves_of_a_lost_registry_go_into_another_one(
 def test_the_newest_save_of_a_lost_registry_is_still_here(
     call: Call, call_json: CallJson, run: Any, url: str, tmp_path: Path
 ) -> None:
-    call("journal", "carry")
+    call("journal", "push")
     Path(url).rename(tmp_path / "gone")
     holdfast.init(url)
     call("trust", url)
@@ -126,7 +127,7 @@ def test_rm_deletes_a_stranded_save(
     call: Call, call_json: CallJson, run: Any, url: str, tmp_path: Path
 ) -> None:
     holdfast.open(url, journal="").run("night").save(make_state(0), step=0)
-    call("journal", "carry")
+    call("journal", "push")
     call("journal", "rm", "night", 2, status=3)
     assert call("journal", "rm", "night", 2, "--yes").stdout == "deleted: night, entry 2\n"
     assert [one["entry"] for one in call_json("journal", "ls")] == [1, 3]
@@ -137,3 +138,25 @@ def test_rm_deletes_a_stranded_save(
 
 def test_a_journal_has_to_be_named(call: Call) -> None:
     call("journal", "ls", status=3)
+
+
+def test_what_else_lies_in_a_journal_stops_no_command(
+    call: Call, call_json: CallJson, run: Any, url: str, tmp_path: Path
+) -> None:
+    (folder,) = (tmp_path / "journal").glob("*/night")
+    for name in ("lost+found", "0123456789abcdef/mine.txt", f"{folder.parent.name}/mine.txt"):
+        (tmp_path / "journal" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "journal" / name).write_text("mine")
+    (folder.parent / "mine").mkdir()
+    copied = shutil.copytree(folder, folder.parent / "a-copy")
+    (copied / "states" / "fedcba9876543210" / "packs").mkdir(parents=True)
+    before = {path: path.is_file() and path.read_bytes() for path in copied.rglob("*")}
+    assert {one["run"] for one in call_json("journal", "ls")} == {"a-copy", "night"}
+    said = call("journal", "push", status=6)
+    assert said.stdout == "a-copy: 0 carried, 3 waiting\nnight: 3 carried, 0 waiting\n"
+    assert "a-copy" in said.stderr
+    assert [one.step for one in run.checkpoints()] == [1, 2, 3]
+    assert "a-copy" not in holdfast.open(url).run_names()
+    assert all(
+        path.exists() and (path.is_dir() or path.read_bytes() == before[path]) for path in before
+    )

@@ -15,8 +15,10 @@ RUN = {
     *("checkpoints", "superseded", "latest", "best", "tags", "writer", "commits", "head"),
     *("evicted", "gates", "releases", "artifacts", "streams", "pool"),
     *("best_values", "best_steps"),
+    *("owner", "project", "labels"),
     "phases",
     "dropped",
+    "freed",
     "journal",
     "preset",
     "forks",
@@ -77,6 +79,8 @@ def test_a_sweep_is_compared_by_its_best_values(call: Call, call_json: CallJson,
         ["sweep-0.5", "0.5", "0.3", "2"],
         ["sweep-0.01", "0.01", "0.5", "3"],
     ]
+    best = call("run", "ls", "--columns", "run", "--sort", "best").stdout.split()
+    assert best[1:] == ["demo", "sweep-0.5", "sweep-0.01", "sweep-2.0"]
     assert "best_values.loss" in call("run", "ls", "--csv").stdout.splitlines()[0]
 
 
@@ -104,12 +108,13 @@ def test_diff(call_json: CallJson) -> None:
 def test_verify_and_doctor(call_json: CallJson) -> None:
     report = call_json("verify", "--deep")
     assert set(report) == {
-        *("ok", "runs", "checkpoints", "objects", "bytes_checked", "data", "findings", "standing")
+        *("ok", "runs", "unchanged", "checkpoints", "objects", "bytes_checked", "data"),
+        *("findings", "standing"),
     }
     assert report["ok"] is True
     assert set(report["data"]) == {
         *("packs", "packs_read", "packs_noted", "pack_bytes", "bytes_read", "bytes_noted"),
-        "chunks_decoded",
+        *("chunks_decoded", "packs_archived"),
     }
     assert call_json("verify")["data"] is None
     found = call_json("doctor")
@@ -153,9 +158,8 @@ def test_the_formats_that_are_printed_are_those_of_the_document(
     lines = document.read_text().splitlines()
     for command in (
         ["push", file, "new", "--step", 1, "--create"],
-        ["artifact", "add", "demo", "a", file],
+        ["push", file, "demo", "--artifact", "a"],
     ):
-        row = "| `push` |" if command[0] == "push" else "| `artifact add` |"
-        (line,) = (line for line in lines if line.startswith(row))
+        (line,) = (line for line in lines if line.startswith("| `push` |"))
         formats = line.partition("`format` (")[2].partition(")")[0]
         assert f"`{call_json(*command)['format']}`" in formats.split(", ")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import holdfast
 from holdfast.backends.base import ObjectInfo
 from holdfast.registry.errors import Malformed, NotFound
+from holdfast.registry.face import Registry
 from holdfast.registry.history.actions import SetStatus
 from holdfast.registry.history.log import commit_line
 from holdfast.registry.objects.framing import join_lines, split_lines
@@ -33,7 +36,8 @@ def damaged(url: str) -> Path:
 def test_run_ls(call: Call, call_json: CallJson, damaged: Path) -> None:
     said = call("run", "ls", status=6)
     rows = {line.split()[0]: line.split()[1] for line in said.stdout.splitlines()[1:]}
-    assert rows == {"also": "running", "bad": "damaged", "demo": "running"}
+    assert rows.pop("demo").startswith("running")
+    assert rows == {"also": "running", "bad": "damaged"}
     assert "damaged: bad: runs/bad/log/" in said.stderr
     assert "holdfast verify" in said.stderr
     first, second, third = call_json("run", "ls", status=6)
@@ -53,6 +57,49 @@ def test_run_ls_shows_the_runs_that_fit(call: Call, call_json: CallJson, damaged
     assert "no run fits" in call("run", "ls", "--where", "status=completed").stderr
     refused = call("run", "ls", "--where", "name=", status=3).stderr
     assert "character 6 of 'name='" in refused
+
+
+def test_runs_have_owners_projects_and_labels(call: Call, call_json: CallJson) -> None:
+    call("run", "create", "vit", "--owner", "ana", "--project", "vision", "--label", "prod")
+    call("run", "create", "det", "--from", "demo/latest", "--owner", "ben", "--project", "vision")
+    found = call_json("run", "ls", "--where", "owner=ana and project=vision and labels~prod")
+    assert [(one["run"], one["owner"], one["labels"]) for one in found] == [
+        ("vit", "ana", ["prod"])
+    ]
+    assert call_json("run", "show", "vit") == found[0] | {"forks": None}
+    shown = call("run", "show", "det").stdout
+    assert re.search(r"\nowner +ben\nproject +vision\n", shown)
+    assert "labels" not in shown
+
+
+def test_run_ls_opens_what_changed_and_says_the_rest_as_it_is_now(
+    call: Call, call_json: CallJson, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holdfast.open(url) as opened:
+        opened.fork("demo/latest", "warm", config={"lr": math.inf, "deep": {"n": 10**5000}})
+    first, text = call_json("run", "ls"), call("run", "ls", "--columns", "run,status,best_values")
+    with monkeypatch.context() as patched:
+        patched.setattr(Registry, "run", None)  # nothing is opened
+        assert call_json("run", "ls") == first
+        assert call("run", "ls", "--columns", "run,status,best_values").stdout == text.stdout
+        assert [
+            one["run"] for one in call_json("run", "ls", "--where", "created > 2020-01-01")
+        ] == [
+            "demo",
+            "warm",
+        ]
+    assert first[0]["forks"] == ["warm"]
+    with monkeypatch.context() as patched:
+        patched.setenv("HOLDFAST_JOURNAL", f"{url}.journal")
+        assert call_json("run", "ls")[0]["journal"] is not None
+    with holdfast.open(url) as opened:
+        opened.run("warm").retention.drop("a mistake")
+        opened.fork("demo/latest", "cold")
+    said = call("run", "ls", "--max-age", "1h")
+    assert re.fullmatch(r"2 runs as of \d{4}-.*Z or later\n", said.stderr)
+    assert "warm  running" in said.stdout
+    assert call_json("run", "ls")[1]["forks"] == ["cold", "warm"]
+    assert "warm  dropped" in call("run", "ls").stdout
 
 
 def test_ls(call: Call, call_json: CallJson, damaged: Path) -> None:
@@ -114,7 +161,7 @@ def test_a_checkpoint_by_its_id_alone(url: str, damaged: Path, call: Call) -> No
             opened.checkpoint("0" * 16)  # no state has it, whatever the damaged run says
         with pytest.raises(NotFound, match="Did you mean 'demo'"):
             opened.run("demmo")
-    call("stats", demo.digest.hex()[:12])
+    call("show", "--stats", demo.digest.hex()[:12])
 
 
 def test_a_fork_of_a_damaged_run(call: Call, url: str) -> None:
@@ -151,7 +198,12 @@ def test_legal_integers_of_any_length(call: Call, call_json: CallJson, url: str)
         run.streams["rows"].append([{"step": 1, "n": huge}])
     for command in (
         *(("run", "ls"), ("ls",), ("ls", "huge"), ("run", "show", "huge"), ("log", "huge")),
-        *(("show", "huge"), ("show", "huge/main/step1"), ("stats", "huge"), ("du", "huge")),
+        *(
+            ("show", "huge"),
+            ("show", "huge/main/step1"),
+            ("show", "--stats", "huge"),
+            ("du", "huge"),
+        ),
         *(("diff", "huge/main/step1", "huge/main/step2"), ("verify", "--deep")),
         ("stream", "read", "huge", "rows"),
     ):

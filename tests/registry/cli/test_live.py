@@ -96,7 +96,7 @@ def test_a_folder_is_watched_as_lines_of_json(
     acts = iter([arrive, *[lambda: None] * 6, interrupt])
     monkeypatch.setattr(watching, "_monotonic", lambda: next(now))
     monkeypatch.setattr(watching, "_sleep", lambda _: next(acts)())
-    watched = ("import", folder, "series", "--layout", "andrea", "--watch", "--quiet", "1s")
+    watched = ("push", folder, "series", "--layout", "andrea", "--watch", "--quiet", "1s")
     printed = call(*watched, "--json", status=130).stdout.splitlines()
     (taken,) = map(json.loads, printed)
     assert set(taken) == {"path", "outcome", "kind", "ref", "why", "warnings"}

@@ -33,6 +33,8 @@ def harm(path: Path) -> None:
 def test_verify_says_how_much_it_read(call: Call, url: str, tmp_path: Path) -> None:
     assert "--deep hashes every byte" in call("verify").stdout
     assert "hashed" in call("verify", "--deep").stdout
+    assert "not read again" not in call("verify", "--since-last").stdout
+    assert "1 run did not change since the last" in call("verify", "--since-last").stdout
     total = len(packs(url))
     said = call("verify", "--sample", "1%", "--resume", tmp_path / "notes").stdout
     assert f"Read 1 of {total} packs: " in said
@@ -149,3 +151,24 @@ def test_a_log_that_went_back_is_refused_until_it_is_trusted(
     assert "no heads were remembered" in call("trust", url).stdout
     call("show", "demo")
     call("verify", "--heads", heads, status=6)
+
+
+def test_a_push_writes_again_what_a_check_found_damaged(
+    call: Call, url: str, tmp_path: Path
+) -> None:
+    state = tmp_path / "state.bin"
+    state.write_bytes(bytes(range(256)) * 1000)
+    before = set(Path(url, "packs").rglob("*"))
+    call("push", state, "raw", "--create", "--step", 1)
+    (pack,) = (one for one in set(Path(url, "packs").rglob("*")) - before if one.is_file())
+    pack.chmod(0o644)
+    pack.write_bytes(b"?" + pack.read_bytes()[1:])
+    call("pull", "raw", "--to", tmp_path / "out", status=6)
+    call("push", state, "raw", "--step", 1)  # it knows of no damage yet
+    call("pull", "raw", "--to", tmp_path / "out", status=6)
+    call("verify", "--deep", status=6)
+    assert "damaged" in call("ls", "raw").stdout
+    call("push", state, "raw", "--step", 1)
+    call("pull", "raw", "--to", tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == state.read_bytes()
+    call("verify", "--deep")

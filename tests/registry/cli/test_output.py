@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,6 +115,20 @@ def test_the_bar_is_on_stderr_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
         advance(1024)
     assert "[b]x[/b]" in screen.getvalue()
     assert "1.0 KiB of 2.0 KiB" in screen.getvalue()
+
+
+def test_without_a_terminal_a_long_command_says_how_far_it_is_each_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = 0.0
+    # Not the module's own: loops of servers in this process would sleep for hours.
+    monkeypatch.setattr(output, "clock", SimpleNamespace(monotonic=lambda: now_s))
+    with output.bar("verifying") as advance:
+        advance.expect(lambda: pytest.fail("looking for the total costs requests"))
+        for now_s in (1.0, 59.0, 60.0, 90.0, 119.0, 125.0):
+            advance(int(now_s) * 1024**2)
+    lines = ["verifying: 60.0 MiB so far, 1 min", "verifying: 125.0 MiB so far, 2.08 min"]
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_plain_table_is_aligned() -> None:

@@ -102,9 +102,9 @@ def test_sample_of_a_run_without_opponents(call: Call, url: str) -> None:
 
 
 def test_ls_of_an_empty_pool(call: Call, call_json: CallJson) -> None:
-    result = call("pool", "ls", "league")
+    result = call("ls", "league/pool")
     assert (result.stdout, result.stderr) == ("", "no entries yet\n")
-    assert call_json("pool", "ls", "league") == []
+    assert call_json("ls", "league/pool") == []
 
 
 @pytest.mark.usefixtures("full")
@@ -113,20 +113,20 @@ def test_ls_lists_who_plays_and_on_request_who_left(
 ) -> None:
     call("pool", "rate", "league", "3:1", "4:2")
     monkeypatch.setenv("HOLDFAST_RUN", "league")
-    head, *lines = call("pool", "ls").stdout.splitlines()
+    head, *lines = call("ls", "league/pool").stdout.splitlines()
     assert head.split() == [
         *("version", "phase", "step", "mu", "sigma", "games", "won", "age", "marks")
     ]
     assert [line.split()[0] for line in lines] == ["v0001", "v0003", "v0004", "v0005"]
     assert lines[0].endswith("frozen, gates/second")
     assert " 100% " in lines[1]
-    listed = call_json("pool", "ls")
+    listed = call_json("ls", "league/pool")
     assert [entry["version"] for entry in listed] == [1, 3, 4, 5]
     assert set(listed[0]) == ENTRY
     assert (listed[0]["gate"], listed[0]["frozen"]) == ("second", True)
     assert (listed[0]["win_rate"], listed[1]["win_rate"]) == (None, 1.0)
     assert listed[0]["conservative"] == pytest.approx(0)
-    every = call_json("pool", "ls", "--evicted")
+    every = call_json("ls", "league/pool", "--evicted")
     assert [entry["version"] for entry in every] == [1, 2, 3, 4, 5]
     assert every[1]["evicted"] == "oldest of more than 3"
-    assert "left: oldest of more than 3" in call("pool", "ls", "--evicted").stdout
+    assert "left: oldest of more than 3" in call("ls", "league/pool", "--evicted").stdout

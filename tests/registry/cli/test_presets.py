@@ -1,4 +1,4 @@
-"""`preset check`; `ls` and `show` are tested beside the runs that begin with them."""
+"""`preset`; `ls` and `show` are tested beside the runs that begin with them."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def own(tmp_path: Path) -> Path:
 
 
 def test_a_good_file(call: Call, call_json: Callable[..., Any], own: Path) -> None:
-    checked = call("preset", "check", own)
+    checked = call("preset", own)
     header, warm, fine, end = checked.stdout.splitlines()
     assert header.split() == ["phase", "counter", "save_every", "monitors", "keeps"]
     assert warm.split(maxsplit=4) == ["warm", "step", "10", "loss:min", "last 3, best 1"]
     assert fine.split(maxsplit=3) == ["fine", "epoch", "-", "kept: all; rest: last 2, days 7"]
     assert end == "ok: own, 2 declared phases"
     assert checked.stderr == ""
-    shape = call_json("preset", "check", own)
+    shape = call_json("preset", own)
     assert set(shape) == {"name", "about", "phases", "warnings"}
     assert shape["warnings"] == []
     assert shape["phases"][1] == {
@@ -63,7 +63,7 @@ def test_a_good_file(call: Call, call_json: Callable[..., Any], own: Path) -> No
 
 def test_a_wrong_file(call: Call, own: Path) -> None:
     own.write_text(OWN.replace("save_every", "save_evry"))
-    refused = call("preset", "check", own, status=3)
+    refused = call("preset", own, status=3)
     assert "phase warm: no field 'save_evry' (did you mean 'save_every'?)" in refused.stderr
     assert "hint: docs/presets.md explains every field." in refused.stderr
     assert refused.stdout == ""
@@ -88,12 +88,12 @@ def test_what_may_be_a_slip(
     good: str, slip: str, warning: str, call: Call, call_json: Callable[..., Any], own: Path
 ) -> None:
     own.write_text(OWN.replace(good, slip))
-    checked = call("preset", "check", own)
+    checked = call("preset", own)
     (line,) = checked.stderr.splitlines()
     assert re.match(f"warning: {warning}", line)
-    assert call_json("preset", "check", own)["warnings"] == [line.removeprefix("warning: ")]
+    assert call_json("preset", own)["warnings"] == [line.removeprefix("warning: ")]
 
 
 @pytest.mark.parametrize("name", preset_names())
 def test_what_is_shipped_has_no_slips(name: str, call: Call) -> None:
-    assert call("preset", "check", name).stderr == ""
+    assert call("preset", name).stderr == ""

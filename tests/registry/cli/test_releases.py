@@ -1,4 +1,4 @@
-"""`release publish`, `ls`, `show` and `rollback`, and the release as a stored state."""
+"""`release publish` and `rollback`, `ls RUN/releases`, and the release as a stored state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from safetensors.numpy import load_file
 
 from tests.registry.cli.calling import Call
 
-FIELDS = {"ref", "id", "version", "published", "latest", "source", "metrics", "card"}
 CARD = """\
 intended_use: tests
 description: "a \\x1b[31m classifier"
@@ -36,41 +35,38 @@ def test_publish(call: Call, card: Path) -> None:
     absent = ["--card", card.with_name("absent")]
     assert "card" in call("release", "publish", "demo", "1.0.1", *absent, status=3).stderr
     call("release", "publish", "demo", "1.0.1", "--metric", "high", status=2)
-    assert len(call("release", "ls", "demo").stdout.splitlines()) == 2
+    assert len(call("ls", "demo/releases").stdout.splitlines()) == 2
 
 
 def test_ls(call: Call, card: Path, call_json: Callable[..., Any]) -> None:
-    assert call("release", "ls", "demo").stderr == "no releases yet\n"
-    assert call_json("release", "ls", "demo") == []
+    assert call("ls", "demo/releases").stderr == "no releases yet\n"
+    assert call_json("ls", "demo/releases") == []
     call("release", "publish", "demo", "1.1.0")
     call("release", "publish", "demo/main/step10", "1.0.1", "--card", card, "--metric", "a=1")
-    header, first, second = call("release", "ls", "demo").stdout.splitlines()
-    assert header.split() == ["version", "id", "source", "loss", "a", "age", "marks"]
-    assert first.split()[0] == "1.1.0"
-    assert first.split()[2:4] == ["demo/phase2/step00000020", "0.25"]
-    assert second.split()[0] == "1.0.1"
+    header, first, second = call("ls", "demo/releases").stdout.splitlines()
+    assert header.split() == ["pin", "checkpoint", "id", "loss", "a", "age", "marks"]
+    assert first.split()[:2] == ["releases/1.1.0", "demo/phase2/step00000020"]
+    assert first.split()[3] == "0.25"
+    assert second.split()[0] == "releases/1.0.1"
     assert (first.endswith("latest"), second.endswith("latest")) == (False, True)
-    one, other = call_json("release", "ls", "demo")
-    assert set(one) == FIELDS
-    assert (one["latest"], other["latest"]) == (False, True)
-    assert (one["card"], other["card"]["intended_use"]) == ({}, "tests")
+    one, other = call_json("ls", "demo/releases")
+    assert set(one) == {"ref", "id", "kind", "name", "set", "source", "metrics", "marks"}
+    assert (one["marks"], other["marks"]) == ([], ["latest"])
     assert other["metrics"] == {"a": 1.0}
 
 
 def test_show(call: Call, card: Path, call_json: Callable[..., Any]) -> None:
     call("release", "publish", "demo", "1.0.0", "--card", card)
-    shown = call("release", "show", "demo", "1.0.0").stdout
-    assert "marks      latest\nsource     demo/phase2/step00000020\n" in shown
+    shown = call("show", "demo/releases/1.0.0").stdout
+    assert "source   demo/phase2/step00000020\n" in shown
+    assert "marks    latest\n" in shown
     text = shown.partition("\n\n")[2]
     assert text.startswith("description: ")
     assert "\x1b" not in shown
-    assert text.endswith(
-        "intended_use: tests\nperformance:\n  accuracy: 0.5\n  calibration: .nan\n"
-    )
-    found = call_json("release", "show", "demo", "latest")
-    assert set(found) == FIELDS
+    assert "intended_use: tests\nperformance:\n  accuracy: 0.5\n  calibration: .nan\n\n" in text
+    found = call_json("show", "demo/releases/latest")
     assert found["card"]["performance"] == {"accuracy": 0.5, "calibration": "nan"}
-    assert "'1.0.0'" in call("release", "show", "demo", "1.0.1", status=4).stderr
+    assert "'1.0.0'" in call("show", "demo/releases/1.0.1", status=4).stderr
 
 
 def test_rollback(call: Call, call_json: Callable[..., Any]) -> None:
@@ -99,7 +95,7 @@ def test_a_release_is_pulled_and_shown(
     found = call_json("show", "demo/releases/1.0.0")
     assert set(found) == {
         *("ref", "id", "run", "kind", "created", "metrics", "source", "size_bytes"),
-        *("components", "lossy", "file"),
+        *("components", "lossy", "file", "card", "marks"),
     }
     assert (found["kind"], found["source"]) == ("release", "demo/main/step00000010")
     assert call_json("run", "show", "demo")["releases"] == ["1.0.0"]

@@ -203,7 +203,7 @@ def test_undo_of_a_step_that_went_twice_asks_for_the_id(
 
 
 def test_evict_takes_one_and_undo_brings_it_back(call: Call, call_json, long: str) -> None:
-    said = call("evict", f"{long}/main/step30", "--reason", "wrong labels").stdout
+    said = call("rm", f"{long}/main/step30", "--reason", "wrong labels").stdout
     assert said.startswith("evicted: long/main/step00000030  ")
     assert steps_at(None, long) == [10, 20, 40, 50, 60]
     assert "wrong labels" in call("log", long).stdout
@@ -213,6 +213,6 @@ def test_evict_takes_one_and_undo_brings_it_back(call: Call, call_json, long: st
 
 def test_evict_refuses_what_is_protected(call: Call, call_json, long: str) -> None:
     for ref, reason in (("best", "best/loss"), ("latest", "latest")):
-        refused = call("evict", f"{long}/{ref}", "--reason", "try", status=5)
+        refused = call("rm", f"{long}/{ref}", "--reason", "try", status=5)
         assert reason in refused.stderr
     assert steps_at(None, long) == [10, 20, 30, 40, 50, 60]

@@ -25,7 +25,7 @@ def broken(url: str) -> None:
 
 
 def test_stats(call: Call) -> None:
-    header, row, total = call("stats", "demo/main/step10").stdout.splitlines()
+    header, row, total = call("show", "--stats", "demo/main/step10").stdout.splitlines()
     assert header.split() == [
         *("tensor", "dtype", "shape", "min", "max", "mean", "norm", "zeros", "nan", "inf")
     ]
@@ -36,24 +36,26 @@ def test_stats(call: Call) -> None:
 
 
 def test_what_is_not_finite_stands_out(call: Call, broken: None) -> None:
-    _, w, z, total = call("stats", "bad").stdout.splitlines()
+    _, w, z, total = call("show", "--stats", "bad").stdout.splitlines()
     assert w.split()[6:] == ["5", "95%", "1", "2", "not", "finite"]
     assert z.split()[3:6] == ["-", "-", "0.5+2.5j"]
     assert not z.endswith("finite")
     assert total.endswith("1 NaN, 2 infinite, NOT FINITE: 1 tensor")
-    assert "all finite" in call("stats", "bad", "*/z").stdout
-    assert call("stats", "bad", "*/z", "*/w").stdout == call("stats", "bad").stdout
-    assert "'m/w'" in call("stats", "bad", "m/ww", status=4).stderr
+    assert "all finite" in call("show", "--stats", "bad", "*/z").stdout
+    assert (
+        call("show", "--stats", "bad", "*/z", "*/w").stdout == call("show", "--stats", "bad").stdout
+    )
+    assert "'m/w'" in call("show", "--stats", "bad", "m/ww", status=4).stderr
 
 
 def test_no_tensors(call: Call, url: str) -> None:
     with holdfast.open(url) as opened:
         opened.create_run("plain").save({"n": 1}, step=1)
-    assert call("stats", "plain").stdout.startswith("0 tensors, 0 B, 0 elements, norm 0")
+    assert call("show", "--stats", "plain").stdout.startswith("0 tensors, 0 B, 0 elements, norm 0")
 
 
 def test_stats_json(call_json: CallJson, broken: None) -> None:
-    found = call_json("stats", "bad")
+    found = call_json("show", "--stats", "bad")
     assert set(found) == {"ref", "id", "tensors", "total"}
     assert found["ref"] == "bad/main/step00000002"
     w, z = found["tensors"]

@@ -166,7 +166,7 @@ def test_configuration_of_fsspec_counts(
     else:
         environment["FSSPEC_S3"] = json.dumps(options)
     command = [*HOLDFAST, "ls", "-r", s3]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "demo" in done.stdout
 

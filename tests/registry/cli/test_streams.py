@@ -32,6 +32,28 @@ def test_append_and_read(call: Call, url: str, lines: Path) -> None:
         assert math.isnan(opened.run("demo").streams["loss"].read()[1]["loss"])
 
 
+def test_a_push_brings_entries_and_knows_what_it_continues(
+    call: Call, lines: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "raw").write_bytes(b"1")
+    given = ["push", tmp_path / "raw", "raw", "--create", "--stream", f"loss={lines}"]
+    call(*given, "--step", 2, "--after", "none")
+    assert "there already" in call(*given, "--step", 2, "--after", "none").stdout
+    assert len(call("stream", "read", "raw", "loss").stdout.splitlines()) == 2
+    told = call(*given, "--step", 4, "--after", 3, status=5).stderr
+    assert "expected step 3 as the newest; found step 2" in told
+    call(*given, "--step", 4, "--after", "-1", status=2)
+    call("run", "set", "raw", "--status", "done", status=3)
+    assert call("run", "set", "raw", "--status", "completed").stdout == "raw: completed\n"
+    told = call(*given, "--step", 4, "--after", 2, status=5).stderr
+    assert "holdfast run set raw --status running" in told
+    for stopped in ("interrupted", "failed"):
+        assert "is completed" in call("run", "set", "raw", "--status", stopped, status=5).stderr
+    call("run", "set", "raw", "--status", "running")
+    call(*given, "--step", 4, "--after", 2)
+    assert len(call("stream", "read", "raw", "loss").stdout.splitlines()) == 4
+
+
 @pytest.mark.parametrize("arguments", [[], ["-"]])
 def test_append_from_stdin(arguments: list[str], call: Call) -> None:
     line = '{"step": 7, "ü": "é"}'
@@ -76,7 +98,7 @@ def test_a_bad_line_is_named_and_nothing_is_appended(
     result = call("stream", "append", "demo", "loss", tmp_path / "e", status=3)
     assert told in result.stderr
     assert "line 2" in result.stderr or "entries[1]" in result.stderr
-    assert call("stream", "ls", "demo").stderr == "no streams yet\n"
+    assert call("ls", "demo/streams").stderr == "no streams yet\n"
 
 
 def test_bytes_that_are_no_text_and_no_file(call: Call, tmp_path: Path) -> None:
@@ -115,11 +137,11 @@ def test_ls(call: Call, url: str, call_json: Callable[..., Any], lines: Path) ->
     call("stream", "append", "demo", "samples", lines, "--lifetime", "resettable")
     call("stream", "archive", "demo", "samples", "pivot")
     call("stream", "append", "demo", "loss", lines)
-    header, samples, loss = call("stream", "ls", "demo").stdout.splitlines()
+    header, samples, loss = call("ls", "demo/streams").stdout.splitlines()
     assert header.split() == ["stream", "lifetime", "entries", "segments", "archives"]
     assert samples.split() == ["samples", "resettable", "0", "0", "pivot", "(2)"]
     assert loss.split() == ["loss", "forever", "2", "1"]
-    assert call_json("stream", "ls", "demo")[0] == {
+    assert call_json("ls", "demo/streams")[0] == {
         "name": "samples",
         "lifetime": "resettable",
         "entries": 0,
@@ -133,7 +155,7 @@ def test_ls_of_declared_streams(call: Call, url: str, lines: Path, tmp_path: Pat
     (tmp_path / "night.toml").write_text('streams = [{ name = "loss", lifetime = "forever" }]')
     with holdfast.open(url) as opened:
         opened.create_run("night", preset=tmp_path / "night.toml")
-    assert call("stream", "ls", "night").stdout.splitlines()[1].split() == [
+    assert call("ls", "night/streams").stdout.splitlines()[1].split() == [
         *("loss", "forever", "0", "0")
     ]
     assert "'loss'" in call("stream", "append", "night", "los", lines, status=3).stderr

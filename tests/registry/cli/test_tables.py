@@ -34,15 +34,13 @@ TABLES = (
     "show full --tensors",
     "log full",
     "diff full/main/step1 full",
-    "run diff full fork",
-    "run diff * full",
-    "stats full",
-    "gate ls full",
-    "release ls full",
-    "artifact ls full",
-    "stream ls full",
-    "pool ls full",
-    "preset ls",
+    "diff --runs full fork",
+    "diff --runs * full",
+    "show full --stats",
+    "ls full/pins",
+    "ls full/streams",
+    "ls full/pool",
+    "preset",
     "prune full --last 1 --dry-run",
     "du",
     "du full",
@@ -130,7 +128,7 @@ def test_trends_are_shown_on_a_terminal(call: Call, screen: None) -> None:
     assert "█▃▁▁" in full.split()
 
 
-@pytest.mark.parametrize("command", ["ls full", "ls", "run ls", "pool ls full", "gate ls full"])
+@pytest.mark.parametrize("command", ["ls full", "ls", "run ls", "ls full/pool", "ls full/gates"])
 def test_csv_has_the_values_of_the_document(command: str, call: Call, call_json: CallJson) -> None:
     rows = list(csv.DictReader(io.StringIO(call(*command.split(), "--csv").stdout)))
     document = call_json(*command.split())
@@ -193,9 +191,9 @@ def test_nothing_comes_last_in_any_order() -> None:
 
 
 def test_a_table_without_rows(call: Call, url: str) -> None:
-    assert call("gate", "ls", "demo", "--sort", "age").stdout == ""
-    empty = call("gate", "ls", "demo", "--csv")
-    assert (empty.stdout, empty.stderr) == ("name,phase,source,id,set\n", "no gates yet\n")
+    assert call("ls", "demo/gates", "--sort", "age").stdout == ""
+    empty = call("ls", "demo/gates", "--csv")
+    assert (empty.stdout, empty.stderr) == ("ref,source,id,set,marks\n", "no gates yet\n")
 
 
 def test_options_of_tables_are_not_for_json(call: Call) -> None:

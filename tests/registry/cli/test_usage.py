@@ -52,7 +52,7 @@ def test_the_states_of_a_run_are_told(call: Call) -> None:
 
 def test_what_is_dead_is_told(call: Call, url: str) -> None:
     call("prune", "demo", "--last", "1")
-    call("run", "drop", "demo", "--reason", "over", "--yes")
+    call("run", "rm", "demo", "--reason", "over", "--yes")
     dead = next(line for line in call("du").stdout.splitlines() if line.startswith("dead"))
     assert dead.endswith("for gc")
 

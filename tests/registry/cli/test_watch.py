@@ -219,7 +219,7 @@ def test_a_signal_ends_the_command_and_what_it_started(
         assert word == "ready"
         process.send_signal(number)
         # The pipe is read to its end only when nobody holds it any more: they are gone.
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=300)
     assert process.returncode == status
     assert "everything committed before this stays" in err
     assert len(pids) == 2
@@ -258,7 +258,7 @@ def test_output_of_the_command_stands_in_order(
     command = script("import sys; print('command', sys.argv[1])")
     arguments = ["watch", "demo", "--once", "-r", url, "--exec", f"{command} {{step}}"]
     with start(HOLDFAST, *arguments) as process:
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=300)
     assert out.splitlines() == [
         *("command 10", "done: demo/main/step00000010"),
         *("command 20", "done: demo/phase2/step00000020"),

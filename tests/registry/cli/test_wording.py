@@ -5,12 +5,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
+
+import pytest
 
 from holdfast.registry import errors
 from tests.registry.cli.calling import Call, walk
+from tests.support.source import ROOT, tree
 
-ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.xdist_group("source")
+
 PYTHON = re.compile(
     r"\w\(|\b(None|True|False)\b|\b\w+=(\.\.\.|[\[{(']|[A-Z]\w*\()|`[a-z_]+\.[a-z_]+`|`\w+_\w+`"
 )
@@ -35,16 +39,15 @@ FOR_PROGRAMS = {
     "a string, or None",
     "`tensors()` lists the paths.",
     "`load_into` fills tensors without them; another checkpoint may be intact.",
-    "None",
     "For example precision={'model/*': 'bf16'}.",
     "X.state_dict() failed",
     "Use str(key), or wrap the dict: {'state': ...}.",
     "a state must be a dict with string keys, or have state_dict()",
-    "Pass it to `registry.run`, which compares it.",
+    "Pass it to `registry.run`, or to `run.phases.start`, which compare it.",
     "last, best, every or for_days: whole numbers from 1; then: a list of components; or all=True",
     "Append a number (x.item()) or a list (x.tolist()); keep arrays in a state.",
     "Give them to `holdfast.open`.",
-    "Carry what is only in it (`holdfast journal carry`), or the ranks continue from an older "
+    "Carry what is only in it (`holdfast journal push`), or the ranks continue from an older "
     "checkpoint; then open the registry with journal=''.",
     "Make another: jax.make_array_from_callback(shape, sharding, lambda index: "
     "checkpoint[path][index]).",
@@ -65,13 +68,18 @@ FOR_PROGRAMS = {
 NAMES = ("`must_change`", "`registry.json`", "`If-None-Match: *`")
 
 
-def messages() -> Iterator[tuple[str, str]]:
-    """Yield each part of a message that a command may show, with its place."""
+@cache
+def messages() -> list[tuple[str, str]]:
+    """Return each part of a message that a command may show, with its place."""
+    return list(_messages())
+
+
+def _messages() -> Iterator[tuple[str, str]]:
     for path in sorted(
         one for base in ("registry", "backends") for one in (ROOT / base).rglob("*.py")
     ):
         where = path.relative_to(ROOT).as_posix()
-        parsed = ast.parse(path.read_text(encoding="utf-8"))
+        parsed = tree(path)
         if where.startswith("registry/upkeep"):  # the advice of findings
             for one in parsed.body:
                 if isinstance(one, ast.Assign):
@@ -84,10 +92,18 @@ def messages() -> Iterator[tuple[str, str]]:
             parts = [*node.args[:1], *keywords] if name in errors.__all__ else []
             if name == "Hint":
                 parts = [*node.args[1:], *(one.value for one in node.keywords if one.arg == "cli")]
-            elif ast.unparse(node.func) == "Hint.of":
+            elif is_hint_of(node.func):
                 parts = node.args
             for part in parts:
                 yield from ((f"{where}:{part.lineno}", text) for text in texts(part))
+
+
+def is_hint_of(called: ast.expr) -> bool:
+    return (
+        isinstance(called, ast.Attribute)
+        and called.attr == "of"
+        and getattr(called.value, "id", "") == "Hint"
+    )
 
 
 def texts(part: ast.expr) -> Iterator[str]:

@@ -45,6 +45,20 @@ def test_a_fork_beside_its_parent(reg: Registry, parent: Run) -> None:
     assert pair.first.metrics["loss"] > pair.second.metrics["loss"]
 
 
+def test_branches_are_shown_in_short(reg: Registry, parent: Run) -> None:
+    fork = reg.fork("parent/main/step2", "fork", config={"lr": "<b>", "model": {"width": 8}})
+    for step in range(3, 40):
+        save(fork, step, lr=0.3)
+    found = reg.diff_runs("parent", "fork")
+    said = "Branches('parent', 'fork', fork='parent/main/step00000002', settings=0, config=1, "
+    assert repr(found) == f"{said}steps=38, differs_at='main/step3')"
+    html = found._repr_html_()
+    assert len(html) < 6000
+    assert "&lt;b&gt;" in html
+    assert "<b>," not in html
+    assert "and 28 more steps" in html
+
+
 def test_two_forks_of_one_run_meet_at_the_earlier_checkpoint(reg: Registry, parent: Run) -> None:
     one = reg.fork("parent/main/step2", "one")
     reg.fork("parent/main/step3", "two")

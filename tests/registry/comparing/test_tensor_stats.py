@@ -191,6 +191,9 @@ class Counting:
     def chunk_digests(self, entry: Any) -> Any:
         raise NotImplementedError
 
+    def index(self) -> None:
+        pass
+
     def read_chunks(self, wanted: Any) -> None:
         self.add(sum(map(len, wanted.values())))
 

@@ -185,7 +185,7 @@ def test_no_save_relies_on_what_a_thinning_gave_up(reg, backend, open_registry):
     open_registry(backend).gc(grace_s=0)
     again = state(3) | {"optimizer": state(1)["optimizer"]}
     trainer.save(again, step=3)
-    # A tag makes it a base as it is now: the model is shared, the optimizer stored anew.
+    # A tag makes it a base as it is now: the model is shared, the optimizer stored again.
     trainer.pins.tags.set("old", run.checkpoints()[0], thinned=True)
     before = stored_bytes(backend)
     trainer.save(state(5) | {"model": state(1)["model"]}, step=4)

@@ -514,7 +514,7 @@ def gated(gate, open_registry):
 
 def test_save_async_returns_before_the_bytes_are_stored(gate, gated):
     pending = gated.save_async(small_state(), step=1)
-    assert gate.reached.wait(20)
+    assert gate.reached.wait(300)
     assert not pending.done()
     with pytest.raises(TimeoutError):
         pending.wait(0.001)
@@ -542,7 +542,7 @@ def test_changing_the_state_after_save_async_changes_nothing(gate, gated):
 
 def test_one_save_is_under_way_at_a_time(gate, gated, backend):
     first = gated.save_async(small_state(1), step=1)
-    assert gate.reached.wait(20)
+    assert gate.reached.wait(300)
     threading.Timer(0.01, gate.open.set).start()
     second = gated.save_async(small_state(2), step=2)
     assert first.done()

@@ -166,7 +166,8 @@ def test_everything_that_was_given_comes_back_or_is_refused(name: str, tmp_path:
     assert is_in(parts_of(sample), parts_of(through(tmp_path / "0", sample)))
     lost, kept = [], 0
     numbers = itertools.count(1)
-    for place in places(sample):
+    # Compressed it is the same document.
+    for place in places(sample, depth=1 if name == "thalia.zst" else 3):
         for kind, value in RICH.items():
             state = copy.deepcopy(sample)
             inner: Any = state
@@ -202,6 +203,5 @@ def test_a_delta_keeps_what_is_beside_the_regions(tmp_path: Path) -> None:
     for key in ("config", "theta", "scheduler", "trial_state", "training_steps"):
         assert found[key] == state[key]
     del state["theta"]
-    with pytest.raises(RegistryError, match="removed"):
-        thalia.save_delta(tmp_path / "c.delta.thalia", state, tmp_path / "a.thalia")
-    assert not (tmp_path / "c.delta.thalia").exists()
+    thalia.save_delta(tmp_path / "c.delta.thalia", state, tmp_path / "a.thalia")
+    assert set(found) - set(thalia.load(tmp_path / "c.delta.thalia").state) == {"theta"}

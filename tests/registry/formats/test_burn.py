@@ -11,6 +11,7 @@ rmp writes the shortest form of each length and integer.
 
 from __future__ import annotations
 
+import gzip
 import struct
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,34 @@ def test_a_record(run: Run, tmp_path: Path) -> None:
     assert report.metadata == ABOUT
     formats.write(tmp_path / "out.mpk", run.save(found.state, step=1))
     assert (tmp_path / "out.mpk").read_bytes() == path.read_bytes()
+
+
+def test_a_record_in_gzip_is_the_same_record(tmp_path: Path) -> None:
+    data = gzip.compress(record(ITEM))
+    path = written(tmp_path / "model.mpk.gz", data)
+    assert formats.detect(path) == "burn"
+    assert formats.validate(path) == []
+    plain = formats.read(written(tmp_path / "model.mpk", record(ITEM)))
+    assert same(formats.read(path).state, plain.state)
+    assert formats.inspect(path).tensors == formats.inspect(tmp_path / "model.mpk").tensors
+    formats.write(tmp_path / "out.mpk.gz", plain.state)
+    assert gzip.decompress((tmp_path / "out.mpk.gz").read_bytes()) == record(ITEM)
+    for bad, message in ((data[:-9], "breaks off"), (data + b"x", "bytes after"),
+                         (data[:60] + b"\xff" + data[61:], "damaged|MessagePack")):  # fmt: skip
+        with pytest.raises(InvalidInput, match=message):
+            formats.read(written(tmp_path / "bad.mpk.gz", bad))
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_a_record_without_names_is_known_and_kept_as_bytes(tmp_path: Path, compress: Any) -> None:
+    about = {**ABOUT, "format": ABOUT["format"].replace("NamedMpk", "Bin")}
+    texts = [text.encode() for text in about.values()]
+    data = compress(b"".join(bytes([len(one)]) + one for one in texts) + b"\x07" * 40)
+    path = written(tmp_path / "model.bin", data)
+    assert formats.inspect(path).metadata == about
+    found = formats.read(path)
+    assert (found.format, found.metadata) == ("opaque", about)
+    assert found.state["file"]["bytes"].tobytes() == data
 
 
 def test_every_bad_tensor_is_named(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_link_of_a_folder_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (folder / "vocab.txt").symlink_to("/proc/self/environ")
     with pytest.raises(InvalidInput, match=r"vocab\.txt: a link in a folder.*cp -rL"):
         formats.read(folder, format="hf")
-    done = invoke("convert", folder, tmp_path / "b.pt", "--read-as", "hf")
+    done = invoke("file", "convert", folder, tmp_path / "b.pt", "--read-as", "hf")
     assert done.exit_code == 3
     assert not (tmp_path / "b.pt").exists()
 

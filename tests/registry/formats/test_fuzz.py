@@ -11,7 +11,7 @@ from holdfast.registry import formats
 from holdfast.registry.formats.table import FORMATS as TABLE
 from tests.support import fuzzing
 
-INPUTS = 120
+INPUTS = 60
 
 
 def test_every_format_has_a_target() -> None:

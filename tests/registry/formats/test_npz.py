@@ -100,7 +100,7 @@ main()
             capture_output=True,
             text=True,
             cwd=tmp_path,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
     with np.load(tmp_path / "o.npz") as back:

@@ -9,6 +9,7 @@ import pickle
 import random
 import struct
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ from holdfast.registry.errors import (
     NotFound,
     RegistryError,
     UnsupportedFormat,
+    UnsupportedValue,
 )
 from holdfast.registry.formats import thalia
 from holdfast.registry.formats.content import MemoryContent
 from holdfast.registry.formats.thalia import delta, framing
 from holdfast.registry.formats.thalia.tensors import as_array
-from holdfast.registry.pytree import TensorBytes
+from holdfast.registry.pytree import TensorBytes, encoding
 from holdfast.registry.values import parse_limits
 from tests.support.foreign import foreign
 from tests.support.states import same
@@ -329,14 +331,15 @@ def test_a_bomb_is_refused_at_the_limit(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_delta_needs_its_very_base(tmp_path: Path) -> None:
-    folder = foreign("thalia/delta")
-    name = "stage1.delta.thalia"
-    (tmp_path / name).write_bytes((folder / name).read_bytes())
+    base, link = tmp_path / "stage0.thalia", tmp_path / "stage1.delta.thalia"
+    thalia.save(base, large_brain())
+    thalia.save_delta(link, grown(large_brain()), base)
+    base.unlink()
     with pytest.raises(InvalidInput, match="is missing"):
-        formats.read(tmp_path / name)
-    (tmp_path / "stage0.thalia").write_bytes((folder / "stage0.thalia").read_bytes() + b"\0")
+        formats.read(link)
+    thalia.save(base, large_brain(), {"written": "again"})  # sound, with the same tensors
     with pytest.raises(InvalidInput, match="another file"):
-        formats.read(tmp_path / name)
+        formats.read(link)
 
 
 def test_a_base_that_is_exchanged_behind_the_comparison_is_refused(
@@ -626,16 +629,138 @@ def test_deltas_and_their_chains(tmp_path: Path, suffix: str) -> None:
         )
 
 
-def test_differences_that_a_delta_cannot_say(tmp_path: Path) -> None:
-    thalia.save(tmp_path / "base.thalia", large_brain())
-    removed = large_brain()
-    del removed["regions"]["other"]
-    other = large_brain()
-    other["regions"]["other"]["x"] = np.zeros(2, np.float32)
-    for state, message in ((removed, "it was removed"), (other, "only weights and states may")):
-        with pytest.raises(IncompatibleState, match=message):
-            thalia.save_delta(tmp_path / "d.delta.thalia", state, tmp_path / "base.thalia")
-    assert [path.name for path in tmp_path.iterdir()] == ["base.thalia"]
+def edited(*edits: str) -> dict[str, Any]:
+    """Return a brain of which parts were removed, made null, added or changed."""
+    state: dict[str, Any] = large_brain() | {"theta": {"phase": 0.5}, "config": {"n": 1}}
+    state["regions"]["cortex"]["weights"]["none"] = None
+    for edit in edits:
+        path, _, value = edit.partition("=")
+        *above, last = path.split("/")
+        here = state
+        for key in above:
+            here = here[key]
+        if value:
+            here[last] = json.loads(value)
+        else:
+            del here[last]
+    return state
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        ("regions/other", "theta"),
+        ("regions/other/x",),
+        ("regions/cortex/gains=3", "config/n=2", "scheduler={}"),
+        ("regions/cortex/weights/bias",),
+        ("regions/cortex/weights/bias=null", "regions/cortex/learning_state/bcm=[true]"),
+        ("regions/cortex/weights/none",),
+        ("regions/cortex/weights/new=null",),
+        ("regions/cortex/weights/none=[1]",),
+        ("regions/other/weights={}",),
+        ("regions/other/neuron_state=null",),
+        ("regions/cortex/neuron_state",),
+        ("regions/cortex/neuron_state=null", "regions/cortex/oscillator_state={}"),
+    ],
+)
+def test_a_delta_without_a_threshold_says_every_difference(
+    tmp_path: Path, edits: tuple[str, ...]
+) -> None:
+    for before, after in ((edited(), edited(*edits)), (edited(*edits), edited())):
+        states = {"base.thalia": before, "whole.thalia": after}
+        for name, state in states.items():
+            thalia.save(tmp_path / name, state, force=True)
+        path = tmp_path / "d.delta.thalia"
+        thalia.save_delta(path, after, tmp_path / "base.thalia", threshold=0, force=True)
+        found, whole = (
+            arrays(formats.read(tmp_path / name, portable=True).state)
+            for name in (path, "whole.thalia")
+        )
+        for state in (found, whole):
+            del state["metadata"]
+        # A part of the metadata that a file has not is there as an empty one.
+        for key in set(whole) - set(found):
+            assert whole.pop(key) == {}
+        assert same(dict(sorted(found.items())), dict(sorted(whole.items())))
+
+
+@dataclass
+class Neurons:
+    membrane: Any
+    inner: Any = None
+
+
+def test_dataclasses_are_kept_under_the_names_of_their_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file and deltas need no adapter; one that the program has makes the objects again."""
+    name = f"{__name__}.Neurons"
+
+    def brain(number: float) -> dict[str, Any]:
+        membrane = np.full(3, number, np.float32)
+        state = Neurons(membrane, [Neurons(np.arange(2), {"a": 1})])
+        return {"regions": {"cortex": {"weights": {"w": membrane[:2]}, "neuron_state": state}}}
+
+    full, link = tmp_path / "a.thalia", tmp_path / "b.delta.thalia"
+    thalia.save(full, brain(1.5), precision="fp16")
+    thalia.save_delta(link, brain(2.5), full)
+    _, regions = plain_reader(full.read_bytes())
+    state = regions["cortex"]["neuron_state"]
+    assert (list(state), state["_dataclass"]) == (["_dataclass", "_fields"], name)
+    assert state["_fields"]["inner"][0]["_fields"]["inner"] == {"a": 1}
+    assert formats.inspect(full).header["total_neurons"] == 3
+    with link.open("rb") as file:
+        file.seek(64)
+        made = pickle.load(file)["regions"]["cortex"]["neuron_state"]
+    assert type(made) is Neurons
+    assert type(made.inner[0]) is Neurons
+    for path, number in ((full, 1.5), (link, 2.5)):
+        assert formats.validate(path) == []
+        assert "regions/cortex/neuron_state/membrane" in str(formats.inspect(path).tensors)
+        as_dict: Any = thalia.load(path).state["regions"]["cortex"]["neuron_state"]
+        assert as_dict["_dataclass"] == name
+        assert as_dict["_fields"]["membrane"].tolist() == [number] * 3
+        formats.write(
+            tmp_path / "again.thalia", formats.read(path, portable=True).state, force=True
+        )
+        _, again = plain_reader((tmp_path / "again.thalia").read_bytes())
+        assert again["cortex"]["neuron_state"]["_dataclass"] == name
+        with monkeypatch.context() as patch:
+            patch.setattr(encoding, "ADAPTERS", encoding.AdapterTable())
+            adapter = encoding.Adapter(name, Neurons, vars, lambda given: Neurons(**given))
+            encoding.ADAPTERS.add(adapter)
+            known: Any = formats.read(path).state["regions"]["cortex"]["neuron_state"]
+            assert type(known) is Neurons
+            assert known.inner[0].inner == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "value", [b"cos\ngetcwd\n", b"cos\ngetcwd\n)R", b"cos\nsystem\nX\2\0\0\0ls\x85R"]
+)
+def test_a_name_in_a_delta_is_a_dataclass_or_refused(tmp_path: Path, value: bytes) -> None:
+    thalia.save(tmp_path / "a.thalia", large_brain())
+    thalia.save_delta(tmp_path / "b.delta.thalia", large_brain(), tmp_path / "a.thalia")
+    data = (tmp_path / "b.delta.thalia").read_bytes()
+    key = b"X\5\0\0\0theta"
+    at = data.index(b"metadata_changes") + len(b"metadata_changes")
+    assert data[at : at + 3] == b"}(u"
+    (tmp_path / "b.delta.thalia").write_bytes(data[: at + 2] + key + value + data[at + 2 :])
+    with pytest.raises(UnsupportedValue, match=r"names os\.|names (posix|nt)\."):
+        formats.read(tmp_path / "b.delta.thalia", portable=True)
+
+
+def test_names_in_a_delta_take_memory_that_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two long texts that are kept once make a name of both, again and again."""
+    monkeypatch.setenv("HOLDFAST_MAX_RECORD_BYTES", "10000000")
+    long = b"X" + struct.pack("<I", 2000) + b"a" * 2000
+    pickle_of = b"\x80\x04" + long + b"q\0" + b"(" + b"h\0h\0\x93" * 5000 + b"t."
+    head = struct.pack("<5sI32sQQ7x", b"\xce\x94THL", 1, bytes(32), 0, 0)
+    path = tmp_path / "b.delta.thalia"
+    path.write_bytes(head + pickle_of + struct.pack("<I", 2) + b"{}")
+    with pytest.raises(RegistryError, match="reading the delta"):
+        formats.read(path, portable=True)
 
 
 def test_differences_below_the_threshold_are_left_out(tmp_path: Path) -> None:

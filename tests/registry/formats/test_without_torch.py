@@ -34,7 +34,7 @@ def pushed_without_torch(registry: Path, source: Path, target: Path) -> str:
         [sys.executable, "-c", PROGRAM, registry, source, target],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

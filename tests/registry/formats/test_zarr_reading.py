@@ -39,7 +39,7 @@ from holdfast import Run, Storing
 from holdfast.registry import formats
 from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError, StorageError
 from holdfast.registry.loading.zarr import foreign_arrays, native_types
-from holdfast.registry.loading.zarr.expansion import check_expansion
+from holdfast.registry.loading.zarr.foreign_arrays import check_expansion
 from holdfast.registry.loading.zarr.nodes import array_v2
 from tests.support.commands import invoke
 from tests.support.states import same
@@ -79,12 +79,19 @@ def edit(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps(kept))
 
 
-@pytest.fixture
-def one(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of one array `g/a`, of 10 x 100 float32."""
-    group = zarr.open_group(tmp_path / "one.zarr", mode="w")
+    folder = tmp_path_factory.mktemp("made") / "one.zarr"
+    group = zarr.open_group(folder, mode="w")
     group.create_array("g/a", data=np.ones((10, 100), "f4"), chunks=(3, 7))
-    return tmp_path / "one.zarr"
+    return folder
+
+
+@pytest.fixture
+def one(made: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(made, tmp_path / "one.zarr"))
 
 
 # What Holdfast wrote

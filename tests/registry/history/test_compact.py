@@ -24,6 +24,8 @@ from holdfast.registry.history.actions import (
     Evict,
     EvictEntries,
     Eviction,
+    Free,
+    HideRun,
     Line,
     Mark,
     Promote,
@@ -35,9 +37,10 @@ from holdfast.registry.history.actions import (
     Rewind,
     SetPin,
     SetTag,
+    UndropRun,
     line_digest,
 )
-from holdfast.registry.history.replay import Forgotten, RunManifest, Slot, advance, foresee
+from holdfast.registry.history.replay import NeedsHistory, RunManifest, Slot, advance, foresee
 from holdfast.registry.history.replay.evicted import EvictedNumbers, pack_bits
 from holdfast.registry.history.retention import RetentionPlan, plan_retention
 from holdfast.registry.spec import Retention, RunSpec
@@ -163,13 +166,17 @@ def said(act: str, x: int, y: int, run: RunManifest) -> list[Action]:
             ]
         case "drop":
             return [DropRun(reason="enough")]
+        case "hide":
+            return [HideRun(reason="perhaps")]
+        case "undrop":
+            return [UndropRun()]
     raise AssertionError(act)
 
 
 ACTS = (
     *["save"] * 6,
     *["report", "late", "evict", "evict", "evict", "rewind", "recover", "gate", "release"],
-    *["tag", "tag", "untag"],
+    *["tag", "tag", "untag", "hide", "free", *["undrop"] * 4],
     *["promote", "rate", "leave", "append", "append", "archive", "claim", "acknowledge", "enter"],
 )
 small = st.integers(0, 40)
@@ -190,14 +197,19 @@ def _manifests(actions: list[Action]) -> list[Any]:
 
 def slot_of(run: RunManifest, parts: list[tuple[str, int, int]], *, placed: bool) -> Slot:
     """Return the next slot of a run."""
+    if any(act == "free" for act, *_ in parts):
+        return Slot.build(run.next_slot, [Free()])
     saves = [one for one in parts if one[0] == "save"][:1]
     others = [one for one in parts if one[0] != "save"]
     said_now = [action for part in (*saves, *others) for action in said(*part, run)]
+    if any(act == "undrop" for act, *_ in parts):
+        said_now = [UndropRun()]
     lines: list[Line] = []
     if placed:
         # The same place again, or another one: as a save of the same state, or a repack.
         at = parts[0][2] % 4
-        lines += [place(manifest, at) for manifest in dict.fromkeys(_manifests(said_now))]
+        named = run.uses if said_now == [UndropRun()] else _manifests(said_now)
+        lines += [place(manifest, at) for manifest in dict.fromkeys(named)]
     commit = Commit(
         n=run.commits,
         run="r",
@@ -217,7 +229,7 @@ def grown(compact: RunManifest, complete: RunManifest, slots: list[Slot]) -> Run
     """Return a compact run after slots, as a handle goes on: by the complete one where it must."""
     try:
         return advance(compact, slots)
-    except Forgotten:
+    except NeedsHistory:
         return advance(complete, slots).compact()
 
 
@@ -240,7 +252,7 @@ def refusal(run: RunManifest, slot: Slot) -> str:
         advance(run, [slot])
     except Malformed as error:
         return str(error)
-    except Forgotten:
+    except NeedsHistory:
         return "forgotten"
     return ""
 
@@ -278,7 +290,7 @@ def check_same(compact: RunManifest, complete: RunManifest) -> None:
             now_ms = complete.commits * DAY_MS
             plan = plan_retention(complete, now_ms, policy)
             assert shown(plan_retention(of, now_ms, policy)) == shown(plan)
-        with suppress(Forgotten):  # asked again of the complete one
+        with suppress(NeedsHistory):  # asked again of the complete one
             assert rating_of(of, {}) == rating_of(complete, {})
         for place_ in complete.places:
             assert of.is_placed(place_) == complete.is_placed(place_)

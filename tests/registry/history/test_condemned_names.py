@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterable
 
 import pytest
 
 from holdfast.backends.wrappers import Metered
-from holdfast.registry.errors import Damaged, Malformed, UnsupportedFormat
+from holdfast.registry.errors import Damaged, InvalidInput, Malformed, UnsupportedFormat
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.history import condemned_names
 from holdfast.registry.history.condemned_names import CondemnedNames, SweepTable, due
@@ -27,6 +28,10 @@ from tests.support.stores import new_backend
 
 def _key(i: int, generation: int = 0, kind="packs") -> ObjectKey:
     return ObjectKey(kind, Digest.of(b"%d" % i), generation)
+
+
+def _in_order(keys: Iterable[ObjectKey]) -> list[ObjectKey]:
+    return sorted(keys, key=lambda key: key.record)
 
 
 def _random_keys(count: int, generation: int = 0) -> list[ObjectKey]:
@@ -48,7 +53,7 @@ def upgraded(backend):
 
 def _sweep(epochs: Epochs, *keys: ObjectKey, joins: bool = True) -> int:
     newest = epochs.observe()
-    assert epochs.put_sweep(newest + 1, keys, joins=joins)
+    assert epochs.put_sweep(newest + 1, _in_order(keys), joins=joins)
     return newest + 1
 
 
@@ -65,7 +70,9 @@ def test_a_table_has_its_keys_and_no_other(reg, small_parts, monkeypatch, single
     # More generations of one digest than a block and a shard hold.
     there |= {_key(1_000, generation) for generation in range(40)}
     names = CondemnedNames(reg.handle.store)
-    table = names.put(shuffled.sample(sorted(there), len(there)), epoch=50)
+    with pytest.raises(InvalidInput, match="order"):
+        names.put(shuffled.sample(sorted(there), len(there)), epoch=50)
+    table = names.put(_in_order(there), epoch=50)
     assert (table.keys, table.last, table.sweeps) == (len(there), 50, 1)
     absent = {_key(i, 7, kind) for i in range(200) for kind in KINDS} | {_key(1_000, 40)}
     assert names.among(table, there | absent) == there
@@ -189,7 +196,7 @@ def test_30_packs_of_200_sweeps_ago_take_200_requests(size):
         metered.put(epoch_key(1), encode_upgrade(1, 3))
         epochs = Epochs(reg.handle.store)
         for epoch in range(2, 202):
-            assert epochs.put_sweep(epoch, _random_keys(size, epoch - 1), joins=True)
+            assert epochs.put_sweep(epoch, _in_order(_random_keys(size, epoch - 1)), joins=True)
         fresh, before = Epochs(reg.handle.store), metered.snapshot()
         assert not fresh.condemned(_random_keys(30), fresh.observe())
         used = metered.snapshot().since(before)

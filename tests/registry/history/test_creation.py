@@ -9,7 +9,8 @@ import pytest
 from holdfast import Monitor
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
 from holdfast.registry.history.creating import RunOptions, SecretWarning, begin, creation
-from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.log import RunLog, author
+from holdfast.registry.objects import slot_key
 from holdfast.registry.spec import Phase, Retention, RunSpec
 from holdfast.registry.spec.presets import load_preset
 from tests.support.states import small_state
@@ -92,6 +93,11 @@ REFUSED = {
         "'01': a phase number has no leading zeros",
     ),
     "no hash": ({"input_hash": 5}, InvalidInput, "an input hash is a string"),
+    "no owner": ({"owner": "Ana B"}, InvalidInput, "not an owner; expected 1 to 128 letters"),
+    "no project": ({"project": ""}, InvalidInput, "not a project"),
+    "one text as labels": ({"labels": "prod"}, InvalidInput, "labels are a list of texts"),
+    "no label": ({"labels": ["a", 7]}, InvalidInput, "not a label"),
+    "many labels": ({"labels": [*map(str, range(33))]}, InvalidInput, "at most 32 texts"),
 }
 
 
@@ -163,6 +169,44 @@ def test_another_seed_or_input_is_a_conflict(reg, backend, options, told, create
         reg.run("r", create=create, **options)
     assert contents(backend) == before
     assert reg.run("r", create=create, **DESCRIBED).manifest.created.input_hash == "data"
+
+
+def test_the_planned_end_is_that_of_the_creation_and_of_forks(reg):
+    run = reg.create_run("a", total_steps=500)
+    run.save(small_state(1), step=100)
+    assert reg.run("a").manifest.created.total_steps == 500
+    assert reg.fork("a/latest", "b").manifest.created.total_steps == 500
+    assert reg.fork("a/latest", "c", total_steps=900).manifest.created.total_steps == 900
+    assert reg.create_run("d").manifest.created.total_steps is None
+    for wrong in (0, True, 1.5, 2**63):
+        with pytest.raises(InvalidInput, match="not a step at which training can end"):
+            reg.create_run("e", total_steps=wrong)
+
+
+def test_owner_project_and_labels_are_those_of_the_creation(reg, backend, caplog):
+    plain, words = reg.create_run("plain"), {"owner": "ana", "project": "vision/det"}
+    line = backend.get(slot_key("plain", 0))
+    assert not any(b'"%b"' % name in line for name in (b"owner", b"project", b"labels"))
+    run = reg.create_run("r", labels=["x", "prod", "x"], **words)
+    run.save({"w": 1}, step=1)
+    with caplog.at_level("WARNING", "holdfast"):
+        again = reg.run("r", create=True, labels={"x", "prod"}, **words)
+        assert not caplog.records
+        reg.run("r", owner="ben", labels=["x"])
+    assert [one.getMessage()[:11] for one in caplog.records] == ["r: `owner` ", "r: `labels`"]
+    created = again.manifest.created
+    assert (created.owner, created.project, created.labels) == ("ana", "vision/det", ("prod", "x"))
+    own = reg.fork("r", "own").manifest.created  # a fork is somebody else's
+    assert (own.owner, own.project, own.labels) == (None, "vision/det", None)
+    # The owner of a run without one is the user who created it, also where a snapshot hides that.
+    for step in range(20):
+        plain.save({"w": step}, step=step)
+    line = plain.handle.log
+    assert line.owner() == author().rpartition("@")[0]
+    other = RunLog(line._store, "plain")
+    other.open()
+    assert other._tail.author is None
+    assert (other.owner(), again.handle.log.owner()) == (line.owner(), "ana")
 
 
 def test_an_input_that_was_not_given_before(reg):

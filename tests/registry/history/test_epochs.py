@@ -109,7 +109,7 @@ def test_only_sweeps_after_a_keys_generation_are_read(epochs, backend):
 def test_an_upgrade_refuses_an_older_writer(epochs, backend):
     backend.put(epoch_key(1), encode_upgrade(1, 99))
     with pytest.raises(
-        UnsupportedFormat, match=r"epochs/0+1.*expected writer version 99.*version 3"
+        UnsupportedFormat, match=r"epochs/0+1.*expected writer version 99.*version 4"
     ):
         epochs.observe()
     with pytest.raises(UnsupportedFormat):

@@ -10,7 +10,7 @@ from holdfast.backends import ObjectInfo, StoreUnavailable
 from holdfast.backends.errors import AccessDenied
 from holdfast.backends.wrappers import Fault, Faulty, Metered, Wrapper
 from holdfast.registry.errors import Conflict, Damaged, Malformed, UnsupportedFormat
-from holdfast.registry.history import log, races, slots
+from holdfast.registry.history import log, slots
 from holdfast.registry.history.actions import CreateRun, Mark, SetStatus, TakeOver
 from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line, list_runs
 from holdfast.registry.history.replay import RunManifest, advance
@@ -186,8 +186,8 @@ class Clock:
 def racing(monkeypatch, run_log, store_on, backend, wins_after, put_s=0.02):
     """Return a log whose first races are lost, the clock, and the races that it has lost."""
     clock = Clock()
-    monkeypatch.setattr(races, "time", clock)
-    monkeypatch.setattr(races.random, "uniform", lambda _, most: most)
+    monkeypatch.setattr(slots, "time", clock)
+    monkeypatch.setattr(slots.random, "uniform", lambda _, most: most)
     monkeypatch.setattr(log, "author", lambda: "winner@gpu7")
     hooked = Hooked(backend)
     mine = reopened(store_on, hooked)

@@ -21,7 +21,7 @@ from holdfast.registry.history.log import RunLog
 from holdfast.registry.objects.keys import slot_key
 from holdfast.registry.upkeep.gc import Collector
 from tests.support.states import small_state
-from tests.support.stores import Open, contents, new_backend
+from tests.support.stores import Open, Scratch, contents, new_backend
 
 RUN = "run"
 
@@ -126,12 +126,17 @@ ACTS: dict[str, Act] = {
 }
 
 
-@pytest.fixture
-def backend() -> MemoryBackend:
+@pytest.fixture(scope="module")
+def lived() -> Scratch:
     backend = new_backend()
     with open_on(backend) as registry:
         live(registry)
     return backend
+
+
+@pytest.fixture
+def backend(lived: Scratch) -> MemoryBackend:
+    return lived.copy()
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)

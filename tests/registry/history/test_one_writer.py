@@ -9,23 +9,24 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from functools import cache
-from pathlib import Path
 
-import holdfast
+import pytest
 
-SOURCE = Path(holdfast.registry.__file__).parent
+from tests.support.source import REGISTRY, tree
+
+pytestmark = pytest.mark.xdist_group("source")
 
 #: The modules that may change the store, and why they name no object without the writer.
 CHANGES = {
     "writing/object_writer.py": "chooses every key of an object (W2)",
     "history/slots.py": "slots",
     "history/log.py": "snapshots, which are a cache",
-    "store/store.py": "registry.json, once",
+    "store/store.py": "registry.json, once, and a file that tells the store's time",
     "saving/journal/states.py": "objects of an entry of the journal, in a folder of its own",
     "history/epochs.py": "epochs, which name objects to delete, and none to use",
     "history/condemned_names.py": "the tables of these names, by their digest",
     "upkeep/gc.py": "epochs and deletions",
-    "upkeep/planning.py": "a file that tells the store's time",
+    "upkeep/sealing.py": "removal of markers",
     "upkeep/run_notes.py": "notes of collectors, which name no object to use",
     "upkeep/upgrading.py": "the epoch of an upgrade",
     "upkeep/repairing.py": "objects under keys that live places name already",
@@ -37,6 +38,8 @@ APPENDS = {
     "history/creating.py": "commit 0, which references nothing (W1)",
     "face/syncing.py": "commit 0 of a run at its destination",
     "upkeep/gc.py": "marks",
+    "upkeep/planning.py": "lines that free dropped runs",
+    "upkeep/sealing.py": "seals, and the marks before them",
     "upkeep/upgrading.py": "the marks of an upgrade",
 }
 #: The modules that may make the place of a manifest.
@@ -45,15 +48,19 @@ PLACES = {
 }
 
 
+#: The methods that put, delete and commit.
+METHODS = {"put", "put_if_absent", "delete", "delete_many", "append", "Place", "commit"}
+
+
 @cache
 def calls() -> dict[str, dict[str, set[str]]]:
     """Return what each module calls, by method: the texts of what it is called on."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for path in SOURCE.rglob("*.py"):
-        module = str(path.relative_to(SOURCE))
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in REGISTRY.rglob("*.py"):
+        module = str(path.relative_to(REGISTRY))
+        for node in ast.walk(tree(path)):
             # Methods that are handed on uncalled count too.
-            if isinstance(node, ast.Attribute):
+            if isinstance(node, ast.Attribute) and node.attr in METHODS:
                 found[module][node.attr].add(ast.unparse(node.value))
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 found[module][node.func.id].add("")
@@ -61,6 +68,7 @@ def calls() -> dict[str, dict[str, set[str]]]:
 
 
 def touching(*methods: str, on: str = "") -> set[str]:
+    assert {*methods} <= METHODS
     return {
         module
         for module, called in calls().items()

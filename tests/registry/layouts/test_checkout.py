@@ -14,11 +14,20 @@ import torch
 from holdfast import Run
 from holdfast.registry.errors import Conflict, InvalidInput, RegistryError
 from holdfast.registry.face.registry import Registry
-from holdfast.registry.layouts import keep_checked_out, made
+from holdfast.registry.layouts import import_spec, keep_checked_out, made
 from holdfast.registry.loading.following import Patience, watching
 from holdfast.registry.spec.presets import load_preset
-from tests.registry.layouts.test_round_trips import hydra_run, hydra_state, links, names
+from tests.registry.layouts.test_round_trips import (
+    adr_state,
+    adr_tree,
+    hydra_run,
+    hydra_state,
+    links,
+    names,
+)
 from tests.support.faults import Died
+
+AWAY = "to have that of the run, move it away"
 
 
 def save(run: Run, step: int, **more: Any) -> Any:
@@ -52,6 +61,43 @@ def test_evicted_checkpoint_leaves_the_folder(andrea: Run, tmp_path: Path) -> No
     andrea.retention.evict(andrea.checkpoints()[0], "not needed")
     assert andrea.exchange.checkout(tmp_path).removed == ["step_000100.bin"]
     assert names(tmp_path) == ["step_000200.bin"]
+
+
+def test_a_folder_in_which_another_program_went_on_is_brought_up_to_date(
+    reg: Registry, tmp_path: Path
+) -> None:
+    tree = adr_tree(tmp_path)  # ADR-004's class
+    run = reg.create_run("adr", preset=import_spec("adr004"))
+    run.exchange.import_tree(tree)
+    theirs = {str(one.relative_to(tree)): one.read_bytes() for one in tree.rglob("*.pt")}
+    run.exchange.push(adr_state(11), step=11, tier="training")
+    for times in (1, 2):
+        report = run.exchange.checkout(tree)
+        named = [*(report.written if times == 1 else report.kept)]
+        assert {"training/epoch_0011_step_00000011.pt", "training/latest.pt"} <= {*named}
+        assert {*report.kept} >= {one for one in theirs if one.startswith(("mile", "training/ep"))}
+        # The class's releases have other bytes than those of the run.
+        assert report.left == {
+            **{one: f"no checkout has made it; {AWAY}" for one in theirs if "/bayesian" in one},
+            **{
+                f"metadata/model_cards/v1.0.{n}.yaml": f"no checkout has made it; {AWAY}"
+                for n in (0, 1)
+            },
+        }
+        assert links(tree)["training/latest.pt"] == "epoch_0011_step_00000011.pt"
+    (gone,) = [one for one in run.checkpoints() if one.step == 8]
+    run.retention.evict(gone, "not needed")
+    report = run.exchange.checkout(tree)
+    left = "training/epoch_0008_step_00008000.pt"
+    assert report.left[left] == "the run no longer has it, and another program made it"
+    assert left not in run.exchange.checkout(tree).left
+    for name, data in theirs.items():
+        if not name.endswith("latest.pt"):
+            assert (tree / name).read_bytes() == data
+    (tree / "training/latest.pt").unlink()
+    (tree / "training/latest.pt").symlink_to("epoch_0012_step_00000012.pt.tmp")
+    (tree / "training/epoch_0012_step_00000012.pt.tmp").write_bytes(b"not yet taken in")
+    assert "training/latest.pt" in run.exchange.checkout(tree).left
 
 
 @pytest.mark.parametrize("preset", ["andrea", "hydra"])
@@ -105,14 +151,16 @@ def test_changed_file_is_not_replaced(andrea: Run, tmp_path: Path) -> None:
     andrea.exchange.checkout(tmp_path)
     (tmp_path / "run.loss.json").write_text("mine")
     andrea.streams["loss"].append([{"step": 2, "loss": 1.0}])
-    assert andrea.exchange.checkout(tmp_path).left == {"run.loss.json": "it was changed"}
+    assert andrea.exchange.checkout(tmp_path).left == {"run.loss.json": f"it was changed; {AWAY}"}
     assert (tmp_path / "run.loss.json").read_text() == "mine"
 
 
 def test_files_of_others_stay(andrea: Run, tmp_path: Path) -> None:
     (tmp_path / "step_000100.bin").write_bytes(b"theirs")
     (tmp_path / "notes.txt").touch()
-    assert andrea.exchange.checkout(tmp_path).left == {"step_000100.bin": "no checkout has made it"}
+    assert andrea.exchange.checkout(tmp_path).left == {
+        "step_000100.bin": f"no checkout has made it; {AWAY}"
+    }
     assert (tmp_path / "step_000100.bin").read_bytes() == b"theirs"
     assert (tmp_path / "notes.txt").exists()
 
@@ -194,7 +242,7 @@ def test_a_file_that_was_edited_is_never_copied(reg: Registry, tmp_path: Path) -
     source = tmp_path / "phase1/checkpoints/ckpt_phase1_step00020000.pt"
     source.write_bytes(b"mine")
     report = run.exchange.checkout(tmp_path)
-    assert report.left == {str(source.relative_to(tmp_path)): "it was changed"}
+    assert report.left == {str(source.relative_to(tmp_path)): f"it was changed; {AWAY}"}
     assert gate.read_bytes() == right
 
 

@@ -18,6 +18,7 @@ import torch
 
 import holdfast
 from holdfast import Run, formats
+from holdfast.formats import thalia
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face.exchange import RunExchange
 from holdfast.registry.face.registry import Registry
@@ -89,9 +90,65 @@ def test_best_and_gates_are_those_of_the_tree(reg: Registry, hydra: Path) -> Non
     run.exchange.import_tree(hydra)
     assert run.best(1).step == run.pins.gates.get("bc_best").step == 20_000  # type: ignore[union-attr]
     assert run.best(3).step == 40_500  # type: ignore[union-attr]
-    model = run.pins.artifacts.get("pool_v0001_step00040500").load()
-    assert model["meta"]["mu"] == 27.0
-    assert list(model) == ["model_record", "meta"]
+    (first, _) = run.pool.roster()
+    assert (first.version, first.step, first.mu) == (1, 40_500, 27.0)
+    assert list(first.load()) == ["model_record"]
+    run.restore()
+    run.save(hydra_state(3, 41_500, 1.5), step=41_500)
+    assert [one.version for one in run.pool.roster()] == [1, 2, 3]
+
+
+def test_record_without_names_and_another_model_of_a_version_are_refused(
+    reg: Registry, hydra: Path
+) -> None:
+    run = reg.create_run("into", preset=import_spec("hydra"))
+    run.exchange.import_tree(hydra)
+    texts = [b"f32", b"i32", b"burn_core::record::file::BinFileRecorder<Full>", b"0.20.0", b"Full"]
+    name, model = "ckpt_phase3_step00042000.bin", "phase3/opponent_pool/pool_v0002_step00041000.pt"
+    (hydra / "phase3/checkpoints" / name).write_bytes(
+        b"".join(bytes([len(one)]) + one for one in texts)
+    )
+    torch.save({"model_record": {"w": torch.zeros(4, dtype=torch.bfloat16)}}, hydra / model)
+    (hydra / f"{model}.sha256").unlink()
+    refused = {one.path: one.why for one in run.exchange.import_tree(hydra)
+               if one.outcome == "refused"}  # fmt: skip
+    assert list(refused) == [f"phase3/checkpoints/{name}", model]
+    assert "NamedMpkFileRecorder" in refused[f"phase3/checkpoints/{name}"]
+    assert "has given this version to another model" in refused[model]
+
+
+@pytest.mark.parametrize(
+    ("about", "name", "found"),
+    [
+        ({"games_played": 10**400, "win_rate": 0.5}, "", "games_played"),
+        ({"games_played": 2, "win_rate": 1.5}, "", "win_rate"),
+        ({"mu": "x"}, "", "not a finite number"),
+        ({"sigma": 0}, "", "not an uncertainty"),
+        ({"phase": [1]}, "", "not a legal name"),
+        ({"phase": "7"}, "", "no such phase"),
+        ({"version": 2}, "", "not the version"),
+        ({}, f"pool_v{10**17}_step00000001", "not the version"),
+        ({}, f"pool_v0001_step{10**17}", "not a step"),
+    ],
+)
+def test_hostile_metadata_of_a_model_is_refused(
+    reg: Registry, tmp_path: Path, about: Any, name: str, found: str
+) -> None:
+    folder = tmp_path / "phase3/opponent_pool"
+    folder.mkdir(parents=True)
+    name = name or "pool_v0001_step00000001"
+    torch.save({"model_record": {"w": torch.zeros(2)}}, folder / f"{name}.pt")
+    (folder / f"{name}.meta.json").write_text(json.dumps(about))
+    (tmp_path / ".holdfast-checkout").mkdir()
+    head = {"format": "holdfast.checkout/1", "run": "into", "layout": "hydra"}
+    note = {"path": "x", "made": {"key": 5, "sha256": 5, "target": "", "stamp": [1]}}
+    lines = "".join(f"{json.dumps(one)}\n" for one in (head, note))
+    (tmp_path / ".holdfast-checkout/made.jsonl").write_text(lines)
+    run = reg.create_run("into", preset=import_spec("hydra"))
+    (one,) = run.exchange.import_tree(tmp_path)
+    assert one.outcome == "refused"
+    assert found in one.why
+    assert run.pool.entries() == []
 
 
 def test_gate_alone_does_not_become_latest(reg: Registry, hydra: Path) -> None:
@@ -165,6 +222,7 @@ def test_histories_are_continued_and_reset(andrea: Run, tmp_path: Path) -> None:
     andrea.exchange.import_tree(tmp_path)
     loss.write_text('[{"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.25}]')
     samples.write_text('[{"step": 200, "text": "b"}]')  # a pivot has archived the others
+    write_step(tmp_path, 200)
     andrea.exchange.import_tree(tmp_path)
     assert [one["loss"] for one in andrea.streams["loss"].read()] == [2.5, 2.25]
     assert [one["text"] for one in andrea.streams["samples"].read()] == ["b"]
@@ -238,8 +296,10 @@ def test_file_that_cannot_tell_is_taken_after_quiet_time(
 ) -> None:
     path = tmp_path / "run.loss.json"
     path.write_text('[{"step": 1')
+    write_step(tmp_path, 1)
     Clock(monkeypatch, [lambda: path.write_text('[{"step": 1, "loss": 2.0}]')])
-    assert list(followed(andrea, tmp_path)) == ["imported run.loss.json"]
+    taken = ["imported step_000001.bin", "imported run.loss.json"]
+    assert list(followed(andrea, tmp_path)) == taken
     assert andrea.streams["loss"].count == 1
 
 
@@ -321,6 +381,33 @@ def test_newest_checkpoint_waits_for_the_files_that_come_after_it(
     }
 
 
+def test_models_of_a_pool_are_taken_in_the_order_of_their_versions(
+    reg: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "phase3/opponent_pool"
+    folder.mkdir(parents=True)
+
+    def write(version: int) -> Path:
+        path = folder / f"pool_v{version:04d}_step{version:08d}.pt"
+        torch.save({"model_record": {"w": torch.ones(2) * version}}, path)
+        line = f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
+        path.with_name(f"{path.name}.sha256").write_text(line)
+        return path
+
+    def describe(path: Path, mu: float) -> None:
+        path.with_name(f"{path.stem}.meta.json").write_text(json.dumps({"mu": mu}))
+
+    first = write(1)
+    describe(write(2), 22.0)
+    Clock(monkeypatch, [lambda: None, lambda: None, lambda: describe(first, 21.0)])
+    run = reg.create_run("league", preset=import_spec("hydra"))
+    assert list(followed(run, tmp_path, "hydra")) == [
+        "imported phase3/opponent_pool/pool_v0001_step00000001.pt",
+        "imported phase3/opponent_pool/pool_v0002_step00000002.pt",
+    ]
+    assert [(one.version, one.mu) for one in run.pool.roster()] == [(1, 21.0), (2, 22.0)]
+
+
 def test_companion_that_comes_too_late_is_refused(reg: Registry, tmp_path: Path) -> None:
     tree = adr_tree(tmp_path / "adr")
     late = tree / "milestones/best_accuracy_0.9090_epoch_0009.pt"
@@ -338,6 +425,16 @@ def test_companion_that_comes_too_late_is_refused(reg: Registry, tmp_path: Path)
     assert set(told) >= {
         f"milestones/best_accuracy_{value}_epoch_0009.pt" for value in ("0.9090", "0.5")
     }
+    assert any("by `holdfast push FILE RUN --artifact" in one.why for one in second.values())
+    # The remedy that the reason names; also of one whose training file the class has removed.
+    (tree / "training/epoch_0009_step_00009000.pt").unlink()
+    while refused := [one for one in run.exchange.import_tree(tree) if one.outcome == "refused"]:
+        assert "`holdfast push FILE RUN --artifact" in refused[0].why
+        late = tree / refused[0].path
+        run.pins.artifacts.set(late.stem, formats.read(late).state)
+        late.unlink()
+    assert {*run.pins.artifacts.list()} == {Path(path).stem for path in told}
+    assert {one.outcome for one in run.exchange.import_tree(tree)} == {"there already"}
 
 
 def test_brains_without_numbers_are_taken_in_behind_those_before(
@@ -354,6 +451,25 @@ def test_brains_without_numbers_are_taken_in_behind_those_before(
     write("a.thalia", 3)
     assert outcomes(run.exchange.import_tree(tmp_path))["a.thalia"] == "imported"
     assert steps(run) == [4, 5, 6]
+
+
+def test_a_delta_of_thalia_is_taken_once_it_has_its_metadata(
+    reg: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = reg.create_run("brains", preset=import_spec("thalia"))
+    state = {"regions": {"a": {"weights": {"w": torch.ones(3)}}}, "pathways": {}, "config": {}}
+    base, link = tmp_path / "stage1.thalia", tmp_path / "stage2.delta.thalia"
+    thalia.save(base, state)
+    thalia.save_delta(link, {**state, "theta": {"phase": 1}}, base)
+    data = link.read_bytes()
+    link.unlink()
+    seen: list[list[int]] = []
+    parts = [data[:8], data[:80], data[:-1], data]
+    acts = [lambda part=part: seen.append(steps(run)) or link.write_bytes(part) for part in parts]
+    Clock(monkeypatch, acts)
+    taken = ["imported stage1.thalia", "imported stage2.delta.thalia"]
+    assert list(followed(run, tmp_path, "thalia")) == taken
+    assert seen == [[1]] * 4
 
 
 _PROGRAM = """
@@ -417,12 +533,14 @@ def test_following_commands_print_lines_of_json(
     monkeypatch.setattr(
         RunExchange, "watch_folder", lambda self, *_, **__: iter(self.import_tree(folder))
     )
-    come = invoke("import", folder, "r", "--layout", "andrea", "--watch", "--json", "-r", url)
+    come = invoke("push", folder, "r", "--layout", "andrea", "--watch", "--json", "-r", url)
     lines = [json.loads(line) for line in come.stdout.splitlines()]
     assert [one["outcome"] for one in lines] == ["there already", "passed over"]
     assert come.exit_code == 0
     target = tmp_path / "out"
-    gone = invoke("checkout", "r", target, "--watch", "--json", "-r", url)  # the run is completed
+    gone = invoke(
+        "pull", "r", "--to", target, "--layout", "preset", "--watch", "--json", "-r", url
+    )  # the run is completed
     (line,) = [json.loads(line) for line in gone.stdout.splitlines()]
     assert line == {"written": ["step_000100.bin"], "kept": [], "removed": [], "left": {}}
 
@@ -432,23 +550,23 @@ def test_commands(tmp_path: Path) -> None:
     folder.mkdir()
     write_step(folder, 100)
     holdfast.init(str(url))
-    dry = invoke("import", folder, "--layout", "andrea", "--dry-run", "-r", url)
+    dry = invoke("push", folder, "--layout", "andrea", "--dry-run", "-r", url)
     assert dry.stdout == "would import: step_000100.bin as my-run/main/step00000100\n"
     assert holdfast.open(str(url)).run_names() == []
-    done = invoke("import", folder, "--layout", "andrea", "-r", url)
+    done = invoke("push", folder, "--layout", "andrea", "-r", url)
     assert done.stdout == "imported: step_000100.bin as my-run/main/step00000100\n"
-    out = invoke("checkout", "my-run", tmp_path / "out", "-r", url)
+    out = invoke("pull", "my-run", "--to", tmp_path / "out", "--layout", "preset", "-r", url)
     assert out.stdout == "wrote: step_000100.bin\n"
     (tmp_path / "out/step_000100.bin").unlink()
     (tmp_path / "out/step_000100.bin").touch()
-    again = invoke("checkout", "my-run", tmp_path / "out", "--layout", "andrea", "-r", url)
+    again = invoke("pull", "my-run", "--to", tmp_path / "out", "--layout", "andrea", "-r", url)
     assert (again.exit_code, "left alone: step_000100.bin" in again.stderr) == (5, True)
     model = tmp_path / "model.onnx"
     model.write_bytes(b"\x08\x08")
     for file, status, text in ((model, 8, "ONNX is out of scope"), (url / "x", 3, "not a folder")):
-        wrong = invoke("import", file, "other", "--layout", "andrea", "-r", url)
+        wrong = invoke("push", file, "other", "--layout", "andrea", "-r", url)
         assert (wrong.exit_code, text in wrong.stderr) == (status, True)
     assert holdfast.open(str(url)).run_names() == ["my-run"]  # none was created for them
     (folder / "step_000200.bin").write_bytes(b"short")
-    bad = invoke("import", folder, "--layout", "andrea", "-r", url, "--json")
+    bad = invoke("push", folder, "--layout", "andrea", "-r", url, "--json")
     assert (bad.exit_code, '"refused"' in bad.stdout) == (3, True)

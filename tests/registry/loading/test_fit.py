@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -122,23 +123,30 @@ def columns(at: int, *, numpy: bool = False) -> dict[str, Any]:
     return {"a": fused[:, :COLUMNS], "b": fused[:, at:]}
 
 
-@pytest.mark.parametrize("numpy", [False, True])
+def rows(at: int) -> dict[str, Any]:
+    """Return the first rows of a weight, and those from `at` on: both are contiguous."""
+    fused = torch.zeros(at + ROWS, COLUMNS)
+    return {"a": fused[:ROWS], "b": fused[at:]}
+
+
+@pytest.mark.parametrize(
+    "target", [columns(COLUMNS - 100), columns(COLUMNS - 100, numpy=True), rows(ROWS - 1)]
+)
 def test_views_of_a_fused_weight_that_overlap_are_refused(
-    saved: tuple, fill: Fill, numpy: bool
+    saved: tuple, fill: Fill, target: dict[str, Any]
 ) -> None:
-    target = columns(COLUMNS - 100, numpy=numpy)
     with pytest.raises(IncompatibleState, match=r"m/a and m/b: .*share memory"):
         fill(saved[0], target)
     assert not target["a"].any()
     assert not target["b"].any()
 
 
-@pytest.mark.parametrize("numpy", [False, True])
+@pytest.mark.parametrize("make", [columns, partial(columns, numpy=True), rows])
 def test_views_of_a_fused_weight_that_are_disjoint_are_filled(
-    saved: tuple, fill: Fill, numpy: bool
+    saved: tuple, fill: Fill, make: Callable[[int], dict[str, Any]]
 ) -> None:
     run, state = saved
-    target = columns(COLUMNS, numpy=numpy)
+    target = make(COLUMNS)
     fill(run, target)
     assert all(torch.equal(torch.as_tensor(target[name]), state[name]) for name in state)
 

@@ -32,6 +32,17 @@ def stored(reg: Registry):
     return reg.create_run("run").save(STATE, step=1)
 
 
+def test_leaves_by_path_have_the_paths_of_the_stored_state():
+    leaves = [leaf for part in pytree.flatten(STATE).components for leaf in part.leaves]
+    assert [*pytree.by_path(leaves).items()] == [(leaf.path, leaf) for leaf in leaves]
+    stored = [
+        path
+        for part in pytree.flatten(STATE).components
+        for path in pytree.leaf_paths(part.name, part.skeleton).values()
+    ]
+    assert [*pytree.by_path(leaves)] == stored
+
+
 @pytest.mark.parametrize(
     ("only", "expected"),
     [

@@ -12,7 +12,7 @@ import torch
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput, Malformed, UnsupportedValue
 from holdfast.registry.pytree import flatten, register_adapter, unflatten_component
-from holdfast.registry.pytree.adapter_table import AdapterTable
+from holdfast.registry.pytree.encoding import AdapterTable
 from tests.support.sameness import through
 
 
@@ -34,7 +34,7 @@ class Config:
 @pytest.fixture(autouse=True)
 def table(monkeypatch):
     fresh = AdapterTable()
-    for module in ("adapters", "encoding", "decoding"):
+    for module in ("adapters", "encoding"):
         monkeypatch.setattr(f"holdfast.registry.pytree.{module}.ADAPTERS", fresh)
     register_adapter("t.Batch", Batch, to_plain=tuple, from_plain=lambda t: Batch(*t))
     register_adapter("t.Mode", Mode, to_plain=lambda m: m.name, from_plain=lambda n: Mode[n])

@@ -28,7 +28,7 @@ def run(devices: int, *arguments: list[str]) -> None:
         )
         for some in arguments
     ]
-    said = [one.communicate(timeout=120)[0] for one in begun]
+    said = [one.communicate(timeout=300)[0] for one in begun]
     assert [one.returncode for one in begun] == [0] * len(begun), "\n".join(said)
 
 

@@ -145,6 +145,13 @@ def test_targets_without_a_view(target):
     assert view_of(target) is None
 
 
+def test_a_tensor_that_ends_behind_its_memory_is_refused():
+    tensor = torch.arange(8.0)[4:]
+    tensor.untyped_storage().resize_(tensor.nbytes)  # as long as the tensor, which begins later
+    with pytest.raises(UnsupportedValue, match="memory has been released"):
+        flatten({"m": tensor})
+
+
 def test_a_target_whose_memory_was_released_has_no_view():
     tensor = torch.zeros(8)
     tail = tensor[4:]

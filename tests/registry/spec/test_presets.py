@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast import Monitor
-from holdfast.registry.errors import InvalidInput, NotFound
+from holdfast.registry.errors import Conflict, InvalidInput, NotFound
 from holdfast.registry.spec import Retention
 from holdfast.registry.spec.presets import load_preset, preset_names
 
@@ -162,8 +162,65 @@ def test_what_is_no_text_is_refused(tmp_path):
 
 
 def test_a_name_that_is_near_is_suggested(tmp_path):
-    with pytest.raises(NotFound, match=r"defualt: no such preset; expected one of ") as caught:
+    with pytest.raises(
+        NotFound, match=r"defualt: no such preset; expected default, pretrain, "
+    ) as caught:
         load_preset("defualt")
     assert "Did you mean 'default'?" in str(caught.value)
     with pytest.raises(NotFound, match="no such preset"):
         load_preset(tmp_path)  # a folder
+
+
+def test_fields_of_a_preset_are_replaced_by_path(reg):
+    path = "phases.main.tiers.training.retention.last"
+    run = reg.create_run("a", preset="adr004", overrides={path: 5, "phases.main.save_every": 2})
+    (phase,) = run.manifest.spec.phases
+    assert [one.retention for one in phase.tiers] == [Retention(all=True), Retention(last=5)]
+    assert phase.save_every == 2
+    (unchanged,) = load_preset("adr004").phases
+    assert phase.tiers[0] == unchanged.tiers[0]
+    # Opened again by the same rules, and by no others.
+    same = {path: 5, "phases.main.save_every": 2}
+    assert reg.run("a", preset="adr004", overrides=same).id == "a"
+    with pytest.raises(Conflict, match="another preset"):
+        reg.run("a", preset="adr004", overrides={path: 6})
+    # A fork changes the rules of its parent; a value may be one of ours.
+    run.save({"version": "1.0.0", "model_state_dict": {}, "config": {}}, step=1, metrics={})
+    milestones = "phases.main.tiers.milestone.retention"
+    fork = reg.fork("a/latest", "b", overrides={milestones: Retention(last=7)})
+    tiers = fork.manifest.spec.phases[0].tiers
+    assert [one.retention for one in tiers] == [Retention(last=7), Retention(last=5)]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("phases.mian.save_every", 5, r"no such phase.*expected phases\.main\.FIELD.*'main'"),
+        ("phases.main", 5, r"no such phase, or no field of one"),
+        ("phases.main.save_evry", 5, r"phase main: no field 'save_evry' \(did you mean"),
+        ("phases.main.save_every", 0, "phase main, save_every: must be"),
+        ("phases.main.save_every.x", 1, "'save_every' has no fields"),
+        ("phases..x", 1, "not a path of a preset"),
+    ],
+)
+def test_what_cannot_be_replaced_is_told_with_the_path(path, value, told):
+    with pytest.raises(InvalidInput, match=rf"adr004.*{told}"):
+        load_preset("adr004", {path: value})
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("phases.main.retention.last", r"no phases.*Without phases write `retention\.last`"),
+        ("gates.done.phase", "declares no gates"),
+        ("save_every", "'save_every', which is a field of a phase; the preset declares no phases"),
+    ],
+)
+def test_what_a_preset_does_not_declare_is_told(path, told):
+    with pytest.raises(InvalidInput, match=rf"default.*{told}"):
+        load_preset("default", {path: 100})
+
+
+def test_overrides_need_a_preset(reg):
+    with pytest.raises(InvalidInput, match="overrides without the preset"):
+        reg.create_run(overrides={"retention.last": 3})

@@ -341,7 +341,7 @@ def test_the_example_of_the_page_says_most_of_what_can_be_said():
 
 
 def test_the_example_of_the_page_works(reg, tmp_path):
-    path = tmp_path / "finetune.toml"
+    path = tmp_path / "head.toml"
     path.write_text(EXAMPLE, encoding="utf-8")
     run = reg.create_run("tuned", preset=path, seed=7)
 

@@ -30,7 +30,7 @@ def test_work_within_work_is_done_however_few_threads_there_are(pools, outer, in
         return sum(results(futures)) + sum(getattr(pools, inner).map(work, [0, 0]))
 
     futures = [getattr(pools, outer).submit(work, 2) for _ in range(4)]
-    assert [future.result(timeout=30) for future in futures] == [17] * 4
+    assert [future.result(timeout=300) for future in futures] == [17] * 4
 
 
 def test_from_outside_work_is_done_by_threads_of_the_pool(pools):
@@ -74,14 +74,14 @@ def test_work_is_done_once_where_the_system_gives_no_threads(
 
     monkeypatch.setattr(threading.Thread, "start", start_some)
     pool = make(3)
-    pool.submit(done.append, "here").result(timeout=30)
-    assert isinstance(pool.submit(lambda: 1 / 0).exception(timeout=30), ZeroDivisionError)
+    pool.submit(done.append, "here").result(timeout=300)
+    assert isinstance(pool.submit(lambda: 1 / 0).exception(timeout=300), ZeroDivisionError)
     given[0] = 1
     gate = threading.Event()
     held = pool.submit(gate.wait)
     gate.set()
     futures = [held, *(pool.submit(done.append, number) for number in range(20))]
     results(futures)
-    pool.submit(done.append, "last").result(timeout=30)  # behind everything that was queued
+    pool.submit(done.append, "last").result(timeout=300)  # behind everything that was queued
     pool.shutdown()
     assert sorted(map(str, done)) == sorted(map(str, ["here", *range(20), "last"]))

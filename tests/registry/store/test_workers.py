@@ -19,8 +19,7 @@ from holdfast.registry.errors import InvalidInput, NotFound, WorkersFailed
 from holdfast.registry.store import workers as module
 from holdfast.registry.store.address import Address
 from holdfast.registry.store.store import Store
-from holdfast.registry.store.worker_address import WorkerAddress
-from holdfast.registry.store.workers import Workers
+from holdfast.registry.store.workers import WorkerAddress, Workers
 from tests.support.executors import Crossing
 from tests.support.stores import new_backend
 
@@ -97,7 +96,7 @@ def test_units_are_asked_for_no_further_ahead_than_the_window(
 
     def work(number: int) -> int:
         if number == 0:
-            assert full.wait(60)
+            assert full.wait(300)
         return number
 
     ahead: list[int] = []
@@ -115,7 +114,7 @@ def test_nobody_waits_for_the_slowest(
 
     def work(number: int) -> int:
         if number == 0:
-            assert last.wait(60)
+            assert last.wait(300)
         if number == 9:
             last.set()
         return number
@@ -161,7 +160,7 @@ def test_after_an_error_what_is_under_way_is_waited_for_and_no_more_begins(
         ended.append(number)
 
     def take(number: int, _: object) -> None:
-        assert under_way.wait(60)
+        assert under_way.wait(300)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -56,7 +56,7 @@ def served(place: object) -> Iterator[Site]:
         yield Site(server, f"http://{urlsplit(server.url).netloc}")
     finally:
         server.stop()
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive(), "the server does not end"
         source.close()
 

@@ -48,12 +48,34 @@ def ordinary(reg: Registry) -> None:
     night.releases.publish("1.0.0", best, only=["model"], card=card)
     night.restore(at=night.checkpoints()[-2])
     night.save(state(75), step=75, metrics={"loss": 0.2, "accuracy": 0.9})
-    fork = reg.fork("night/gates/trained", "night-wide", config={"lr": 0.2, "wide": True})
+    fork = reg.fork(
+        "night/gates/trained",
+        "night-wide",
+        config={"lr": 0.2, "wide": True},
+        owner="ana",
+        labels=["prod"],
+    )
     fork.restore()
     fork.save(state(90), step=90, metrics={"loss": 0.05, "accuracy": 0.98}).report({"test": 0.97})
     soup = reg.create_run("soup", monitor=LOSS)
     sources = [reg.checkpoint("night/latest"), reg.checkpoint("night-wide/latest")]
     soup.exchange.merge(sources, step=90, pick={"optimizer": sources[0]})
+
+
+def sweep(reg: Registry) -> None:
+    """Fill a registry with a sweep over lr and batch, a fork that is worse, and another metric."""
+    for number, (lr, batch) in enumerate(((0.1, 16), (0.01, 16), (0.001, 32), (0.03, 32))):
+        config = {"lr": lr, "batch": batch, "data": {"path": "digits"}}
+        run = reg.create_run(f"sweep-{number}", monitor=LOSS, config=config)
+        for step in (100, 200, 300):
+            loss = 1 + abs(math.log10(lr) + 2) - step / 1000 + (0.3 if step == 300 else 0)
+            run.save(state(step), step=step, metrics={"loss": loss, "accuracy": 1 - loss / 4})
+    fork = reg.fork("sweep-1/main/step00000200", "longer")
+    fork.restore()
+    fork.save(state(400), step=400, metrics={"loss": 7.5})
+    words = reg.create_run("words", monitor=Monitor(metric="bleu", mode="max"))
+    for step, bleu in ((100, 20.0), (200, 28.0), (300, 25.0)):
+        words.save(state(step), step=step, metrics={"bleu": bleu})
 
 
 def hostile(reg: Registry) -> None:
@@ -105,7 +127,7 @@ def many(folder: Path) -> None:
 
 def make(kind: str, folder: Path) -> Path:
     """Make a registry of a kind, and return its folder."""
-    fill: dict[str, Callable[[Registry], None]] = {"hostile": hostile}
+    fill: dict[str, Callable[[Registry], None]] = {"hostile": hostile, "sweep": sweep}
     with holdfast.init(folder, skip_race_probe=True) as reg:
         if kind != "empty":
             fill.get(kind, ordinary)(reg)

@@ -43,12 +43,20 @@ def test_every_view_is_opened_here() -> None:
     assert PATHS.keys() == {view.name for view in VIEWS}
 
 
-@pytest.mark.parametrize("kind", ["ordinary", "empty", "many", "damaged", "hostile"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "ordinary",
+        "empty",
+        "hostile",
+        *(pytest.param(one, marks=pytest.mark.soak) for one in ("many", "damaged")),
+    ],
+)
 def test_every_view_is_sound_and_fits_its_window(site: Sites, watched: Opened, kind: str) -> None:
     found = site(kind)
     watch = watched(found.base)
     watch.page.goto(found.url)
-    most = None if kind in ("ordinary", "hostile") else 1
+    most = None if kind == "ordinary" else 1
     for path in (path for paths in PATHS.values() for path in paths[:most]):
         if kind == "empty" and path.startswith(_NEEDS_RUN):
             continue
@@ -178,10 +186,10 @@ def test_rows_are_sorted_and_filtered_by_mouse_and_keyboard_and_stay_in_the_url(
     page.get_by_role("button", name="best").focus()
     page.keyboard.press("Enter")
     head = page.get_by_role("columnheader", name="best")
-    assert head.get_attribute("aria-sort") == "descending"
-    page.keyboard.press("Enter")
     assert head.get_attribute("aria-sort") == "ascending"
     assert "sort=best" in page.url
+    page.keyboard.press("Enter")
+    assert head.get_attribute("aria-sort") == "descending"
     page.get_by_role("button", name="run", exact=True).click()
     assert "sort=name" in page.url
     names = page.locator("#runs tbody th").all_inner_texts()
@@ -197,6 +205,138 @@ def test_rows_are_sorted_and_filtered_by_mouse_and_keyboard_and_stay_in_the_url(
     assert page.get_by_role("searchbox", name="Filter").input_value() == "interrupted"
     rows = page.locator("#runs tbody tr:visible")
     assert rows.count() == page.locator("#runs .minor .interrupted").count() < 3
+    watch.check()
+
+
+def test_which_hyperparameters_won(site: Sites, watched: Opened) -> None:
+    found = site("sweep")
+    watch = watched(found.base)
+    page = watch.page
+    page.goto(found.url)
+    watch.ready()
+
+    def column(name: str) -> list[str]:
+        heads = [text.split("\n")[0] for text in page.locator("#runs thead th").all_inner_texts()]
+        cells = page.locator(f"#runs tbody tr > :nth-child({heads.index(name) + 1})")
+        return [text.split("\n")[0].strip() for text in cells.all_inner_texts()]
+
+    # One click: the best run first, by the mode of its monitor; the other metric is not mixed in.
+    page.get_by_role("button", name="best").click()
+    assert column("best")[:5] == ["0.8 at 200", "1.27712 at 200", *2 * ["1.8 at 200"], "7.5 at 400"]
+    assert column("best")[5] == "28 at 200"
+    assert (column("lr")[0], column("batch")[0], column("run")[5]) == ("0.01", "16", "words")
+    assert "0.8 of sweep-1" in page.locator("#runs tr", has_text="longer").inner_text()
+    assert page.locator("caption", has_text="sorting never compares").count() == 1
+    # Columns are chosen, and stay in the URL with the sort and the condition.
+    page.locator("#columns summary").click()
+    page.get_by_label("accuracy highest").check()
+    page.get_by_label("batch", exact=True).uncheck()
+    page.get_by_role("button", name="Show these columns").click()
+    watch.ready()
+    page.get_by_label("Where").fill("name~sweep and min.loss < 1.5")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**where=**")
+    watch.ready()
+    assert column("accuracy highest") == ["0.8", "0.68072"]
+    assert "batch" not in page.locator("#runs thead").inner_text()
+    assert "sort=best" in page.url
+    # Every row that is shown is chosen, and the bar stays in view.
+    page.get_by_label("Choose all rows that are shown").check()
+    assert page.locator("#chosen-count").inner_text() == "2 chosen"
+    page.get_by_role("link", name="Compare all 2 that match").wait_for()
+    page.goto(f"{found.base}/?group=config.batch")
+    watch.ready()
+    groups = page.locator("table.groups").first.locator("tbody tr").all_inner_texts()
+    assert [text.split("\t")[:4] for text in groups] == [
+        ["16", "3", "3.36667", "3.61432"],
+        ["32", "2", "1.53856", "0.369731"],
+    ][::-1]
+    page.locator("table.groups").first.get_by_role("link", name="32").click()
+    watch.ready()
+    assert page.locator("#runs tbody tr").count() == 2
+    page.get_by_role("link", name="1.8").click()  # the best as a link
+    page.get_by_role("heading", name="sweep-2/main/step00000200").wait_for()
+    watch.check()
+
+
+def test_a_sweep_side_by_side(site: Sites, watched: Opened) -> None:
+    found = site("sweep")
+    watch = watched(found.base)
+    page = watch.page
+    page.goto(found.url)
+    watch.ready()
+    page.get_by_label("Where").fill("name~sweep")
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="Compare all 4 that match").click()
+    page.wait_for_url("**all=1**")
+    watch.ready()
+    loss, accuracy = page.locator("#metric-1 .plot"), page.locator("#metric-2 .plot")
+
+    def drawn(plot: str, what: str) -> list[object]:
+        return page.evaluate(f"() => document.querySelector('{plot} .plot').data.map({what})")
+
+    accuracy.scroll_into_view_if_needed()
+    page.wait_for_function("() => document.querySelector('#metric-2 .main-svg')")
+    # Lines of one width; the best value decides the colours of the charts of fields.
+    assert drawn("#metric-1", "one => one.line.width") == 4 * [1.8]
+    assert page.locator("#fields-1 .trace").count() == page.locator("#fields-2 .trace").count() == 4
+    assert drawn("#fields-2", "one => [one.x[0], one.y[0]]")[-1] == [0.1, 1.8]
+    page.get_by_label("Points: x").select_option("config.batch")
+    assert drawn("#fields-2", "one => one.x[0]") == [32, 32, 16, 16]
+    # The curve under the pointer lights up in all charts and in the table, with its exact step.
+    point = (
+        "() => { const at = document.querySelectorAll('#metric-1 .point')[1]"
+        ".getBoundingClientRect(); return [at.x + at.width / 2, at.y + at.height / 2]; }"
+    )
+    loss.scroll_into_view_if_needed()
+    page.mouse.move(*page.evaluate(point))
+    page.locator("tr.hot").wait_for()
+    name = page.locator("tr.hot").get_attribute("data-run")
+    assert "200" in str(page.locator("#metric-1 .hoverlayer").text_content())
+    assert page.locator(".plot.dim").count() == 4
+    assert page.locator(".trace.hot").count() == 4
+    page.locator("#metric-2 .hoverlayer", has_text=str(name)).wait_for()
+    # A zoom is one for all charts, in the URL, and goes with a click.
+    box = loss.locator(".nsewdrag").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 60, steps=4)
+    page.mouse.up()
+    page.get_by_role("button", name="Reset zoom").wait_for()
+    assert "zoom=" in page.url
+    # Runs are hidden and pinned; all of it survives a reload.
+    page.get_by_label("Show sweep-0").uncheck()
+    page.get_by_label("Pin sweep-1").check()
+    page.reload()
+    watch.ready()
+    accuracy.scroll_into_view_if_needed()
+    page.wait_for_function("() => document.querySelector('#metric-2 .main-svg')")
+    low, high = page.evaluate("() => document.querySelector('#metric-2 .plot').layout.xaxis.range")
+    assert 100 < low < high < 300
+    assert page.get_by_label("Points: x").input_value() == "config.batch"
+    assert "sweep-0" not in drawn("#metric-1", "one => one.meta")
+    assert sorted(drawn("#metric-1", "one => one.line.width")) == [1.8, 1.8, 3.5]  # type: ignore[type-var]
+    page.get_by_role("button", name="Reset zoom").click()
+    assert "zoom=" not in page.url
+    # A chart as a table and as a picture, with the policy on, and over the whole screen.
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save as a table: loss").click()
+    rows = saved.value.path().read_text().splitlines()
+    assert rows[0] == '"curve","step","time","value"'
+    assert len(rows) == 1 + 4 * 3
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save as a picture: loss").click()
+    assert saved.value.path().read_bytes().startswith(b"\x89PNG")
+    page.get_by_role("button", name="Fill the screen: loss").click()
+    page.wait_for_function("() => document.querySelector('#metric-1 .plot').clientHeight > 500")
+    page.keyboard.press("Escape")
+    page.goto(f"{found.base}/compare-runs?all=1&where=name~sweep&group=config.batch")
+    watch.ready()
+    names = page.evaluate(
+        "() => document.querySelector('#metric-1 .plot').data.map(one => one.name)"
+    )
+    assert [name for name in names if name] == ["16 (2)", "32 (2)"]
     watch.check()
 
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -39,7 +34,9 @@ class _Ids(HTMLParser):
         self.scripts += tag == "script" and "type" not in given
 
 
-@pytest.mark.parametrize("kind", ["ordinary", "hostile", "damaged"])
+@pytest.mark.parametrize(
+    "kind", ["ordinary", "hostile", pytest.param("damaged", marks=pytest.mark.soak)]
+)
 def test_a_page_opens_offline_and_asks_for_nothing(
     watched: Callable[[str], Watched], tmp_path: Path, kind: str
 ) -> None:
@@ -86,25 +83,3 @@ def test_a_file_is_replaced_only_by_force_and_a_missing_run_writes_none(tmp_path
     forced = invoke("page", "night", "-r", tmp_path / "reg", "--to", file, "--force")
     assert forced.exit_code == 0
     assert "night" in file.read_text()
-
-
-def test_ui_serves_until_it_is_interrupted(tmp_path: Path) -> None:
-    make("empty", tmp_path / "reg")
-    command = [sys.executable, "-m", "holdfast.registry.cli", "ui", str(tmp_path / "reg")]
-    with subprocess.Popen(
-        [*command, "--no-browser"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": ""},
-    ) as process:
-        assert process.stdout is not None
-        try:
-            url = process.stdout.readline().strip()
-            opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-            with opener.open(url, timeout=30) as answer:
-                assert "No runs yet" in answer.read().decode()
-            process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=30) == 0
-            assert "stopped" in process.stdout.read()
-        finally:
-            process.kill()

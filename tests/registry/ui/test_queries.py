@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+import holdfast
+from holdfast.registry.history import format_time
 from holdfast.registry.store.address import Address
+from holdfast.registry.ui import page_of
 from holdfast.registry.ui.charts import Curve, Mark, Point, curves, figure, table, thinned
 from holdfast.registry.ui.pages.lineage import Origin, read_lineage
 from holdfast.registry.ui.pages.run import RunShown, show_run
 from holdfast.registry.ui.pages.runs import list_runs
 from holdfast.registry.ui.pages.side_by_side import compare_runs
 from holdfast.registry.ui.source import Source
-from tests.registry.ui.kinds import make
+from tests.registry.ui.kinds import LOSS, make, state
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +49,60 @@ def test_a_row_has_the_numbers_of_its_run(source: Source) -> None:
     assert rows["night-wide"].parent == "night"
 
 
+def test_a_run_begins_with_what_went_wrong(tmp_path: Path) -> None:
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as reg:
+        run = reg.create_run("nan", monitor=LOSS)
+        for step, loss in ((1, 1.0), (2, 0.5), (3, math.nan), (4, math.nan)):
+            run.save(state(step), step=step, metrics={"loss": loss, "rate": 1 / step})
+        reg.create_run("old").retention.drop("a typo")
+        delay_s = reg.drop_rules().delay_s
+    with closing(Source.open(Address(tmp_path / "reg"))) as source:
+        found = show_run(source, "nan")
+        assert found.losses == ("loss is nan since step 3; before that it was 0.5 at step 2",)
+        loss, rate = found.charts
+        assert loss.extremes == (("best", 0.5, 2, "nan/main/step00000002"),)
+        assert [mark["label"] for mark in loss.payload["marks"]] == ["best"]
+        assert rate.extremes == (("lowest", 0.25, 4, ""), ("highest", 1.0, 1, ""))
+        assert rate.payload["marks"] == []  # the best of another metric is none of this one
+        old = show_run(source, "old")
+        drop = next(one for one in old.events if one.kind == "drop")
+        until = format_time(drop.time_ms + int(1000 * delay_s))
+        assert old.dropped.startswith(f"Until {until} no collection frees it")
+
+
+def test_progress_is_shown_where_the_end_is_known(tmp_path: Path) -> None:
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as reg:
+        run = reg.create_run("night", total_steps=400)
+        for step in (100, 200):
+            run.save(state(step), step=step)
+        with closing(Source.open(Address(tmp_path / "reg"))) as source:
+            (row,) = list_runs(source).rows
+            first, last = run.manifest.live()
+            rate = 1000 * 100 / max(last.time_ms - first.time_ms, 1)
+            assert (row.total_steps, row.step) == (400, 200)
+            if row.rate is not None:  # both saves in one millisecond tell no rate
+                assert (row.rate, row.left_s) == pytest.approx((rate, 200 / rate))
+            page = page_of(source, ["night"]).decode()
+    assert '<progress max="400" value="200"' in page
+    assert "200 of 400 steps, 50%" in page
+
+
+def test_a_fork_has_a_best_of_its_own(tmp_path: Path) -> None:
+    make("sweep", tmp_path / "reg")
+    with closing(Source.open(Address(tmp_path / "reg"))) as source:
+        (fork,) = list_runs(source, only=["longer"]).rows
+        assert (fork.best, fork.best_step, fork.inherited) == (7.5, 400, pytest.approx(0.8))
+
+
 def test_runs_are_found_by_what_they_hold(source: Source) -> None:
     found = list_runs(source, where="loss < 1 and not parent=none")
     assert [row.name for row in found.rows] == ["night-wide"]
     assert (found.matching, found.total) == (1, 3)
+    assert found.rows[0].words == ("prod",)
+    assert [row.name for row in list_runs(source, where="owner=ana and labels=prod").rows] == [
+        "night-wide"
+    ]
+    assert ("owner", "ana") in show_run(source, "night-wide").facts
     assert [row.name for row in list_runs(source, where="name~n", matching="wide").rows] == [
         "night-wide"
     ]

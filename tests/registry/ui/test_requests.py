@@ -93,15 +93,39 @@ def test_runs_of_a_thousand_opens_only_the_rows_of_its_table() -> None:
     page = list_runs(asking.source)
     assert [row.name for row in page.rows] == [_name(number) for number in range(999, 949, -1)]
     assert (page.total, page.matching, page.undated) == (1000, 1000, 0)
-    assert len(asking.calls) == 1 + 3 * PAGE
+    assert len(asking.calls) == 2 + 3 * PAGE
     assert asking.runs() == {row.name for row in page.rows}
-    # The second look asks for the names, and each run for its next slot.
+    # The second look asks for the names, the notes of seals, and each run for its next slot.
     list_runs(asking.source)
-    assert asking.asked() == Counter({"list runs": 1, "get log": PAGE})
+    assert asking.asked() == Counter({"list runs": 1, "list notes": 1, "get log": PAGE})
     # More rows open only those.
     assert len(list_runs(asking.source, count=PAGE + 5).rows) == PAGE + 5
-    assert len(asking.calls) == 1 + PAGE + 3 * 5
+    assert len(asking.calls) == 2 + PAGE + 3 * 5
     asking.source.close()
+
+
+def test_sealed_runs_are_not_asked_again(request: pytest.FixtureRequest) -> None:
+    backend, names = new_backend(), [_name(number) for number in range(5)]
+    with opened(backend) as registry:
+        registry.upgrade()
+        for name in names:
+            registry.create_run(name).save({"w": np.zeros(4)}, step=1)
+        registry.gc(grace_s=0)
+        asking = Asking(backend)
+        request.addfinalizer(asking.source.close)
+        list_runs(asking.source)
+        asking.calls.clear()
+        for where in ("", "status=running"):
+            rows = list_runs(asking.source, where=where).rows
+            assert [row.name for row in rows if not row.is_pending] == names[::-1]
+            assert asking.asked() == Counter({"list runs": 1, "list active": 1, "list notes": 1})
+        run = registry.run(names[2])
+        run.streams["s"].append([{"step": 1}])
+        for _ in range(2):  # as it is announced, and as it is sealed again
+            shown = {row.name: row.commits for row in list_runs(asking.source).rows}
+            assert asking.runs() == {names[2]}
+            assert shown[names[2]] == run.manifest.commits == 3
+            registry.gc(grace_s=0)
 
 
 def test_runs_of_other_names_are_dated_by_their_first_commits_once(asking: Asking) -> None:
@@ -212,14 +236,14 @@ def test_a_run_shows_what_it_keeps_while_its_log_is_read() -> None:
         def get(self, key: str, *rest: Any, **how: Any) -> bytes:
             if key in older:
                 reached.set()
-                held.wait(30)
+                held.wait(300)
             return self.inner.get(key, *rest, **how)
 
     with source_of(Held(backend)) as source:
         try:
             source.run("long")
             source.begin_chronicle("long")
-            reached.wait(30)
+            reached.wait(300)
             shown = show_run(source, "long", within_s=0)
         finally:
             held.set()
@@ -247,7 +271,7 @@ def test_what_was_read_for_a_part_of_a_table_is_not_read_again_for_the_rest(
         def get(self, key: str, *rest: Any, **how: Any) -> bytes:
             if key == slot_key("two", 2):
                 reached.set()
-                held.wait(30)
+                held.wait(300)
             return self.inner.get(key, *rest, **how)
 
     with source_of(Metered(Held(filled), calls)) as source:
@@ -256,7 +280,7 @@ def test_what_was_read_for_a_part_of_a_table_is_not_read_again_for_the_rest(
             part = source.runs(["one", "two"], within_s=0)
             while part.pending != ("two",):
                 part = source.runs(["one", "two"], within_s=0.01)
-            reached.wait(30)
+            reached.wait(300)
             calls.clear()
             assert source.runs(["one", "two"], within_s=0).pending == ("two",)
             assert calls == []

@@ -87,7 +87,7 @@ def test_what_it_advises_helps(wrong, reg, backend, open_registry):
     assert finding.advice.endswith("Save the same states again into a new run.")
     again = open_registry(backend).create_run("again")
     assert _loads(again.save(state(1), step=1, storing=Storing(compression="zstd")))
-    run.retention.drop("wrong bytes")
+    run.retention.drop("wrong bytes", now=True)
     assert open_registry(backend).verify(decode=True).ok
 
 

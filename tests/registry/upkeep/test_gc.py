@@ -25,7 +25,7 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
 )
 from holdfast.registry.face.factory import open_on
-from holdfast.registry.history.actions import Mark, Place
+from holdfast.registry.history.actions import DropRun, Mark, Place
 from holdfast.registry.history.epochs import encode_sweep, encode_upgrade
 from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog
 from holdfast.registry.objects.framing import join_lines
@@ -42,6 +42,7 @@ from holdfast.registry.spec import Draw, Phase, Pool, RunSpec
 from holdfast.registry.upkeep import live
 from holdfast.registry.upkeep.gc import DAY_S, Collector, collect
 from holdfast.registry.upkeep.live import Needs
+from holdfast.registry.upkeep.sorted_rows import keys_of
 from holdfast.registry.upkeep.usage import measure
 from holdfast.registry.values.digest import Digest
 from tests.support.faults import Hooked, Once, flip
@@ -110,7 +111,8 @@ def test_many_objects_are_listed_in_parts_and_none_is_missed(monkeypatch):
             backend.put(key, b"x")
         with open_on(Metered(backend, calls)) as opened:
             calls.clear()
-            assert {str(key) for key in live.list_objects(opened.handle.store)} == keys
+            (rows,) = live.list_objects(opened.handle.store).rows
+            assert set(map(str, keys_of(rows))) == keys
             assert len([call for call in calls if len(call.key) == 7]) == (
                 parts if parts > 1 else 0
             )
@@ -155,7 +157,7 @@ def test_what_a_crashed_save_left_is_deleted(run, reg, backend):
 def test_a_dropped_run_keeps_its_log_alone(reg, backend):
     save_small(reg.create_run("a"), 1, 2)
     save_small(reg.create_run("b"), 2, 3)
-    reg.run("a").retention.drop(reason="a mistake")
+    reg.run("a").retention.drop(reason="a mistake", now=True)
     reg.gc(grace_s=0)
     assert objects(backend) == needed(reg) != set()
     assert same(reg.checkpoint("b/main/step3").load(), small_state(3))
@@ -203,7 +205,7 @@ def test_old_generations_and_replaced_places_are_deleted(reg, backend):
     backend.put(epoch_key(1), encode_sweep(1, map(ObjectKey.parse, keys)))
     save_small(reg.create_run("b"), 1)
     assert len(objects(backend)) == 2 * len(keys)
-    reg.run("a").retention.drop(reason="moved")
+    reg.run("a").retention.drop(reason="moved", now=True)
     reg.gc(grace_s=0)
     assert len(objects(backend)) == len(keys)
     assert {key[-2:] for key in objects(backend)} == {".1"}
@@ -372,7 +374,7 @@ def test_what_was_saved_and_let_go_within_the_grace_stays(old, aged, backend):
     save_small(run, 1)
     run.retention.prune(Retention(last=1))
     old.create_run("other").save(small_state(7), step=1)
-    old.run("other").retention.drop(reason="gone")
+    old.run("other").retention.drop(reason="gone", now=True)
     aged.grow_older(10 * DAY_S)
     save_small(run, 7, 8)
     run.retention.prune(Retention(last=1))
@@ -787,7 +789,7 @@ def test_what_another_collector_deleted_meanwhile_is_no_damage(
     collector = Collector(open_registry(hooked).handle.store, grace_s=0)
     if step == "mark":
         save_small(reg.create_run("other"), 70)
-        reg.run("other").retention.drop(reason="gone")
+        reg.run("other").retention.drop(reason="gone", now=True)
         collector.choose()
         collector.condemn()
         # Unknown to the collector, so that its placements are read while it marks.
@@ -820,10 +822,10 @@ def test_a_listing_that_writers_overtake_is_no_gap(thinned, reg, backend):
     assert objects(backend) == needed(reg)
 
 
-def test_a_dropped_run_is_not_marked(thinned, reg, backend):
+def test_a_run_that_was_dropped_for_good_is_not_marked(thinned, reg, backend):
     gone = reg.create_run("gone")
     save_small(gone, 50)
-    gone.retention.drop(reason="a mistake")
+    gone.handle.committer.commit(lambda _: [DropRun(reason="a mistake")])
     assert reg.gc(grace_s=0).deleted.objects == 20
     assert marks(reg, "gone") == []
     assert objects(backend) == needed(reg)
@@ -928,7 +930,7 @@ def test_what_a_collector_read_after_its_mark_is_durable_before_it_deletes(
         collector.condemn()
         of = Needs.of
 
-        def overtaken(self, state):
+        def overtaken(self, run, but=()):
             """Find an object gone, as another collector would have it that is ahead."""
             monkeypatch.setattr(Needs, "of", of)
             thinned.refresh().status = "completed"

@@ -56,7 +56,7 @@ def test_a_mark_that_is_gone_is_told_of_this_registry_alone(reg, run, backend, t
     run.save(small_state(2), step=2)
     run.exchange.push(small_state(3), step=3)
     reg.create_run("dead", seed=3).save(small_state(7), step=1)
-    reg.run("dead").retention.drop("over")
+    reg.run("dead").retention.drop("over", now=True)
     assert reg.gc(grace_s=0).epoch == 1  # puts a mark into the log of `run`
     reg.verify(write_heads=tmp_path / "heads")
     backend.delete(max(contents(backend, "runs/run/log/")))

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import holdfast
-from holdfast.registry.store.heads import folder, memory
+from holdfast import Retention
+from holdfast.backends import parse
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.face import open_on
+from holdfast.registry.objects import slot_key, snapshot_key
+from holdfast.registry.objects.framing import unwrap_frame, wrap_frame
+from holdfast.registry.store import Address
+from holdfast.registry.store.heads import folder, memory, open_heads
+from holdfast.registry.upkeep import VerifyReport, verify_notes
 from holdfast.registry.upkeep.verify_notes import Damage, known_damage, last_verify
 
 
@@ -116,3 +128,193 @@ def test_what_cannot_be_kept_stops_nothing(place: Path, monkeypatch: pytest.Monk
     with holdfast.open(place) as reg:
         assert reg.verify().ok
         assert last_verify(reg.handle.store) is None
+
+
+# What is new since the last one
+
+
+@pytest.fixture
+def many(place: Path) -> Path:
+    with holdfast.open(place) as reg:
+        for name in ("a", "b"):
+            for step in range(5):
+                reg.run(name, create=True).save({"w": np.full(99, step)}, step=step)
+        reg.run("r").save({"w": np.arange(1001.0)}, step=2)
+    check(place)
+    return place
+
+
+def check(place: Path, *, since_last: bool = True, **options: object) -> VerifyReport:
+    """Verify in a new process; `check.asked` has the keys that were read, without lists."""
+    calls: list = []
+    meter = Metered(Address(place).open(), calls)
+    with open_on(meter, heads=open_heads(parse(place))) as reg:
+        report = reg.verify(since_last=since_last, **options)
+    check.asked = {one.key for one in calls if one.method != "list"}
+    check.listed = {one.key for one in calls if one.method == "list"}
+    return report
+
+
+def of(folders: tuple[str, ...]) -> set[str]:
+    return {key for key in check.asked | check.listed if key.startswith(folders) and "/" in key[6:]}
+
+
+def _local(suffix: str) -> Path:
+    (found,) = Path(os.environ["XDG_STATE_HOME"]).rglob(f"*{suffix}")
+    return found
+
+
+STATES = ("manifests/", "placements/")
+
+
+def files(place: Path) -> set[str]:
+    found = [str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()]
+    return {key for key in found if key.startswith(("runs/", *STATES))}
+
+
+def test_only_what_is_new_is_read(many: Path) -> None:
+    whole = check(many, since_last=False)
+    found = check(many)
+    assert (found.findings, found.unchanged, found.runs) == ((), 3, 3)
+    assert (found.checkpoints, found.objects) == (whole.checkpoints, whole.objects)
+    assert not of(("runs/", *STATES))
+    before = files(many)
+    with holdfast.open(many) as reg:
+        reg.run("a").save({"w": np.full(99, 77)}, step=77)
+    new = files(many) - before
+    found = check(many)
+    assert (found.findings, found.unchanged, found.checkpoints) == ((), 2, whole.checkpoints + 1)
+    assert of(("runs/", *STATES)) - {"runs/a/log/"} == new
+    # A sample compares the states whose packs it has read.
+    assert check(many, sample=1e-9).unchanged == 3
+    assert 0 < len(of(STATES)) < len([key for key in files(many) if key.startswith(STATES)])
+    check(many, sample=1e-9, resume=many.parent / "pass")
+    found = check(many, resume=many.parent / "pass")  # reads the rest, and compares all
+    assert found.data is not None
+    assert found.data.packs_noted
+    assert of(STATES) == {key for key in files(many) if key.startswith(STATES)}
+    # What was evicted is brought back: a replay that begins later does not know it.
+    with holdfast.open(many) as reg:
+        reg.run("b").retention.prune(Retention(last=1))
+        assert check(many).ok
+        reg.run("b").retention.undo()
+    found = check(many)
+    assert (found.findings, found.checkpoints) == ((), whole.checkpoints + 1)
+
+
+def _slot(place: Path, n: int) -> Path:
+    return place / slot_key("a", n)
+
+
+def _put(path: Path, data: bytes, *, keeps_time: bool = False) -> None:
+    path.parent.mkdir(exist_ok=True)
+    times = path.stat() if keeps_time else None
+    path.write_bytes(data)
+    if times is not None:
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def _flip(path: Path, *, keeps_time: bool = False) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    _put(path, bytes(data), keeps_time=keeps_time)
+
+
+def _one(place: Path, kind: str) -> Path:
+    return sorted((place / kind).rglob("*.0"))[0]
+
+
+def _beyond(place: Path) -> None:
+    _slot(place, 6).write_bytes(b"garbage")
+
+
+def _cut(path: Path, *, keeps_time: bool = False) -> None:
+    _put(path, path.read_bytes()[:-3], keeps_time=keeps_time)
+
+
+HARM: dict[str, Callable[[Path], object]] = {
+    "a slot is lost": lambda place: _slot(place, 2).unlink(),
+    "the newest slot is lost": lambda place: _slot(place, 5).unlink(),
+    "a slot is cut": lambda place: _cut(_slot(place, 3)),
+    "a slot is rewritten": lambda place: _flip(_slot(place, 3)),
+    "a slot is cut, and its time is as it was": lambda place: _cut(
+        _slot(place, 3), keeps_time=True
+    ),
+    "a snapshot of an older slot": lambda place: _put(place / snapshot_key("a", 2), b"garbage"),
+    "the newest slot is rewritten": lambda place: _flip(_slot(place, 5)),
+    "a slot of garbage": _beyond,
+    "a run is gone": lambda place: shutil.rmtree(place / "runs" / "a"),
+    "a pack is gone": lambda place: _one(place, "packs").unlink(),
+    "a pack is cut": lambda place: _cut(_one(place, "packs")),
+    "a manifest is gone": lambda place: _one(place, "manifests").unlink(),
+    "a placement is cut": lambda place: _cut(_one(place, "placements")),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_what_was_harmed_since_is_told_as_by_a_full_check(many: Path, harm: str) -> None:
+    check(many)
+    HARM[harm](many)
+    found = check(many)
+    assert found.findings
+    assert check(many).findings == check(many, since_last=False).findings == found.findings
+
+
+def test_damage_that_was_told_stays_told(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In the bytes alone, with the same size and time.
+    for path in (_one(many, "manifests"), _slot(many, 4)):
+        whole = path.read_bytes()
+        _flip(path, keeps_time=True)
+        assert check(many).ok  # which read neither
+        told = check(many, since_last=False).findings
+        assert told
+        for _ in range(2):
+            assert check(many).findings == told
+        _local(".verified").unlink()
+        assert check(many).findings == told
+        _put(path, whole, keeps_time=True)
+        assert check(many).ok
+        assert check(many).unchanged == 3
+    monkeypatch.setattr(verify_notes, "_FULL_EVERY", 1)
+    assert check(many).unchanged == 0
+    monkeypatch.setattr(verify_notes, "_FULL_EVERY", 3)
+    _flip(_slot(many, 4), keeps_time=True)
+    assert [check(many).ok for _ in range(4)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("bound", ["_KEPT", "_REFS"])
+def test_damage_that_is_not_kept_by_name_stays_told(
+    many: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(verify_notes, bound, 0)
+    _flip(_one(many, "manifests"), keeps_time=True)
+    told = check(many, since_last=False).findings
+    assert told
+    assert check(many).findings == told
+
+
+def test_an_older_file_of_heads_and_a_wrong_memory_cost_time(many: Path, tmp_path: Path) -> None:
+    heads = tmp_path / "audit.heads"
+    assert check(many, write_heads=heads).unchanged == 3
+    with holdfast.open(many) as reg:
+        reg.gc(grace_s=0)
+        for step in (20, 21):
+            reg.run("a").save({"w": np.full(99, step)}, step=step)
+    assert check(many).ok
+    found = check(many, heads=heads)
+    assert (found.findings, found.unchanged) == ((), 2)  # the link of `a` is before its beginning
+    kept = _local(".checked")
+    for damage in (b"", kept.read_bytes()[:-1] + b"x", _of_another_history(kept)):
+        kept.write_bytes(damage)
+        with open_on(Address(many).open()) as reg:
+            reg.run("b").streams["s"].append([{"step": 1}])
+        assert check(many).findings == ()
+    assert check(many).unchanged == 3
+
+
+def _of_another_history(kept: Path) -> bytes:
+    """Return the memory with another last commit of `b`."""
+    lines = unwrap_frame(kept.read_bytes(), where="").split(b"\n")
+    (at,) = [n for n, line in enumerate(lines) if b'"run_id":"b"' in line]
+    lines[at] = re.sub(rb'"head":"[0-9a-f]{64}"', b'"head":"' + b"0" * 64 + b'"', lines[at])
+    return wrap_frame(b"\n".join(lines))

@@ -426,7 +426,7 @@ def test_a_run_that_is_dropped_meanwhile_gets_no_place(run, backend, open_regist
 
     def drop():
         with open_on(backend) as registry:
-            registry.run("run").retention.drop("over")
+            registry.run("run").retention.drop("over", now=True)
 
     hooked = before_the_slot(backend, drop)
     report = open_registry(hooked).repack()
@@ -445,7 +445,7 @@ def test_packs_that_another_run_let_go_of_are_freed_by_who_moved_last(
 
     def drop():
         with open_on(backend) as registry:
-            registry.run("fork").retention.drop("over")
+            registry.run("fork").retention.drop("over", now=True)
 
     hooked = before_the_slot(backend, drop, "fork")
     report = open_registry(hooked).repack()
@@ -823,7 +823,7 @@ def test_a_fork_after_it(run, reg, backend, open_registry):
     collected(backend)
     fork = open_registry(backend).fork("run/latest", "fork")
     fork.save(state(4), step=4)
-    run.retention.drop("over")
+    run.retention.drop("over", now=True)
     repacked(backend)
     collected(backend)
     loads(open_registry(backend))

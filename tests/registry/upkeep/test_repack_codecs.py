@@ -36,10 +36,9 @@ from holdfast.registry.upkeep.repacking import packs as repack_packs
 from holdfast.registry.upkeep.repacking import repack_plan as repack_plan
 from holdfast.registry.upkeep.repacking.execution import RepackReport
 from holdfast.registry.upkeep.repacking.recoding import plan_recoding
-from holdfast.registry.upkeep.repacking.repack_plan import RepackPlan, plan_repack
+from holdfast.registry.upkeep.repacking.repack_plan import RepackPlan, Target, plan_repack
 from holdfast.registry.upkeep.repacking.runs import NewPlacement
 from holdfast.registry.upkeep.repacking.survey import Survey
-from holdfast.registry.upkeep.repacking.targets import Target
 from holdfast.registry.values.digest import Digest, Digests
 from holdfast.registry.writing.placing import ChunkLocation, build_placement, locations_of
 from tests.registry.upkeep.thinning import attempt, settled
@@ -916,9 +915,12 @@ def test_what_is_placed_meanwhile_and_let_go_then_is_nobodys_loss(run, backend, 
     assert (report.checkpoints, report.placed_meanwhile, report.packs_in_vain) == (0, 1, 1)
 
 
-@pytest.mark.parametrize("collects", [False, True], ids=["repacked", "collected"])
+@pytest.mark.parametrize(
+    ("options", "collects"),
+    [({}, False), ({}, True), ({"compression": "lz4"}, True), ({"compression": "none"}, True)],
+    ids=["repacked", "collected", "lz4", "none"],
+)
 @pytest.mark.parametrize("at", ["packs/", "placements/", "runs/run/log/"])
-@pytest.mark.parametrize("options", [{}, {"compression": "lz4"}, {"compression": "none"}])
 def test_a_trainer_that_saves_deltas_goes_on(backend, open_registry, at, collects, options):
     """The base of its next state moves during the save."""
     hooked = Hooked(backend)

@@ -70,13 +70,13 @@ def test_what_several_runs_need_is_counted_once_and_in_all_of_them(run, reg, dea
     fork = reg.fork(checkpoint, "fork")
     thin(run, 2)
     assert not plan_repack(reg.handle.store).rewritten
-    fork.retention.drop("over")
+    fork.retention.drop("over", now=True)
     assert keys(plan_repack(reg.handle.store)) == set(packs_of(checkpoint))
 
 
 def test_a_dropped_run_needs_nothing(run, reg):
     thin(run, 1, 2, 3)
-    run.retention.drop("over")
+    run.retention.drop("over", now=True)
     plan = plan_repack(reg.handle.store)
     assert not plan.named
     assert not plan.rewritten

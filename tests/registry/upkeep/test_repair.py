@@ -414,7 +414,7 @@ def test_what_is_let_go_meanwhile_leaves_an_orphan_that_is_collected(home, open_
     hooked = Hooked(home)
 
     def let_go():
-        open_registry(home).run("run").retention.drop("not wanted")
+        open_registry(home).run("run").retention.drop("not wanted", now=True)
         open_registry(home).gc(grace_s=0)
 
     hooked.before = Once(key, let_go, "put")
@@ -457,7 +457,7 @@ def test_a_state_that_is_let_go_while_it_is_adopted_gets_no_place(
         hooked = Hooked(home)
 
         def let_go():
-            open_registry(home).run("run").retention.drop("not wanted")
+            open_registry(home).run("run").retention.drop("not wanted", now=True)
 
         hooked.before = Once(slot_key("run", slots), let_go, "put_if_absent")
         report = repair(open_registry(hooked), mirror)

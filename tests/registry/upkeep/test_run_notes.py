@@ -8,7 +8,7 @@ import pytest
 
 from holdfast import Retention
 from holdfast.backends.wrappers import Metered, Wrapper
-from holdfast.registry.errors import RolledBack
+from holdfast.registry.errors import MissingObject, RolledBack
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.objects.framing import unwrap_frame, wrap_frame
@@ -105,7 +105,7 @@ BAD = {
     "a flipped bit": lambda backend: flip(backend, note_key(1)),
     "gone": lambda backend: backend.delete(note_key(1)),
     "no frame": lambda backend: backend.put(note_key(1), b"x" * 100),
-    "an unknown format": lambda b: _rewrite(b, b"holdfast.notes/1", b"holdfast.notes/2"),
+    "an unknown format": lambda b: _rewrite(b, b"holdfast.notes/1", b"holdfast.notes/9"),
     "another replay": lambda b: _rewrite(b, b'"replay":', b'"replay":9'),
     "another registry": lambda b: _rewrite(b, b'"registry":"', b'"registry":"f'),
     "another run's": lambda b: _rewrite(b, b'"run_id":"kept"', b'"run_id":"kepp"'),
@@ -125,6 +125,21 @@ def test_a_bad_note_costs_time_and_no_object(noted, backend, open_registry, spoi
     fresh = open_registry(backend)
     assert objects(backend) == needed(fresh)
     assert fresh.verify(deep=True).ok
+
+
+@pytest.mark.parametrize("upgraded", [False, True])
+def test_a_note_does_not_stand_for_a_placement_that_is_gone(
+    noted, backend, open_registry, upgraded
+):
+    if upgraded:
+        noted.upgrade()
+    noted.gc(grace_s=0)
+    assert not upgraded or noted.gc(grace_s=0).runs == 2
+    backend.delete(str(noted.run("kept").latest().handle.reader.place.placement_key))
+    before = contents(backend)
+    with pytest.raises(MissingObject, match="placements/"):
+        open_registry(backend).gc(grace_s=0)
+    assert contents(backend) == before
 
 
 def test_a_longer_grace_reads_from_the_first_slot(backend, open_registry):

@@ -11,6 +11,7 @@ from holdfast import Retention
 from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash, Metered, Usage
 from holdfast.registry.errors import Damaged, UnsupportedFormat
 from holdfast.registry.face.factory import open_on
+from holdfast.registry.history.actions import DropRun
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.objects.keys import ObjectKey, epoch_key
@@ -27,7 +28,7 @@ def old(reg):
     save_small(run, 1, 2)
     run.retention.prune(Retention(last=1))
     other = reg.create_run("other", seed=2)
-    other.retention.drop("done")
+    other.handle.committer.commit(lambda _: [DropRun(reason="done")])
     assert reg.gc(grace_s=0).epoch == 1
     return reg
 
@@ -48,7 +49,7 @@ def _sweep(reg, step: int) -> int | None:
 
 def test_it_raises_the_least_writer_version_once_and_marks_every_run(old, backend):
     report = old.upgrade()
-    assert (report.min_writer, report.raised, report.epoch) == (3, True, 2)
+    assert (report.min_writer, report.raised, report.epoch) == (4, True, 2)
     assert (report.runs, report.marked) == (2, 1)  # a dropped run needs no mark
     assert _marks(old)["run"] == 2
     again = old.upgrade()
@@ -64,7 +65,7 @@ def test_a_trainer_of_an_older_version_stops_and_keeps_what_it_has(
     save_small(run, 3)  # a trainer that runs
     old.upgrade()
     monkeypatch.setattr("holdfast.registry.store.store.WRITER_VERSION", 2)
-    with pytest.raises(UnsupportedFormat, match="writer version 3"):
+    with pytest.raises(UnsupportedFormat, match="writer version 4"):
         save_small(run, 4)
     with pytest.raises(UnsupportedFormat):
         open_registry(backend).gc(grace_s=0)
@@ -115,12 +116,13 @@ def test_an_upgrade_that_is_killed_is_finished_by_the_next(old, backend, open_re
         dying.upgrade()
     dying.close()
     report = open_registry(backend).upgrade()
-    assert (report.min_writer, _marks(old)["run"]) == (3, report.epoch)
+    assert (report.min_writer, _marks(old)["run"]) == (4, report.epoch)
     assert old.verify().findings == ()
 
 
 def _random_keys(count: int, generation: int) -> list[ObjectKey]:
-    return [ObjectKey("packs", Digest(os.urandom(32)), generation) for _ in range(count)]
+    digests = sorted(os.urandom(32) for _ in range(count))
+    return [ObjectKey("packs", Digest(one), generation) for one in digests]
 
 
 def _measured(backend, act) -> Usage:

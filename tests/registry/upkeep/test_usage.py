@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import Retention, Storing
+from holdfast.backends import ObjectInfo
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered
-from holdfast.registry.errors import Damaged, MissingObject
+from holdfast.registry.errors import Damaged, Malformed, MissingObject, StoreFull
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.history.actions import Evict, Eviction
 from holdfast.registry.objects import codecs
 from holdfast.registry.objects.keys import ObjectKey, slot_key
-from holdfast.registry.objects.placement import PackRef
-from holdfast.registry.upkeep.usage import StateUsage, Usage, measure
+from holdfast.registry.objects.pack import PackEntry, PackTable
+from holdfast.registry.objects.placement import ChunkRow, PackRef, Placement, Rows
+from holdfast.registry.store import Outcome
+from holdfast.registry.upkeep import sorted_rows
+from holdfast.registry.upkeep.gc import Collector
+from holdfast.registry.upkeep.gc_report import Tally
+from holdfast.registry.upkeep.live import Listing
+from holdfast.registry.upkeep.repacking import survey
+from holdfast.registry.upkeep.usage import StateUsage, Usage, _holders, measure
+from holdfast.registry.values import Digest
 from tests.registry.upkeep.thinning import as_delta
 from tests.support.faults import Hooked, Once, flip
-from tests.support.stores import bytes_in, contents, new_backend, small_grid
+from tests.support.stores import bytes_in, contents, needed, new_backend, objects, small_grid
 from tests.support.strategies import examples
 
 PART = 1200
@@ -104,7 +117,7 @@ def test_what_is_dead_in_a_pack_and_what_is_all_of_an_object(run, reg, backend):
     usage = measure(reg.handle.store)
     assert (usage.dead_bytes, usage.unneeded_bytes) == (PART, gone)
     assert usage.total_bytes == bytes_in(backend)
-    run.retention.drop("over")
+    run.retention.drop("over", now=True)
     usage = measure(reg.handle.store)
     objects = {k: v for k, v in contents(backend).items() if k[:4] in ("pack", "mani", "plac")}
     assert usage.unneeded_bytes == sum(map(len, objects.values()))
@@ -199,7 +212,7 @@ def test_a_fork_shares(run, reg):
     assert (child.run, parent.run) == ("fork", "run")
     assert parent.own_bytes == 0
     assert child.shared_bytes == parent.shared_bytes == PART + small_files(saved)
-    fork.retention.drop("over")
+    fork.retention.drop("over", now=True)
     assert measure(reg.handle.store).runs[1].own_bytes == parent.shared_bytes
 
 
@@ -296,7 +309,135 @@ def live(backend: MemoryBackend, life: list[tuple]) -> None:
                     runs.append(reg.fork(kept[rest[0] % len(kept)], f"r{number + 1}"))
 
 
-@examples(40)
+def counted(reg: Registry) -> dict[str, tuple[int, int]]:
+    """Count own and shared bytes of each state and run, chunk by chunk and all in memory."""
+    store, size, states, runs = reg.handle.store, {}, defaultdict(set), defaultdict(set)
+    for name in reg.run_names():
+        for holder in _holders(reg.run(name).manifest, 0):
+            for place in holder.places:
+                placement = store.placement(place.placement_key)
+                things = {
+                    str(key): len(store.backend.get(str(key)))
+                    for key in (place.manifest_key, place.placement_key)
+                }
+                for row in placement.rows:
+                    entry = store.read_table(placement.packs[row.pack]).at(row.offset)
+                    things[survey.chunk_of(entry)] = row.stored_bytes
+                size |= things
+                for thing in things:
+                    states[thing].add(holder.ref)
+                    runs[thing].add(name)
+    own, shared = Counter(), Counter()
+    for by_thing in (states, runs):
+        for thing, names in by_thing.items():
+            for name in names:
+                (own if len(names) == 1 else shared)[name] += size[thing]
+    return {name: (own[name], shared[name]) for name in own | shared}
+
+
+def in_few_rows(reg: Registry, rows: int, packs: int) -> Usage:
+    """Count with so few rows and packs in memory that all others go to files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sorted_rows, "_ROWS", rows)
+        patch.setattr(survey, "_PACKS", packs)
+        return measure(reg.handle.store)
+
+
+needs = st.tuples(st.integers(0, 5), st.integers(0, 7), st.integers(0, 7))
+
+
+@examples(60)
+@given(needed=st.lists(needs, max_size=30), rows=st.integers(1, 40))
+def test_any_lives_of_chunks_add_up(needed, rows):
+    """Chunk, first and last holder of each row; eight holders, of which each two are a run's."""
+    size = [7, 11, 13, 17, 19, 23]
+    who = defaultdict(set)
+    holders = [survey.Holder(number // 2, str(number), None) for number in range(8)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sorted_rows, "_ROWS", rows)
+        tally = survey.Tally(["a", "b", "c", "d"], holders, {})
+        for chunk, one, other in needed:
+            first, last = min(one, other), max(one, other)
+            who[chunk] |= set(range(first, last + 1))
+            for run in range(first // 2, last // 2 + 1):  # no row leaves its run
+                row = (
+                    (chunk << 58, chunk),
+                    0,
+                    size[chunk],
+                    max(first, 2 * run),
+                    min(last, 2 * run + 1),
+                )
+                tally._needs.add(np.array([row], survey._NEED))
+        tally.add_up()
+    runs = {chunk: {number // 2 for number in held} for chunk, held in who.items()}
+    for number in range(8):
+        mine = [chunk for chunk, held in who.items() if number in held]
+        assert tally.needed[number] == sum(size[chunk] for chunk in mine)
+        assert tally.own[number] == sum(size[chunk] for chunk in mine if len(who[chunk]) == 1)
+    for run in range(4):
+        mine = [chunk for chunk, held in runs.items() if run in held]
+        assert tally.run_needed[run] == sum(size[chunk] for chunk in mine)
+        assert tally.run_own[run] == sum(size[chunk] for chunk in mine if len(runs[chunk]) == 1)
+    assert tally.shared == sum(size[chunk] for chunk, held in who.items() if len(held) > 1)
+    assert tally.by_kind == [sum(size[chunk] for chunk in who), 0, 0]
+
+
+def test_no_run_is_blamed_for_a_full_temporary_folder(run, reg, monkeypatch):
+    run.save(state(1, 2), step=1)
+
+    def full(**_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sorted_rows.tempfile, "TemporaryFile", full)
+    with pytest.raises(StoreFull, match=r"temporary file.*No space left.*TMPDIR"):
+        in_few_rows(reg, 1, 0)
+    assert measure(reg.handle.store).damaged == {}  # few rows need no file
+
+
+def test_encodings_of_a_chunk_are_apart():
+    entry = PackEntry(Digest(bytes(32)), 0, 1, 1)
+    others = [entry, entry._replace(codec="zstd"), entry._replace(codec="zstd", base=entry.digest)]
+    assert len({survey._chunk_key(one) for one in others}) == 3
+    assert survey._chunk_key(entry) == survey._chunk_key(entry._replace(offset=5))
+
+
+def test_generations_of_a_pack_are_packs_of_their_own():
+    table = PackTable([PackEntry(Digest(bytes(32)), 0, 5, 5)])
+    keys = [ObjectKey("packs", Digest(bytes([7]) * 32), generation) for generation in (0, 1)]
+    tally = survey.Tally(["run"], [survey.Holder(0, str(key), None) for key in keys], {})
+    lives = survey._Lives(tally._lives)
+    for number, key in enumerate(keys):
+        packs = (PackRef(key, 100 + number),)
+        lives.take(0, number, Placement(Digest(bytes(32)), packs, Rows([ChunkRow(0, 0, 5)])))
+    lives.step()
+
+    def each(_, units, take, **__):
+        for unit in list(units):
+            take(unit, Outcome(table))
+
+    listing = Listing()
+    listing.add([ObjectInfo(str(key), 100 + number, 0.0) for number, key in enumerate(keys)])
+    tally.resolve(SimpleNamespace(each=each), listing.rows)
+    tally.need_files(listing.rows)
+    tally.add_up()
+    assert (tally.packs, tally.tables, tally.shared) == (201, 10, 5)
+
+
+def test_a_placement_that_its_pack_contradicts_is_damage(run, reg, backend):
+    saved = run.save(state(1), step=1)
+    for row in (ChunkRow(0, 1, PART), ChunkRow(0, 2**40, PART)):
+        placement = saved.handle.reader.placement
+        other = replace(placement, rows=Rows([row]))
+        with open_on(backend) as opened:
+            store = opened.handle.store
+            place = saved.handle.reader.place
+            store.remember(place.placement_key, other)
+            usage = measure(store)
+        assert type(usage.damaged["run"]) is Malformed
+        assert usage.runs == ()
+
+
+@examples(20)
 @given(life=lives(), chosen=st.integers(0, 5))
 def test_parts_add_up_and_what_is_freed_goes(life, chosen):
     """Removing a checkpoint, or a run, frees to the byte what was said, copies and all."""
@@ -304,6 +445,11 @@ def test_parts_add_up_and_what_is_freed_goes(life, chosen):
     live(backend, life)
     with open_on(backend) as reg:
         usage = measure(reg.handle.store)
+        told = [(one.ref, one) for run in usage.runs for one in run.states]
+        told += [(run.run, run) for run in usage.runs]
+        found = {name: (one.own_bytes, one.shared_bytes) for name, one in told}
+        assert {name: one for name, one in found.items() if any(one)} == counted(reg)
+        assert in_few_rows(reg, chosen + 1, chosen % 2) == usage
         assert usage.total_bytes == bytes_in(backend)
         states = [one for run in usage.runs for one in run.states]
         assert usage.own_bytes == sum(one.own_bytes for one in states)
@@ -318,7 +464,31 @@ def test_parts_add_up_and_what_is_freed_goes(life, chosen):
         else:
             frees(backend, one.freed_bytes, lambda reg: let_go(reg, one.ref))
         run = usage.runs[chosen % len(usage.runs)]
-        frees(backend, run.own_bytes, lambda reg: reg.run(run.run).retention.drop("over"))
+        frees(backend, run.own_bytes, lambda reg: reg.run(run.run).retention.drop("over", now=True))
+
+
+@examples(8)
+@given(life=lives(), rows=st.integers(1, 40), sealed=st.booleans())
+def test_few_rows_in_memory_collect_the_same(life, rows, sealed):
+    """Listing, needs and sweep go to files, also in collections that begin with notes or seals."""
+    backend = new_backend()
+    with pytest.MonkeyPatch.context() as patch, open_on(backend) as reg:
+        patch.setattr(sorted_rows, "_ROWS", rows)
+        if sealed:
+            reg.upgrade()
+        live(backend, [*life, ("gc", 0), ("save", [0, 5]), ("evict", 1)])
+        gone = objects(backend) - needed(reg)
+        plan = Collector(reg.handle.store, grace_s=0).choose(dry_run=True)
+        assert set(map(str, plan.to_condemn)) == gone
+        sizes = {info.key: info.size_bytes for info in backend.list()}
+        told = {str(key): size for key, size in plan.to_condemn.sizes()}
+        assert told == {key: sizes[key] for key in gone}
+        few = sorted((sizes[key] for key in gone), reverse=True)[:3]
+        assert sorted((size for _, size in plan.to_condemn.largest(3).sizes()), reverse=True) == few
+        assert plan.objects == Tally.of(sizes[key] for key in objects(backend))
+        assert reg.gc(grace_s=0).deleted == Tally.of(sizes[key] for key in gone)
+        assert objects(backend) == needed(reg)
+        assert reg.verify().findings == ()
 
 
 def number_of(reg: Registry, ref: str) -> int:

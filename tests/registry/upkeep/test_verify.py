@@ -142,7 +142,7 @@ def test_what_nothing_needs_is_a_note(two, check, backend):
 
 @pytest.mark.parametrize("kind", ["manifests", "placements"])
 def test_deep_reads_what_nothing_needs_as_well(two, check, backend, run, kind):
-    run.retention.drop("not wanted")
+    run.retention.drop("not wanted", now=True)
     key = next(key for key in sorted(objects(backend)) if key.startswith(kind))
     flip(backend, key)
     assert check(deep=False).findings == ()
@@ -677,7 +677,7 @@ def test_what_is_collected_after_the_logs_are_read_is_no_finding(run, backend, o
 
     def collect():
         other = open_registry(backend)
-        other.run("run").retention.drop("not wanted")
+        other.run("run").retention.drop("not wanted", now=True)
         other.gc(grace_s=0)
         assert not objects(backend)
 
@@ -706,11 +706,11 @@ def test_what_a_repack_moved_meanwhile_is_checked_where_it_went(two, backend, op
 
 def _move(registry, checkpoint) -> None:
     from holdfast.registry.writing.adopting import adopt
-    from holdfast.registry.writing.object_writer import Writer
+    from holdfast.registry.writing.object_writer import ObjectWriter
 
     log = RunLog(registry.handle.store, "run")
     log.open()
-    writer = Writer(registry.handle.store, log)
+    writer = ObjectWriter(registry.handle.store, log)
     places, choice = adopt(
         registry.handle.store, registry.handle.store, writer, [checkpoint.handle.reader.place]
     )

@@ -15,11 +15,11 @@ from holdfast.backends import Backend
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import Conflict, MissingObject, RolledBack
 from holdfast.registry.face.registry import Registry
-from holdfast.registry.history import races
+from holdfast.registry.history import slots
 from holdfast.registry.history.actions import Line, Mark, Place, SetPin, SetStatus, TakeOver
 from holdfast.registry.history.epochs import encode_sweep
 from holdfast.registry.history.log import RunLog, commit_line
-from holdfast.registry.history.replay import Forgotten, RunManifest
+from holdfast.registry.history.replay import NeedsHistory, RunManifest
 from holdfast.registry.objects.keys import ObjectKey, epoch_key, slot_key
 from holdfast.registry.store.store import Store
 from holdfast.registry.values.digest import Digest
@@ -75,7 +75,7 @@ class Pinned(NewCommit):
     def actions(self, run: RunManifest) -> Sequence[SetPin] | None:
         self.asked.append("lines")
         self.seen.append(run.next_slot)
-        manifest = self.state_written.base.manifest.digest
+        manifest = self.state_written.state.manifest.digest
         return [SetPin(kind="artifact", name=f"at{run.commits}", manifest=manifest)]
 
 
@@ -154,7 +154,7 @@ def test_objects_are_written_before_the_one_slot_that_names_them(other, backend,
     puts = [key for method, key in noting.noted if method == "put"]
     assert puts[-1] == slot_key(RUN, 1)
     assert set(puts[:-1]) == objects(backend) == set(map(str, change.state_written.chosen.keys))
-    assert run.is_placed(change.state_written.base.place)
+    assert run.is_placed(change.state_written.state.place)
     assert change.asked == ["check", "write", "check", "lines"]
 
 
@@ -252,7 +252,7 @@ def test_w3_a_mark_moves_the_epoch_though_no_race_is_lost(committer, other, back
 def test_w2a_what_the_run_uses_itself_is_named_without_a_question(committer, other, backend):
     placed = Pinned(committer.writer, small_state())
     committer.commit(placed)
-    keys, place = placed.state_written.chosen.keys, placed.state_written.base.place
+    keys, place = placed.state_written.chosen.keys, placed.state_written.state.place
     swept(backend, other, 1, keys)
     committer.log.refresh()
     change = Naming(ChosenKeys(keys, {key: [place] for key in keys}))
@@ -263,7 +263,7 @@ def test_w2a_what_the_run_uses_itself_is_named_without_a_question(committer, oth
 def test_w2a_covers_no_key_that_the_run_does_not_use_any_more(committer, other, backend):
     placed = Pinned(committer.writer, small_state())
     committer.commit(placed)
-    keys, place = placed.state_written.chosen.keys, placed.state_written.base.place
+    keys, place = placed.state_written.chosen.keys, placed.state_written.state.place
     swept(backend, other, 1, keys)
     moved = place.changed(manifest_generation=1)
     backend.put(str(moved.manifest_key), backend.get(str(place.manifest_key)))
@@ -292,7 +292,7 @@ def test_what_does_not_fit_any_more_is_written_again(committer, hooked, other):
 
 def test_a_change_that_never_fits_is_given_up_after_a_minute(committer, backend, monkeypatch):
     clock = SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda _: None)
-    monkeypatch.setattr(races, "time", clock)
+    monkeypatch.setattr(slots, "time", clock)
     asked = []
 
     def never(run):
@@ -373,12 +373,12 @@ def test_records_of_evicted_checkpoints_are_read_when_they_are_needed(committer,
             self.writer.log.run.record(evicted)
             return super().write_states()
 
-    with pytest.raises(Forgotten):
+    with pytest.raises(NeedsHistory):
         committer.log.run.record(evicted)
     change = Knowing(committer.writer, small_state(3))
     committer.commit(change)
     assert change.asked.count("write") == 1
-    with pytest.raises(Forgotten):
+    with pytest.raises(NeedsHistory):
         committer.log.run.record(evicted)  # compact again
     committer.commit(lambda run: run.record(evicted) and [RUNNING])
 

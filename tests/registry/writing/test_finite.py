@@ -8,7 +8,7 @@ import torch
 
 from holdfast.registry import pytree
 from holdfast.registry.values.dtypes import FLOATING, ITEM_SIZES
-from holdfast.registry.writing import finite
+from holdfast.registry.writing import hashing
 
 FLOATS = sorted(FLOATING)
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -17,8 +17,8 @@ COMPLEX = sorted(name for name in ITEM_SIZES if name.startswith("complex"))
 
 def found(state, *patterns: str) -> tuple[str, ...]:
     leaves = [leaf for part in pytree.flatten(state).components for leaf in part.leaves]
-    watched = [leaf for leaf in leaves if finite.is_watched(leaf, patterns or ("*",))]
-    return tuple(leaf.path for leaf in watched if not finite.is_finite(leaf.buffer(), leaf.dtype))
+    watched = [leaf for leaf in leaves if hashing.is_watched(leaf, patterns or ("*",))]
+    return tuple(leaf.path for leaf in watched if not hashing.is_finite(leaf.buffer(), leaf.dtype))
 
 
 def every_value(dtype: torch.dtype) -> torch.Tensor:
@@ -42,8 +42,8 @@ def test_every_bit_pattern_of_a_small_type(name):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_one_bad_value_among_many(name, value):
     dtype = getattr(torch, name)
-    size = 2 * finite._BLOCK + 7
-    for at in (0, finite._BLOCK - 1, finite._BLOCK, size - 1):
+    size = 2 * hashing._BLOCK + 7
+    for at in (0, hashing._BLOCK - 1, hashing._BLOCK, size - 1):
         tensor = torch.ones(size, dtype=torch.float32).to(dtype)
         assert found({"w": tensor}) == ()
         tensor[at] = value
@@ -84,7 +84,7 @@ def test_only_what_is_watched_counts():
     assert found(state, "model/b", "optimizer/*") == ("optimizer/m",)
     assert found(state, "policy/*") == ()
     assert not any(
-        finite.is_watched(leaf, ()) for leaf in pytree.flatten(state).components[0].leaves
+        hashing.is_watched(leaf, ()) for leaf in pytree.flatten(state).components[0].leaves
     )
 
 

@@ -14,7 +14,7 @@ from holdfast.registry.objects.keys import ObjectKey, epoch_key
 from holdfast.registry.objects.manifest import Component, Manifest
 from holdfast.registry.objects.placement import PackRef, Placement, Rows
 from holdfast.registry.values.digest import Digest
-from holdfast.registry.writing.object_writer import ChosenKeys, Condemned, Writer, placed_keys
+from holdfast.registry.writing.object_writer import ChosenKeys, Condemned, ObjectWriter, placed_keys
 from tests.support.collectors import collect, mark, sweep
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, small_state
@@ -332,8 +332,8 @@ def test_w2a_a_base_that_was_placed_anew_meanwhile_covers_no_more(run, backend, 
     place, old = first.handle.reader.place, first.handle.reader.placement
     log = RunLog(reg.handle.store, "run")
     log.open()
-    writer = Writer(reg.handle.store, log)
-    assert writer.epoch == 0
+    writer = ObjectWriter(reg.handle.store, log)
+    assert writer.observe() == 0
     packs = frozenset(ref.key for ref in old.packs)
     chosen = ChosenKeys(packs, {key: [place] for key in packs})
     sweep(backend, 1, packs)
@@ -358,7 +358,7 @@ def test_a_commit_that_names_nothing_reads_no_epoch(run, backend, reg):
     log = RunLog(reg.handle.store, "run")
     log.open()
     backend.put(epoch_key(1), b"damaged")
-    Writer(reg.handle.store, log).commit(_annotate, ChosenKeys())
+    ObjectWriter(reg.handle.store, log).commit(_annotate, ChosenKeys())
     assert log.run.commits == 2
 
 
@@ -402,7 +402,7 @@ def test_a_distrusted_pack_is_replaced_though_its_size_is_right(orphans, reg, ba
     log = RunLog(reg.handle.store, "run")
     reg.create_run("run")
     log.open()
-    writer = Writer(reg.handle.store, log)
+    writer = ObjectWriter(reg.handle.store, log)
     parsed = ObjectKey.parse(key)
     assert writer.usable("packs", parsed.digest, len(sound)) == parsed
     writer.suspect.add(parsed)

@@ -14,7 +14,7 @@ from tests.registry.adapters.dcp import acts
 from tests.registry.saving.collective.acts import plain
 from tests.registry.saving.collective.fleet import Fleet
 
-pytestmark = pytest.mark.xdist_group("collective")
+pytestmark = pytest.mark.xdist_group("forked")
 
 
 @pytest.fixture

@@ -22,12 +22,12 @@ import holdfast
 from holdfast.errors import Conflict, Damaged, MissingObject, NoSuchPath, ObjectNotFound
 from holdfast.filesystem import HoldfastFileSystem
 from holdfast.registry import formats
-from holdfast.registry.adapters.filesystem import refs_tree, state_folder
-from holdfast.registry.adapters.filesystem.refs_tree import RefsTree
+from holdfast.registry.adapters.filesystem import file_system, state_folder
+from holdfast.registry.adapters.filesystem.file_system import RefsTree
 from holdfast.registry.adapters.filesystem.session import Folder, Literal
 from holdfast.registry.adapters.filesystem.state_folder import Chunks, Joined
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.objects.recent_chunks import RecentChunks
+from holdfast.registry.objects.chunking import RecentChunks
 from holdfast.registry.spec.policies import Monitor
 from tests.registry.adapters.filesystem.conftest import plain, weights
 from tests.support.faults import flip
@@ -268,7 +268,7 @@ def step_of(fs, ref: str = "run/latest") -> int:
 
 
 def test_a_moving_name_is_resolved_once(fs, run, monkeypatch):
-    monkeypatch.setattr(refs_tree, "_KEPT_STATES", 1)
+    monkeypatch.setattr(file_system, "_KEPT_STATES", 1)
     run.save({"model": {"w": torch.zeros(3)}}, step=1, companions={"e": {"w": torch.zeros(1)}})
     assert step_of(fs) == 1
     run.save({"model": {"w": torch.ones(3)}}, step=2, companions={"e": {"w": torch.ones(1)}})

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,16 +25,20 @@ from typing import Any
 import pytest
 
 from tests.servers.process import free_port
+from tests.systems.mutants import VARIABLE, make_named
 
 KILLED = -signal.SIGKILL
 _LIBRARIES = (
     *("torch", "holdfast.lightning", "holdfast.transformers", "holdfast.wandb", "transformers"),
     *("transformers.trainer", "peft", "torchdata.stateful_dataloader"),
 )
+#: Imported before the first call that names jax, so that the others are without it.
+_LIBRARIES_OF_JAX = ("jax", "jax.numpy", "optax", "equinox", "flax")
 _QUIET = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
     "HOLDFAST_HEADS": "0",  # folders of tests have the same names again
+    "JAX_PLATFORMS": "cpu",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
@@ -91,6 +95,7 @@ class Children:
         assert self._program.stdout is not None
         # The state folder of this test: the program has that of the test that started it.
         env = {"XDG_STATE_HOME": os.environ["XDG_STATE_HOME"]}
+        env[VARIABLE] = os.environ.get(VARIABLE, "")
         lines = [
             [call.target, [_plain(arg) for arg in call.args], env | call.env] for call in calls
         ]
@@ -108,7 +113,7 @@ class Children:
         """End the program."""
         assert self._program.stdin is not None
         self._program.stdin.close()
-        self._program.wait(30)
+        self._program.wait(300)
         if self._program.stdout is not None:
             self._program.stdout.close()
 
@@ -141,17 +146,23 @@ def _serve() -> None:
     warnings.simplefilter("ignore")
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    for name in _LIBRARIES:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    _import_all(_LIBRARIES)
     for line in sys.stdin:
         number, calls = json.loads(line)
+        if "jax" in line:
+            _import_all(_LIBRARIES_OF_JAX)
         with tempfile.TemporaryFile("w+", errors="replace") as log:
             children = [_fork(target, args, env, log.fileno()) for target, args, env in calls]
             statuses = [_wait(child) for child in children]
             log.seek(0)
             answers.write(json.dumps([number, statuses, log.read()[-20000:]]) + "\n")
         answers.flush()
+
+
+def _import_all(names: Sequence[str]) -> None:
+    for name in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _fork(target: str, args: list[Any], env: dict[str, str], log: int) -> int:
@@ -163,7 +174,8 @@ def _fork(target: str, args: list[Any], env: dict[str, str], log: int) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ.update(env)
-        signal.alarm(120)  # a process that hangs is a failure, and goes away
+        make_named()
+        signal.alarm(300)  # a process that hangs is a failure, and goes away
         module, _, function = target.rpartition(".")
         getattr(importlib.import_module(f"{__package__}.{module}"), function)(*args)
         status = 0

@@ -20,7 +20,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import holdfast
 from holdfast.errors import Conflict, InvalidInput, NotFound, UnsupportedValue
 from holdfast.lightning import HoldfastCheckpoint, HoldfastIO
-from holdfast.registry.adapters.lightning_shards import is_sharding
+from holdfast.registry.adapters.lightning_io import is_sharding
 from holdfast.registry.saving.journal.background import BackgroundCarrier
 
 #: Four batches an epoch.

@@ -58,6 +58,7 @@ def test_sigterm_saves_the_last_completed_step(reg: holdfast.Registry, children:
     assert [ck.step for ck in run.checkpoints()] == [4, 7, 8, 12, 16]
 
 
+@pytest.mark.soak  # dropout and a sampler say more
 def test_two_ranks_continue_bit_for_bit(reg: holdfast.Registry, ranks: Ranks) -> None:
     assert ranks.run(2, "lightning_training.fit_ddp", "straight", None) == [0, 0]
     assert ranks.run(2, "lightning_training.fit_ddp", "killed", 5) == [KILLED, KILLED]
@@ -72,7 +73,13 @@ def test_two_ranks_continue_bit_for_bit(reg: holdfast.Registry, ranks: Ranks) ->
 
 @pytest.mark.parametrize(
     ("kind", "every", "saved"),
-    [("own", 3, [3, 6, 9]), ("wrapped", 0, [4, 8]), ("generator", 0, [4, 8])],
+    [
+        ("own", 3, [3, 6, 9]),
+        *(
+            pytest.param(kind, 0, [4, 8], marks=pytest.mark.soak)
+            for kind in ("wrapped", "generator")
+        ),
+    ],
 )
 def test_two_ranks_with_dropout_continue_bit_for_bit_with_a_sampler(
     reg: holdfast.Registry, ranks: Ranks, kind: str, every: int, saved: list[int]

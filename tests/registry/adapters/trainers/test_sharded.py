@@ -32,6 +32,7 @@ def test_lightning(reg: holdfast.Registry, ranks: Ranks) -> None:
     assert states(reg, "killed") == states(reg, "alone")
 
 
+@pytest.mark.soak
 def test_the_hf_trainer(reg: holdfast.Registry, ranks: Ranks, tmp_path: Path) -> None:
     train, out = "transformers_shards.train", tmp_path / "out"
     assert ranks.run(1, train, "alone", out, False, None) == [0]

@@ -77,7 +77,11 @@ def test_a_killed_training_continues_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    ("strike", "left", "all_steps"), [(6, [5, 7], [5, 7, 10, 12]), (4, [5], [5, 10, 12])]
+    ("strike", "left", "all_steps"),
+    [
+        (6, [5, 7], [5, 7, 10, 12]),
+        pytest.param(4, [5], [5, 10, 12], marks=pytest.mark.soak),
+    ],
 )
 def test_sigterm_saves_the_step_and_the_requeued_training_continues_bit_for_bit(
     reg: holdfast.Registry,
@@ -105,6 +109,12 @@ def test_a_trainer_may_leave_by_itself_when_it_is_asked_to_stop(
     assert children.run(target, reg.url, "asked", tmp_path / "out", 6, False) == 0
     assert list(components(reg, "asked")) == [5, 7, 8]  # the step that had begun is saved too
     assert reg.run("asked").status == "interrupted"
+
+
+def test_a_resume_that_skips_no_batches_is_told(
+    reg: holdfast.Registry, children: Children, tmp_path: Path
+) -> None:
+    assert children.run("transformers_training.ignore_data", reg.url, tmp_path / "out") == 0
 
 
 def test_what_is_exported_is_read_by_from_pretrained(

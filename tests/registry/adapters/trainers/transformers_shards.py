@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments, set_see
 import holdfast
 from holdfast.distributed import TorchGroup, load_into
 from holdfast.errors import IncompatibleState
-from holdfast.registry.adapters.sharded import load_around
+from holdfast.registry.adapters.saving import load_around
 from holdfast.transformers import HoldfastCallback
 from tests.registry.adapters.trainers.transformers_training import Struck
 

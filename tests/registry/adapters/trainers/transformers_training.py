@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from pathlib import Path
@@ -98,6 +99,22 @@ def train(
         training.train(resume_from_checkpoint=saver.resume(training))
         assert not list(Path(folder).glob("*"))
         assert run.checkpoints()[len(run.checkpoints()) - len(told) :] == told
+
+
+def ignore_data(url: str, folder: str) -> None:
+    """A resume that skips no batches is told within an epoch, and only there."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("holdfast").addHandler(handler)
+    with holdfast.open(url) as reg, reg.run("ignores", create=True) as run:
+        for steps, skips in ((6, True), (9, False), (10, True), (11, False)):
+            saver = HoldfastCallback(run)
+            options = {"max_steps": steps, "save_steps": 1, "ignore_data_skip": not skips}
+            training = trainer(saver, folder, **options)
+            training.train(resume_from_checkpoint=saver.resume(training))
+    (told,) = [one for one in said if "bit for bit" in one]
+    assert "with ignore_data_skip=True it began the epoch again, at step 10" in told
 
 
 def train_with_checkpointer(

@@ -570,13 +570,13 @@ def test_a_promotion_waits_for_a_save_in_the_background_and_both_land(backend, o
     def before(method: str, key: str) -> None:
         if method == "put_if_absent" and key.startswith("packs/"):
             writing.set()
-            assert promoting.wait(60)
+            assert promoting.wait(300)
         elif method == "get" and "/log/" in key and writing.is_set():
             promoting.set()
 
     hooked.before = before
     pending = run.save_async(player(2), step=2, phase=3)
-    assert writing.wait(60)
+    assert writing.wait(300)
     assert not pending.done()
     entry = run.pool.promote(first)
     assert (pending.wait().step, entry.version) == (2, 1)

@@ -14,7 +14,7 @@ from holdfast.registry.curation.pool.matches import (
 from holdfast.registry.curation.pool.ratings import DEFAULT, Rating, rate
 from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.history.actions import RateMatch
-from holdfast.registry.history.replay.apply_pool import MATCHES_KEPT
+from holdfast.registry.history.replay.apply import MATCHES_KEPT
 from tests.registry.curation.pool.league import checkpoint, entry, rated, state
 
 

@@ -192,30 +192,6 @@ def test_what_is_no_rating(mu, sigma, where):
 
 
 @pytest.mark.parametrize(
-    ("players", "ranks", "frozen", "where"),
-    [
-        (0, [], (), "ratings"),
-        (1, [1], (), "ratings"),
-        (2, [1], (), "ranks"),
-        (2, [1, 2, 3], (), "ranks"),
-        (2, [1, math.nan], (), "ranks[1]"),
-        (2, [-math.inf, 1], (), "ranks[0]"),
-        (2, ["1", 2], (), "ranks[0]"),
-        (2, [1, 2], [2], "frozen"),
-        (2, [1, 2], [-1], "frozen"),
-        (2, [1, 2], [True], "frozen"),
-        (2, [1, 2], [0.0], "frozen"),
-    ],
-)
-def test_what_is_no_game(players, ranks, frozen, where):
-    with pytest.raises(InvalidInput) as caught:
-        rate([DEFAULT] * players, ranks, frozen)
-    assert caught.value.where == where
-    assert caught.value.expected
-    assert caught.value.found
-
-
-@pytest.mark.parametrize(
     "ratings",
     [
         [Rating(1e4, 1), DEFAULT],

@@ -30,7 +30,7 @@ from tests.support.faults import Hooked, Once, flip
 from tests.support.states import entries, run_by, small_state
 from tests.support.stores import contents, new_backend, slots
 
-SAVES, EACH = 400, 500
+SAVES, EACH = 120, 500
 PRESET = """
 name = "night"
 streams = [
@@ -53,7 +53,7 @@ def night(reg, tmp_path):
 
 @pytest.fixture(scope="module")
 def long_history() -> MemoryBackend:
-    """A run of 400 saves, each with 500 entries of its stream."""
+    """A run of 120 saves, each with 500 entries of its stream."""
     backend = new_backend()
     with open_on(backend) as registry:
         run = registry.create_run("long", seed=1)
@@ -476,7 +476,7 @@ def test_a_segment_with_fewer_entries_than_the_log_says_is_refused(run, loss):
     said = AppendStream(
         stream="loss",
         lifetime="forever",
-        manifest=short.base.manifest.digest,
+        manifest=short.state.manifest.digest,
         start=0,
         count=4,
         first_step=0,
@@ -492,7 +492,7 @@ def test_a_state_that_is_no_segment_is_refused(run, loss):
     said = AppendStream(
         stream="loss",
         lifetime="forever",
-        manifest=other.base.manifest.digest,
+        manifest=other.state.manifest.digest,
         start=0,
         count=3,
         first_step=0,

@@ -567,7 +567,7 @@ def test_what_was_merged_from_another_run_outlives_it(options, tmp_path):
         merged = run.exchange.merge(sources[1:], step=9, pick={"optimizer": sources[2]})
         picked = run.exchange.merge(sources[2:], step=10)
         wanted = [one.load() for one in (merged, picked)]
-        other.retention.drop("done")
+        other.retention.drop("done", now=True)
         assert opened.gc(grace_s=0).deleted.objects
         assert opened.verify(deep=True).ok
     with holdfast.open(tmp_path / "reg") as opened:

@@ -314,6 +314,7 @@ def test_a_run_that_is_over_enters_no_phase(reg):
     run.status = "completed"
     with pytest.raises(Conflict, match="the run is completed"):
         over(run)
+    run.status = "running"
     run.status = "interrupted"
     over(run)
     assert run.status == "running"

@@ -81,7 +81,7 @@ assert set(state) == {"format", "python"}, state
 holdfast.rng.restore(state)
 assert not {"torch", "numpy"} & set(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 class Cuda:

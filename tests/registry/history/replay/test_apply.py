@@ -22,7 +22,7 @@ from holdfast.registry.history.actions import (
     SetStatus,
 )
 from holdfast.registry.history.replay import RunManifest, advance
-from holdfast.registry.history.replay.apply_pool import MATCHES_KEPT
+from holdfast.registry.history.replay.apply import MATCHES_KEPT
 from holdfast.registry.spec import Phase, RunSpec
 from holdfast.registry.spec.policies import Monitor
 from tests.support.lives import DAY_MS, Life, digest

@@ -24,7 +24,7 @@ from holdfast.registry.face.run import Run
 from holdfast.registry.history.actions import Rewind
 from holdfast.registry.loading.following import watching
 from holdfast.registry.loading.following.following import Following
-from holdfast.registry.loading.following.resident import Resident
+from holdfast.registry.loading.following.swapping import Resident
 from holdfast.registry.spec import Retention, RunSpec
 from tests.registry.loading.following.clock import Clock
 from tests.support.faults import Hooked, Once, flip

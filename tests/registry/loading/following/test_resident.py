@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from holdfast.registry import pytree
-from holdfast.registry.loading.following.resident import LiveChunks, Resident
+from holdfast.registry.loading.following.swapping import LiveChunks, Resident
 from holdfast.registry.values.digest import Digest
 from tests.support.stores import small_grid
 

@@ -26,10 +26,10 @@ from holdfast.registry.errors import (
     MissingObject,
 )
 from holdfast.registry.face.factory import open_on
-from holdfast.registry.loading.zarr import element_types
+from holdfast.registry.loading.zarr import group
 from holdfast.registry.loading.zarr import group as view
 from holdfast.registry.loading.zarr.layout import ZarrLayout
-from holdfast.registry.objects.recent_chunks import RecentChunks
+from holdfast.registry.objects.chunking import RecentChunks
 from holdfast.registry.objects.tensor_entry import TensorEntry
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import ITEM_SIZES
@@ -86,7 +86,7 @@ def test_bfloat16_is_numbers_with_ml_dtypes_and_bits_without(run, monkeypatch):
     found = ck.zarr()["w"][...]
     assert (found.dtype, found.tolist()) == (ml_dtypes.bfloat16, [1.5, -2.0])
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    assert element_types.native_types.__wrapped__() == frozenset()
+    assert group.native_types.__wrapped__() == frozenset()
     monkeypatch.setattr(view, "native_types", frozenset)
     array = ck.zarr()["w"]
     assert (array.dtype, array[...].tolist()) == (np.uint16, [0x3FC0, 0xC000])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -80,7 +81,7 @@ class Fleet:
     def _answer(self, rank: int) -> Any:
         process, pipe = self._ranks[rank]
         try:
-            if not pipe.poll(_LIMIT_S):
+            if not pipe.poll(5 * _LIMIT_S):  # a machine may be slow
                 raise AssertionError(f"rank {rank} hangs")
             return pipe.recv()
         except (EOFError, ConnectionError):
@@ -131,3 +132,29 @@ def _serve(rank: int, port: int, pipe: Connection, server: str) -> None:
             if dist.is_initialized():
                 dist.destroy_process_group()
         pipe.send(answer)
+
+
+def keeps_a_store(telling: Connection) -> None:
+    """Keep the store of a job, as torchrun's agent does; tell its port."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    telling.send(store.port)
+    time.sleep(600)
+
+
+def saves_twice(rank: int, port: int, url: str, pipe: Connection) -> None:
+    """Save as one of two ranks, and once more when told; tell the error."""
+    import holdfast
+    from holdfast.distributed import TorchGroup
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=600))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    try:
+        with holdfast.open(url) as reg:
+            run = reg.run("run", create=True, group=TorchGroup(deadline_s=2))
+            run.save_async({"x": 1}, step=1).wait()
+            pipe.send("saved")
+            pipe.recv()
+            run.save_async({"x": 2}, step=2)
+    except Exception as error:
+        pipe.send(type(error).__name__)

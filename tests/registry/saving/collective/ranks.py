@@ -137,7 +137,7 @@ def together(groups: Sequence[Any], act: Callable[[Any], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive(), "a rank hangs"
     return found
 

@@ -24,7 +24,7 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.history.actions import AddCheckpoint
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.saving.collective.leading import Leading
+from holdfast.registry.saving.collective.sides import Following, Leading
 from holdfast.registry.writing.object_writer import Condemned
 from tests.registry.saving.collective.ranks import Mortal, Troubled, group_of, mortals, together
 from tests.registry.saving.collective.rows import WHOLE, state
@@ -114,12 +114,10 @@ def test_a_late_rank_learns_how_its_call_ended_and_saves_with_the_next(reg: Regi
 def test_the_error_of_one_rank_is_raised_on_all_in_its_class(
     reg: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.registry.saving.collective import saver as following
-
     def fail(*_: Any) -> Any:
         raise StoreUnavailable("no answer", where="packs/aa")
 
-    monkeypatch.setattr(following, "write_part", fail)
+    monkeypatch.setattr(Following, "_store", fail)
     found = together(group_of(2, WELL_S), saving(reg))
     assert [type(one) for one in found] == [StoreUnavailable] * 2
     assert found[0].where == "rank 1: packs/aa"
@@ -264,7 +262,7 @@ def test_a_collection_between_the_report_of_a_rank_and_the_commit(
 ) -> None:
     """Packs that the ranks find, and a sweep then condemns, are stored again under its epoch."""
     together(group_of(2, WELL_S), saving(reg))
-    reg.run("run").retention.drop("its packs are found again")
+    reg.run("run").retention.drop("its packs are found again", now=True)
     reg.create_run("next")
     swept = []
     stored = Leading._have_stored
@@ -327,3 +325,27 @@ def test_a_write_that_landed_is_not_put_again(
         if isinstance(a, AddCheckpoint)
     ]
     assert [one.step for one in adds] == [1, 2]
+
+
+@pytest.mark.parametrize("rank_0_dies", [False, True])
+def test_a_repeat_that_only_took_the_run_over_is_found_by_its_write(
+    reg: Registry, monkeypatch: pytest.MonkeyPatch, rank_0_dies: bool
+) -> None:
+    """CS5: the commit of such a repeat names no checkpoint, and no number of one."""
+    first = together(group_of(2, WELL_S), saving(reg))[0]
+    groups: list[Mortal] = mortals(2, WELL_S)
+    append, lost = RunLog.append, []
+
+    def lose(self: RunLog, compose: Any, **other: Any) -> Any:
+        made = append(self, compose, **other)
+        if not lost:
+            lost.append(made.commits)
+            groups[0]._die() if rank_0_dies else None
+            raise Condemned([])
+        return made
+
+    monkeypatch.setattr(RunLog, "append", lose)
+    found = together(groups, saving(reg))
+    assert lost == [first.handle.n + 2], "the last commit is not the repeat: the test is void"
+    assert isinstance(found[0], Died if rank_0_dies else Checkpoint)
+    assert [one.handle.n for one in found[rank_0_dies:]] == [first.handle.n] * (2 - rank_0_dies)

@@ -27,7 +27,7 @@ def test_ranks_of_mpi_save_and_continue_at_another_number(tmp_path: Path) -> Non
             [mpiexec, "-n", str(ranks), sys.executable, str(_JOB), str(tmp_path / "reg")],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ import holdfast
 from holdfast import Checkpoint, Registry
 from holdfast.registry.errors import IncompatibleState, RegistryError, StoreUnavailable
 from holdfast.registry.saving.collective import talk
+from holdfast.registry.saving.collective.sides import Following
 from tests.registry.saving.collective.ranks import Mortal, group_of, mortals, together
 from tests.registry.saving.collective.rows import Rows
 
@@ -102,18 +103,16 @@ def test_after_missed_calls_the_next_call_succeeds_on_all_ranks(
 def test_a_failed_save_in_the_background_that_one_rank_has_waited_for(
     reg: Registry, monkeypatch: pytest.MonkeyPatch, waiting: int
 ) -> None:
-    from holdfast.registry.saving.collective import saver as following
-
-    failing, write_part = [True], following.write_part
+    failing, store = [True], Following._store
     all_failed = threading.Barrier(3)
     groups = patient(3)
 
     def fail_once(*args: Any) -> Any:
         if failing:
             raise StoreUnavailable("no answer", where="packs/aa")
-        return write_part(*args)
+        return store(*args)
 
-    monkeypatch.setattr(following, "write_part", fail_once)
+    monkeypatch.setattr(Following, "_store", fail_once)
 
     def train(group: Patient) -> tuple[list[str], Checkpoint]:
         said = []
@@ -138,6 +137,40 @@ def test_a_failed_save_in_the_background_that_one_rank_has_waited_for(
     assert [said for said, _ in found] == [["StoreUnavailable"]] * 3
     assert {made.step for _, made in found} == {3}
     assert sum(one.vain for one in groups) == 0
+
+
+def test_ranks_that_seldom_wait_for_their_saves_do_not_end_each_others_for_ever(
+    reg: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing, store = [True], Following._store
+    together_now = threading.Barrier(3)
+
+    def fail_once(*args: Any) -> Any:
+        if failing:
+            raise StoreUnavailable("no answer", where="packs/aa")
+        return store(*args)
+
+    monkeypatch.setattr(Following, "_store", fail_once)
+
+    def train(group: Patient) -> list[int]:
+        told = []
+        with holdfast.open(reg.url) as mine:
+            run = mine.run("run", group=group)
+            for step in range(1, 7):
+                try:
+                    pending = run.save_async(state(group.rank, 3), step=step)
+                    if step == 1 and group.rank == 0:  # it prints the first checkpoint
+                        pending.wait()
+                except StoreUnavailable:
+                    told.append(step)
+                run.handle.saver.pipeline._background.wait(None)
+                together_now.wait(WELL_S)
+                failing.clear()
+        return told
+
+    assert together(patient(3), train) == [[1], [2], [2]]
+    assert [one.step for one in reg.run("run").checkpoints()] == [3, 4, 5, 6]
+    assert "run: step 2: rank" in caplog.text
 
 
 def test_different_steps_are_named_on_all_ranks(

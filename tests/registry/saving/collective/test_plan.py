@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from holdfast.registry.saving.collective import plan as planning
-from holdfast.registry.saving.collective.boxes import Boxes, Ints, Structure
 from holdfast.registry.saving.collective.patterns import WrongLayout
-from holdfast.registry.saving.collective.plan import Part, Plan, make_plan
+from holdfast.registry.saving.collective.plan import Plan, PlanPart, make_plan
+from holdfast.registry.saving.collective.shards import Boxes, Ints, Structure
 
 STATE = Structure(
     ("float32", "int8", "float32", "float64", "float64", "float64"),
@@ -66,7 +66,8 @@ def test_every_element_travels_once_and_rounds_are_bounded(
     monkeypatch.setattr(planning, "ROUND_BYTES", 5 * 2**20)
     tables = layouts(ranks, np.random.default_rng(ranks), mesh)
     plan = make_plan(STATE, boxes(STATE, tables), loads=loads)
-    parts = [Part.decode([memoryview(one) for one in plan.part(r).encode()]) for r in range(ranks)]
+    encoded = [plan.part(rank).encode() for rank in range(ranks)]
+    parts = [PlanPart.decode([*map(memoryview, columns)]) for columns in encoded]
     check_chunks(parts)
     if loads:
         check_destinations(parts, tables)
@@ -75,7 +76,7 @@ def test_every_element_travels_once_and_rounds_are_bounded(
     check_rounds(plan, parts)
 
 
-def check_chunks(parts: list[Part]) -> None:
+def check_chunks(parts: list[PlanPart]) -> None:
     """Each element is in one chunk of one owner, and of each chunk the elements are adjacent."""
     for tensor, shape in enumerate(STATE.shapes):
         number = np.arange(np.prod(shape)).reshape(STATE.padded(shape, 1))
@@ -98,7 +99,7 @@ def held(tables: list[Ints], rank: int, tensor: int) -> tuple[slice, ...]:
     return tuple(slice(0, n) for n in STATE.padded(STATE.shapes[tensor], 1))
 
 
-def check_sources(parts: list[Part], tables: list[Ints]) -> None:
+def check_sources(parts: list[PlanPart], tables: list[Ints]) -> None:
     """Each element of a chunk comes from one rank, which has it, and is told to send it."""
     given = {
         (rank, *row.tolist()) for rank, part in enumerate(parts) for row in part.gives[:, [0, 1]]
@@ -120,7 +121,7 @@ def check_sources(parts: list[Part], tables: list[Ints]) -> None:
             assert (seen == owned).all()
 
 
-def check_destinations(parts: list[Part], tables: list[Ints]) -> None:
+def check_destinations(parts: list[PlanPart], tables: list[Ints]) -> None:
     """Each element that a rank has comes from the owner of its chunk, once."""
     for rank, part in enumerate(parts):
         tensors = part.chunks[part.takes[:, 0], 0] if len(part.takes) else part.takes[:, 0]
@@ -136,7 +137,7 @@ def check_destinations(parts: list[Part], tables: list[Ints]) -> None:
             assert (seen == wanted).all()
 
 
-def check_rounds(plan: Plan, parts: list[Part]) -> None:
+def check_rounds(plan: Plan, parts: list[PlanPart]) -> None:
     items = np.array([4, 1, 4, 8, 8, 8])
     for rank, part in enumerate(parts):
         for table, away in (

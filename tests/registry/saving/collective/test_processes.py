@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
-from threading import Thread, local
+from threading import Event, Thread, local
 from typing import Any
 
 import pytest
@@ -21,9 +19,10 @@ import holdfast
 from holdfast import Registry
 from holdfast.distributed import TorchGroup
 from tests.registry.saving.collective import acts
-from tests.registry.saving.collective.fleet import Fleet
+from tests.registry.saving.collective.fleet import Fleet, keeps_a_store, saves_twice
+from tests.support.processes import servers, start_process, start_telling
 
-pytestmark = pytest.mark.xdist_group("collective")
+pytestmark = pytest.mark.xdist_group("forked")
 
 LAYOUTS = [("plain", 2), ("fsdp", 3), ("tp", 2), ("fsdp-tp", 4), ("hsdp", 4), ("fsdp", 1)]
 
@@ -130,7 +129,7 @@ def alone(store: Any = None) -> TorchGroup:
     """Return the group of rank 0 of a job with some store."""
     group = object.__new__(TorchGroup)
     group.rank, group.deadline_s, group._place, group._own = 0, 60.0, "place", local()
-    group._training, group._is_gone = store, False
+    group._training, group._unanswered = store, None
     return group
 
 
@@ -140,6 +139,30 @@ def test_a_store_that_is_gone_is_silence() -> None:
     group.send([0], "name", b"")
     group.forget("name")
     assert group.receive("name", [0], 1.0) == {}
+
+
+class Stopped:
+    """A store whose host is stopped until `goes_on`."""
+
+    def __init__(self) -> None:
+        self.goes_on, self.said = Event(), dict[str, bytes]()
+
+    def set(self, key: str, data: bytes) -> None:
+        assert self.goes_on.wait(300)
+        self.said[key] = data
+
+
+def test_a_store_that_was_silent_is_asked_again_once_it_answers() -> None:
+    group, store = alone(), Stopped()
+    group._own.store, group.deadline_s = store, 0.01
+    group.send([0], "one", b"")
+    assert group.receive("two", [0], 0.0) == {}  # it is not asked: `Stopped` cannot wait
+    store.goes_on.set()
+    assert group._unanswered is not None
+    group._unanswered.result(60.0)
+    group.deadline_s = 60.0
+    group.send([0], "three", b"")
+    assert [*store.said] == ["one/0", "three/0"]
 
 
 def test_each_thread_has_its_own_connection_to_the_messages() -> None:
@@ -162,63 +185,31 @@ def test_each_thread_has_its_own_connection_to_the_messages() -> None:
     assert group._own.store is mine
 
 
-_RANK = """
-import sys
-from datetime import timedelta
-import torch.distributed as dist
-import holdfast
-from holdfast.distributed import TorchGroup
-
-rank, port, url = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=600))
-dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-try:
-    with holdfast.open(url) as reg:
-        run = reg.run("run", create=True, group=TorchGroup(deadline_s=2))
-        run.save_async({"x": 1}, step=1).wait()
-        print("saved", flush=True)
-        sys.stdin.readline()
-        run.save_async({"x": 2}, step=2)
-except Exception as error:
-    print(type(error).__name__, flush=True)
-"""
-_AGENT = """
-import sys
-import torch.distributed as dist
-
-store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(store.port, flush=True)
-sys.stdin.readline()
-"""
-
-
 @pytest.mark.parametrize(
     "how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.soak)]
 )
 def test_ranks_leave_when_the_process_with_their_store_is_lost(
     reg: Registry, how: signal.Signals
 ) -> None:
-    def begin(program: str, *arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", program, *map(str, arguments)]
-        pipe = subprocess.PIPE
-        made = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
-        )
-        begun.enter_context(made)
-        begun.callback(made.kill)
-        return made
-
-    with ExitStack() as begun:
-        agent = begin(_AGENT)
-        assert agent.stdout is not None
-        port = agent.stdout.readline()
-        ranks = [begin(_RANK, rank, int(port), reg.url) for rank in range(2)]
-        assert [one.stdout.readline() for one in ranks if one.stdout] == ["saved\n"] * 2
-        agent.send_signal(how)
-        for one in ranks:
-            said, _ = one.communicate("go on\n", timeout=60)  # the store's own limit is longer
-            assert said == "RankFailed\n"
-            assert one.returncode == 0
+    agent, hearing = start_telling(keeps_a_store)
+    try:
+        port = hearing.recv()
+        ranks = []
+        for rank in range(2):
+            mine, theirs = servers().Pipe()
+            ranks.append((start_process(saves_twice, rank, port, reg.url, theirs), mine))
+            theirs.close()
+        assert [pipe.recv() for _, pipe in ranks] == ["saved"] * 2
+        os.kill(agent.pid, how)
+        for _, pipe in ranks:
+            pipe.send("go on")
+        for process, pipe in ranks:
+            assert pipe.poll(60)  # the store's own limit is longer
+            assert pipe.recv() == "RankFailed"
+            process.join(300)
+            assert process.exitcode == 0
+    finally:
+        agent.kill()
     assert [one.step for one in reg.run("run").checkpoints()] == [1]
 
 

@@ -14,7 +14,7 @@ from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers.metered import Call, Metered
 from holdfast.distributed import Group, load_into
 from holdfast.registry.face.factory import open_on
-from holdfast.registry.saving.collective import leading
+from holdfast.registry.saving.collective import sides
 from holdfast.registry.saving.collective.plan import ROUND_BYTES
 from holdfast.registry.store.store import create_config
 from tests.registry.saving.collective.ranks import group_of, together
@@ -65,8 +65,8 @@ def test_a_simulated_fleet_counts_what_ranks_do(
     """Chunks, objects, exchanged bytes and bytes read are those of a save and a load by threads."""
     shard_rows(monkeypatch, ROUND_BYTES)
     plans = []
-    real = leading.make_plan
-    monkeypatch.setattr(leading, "make_plan", lambda *of: plans.append(real(*of)) or plans[-1])
+    real = sides.make_plan
+    monkeypatch.setattr(sides, "make_plan", lambda *of: plans.append(real(*of)) or plans[-1])
     architectures, simulated_fleet = fleets
     parameters = tuple((name, shape, None) for name, shape in SHAPES.items())
     told = simulated_fleet.Fleet(architectures.Architecture("", parameters), RANKS, 1).run()
@@ -110,7 +110,7 @@ def test_a_plan_does_not_grow_with_the_layers(fleets: Any) -> None:
     sizes = []
     for of in (few, many):
         boxes = of.layouts(16, 2)
-        plan = leading.make_plan(of.structure, boxes)
+        plan = sides.make_plan(of.structure, boxes)
         sizes.append((len(plan.patterns.piece_box), len(boxes[3].distinct)))
         assert sum(len(plan.part(rank).chunks) for rank in range(16)) == len(plan.owner)
     assert sizes[0] == sizes[1]

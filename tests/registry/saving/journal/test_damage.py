@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from holdfast.registry.objects.framing import join_lines, split_lines
 from holdfast.registry.saving.journal import folder as folder_module
 from holdfast.registry.saving.journal import pushing
 from holdfast.registry.saving.journal.records import JournalId
+from holdfast.registry.saving.journal.states import EntryStates
 from tests.registry.saving.journal.machines import RUN, Machine, Outage, added
 from tests.support.faults import Hooked
 from tests.support.sameness import assert_same
@@ -65,7 +67,9 @@ def _lose_the_states(machine: Machine) -> None:
 
 
 def _tear_the_entry(machine: Machine) -> None:
-    os.truncate(Path(machine.folder.path) / "entries" / f"{2:020d}", 50)
+    write = machine.folder.entry(2).write
+    for folder in (Path(machine.folder.path) / "entries", Path(machine.folder.states_path(write))):
+        os.truncate(folder / f"{2:020d}", 50)
 
 
 DAMAGE = [
@@ -129,8 +133,9 @@ def _file(machine: Machine, kind: str) -> Path:
 
 
 #: The files of a journal, and whether damage to them costs the save of step 3.
-FILES = ["machines", "takeovers", "notes", "journal.json", "lock-carrying", "lock-acknowledging"]
-OWN_FILES = ["entries", "packs", "manifests", "placements"]
+FILES = ["machines", "takeovers", "notes", "entries"]
+FILES += ["journal.json", "lock-carrying", "lock-acknowledging"]
+OWN_FILES = ["packs", "manifests", "placements"]
 
 
 @pytest.mark.parametrize("how", ["flipped", "emptied", "deleted", "beside"])
@@ -150,9 +155,6 @@ def test_any_damaged_file_costs_at_most_its_own_save(
     _harm(_file(machine, kind), how)
     again = machine.run()
     assert_same(again.restore().state, make_state(4))
-    if (kind, how) == ("entries", "deleted"):
-        with pytest.raises(MissingObject, match="1 saves that were acknowledged are gone"):
-            run.save(make_state(5), step=5)
     run.save(make_state(5), step=5)  # the handle that had it open goes on
     with suppress(Conflict):  # of step 3, once
         again.wait(remote=True, timeout_s=0) if machine.carry() else None
@@ -164,11 +166,32 @@ def test_any_damaged_file_costs_at_most_its_own_save(
     with opened(bucket) as registry:
         assert registry.verify(deep=True).findings == ()
     outcomes = machine.outcomes()
-    assert outcomes.pop(3, "") == (
-        "damaged" if lost and (kind, how) != ("entries", "deleted") else ""
-    )
+    assert outcomes.pop(3, "") == ("damaged" if lost else "")
     assert set(outcomes.values()) == {"carried"}
     assert again.backlog().entries == 0
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_later_program_carries_a_save_whose_entry_was_deleted(
+    number: int, tmp_path: Path, by_hand: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket = new_backend()
+    run = Machine(bucket, tmp_path / "journal").run()
+    for step in (1, 2, 3):
+        run.save(make_state(step), step=step)
+    later = Machine(bucket, tmp_path / "journal")
+    (Path(later.folder.path) / "entries" / f"{number:020d}").unlink()
+    shutil.copytree(
+        later.folder.states_path(later.folder.entry(2).write),
+        later.folder.states_path("0123456789abcdef"),  # a copy is not that entry's states
+    )
+    if number == 3:  # the first one comes back by the carrier
+        assert later.run().restore().checkpoint.step == 3
+    later.carry()
+    assert f"entry {number} of the journal was lost or damaged, and is restored" in caplog.text
+    assert [step for step, _ in added(bucket)] == [1, 2, 3]
+    assert not Path(later.folder.states_path("0123456789abcdef")).exists()
+    run.wait(remote=True)
 
 
 def _as_version_1(machine: Machine) -> None:
@@ -274,7 +297,7 @@ def test_nothing_is_deleted_that_is_not_the_journals(tmp_path: Path, by_hand: No
 
 
 def test_what_lies_among_the_states_of_a_save_stays_when_they_go(
-    tmp_path: Path, by_hand: None
+    tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(new_backend(), tmp_path / "journal")
     run = machine.run()
@@ -300,6 +323,16 @@ def test_what_lies_among_the_states_of_a_save_stays_when_they_go(
     }
     assert (outside / "notes.txt").read_text() == "mine"
     assert [ck.step for ck in machine.run().refresh().checkpoints()] == [1, 2, 3]
+    keep_only = EntryStates.keep_only
+
+    def put_beside(self: EntryStates, written: Any) -> None:
+        (states / self.write / "packs" / "notes.txt").write_text("mine")
+        keep_only(self, written)
+
+    monkeypatch.setattr(EntryStates, "keep_only", put_beside)
+    run.save(make_state(4), step=4)  # while it is written
+    fourth = states / machine.folder.entry(4).write
+    assert (fourth / "packs" / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("part", ["registry", "run"])

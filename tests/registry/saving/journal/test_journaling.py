@@ -212,14 +212,14 @@ def test_a_restore_reads_an_entry_that_is_carried_while_it_reads(
         run.save(make_state(step), step=step)
     run.status = "interrupted"  # the newest entry alone keeps its bytes
     again = machine.run()
-    newest_first = again.handle.line.newest_first
+    newest_first = again.handle.training.newest_first
 
     def listed_and_carried() -> list[Checkpoint]:
         found = newest_first()
         machine.carry()
         return found
 
-    monkeypatch.setattr(again.handle.line, "newest_first", listed_and_carried)
+    monkeypatch.setattr(again.handle.training, "newest_first", listed_and_carried)
     restored = again.restore()
     assert restored.checkpoint.step == 2
     assert restored.report == ()
@@ -302,6 +302,8 @@ def test_the_end_of_a_run_is_carried_in_its_order(
         run.save(make_state(2), step=2)
     with pytest.raises(Conflict, match="completed"):
         run.save(make_state(3), step=3)
+    with pytest.raises(Conflict, match="completed"):
+        run.status = "interrupted"
     machine.carry()
     assert run.refresh().status == "completed"
     statuses = [one.status for one in actions_of(bucket, "run.status")]
@@ -378,7 +380,7 @@ def test_a_handle_that_ends_says_what_is_only_here(
     run.save(make_state(1), step=1)
     run.close()
     assert "run: 1 saves are only in the journal" in caplog.text
-    assert "holdfast journal carry" in caplog.text
+    assert "holdfast journal push" in caplog.text
     caplog.clear()
     machine.carry()
     run.close()
@@ -400,7 +402,7 @@ train()
 {then}
 """
     command, env = [sys.executable, "-c", program], {**os.environ, **variables}
-    return subprocess.run(command, env=env, timeout=120, check=False).returncode
+    return subprocess.run(command, env=env, timeout=300, check=False).returncode
 
 
 def test_the_end_of_a_program_waits_for_the_registry(tmp_path: Path) -> None:
@@ -506,7 +508,7 @@ def test_a_save_waits_at_the_bound_and_says_so(
 
     def hold(method: str, key: str) -> None:
         if key.startswith("packs/"):
-            assert goes.wait(20)
+            assert goes.wait(300)
 
     run = open_on(bucket, journal=machine.journal).run(RUN, create=True, seed=7)
     bucket.before = hold

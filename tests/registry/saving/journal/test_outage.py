@@ -21,7 +21,7 @@ from holdfast.registry.errors import RolledBack, StoreFull, Stranded
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.saving.journal import background, folder
 from holdfast.registry.saving.journal.carrier import Carrier
-from holdfast.registry.saving.journal.folder import PrivateFolder
+from holdfast.registry.saving.journal.registries import PrivateFolder
 from holdfast.registry.store.store import create_config
 from tests.registry.saving.journal.machines import RUN, Machine, actions_of, added
 from tests.servers.tcp_proxy import TcpProxy

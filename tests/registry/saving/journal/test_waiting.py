@@ -136,7 +136,7 @@ ACTS: dict[str, tuple[Callable[[Training], object], str]] = {
     "stream": (_append, "stream.append"),
     "archive": (_archive, "stream.archive"),
     "status": (_set_status_elsewhere, "run.status"),
-    "drop": (lambda on: on.run.retention.drop("a mistake"), "run.drop"),
+    "drop": (lambda on: on.run.retention.drop("a mistake"), "run.hide"),
 }
 
 
@@ -467,6 +467,6 @@ def test_ranks_that_save_together_are_told_to_carry_the_journal_first(tmp_path: 
     [group] = ThreadGroup.make(1)
     with (
         holdfast.open(tmp_path / "registry", journal=str(tmp_path / "journal")) as reg,
-        pytest.raises(InvalidInput, match="holdfast journal carry"),
+        pytest.raises(InvalidInput, match="holdfast journal push"),
     ):
         reg.run("run", create=True, group=group)

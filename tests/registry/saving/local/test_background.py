@@ -27,7 +27,7 @@ def held(gate, open_registry):
     """A run whose first save is running, and stays so until the gate is opened."""
     run = open_registry(gate).create_run("run")
     first = run.save_async(state(1), step=1)
-    assert gate.reached.wait(20)
+    assert gate.reached.wait(300)
     return run, first
 
 

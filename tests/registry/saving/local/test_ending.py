@@ -25,7 +25,9 @@ def end(place: Path, program: str) -> tuple[int, str]:
     """Run a program to its end; return its exit status, and the status of the run."""
     path = place.with_suffix(".py")
     path.write_text(_BEGIN + program)
-    done = subprocess.run([sys.executable, path, place], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, path, place], capture_output=True, text=True, timeout=300
+    )
     with holdfast.open(place) as opened:
         return done.returncode, opened.run("night").status
 

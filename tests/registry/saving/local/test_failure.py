@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.registry.history.action_texts import in_words
-from holdfast.registry.saving.failure import failure_text
+from holdfast.registry.saving.ending import failure_text
 
 STATE = {"w": np.arange(20)}
 

@@ -35,14 +35,14 @@ STATE = {"model": {"w": np.arange(3000.0)}}
 class Late(Wrapper):
     def put_if_absent(self, key, body):
         if key.startswith("packs/"):
-            assert ending.wait(60)
+            assert ending.wait(300)
             time.sleep(0.1)  # for whoever closes pools meanwhile
         return super().put_if_absent(key, body)
 
 class Deaf(Wrapper):
     def put_if_absent(self, key, body):
         if key.startswith("packs/"):
-            assert ending.wait(60)
+            assert ending.wait(300)
             raise StoreUnavailable("no answer", where=key)
         return super().put_if_absent(key, body)
 
@@ -69,7 +69,7 @@ def start(place: Path, program: str, **environment: str) -> subprocess.Popen[str
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     with process:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 
@@ -120,7 +120,7 @@ def test_threads_that_outlive_the_main_thread_save_on(place):
     program = (
         "run = begin(Wrapper); run.save_async(STATE, step=1).wait()\n"
         "def train():\n"
-        "    assert ending.wait(60); time.sleep(0.1)\n"
+        "    assert ending.wait(300); time.sleep(0.1)\n"
         "    run.save({'m': np.arange(400.0)}, step=2)\n"
         "    run.save_async({'m': np.arange(500.0)}, step=3)\n"
         "threading.Thread(target=train).start()"
@@ -214,7 +214,7 @@ def test_a_worker_of_multiprocessing_finishes_its_own(place, method):
     program = place.with_suffix(".py")
     program.write_text(_BEGIN + worker)
     done = subprocess.run(
-        [sys.executable, program, place], capture_output=True, text=True, timeout=120
+        [sys.executable, program, place], capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
     assert steps_at(place, "night") == [1]

@@ -48,6 +48,33 @@ def test_evictions_ride_in_the_saves_own_commit(reg, backend):
     assert [ck.step for ck in run.retention.evicted()] == [1]
 
 
+def test_a_push_that_trains_is_refused_once_another_one_has_gone_on(backend, open_registry):
+    hooked = Hooked(backend)
+    run = make(open_registry(hooked), RunSpec())
+    run.exchange.push(small_state(1), step=10, after="none")
+    other = open_registry(backend).run("run")
+    hooked.before = Once(
+        "runs/run/log/",
+        lambda: other.exchange.push(small_state(2), step=15, after=10),
+        "put_if_absent",
+    )
+    with pytest.raises(Conflict, match="another process has continued") as caught:
+        run.exchange.push(small_state(3), step=20, after=10)
+    assert (caught.value.expected, caught.value.found) == ("step 10 as the newest", "step 15")
+    assert [ck.step for ck in run.refresh().checkpoints()] == [10, 15]
+    with pytest.raises(Conflict, match="no checkpoint yet"):
+        run.exchange.push(small_state(3), step=20, after="none")
+    # A state that is there is no conflict, and the run of a program that trains is running.
+    other.status = "interrupted"
+    run.exchange.push(small_state(2), step=15, after=10)
+    assert run.status == "running"
+    other.status = "interrupted"
+    run.exchange.push(small_state(3), step=16)
+    assert run.status == "interrupted"
+    with pytest.raises(InvalidInput):
+        run.exchange.push(small_state(4), step=20, after=-1)
+
+
 def test_evictions_are_planned_anew_after_a_lost_race(backend, open_registry):
     hooked = Hooked(backend)
     run = make(open_registry(hooked), RunSpec(retention=Retention(last=1)))
@@ -559,7 +586,7 @@ def test_naming_waits_for_no_upload(run, reg):
     first = run.save(small_state(), step=1)
     with run.handle.committer._lock.here():
         done = ThreadPoolExecutor(1).submit(run.pins.tags.set, "kept", first)
-        done.result(timeout=30)
+        done.result(timeout=300)
     assert run.manifest.tags == {"kept": first.handle.n}
 
 

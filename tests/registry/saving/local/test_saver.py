@@ -34,7 +34,7 @@ def test_an_interrupted_wait_does_not_forget_the_save_under_way(
     run = open_registry(gate).create_run("run")
     state = {"m": {"w": np.ones(1000)}}
     pending = run.save_async(state, step=1)
-    assert gate.reached.wait(20)
+    assert gate.reached.wait(300)
 
     def interrupted(self):
         raise KeyboardInterrupt
@@ -51,7 +51,7 @@ def test_an_interrupted_wait_does_not_forget_the_save_under_way(
     late.join(0.1)
     assert late.is_alive()
     gate.open.set()
-    late.join(20)
+    late.join(300)
     assert (pending.wait().load()["m"]["w"] == 1).all()
 
 
@@ -162,7 +162,7 @@ def test_a_forked_child_is_another_trainer(tmp_path):
         child = os.fork()
         if child == 0:
             try:
-                run.save_async(small_state(2), step=2).wait(60)
+                run.save_async(small_state(2), step=2).wait(300)
                 os._exit(0)
             finally:
                 os._exit(1)
@@ -182,7 +182,7 @@ class Held(Wrapper):
     def put_if_absent(self, key, body):
         if key == self._key and os.getpid() == self._pid:
             self.reached.set()
-            self.go_on.wait(60)
+            self.go_on.wait(300)
         return super().put_if_absent(key, body)
 
 
@@ -194,11 +194,11 @@ def test_a_forked_child_waits_for_no_lock_of_its_parents_save(tmp_path):
     with open_on(held) as reg:
         run = reg.create_run("run", seed=1)
         pending = run.save_async(small_state(1), step=1)
-        assert held.reached.wait(60)
+        assert held.reached.wait(300)
         child = os.fork()
         if child == 0:
             try:
-                signal.alarm(30)
+                signal.alarm(120)
                 run.pins.artifacts.set("kept", small_state(2))
                 run.exchange.push(small_state(3), step=1, phase="other")
                 os._exit(0)
@@ -207,7 +207,7 @@ def test_a_forked_child_waits_for_no_lock_of_its_parents_save(tmp_path):
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         held.go_on.set()
         assert status == 0
-        assert pending.wait(60).step == 1
+        assert pending.wait(300).step == 1
 
 
 def test_a_training_that_restored_nothing_does_not_begin_before_the_newest_step(

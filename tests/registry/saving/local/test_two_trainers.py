@@ -37,6 +37,6 @@ def test_a_trainer_that_never_asked_is_told_to(reg, backend, open_registry) -> N
 
 def test_a_dropped_run_is_refused_where_it_is_opened_to_train(reg, backend, open_registry) -> None:
     reg.create_run("run").retention.drop("bad")
-    with pytest.raises(Conflict, match=r"cannot be used again.*dropped for the reason 'bad'"):
+    with pytest.raises(Conflict, match=r"the run was dropped.*dropped for the reason 'bad'"):
         open_registry(backend).run("run", create=True)
     assert open_registry(backend).run("run").manifest.dropped == "bad"

@@ -68,14 +68,14 @@ class Training:
 
     def after(self, step: int) -> Training:
         """Wait until a step is complete."""
-        ends_s = time.monotonic() + 100
+        ends_s = time.monotonic() + 300
         while self.completed() < step:
             assert self._process.poll() is None, self._process.communicate()[1]
             assert time.monotonic() < ends_s
             time.sleep(0.005)
         return self
 
-    def ended(self, timeout_s: float = 60) -> tuple[int, str]:
+    def ended(self, timeout_s: float = 300) -> tuple[int, str]:
         """Wait for the end; return the exit status and what it said."""
         err = self._process.communicate(timeout=timeout_s)[1]
         return self._process.returncode, err
@@ -131,7 +131,7 @@ def test_slurm_signals_the_whole_group_with_its_workers(begin):
         f"        if step == 1: begun.append({fork}); begun[0].start()\n"
         "        time.sleep(0.005)\n"
         "    try: train(place, every=100, after=after)\n"
-        "    finally: begun[0].join(30); assert begun[0].exitcode == -15"
+        "    finally: begun[0].join(300); assert begun[0].exitcode == -15"
     )
     training = begin(call).after(5)
     os.killpg(training.pid, signal.SIGTERM)
@@ -219,7 +219,7 @@ def test_at_the_deadline_it_says_what_is_only_in_the_journal(begin):
         run = opened.run("night")
         restored = run.restore()
         assert restored.checkpoint.step == training.completed()
-        run.wait(remote=True, timeout_s=60)
+        run.wait(remote=True, timeout_s=300)
         assert found(training) == (training.completed(), "interrupted")
 
 

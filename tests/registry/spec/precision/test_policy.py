@@ -23,8 +23,7 @@ from holdfast.registry.face.run import Run
 from holdfast.registry.loading.stored import load_to_train
 from holdfast.registry.pytree import FlatComponent, numpy_arrays
 from holdfast.registry.spec import RunSpec
-from holdfast.registry.spec.precision.optimizers import optimizer_leaves
-from holdfast.registry.spec.precision.policy import AUTO_BYTES, Precision
+from holdfast.registry.spec.precision.policy import AUTO_BYTES, Precision, optimizer_leaves
 from tests.support.states import run_by
 from tests.support.stores import contents, new_backend, small_grid
 from tests.support.strategies import json_values, quick

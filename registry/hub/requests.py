@@ -1,0 +1,167 @@
+"""The requests that the clients make, as values, and the JSON that answers them.
+
+A path is read as it was sent: a ref such as `phase2/best` arrives as `phase2%2Fbest`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import unquote
+
+from holdfast.registry.hub.views import View
+
+Kind = Literal["file", "info", "tree", "paths-info"]
+_VERBS = ("revision", "tree", "paths-info", "resolve")
+_MAIN = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request for a repository."""
+
+    kind: Kind
+    repo: str  # `RUN` or `PROJECT/RUN`
+    revision: str = _MAIN
+    path: str = ""  # of a file, or of a folder that is listed
+
+
+def asked(raw_path: bytes) -> Asked | None:
+    """Return what a path asks for; `None` if no client asks so."""
+    try:
+        steps = [unquote(step, errors="strict") for step in raw_path.decode("ascii").split("/")]
+    except ValueError:
+        return None
+    match steps:
+        case ["", "api", "models", *rest]:
+            return _api(rest)
+        case ["", name, "resolve", revision, *path] if path and revision not in _VERBS:
+            return Asked("file", name, revision, "/".join(path))
+        case ["", project, name, "resolve", revision, *path] if path:
+            return Asked("file", f"{project}/{name}", revision, "/".join(path))
+    return None
+
+
+def _api(steps: Sequence[str]) -> Asked | None:
+    for at in (1, 2):
+        match steps[at:]:
+            case []:
+                return Asked("info", "/".join(steps)) if len(steps) == at else None
+            # No ref is one of the verbs: it is then a run of that name, in a project.
+            case [_, revision, *_] if revision in _VERBS:
+                continue
+            case ["revision", revision]:
+                return Asked("info", "/".join(steps[:at]), revision)
+            case ["tree", revision, *path]:
+                return Asked("tree", "/".join(steps[:at]), revision, "/".join(path))
+            case ["paths-info", revision]:
+                return Asked("paths-info", "/".join(steps[:at]), revision)
+    return None
+
+
+def info(repo: str, view: View) -> dict[str, Any]:
+    """Return the description of a repository at a revision."""
+    is_adapter = "adapter_config.json" in view.files
+    library = "peft" if is_adapter else "transformers" if "config.json" in view.files else None
+    return {
+        "id": repo,
+        "modelId": repo,
+        "sha": view.revision,
+        "private": True,
+        "gated": False,
+        "disabled": False,
+        "tags": [],
+        "library_name": library,
+        "siblings": [{"rfilename": name, **_blob(view, name)} for name in view.files],
+    }
+
+
+def tree(view: View, folder: str, *, recursive: bool) -> list[dict[str, Any]] | None:
+    """Return the entries of a folder; `None` if there is no such folder."""
+    prefix = f"{folder}/" if folder else ""
+    below = [name for name in view.files if name.startswith(prefix)]
+    if not below and folder:
+        return None
+    files, folders = [], dict[str, None]()
+    for name in below:
+        steps = name.removeprefix(prefix).split("/")
+        inner = ["/".join(steps[: number + 1]) for number in range(len(steps) - 1)]
+        folders |= dict.fromkeys(prefix + one for one in (inner if recursive else inner[:1]))
+        if recursive or not inner:
+            files.append(name)
+    return [_folder(view, one) for one in folders] + [_file(view, one) for one in files]
+
+
+def paths_info(view: View, paths: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the entries of paths; those that name nothing are absent."""
+    found = []
+    for path in dict.fromkeys(one.strip("/") for one in paths):
+        if path in view.files:
+            found.append(_file(view, path))
+        elif any(name.startswith(f"{path}/") for name in view.files):
+            found.append(_folder(view, path))
+    return found
+
+
+def _file(view: View, name: str) -> dict[str, Any]:
+    blob = _blob(view, name)
+    return {"type": "file", "path": name, "oid": blob.pop("blobId"), **blob}
+
+
+def _folder(view: View, path: str) -> dict[str, Any]:
+    return {"type": "directory", "path": path, "size": 0, "oid": _oid(view, f"{path}/")}
+
+
+def _blob(view: View, name: str) -> dict[str, Any]:
+    """Return size and id of a file; a SHA-256 only where one was recorded."""
+    size = view.files[name].size
+    found: dict[str, Any] = {"size": size, "blobId": _oid(view, name)}
+    if name in view.recorded:
+        oid = view.recorded[name]
+        # Clients build the one from `sha256`, the other from `oid`.
+        found["lfs"] = {"oid": oid, "sha256": oid, "size": size, "pointerSize": 0}
+    return found
+
+
+def _oid(view: View, name: str) -> str:
+    return hashlib.sha256(f"{view.revision}/{name}".encode()).hexdigest()[:40]
+
+
+def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """Return the first byte of a range and the one after its last; the whole file without one.
+
+    A header that is no single range of bytes is ignored, as HTTP has it; `None` is a range outside
+    of the file.
+    """
+    unit, equals, text = (header or "").partition("=")
+    first, dash, last = text.strip().partition("-")
+    is_range = equals and dash and unit.strip().lower() == "bytes" and (first or last)
+    if not is_range or not all(one.isascii() and one.isdigit() for one in (first, last) if one):
+        return 0, size
+    if len(first) > 18 or len(last) > 18:
+        return None
+    if not first:
+        start, stop = max(0, size - int(last)), size
+    else:
+        start, stop = int(first), min(size, int(last) + 1) if last else size
+        if last and int(last) < start:
+            return 0, size
+    return (start, stop) if start < stop else None
+
+
+def headers_of(view: View, name: str) -> Mapping[str, str]:
+    """Return the headers of a file, whatever part of it is answered."""
+    etag = view.etag(name)
+    return {
+        "etag": f'"{etag}"',
+        "x-repo-commit": view.revision,
+        "x-linked-size": str(view.files[name].size),
+        "x-linked-etag": f'"{etag}"',
+        "accept-ranges": "bytes",
+        "content-type": "application/octet-stream",
+        "content-disposition": "attachment",
+        "cache-control": "private, no-cache",
+        "x-content-type-options": "nosniff",
+    }

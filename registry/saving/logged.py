@@ -1,0 +1,225 @@
+"""Numbers that a training program logs between checkpoints, until a commit has them: stream `log`.
+
+An entry waits in memory. The next save of its step or a later one takes it along in its commit, so
+that a resume goes back to the entries of the checkpoint. Where `goes_alone` allows it, the entries
+also get a commit of their own, `EVERY_S` after the first of them. Logging neither waits nor raises;
+what is lost is counted and warned of. Specified in docs/spec.md, section 26.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from threading import Lock, Timer
+from typing import Any, Protocol
+from weakref import WeakSet, ref
+
+from holdfast.backends.escape import quoted
+from holdfast.registry.curation.streams import LOG, AppendAttempt, stream_lifetime
+from holdfast.registry.errors import InvalidInput, RegistryError, StorageError
+from holdfast.registry.history import RunLog, check_metrics, check_step
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.saving.save_request import SaveRequest
+from holdfast.registry.writing import Committer, NewCommit
+
+#: Seconds after which entries are committed without a save.
+EVERY_S = 60.0
+#: Entries in memory; of more, as in a long outage, the oldest are lost.
+_MOST = 100_000
+_AWAY = "the store is away"
+_LOGGER = logging.getLogger("holdfast")
+
+Entries = list[dict[str, Any]]
+
+
+class Owner(Protocol):
+    """The handle's hold on its run."""
+
+    @property
+    def log(self) -> RunLog:
+        """The log of the run."""
+
+    @property
+    def committer(self) -> Committer:
+        """The committer of the handle."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held during a commit that takes the run over."""
+
+    def commit(self, change: NewCommit) -> RunManifest:
+        """Commit a change that only the owner of a run may make; it takes the run over."""
+
+
+class StepLog:
+    """The entries of one handle that no commit has yet."""
+
+    def __init__(self, ownership: Owner) -> None:
+        self._ownership = ownership
+        #: Whether entries may be committed without a save now; `None`: never.
+        self.goes_alone: Callable[[], bool] | None = None
+        self.lost = 0  # number of entries that were lost
+        self._told_lost = 0  # of them, those of which an entry tells
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget all entries: of a line of training that was left, or of a parent process."""
+        self._pid = os.getpid()
+        self._lock = Lock()  # of the entries; held only for moments
+        self._waiting: Entries = []
+        self._taken: list[SaveRequest] = []  # entries that a save has, or had when it failed
+        self._is_saving = False
+        self._last_step = -1  # of the last save
+        self._attempt: tuple[AppendAttempt, Entries] | None = None  # its outcome is unknown
+        self._timer: Timer | None = None
+        self._told: set[str] = set()
+
+    def add(self, values: Mapping[str, object], step: object) -> None:
+        """Take numbers of a step."""
+        if not values:
+            return
+        try:
+            entry: dict[str, Any] = {"step": check_step(step)}
+            if "step" in values:
+                raise InvalidInput("`step` is the name of the step, not of a number")
+            entry |= check_metrics(values)
+            stream_lifetime(self._ownership.log.run, LOG)
+        except RegistryError as error:
+            self._lose(1, f"step {quoted(step)}: {error}", kind=getattr(error, "what", ""))
+            return
+        if self._pid != os.getpid():
+            self.begin()
+        with self._lock:
+            if self.lost > self._told_lost:
+                entry["lost"] = self._told_lost = self.lost
+            self._waiting.append(entry)
+            excess = len(self._waiting) - _MOST
+            del self._waiting[: max(excess, 0)]
+            self._arm()
+        if excess > 0:
+            self._lose(excess, f"more than {_MOST:,} wait for a commit")
+
+    def _arm(self) -> None:
+        if self._timer is None and self.goes_alone is not None:
+            self._timer = Timer(EVERY_S, _in_time, (ref(self),))
+            self._timer.daemon = True
+            self._timer.start()
+            _open.add(self)
+
+    def _lose(self, count: int, why: str, kind: str = "") -> None:
+        self.lost += count
+        if (kind or why) not in self._told:
+            self._told.add(kind or why)
+            _LOGGER.warning(
+                "%s: entries that were logged are lost (%d so far): %s", self._where, self.lost, why
+            )
+
+    @property
+    def _where(self) -> str:
+        return f"{self._ownership.log.run_id}: stream {LOG}"
+
+    # With a save
+
+    def for_save(self, request: SaveRequest) -> Sequence[SaveRequest]:
+        """Return the entries up to a save's step, as those of saves that were not made."""
+        with self._lock:
+            # A save that repeats a checkpoint appends nothing; after a lost answer, order decides.
+            if not request.takes_over or request.step == self._last_step or self._attempt:
+                return ()
+            own = [one for one in self._waiting if one["step"] <= request.step]
+            self._waiting = [one for one in self._waiting if one["step"] > request.step]
+            if own:
+                step, streams = request.step, {LOG: own}
+                self._taken.append(SaveRequest(step=step, takes_over=True, streams=streams))
+            self._is_saving = True
+            return tuple(self._taken)
+
+    def saved(self, request: SaveRequest | None) -> None:
+        """Note that the save has ended; `None`: it failed, and its entries go with the next."""
+        with self._lock:
+            if request is not None and self._is_saving:
+                self._last_step = request.step
+                self._taken.clear()
+            self._is_saving = False
+
+    # Alone
+
+    def flush(self, *, at_the_end: bool = False) -> None:
+        """Commit all entries that wait, if that is possible now; never raises an error of ours."""
+        try:
+            if self._may_go():  # before the lock, which a save holds while it sends
+                with self._ownership.lock:
+                    self._commit()
+        except StorageError as error:
+            if at_the_end:
+                self._lose(self._drop(), str(error))
+            elif _AWAY not in self._told:
+                self._told.add(_AWAY)
+                _LOGGER.warning("%s: entries wait for the store: %s", self._where, error)
+        except RegistryError as error:
+            self._lose(self._drop(), str(error))  # such as of a run that another trainer has
+        if at_the_end and (left := self._drop()):
+            self._lose(left, "no save came after them")
+        if at_the_end and self.lost > 1:
+            _LOGGER.warning("%s: %d entries were lost in all", self._where, self.lost)
+
+    def _may_go(self) -> bool:
+        return self.goes_alone is not None and not self._is_saving and self.goes_alone()
+
+    def _commit(self) -> None:
+        if self._attempt is not None:
+            self._try(*self._attempt)
+            self._ownership.log.refresh()  # past its slot: equal entries are new ones
+        with self._lock:
+            if not self._may_go():  # a save came, whose length later entries must not be in
+                return
+            taken, self._taken = self._taken, []
+            waiting, self._waiting = self._waiting, []
+        if taken:  # by saves that failed, or whose answer was lost
+            run = self._ownership.log.refresh()
+            saved = {record.step for record in run.live()}
+            failed = [one for one in taken if one.step not in saved]
+            waiting = [*(entry for one in failed for entry in one.streams[LOG]), *waiting]
+        if waiting:
+            committer = self._ownership.committer
+            self._try(AppendAttempt(committer, LOG, self._ownership.commit), waiting)
+
+    def _try(self, attempt: AppendAttempt, entries: Entries) -> None:
+        self._attempt = (attempt, entries)
+        attempt.run(entries, None)
+        self._attempt = None
+        self._told.discard(_AWAY)
+
+    def _drop(self) -> int:
+        with self._lock:
+            count = len(self._waiting) + sum(len(one.streams[LOG]) for one in self._taken)
+            count += 0 if self._attempt is None else len(self._attempt[1])
+            self._waiting, self._taken, self._attempt = [], [], None
+        return count
+
+    def tick(self) -> None:
+        """Commit what waits, and come again if something stays."""
+        self.flush()
+        with self._lock:
+            self._timer = None
+            if self._waiting or self._taken or self._attempt:
+                self._arm()
+
+
+def _in_time(found: ref[StepLog]) -> None:
+    log = found()
+    if log is not None and log._pid == os.getpid():
+        log.tick()
+
+
+#: The logs whose timers run.
+_open: WeakSet[StepLog] = WeakSet()
+
+
+def flush_all() -> None:
+    """Commit what waits, at the end of the program."""
+    for log in list(_open):
+        if log._pid == os.getpid():
+            log.flush(at_the_end=True)

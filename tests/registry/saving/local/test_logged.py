@@ -1,0 +1,261 @@
+"""`run.log`: with the save of its step, alone after a minute, and never in the way of the loop."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast.backends import Backend, StoreUnavailable
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.face.registry import Registry
+from holdfast.registry.face.run import Run
+from holdfast.registry.history import slots
+from holdfast.registry.saving import logged
+from holdfast.registry.spec import RunSpec, Stream
+from tests.registry.saving.collective.ranks import group_of, together
+from tests.registry.saving.local.test_outages import Breakable
+from tests.support.faults import Gate
+from tests.support.states import small_state
+from tests.support.stores import Open
+
+
+@pytest.fixture
+def store(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Breakable:
+    monkeypatch.setattr(slots, "_LONGEST_PAUSE_S", 0.0)
+    return Breakable(backend)
+
+
+@pytest.fixture
+def reg(store: Breakable, open_registry: Open) -> Registry:
+    return open_registry(store)
+
+
+@pytest.fixture
+def run(reg: Registry) -> Run:
+    return reg.create_run("run")
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"model": {"w": np.full(10, step, np.float32)}}
+
+
+def log(run: Run, *steps: int) -> None:
+    for step in steps:
+        run.log({"loss": np.float32(step)}, step=step)
+
+
+def steps(run: Run) -> list[int]:
+    stream = run.streams["log"]
+    return [entry["step"] for entry in stream.read()] if "log" in run.streams else []
+
+
+def alone(run: Run) -> None:
+    """Let a minute pass."""
+    run.handle.ownership.logged.tick()
+
+
+def lost(run: Run) -> int:
+    return run.handle.ownership.logged.lost
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_entries_up_to_the_step_come_with_the_save_and_go_with_a_resume(
+    reg: Registry, run: Run, background: bool
+) -> None:
+    log(run, 1, 2, 3)
+    if background:
+        run.save_async(state(2), step=2).wait()
+    else:
+        run.save(state(2), step=2)
+    assert (steps(run), run.manifest.commits) == ([1, 2], 2)  # in the slot of the save
+    log(run, 4)
+    run.save(state(4), step=4)
+    assert steps(run) == [1, 2, 3, 4]
+    assert run.streams["log"].read()[0] == {"step": 1, "loss": 1.0}
+    again = reg.run("run")
+    log(again, 9)  # of no line of training
+    again.restore(again.checkpoints()[0])
+    log(again, 3)
+    alone(again)  # it takes the run over, and goes back before it appends
+    assert steps(again) == [1, 2, 3]
+    log(again, 4)
+    again.save(state(40), step=4)
+    assert steps(again) == [1, 2, 3, 4]
+
+
+def test_a_minute_without_a_save_brings_a_commit_of_its_own(run: Run) -> None:
+    log(run, 1, 2)
+    alone(run)
+    alone(run)
+    assert (steps(run), run.manifest.commits) == ([1, 2], 2)
+    timer = run.handle.ownership.logged._timer
+    assert timer is None
+    log(run, 3)
+    timer = run.handle.ownership.logged._timer
+    assert timer is not None
+    assert (timer.interval, timer.daemon) == (60.0, True)
+    run.close()
+    assert steps(run) == [1, 2, 3]
+
+
+def test_entries_of_later_steps_wait_for_a_save_under_way(gate: Gate, open_registry: Open) -> None:
+    run = open_registry(gate).create_run("run")
+    log(run, 1)
+    pending = run.save_async(small_state(), step=1)
+    assert gate.reached.wait(300)
+    log(run, 2)
+    alone(run)  # waits for nothing
+    assert not pending.done()
+    gate.open.set()
+    pending.wait()
+    assert steps(run) == [1]
+    alone(run)
+    assert steps(run) == [1, 2]
+
+
+def test_a_save_that_repeats_a_checkpoint_takes_no_entry_with_it(run: Run) -> None:
+    run.save(state(1), step=1)
+    log(run, 1)
+    run.save(state(1), step=1)
+    alone(run)
+    assert steps(run) == [1]
+
+
+@pytest.mark.parametrize("fails", ["before", "after"])
+@pytest.mark.parametrize("way", ["save", "alone"])
+def test_each_entry_comes_once_whatever_fails(
+    run: Run, store: Breakable, fails: str, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log(run, 1)
+    store.fails = fails
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        if way == "save":
+            with pytest.raises(StoreUnavailable):
+                run.save(state(1), step=1)
+        for _ in range(2):
+            log(run, 2)
+            alone(run)  # raises nothing
+    store.fails = ""
+    alone(run)
+    log(run, 3)
+    run.save(state(3), step=3)
+    assert (steps(run), lost(run)) == ([1, 2, 2, 3], 0)
+    outages = sum("entries wait for the store" in one.message for one in caplog.records)
+    assert outages == (1 if fails == "before" else 2)  # the second append has landed all the same
+
+
+def test_what_is_wrong_is_counted_and_warned_of_and_never_raised(
+    reg: Registry, run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declares = reg.create_run(
+        "declares", preset=RunSpec(streams=(Stream(name="x", lifetime="forever"),))
+    )
+    monkeypatch.setattr(logged, "_MOST", 3)
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        run.log({"loss": "low"}, step=1)  # type: ignore[dict-item, unused-ignore]
+        run.log({"loss": "low"}, step=2)  # type: ignore[dict-item, unused-ignore]
+        run.log({"loss": 1}, step=-1)
+        run.log({"step": 1}, step=1)
+        log(declares, 1)
+        log(run, 1, 2, 3, 4)
+        run.log({}, step=9)  # nothing
+        log(run, 5)
+    assert (lost(run), lost(declares)) == (6, 1)
+    said = [one.message for one in caplog.records]
+    assert len(said) == 5  # the same is said once
+    assert all("entries that were logged are lost" in one for one in said)
+    alone(run)
+    assert [(one["step"], one.get("lost")) for one in run.history.logged()] == [
+        *((3, None), (4, None), (5, 5))
+    ]
+    with pytest.raises(InvalidInput):
+        declares.streams["log"].read()
+
+
+def test_a_step_that_is_logged_again_after_a_crash_is_there_once(reg: Registry, run: Run) -> None:
+    run.save(state(2), step=2)
+    log(run, 1, 2, 3, 4, 5)
+    alone(run)
+    resumed = reg.run("run")
+    resumed.restore()
+    log(resumed, 3)
+    resumed.log({"lr": 0.5}, step=4)
+    log(resumed, 4)
+    alone(resumed)
+    assert steps(run) == [1, 2, 3, 4, 5, 3, 4, 4]
+    assert run.history.logged()[1:] == [
+        *({"step": 2, "loss": 2.0}, {"step": 3, "loss": 3.0}, {"step": 4, "lr": 0.5, "loss": 4.0})
+    ]
+
+
+def test_a_run_that_is_completed_by_its_status_keeps_its_entries(run: Run) -> None:
+    log(run, 1)
+    run.status = "completed"
+    assert (steps(run), run.status) == ([1], "completed")
+
+
+def test_a_trainer_that_was_overtaken_logs_no_more(reg: Registry, run: Run) -> None:
+    run.save(state(1), step=1)
+    other = reg.run("run")
+    other.restore()
+    other.save(state(2), step=2)
+    log(run, 2)
+    alone(run)
+    assert (steps(other), lost(run)) == ([], 1)
+
+
+def test_rank_0_of_a_group_logs_with_the_saves(
+    reg: Registry, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act(group: Any) -> int:
+        held = reg.run("run", group=group)
+        log(held, 1, 2)
+        held.save(state(1), step=1)
+        alone(held)
+        held.close()
+        return lost(held)
+
+    assert together(group_of(2, 20.0), act) == [0, 0]
+    assert steps(run) == [1]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    log(run, 3)
+    alone(run)
+    assert steps(run) == [1]
+
+
+def test_with_a_journal_entries_are_as_durable_as_their_save(tmp_path: Path) -> None:
+    holdfast.init(tmp_path / "registry").close()
+    with holdfast.open(tmp_path / "registry", journal=tmp_path / "journal") as reg:
+        run = reg.create_run("run")
+        log(run, 1, 2)
+        run.save(state(1), step=1)
+        run.save(state(2), step=2)
+        run.wait(remote=True)
+        assert steps(run) == [1, 2]
+
+
+_PROGRAM = """
+import sys, holdfast
+run = holdfast.open(sys.argv[1]).create_run("run")
+run.save_async({"w": 1.0}, step=1)
+run.log({"loss": 1}, step=2)
+"""
+
+
+def test_a_program_that_ends_leaves_no_entry_behind(tmp_path: Path) -> None:
+    with holdfast.init(tmp_path / "registry") as reg:
+        subprocess.run(
+            [sys.executable, "-c", _PROGRAM, str(tmp_path / "registry")], check=True, timeout=300
+        )
+        assert steps(reg.run("run")) == [2]
+        with reg.create_run("block") as run:
+            log(run, 1)
+        assert (steps(run), run.status) == ([1], "completed")
