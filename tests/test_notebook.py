@@ -94,4 +94,4 @@ def test_the_snippets_of_the_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
         run.streams["losses"].append({"step": 1, "train": 0.5, "test": 0.75})
         ck = run.save(small_state(), step=1, metrics={"loss": 0.5, "accuracy": 0.75})
         names = {"reg": reg, "run": run, "ck": ck}
-        assert run_page(ROOT / "docs" / "notebooks.md", names, monkeypatch) == {"python": 2}
+        assert run_page(ROOT / "docs" / "notebooks.md", names, monkeypatch) == {"python": 3}

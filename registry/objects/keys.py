@@ -178,6 +178,6 @@ def check_run_id(run_id: str) -> str:
             where=quoted(run_id)[:200],
             expected="1 to 128 of [A-Za-z0-9._-], first a letter or digit, last not '.', "
             "and no device name such as CON or NUL",
-            hint=_SLASHES if re.search(r"[@:]", run_id) else None,
+            hint=_SLASHES if re.search(r"[@:]", str(run_id)) else None,
         )
     return run_id

@@ -34,7 +34,7 @@ from holdfast.registry.objects import (
     raw_entries,
     trailer,
 )
-from holdfast.registry.objects.codecs import CODECS, RAW, codec_number
+from holdfast.registry.objects.codecs import RAW, codec_number
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState, NamedLeaf
 from holdfast.registry.store import Store, abandon, results
 from holdfast.registry.values import DIGEST_BYTES, Digest, canonical, collector_paused
@@ -395,7 +395,8 @@ class _Writing:
 
     def _fresh_locations(self) -> dict[Digest, ChunkLocation]:
         """Return where the new chunks are, once all packs are on the store."""
-        numbers = {name: codec_number(name, where="new packs") for name in CODECS}
+        used = {one.codec for _, entries, _ in self._packs.values() for one in entries}
+        numbers = {name: codec_number(name, where="new packs") for name in used}
         return {
             one.digest: ChunkLocation(
                 ref, one.offset, one.stored_bytes, numbers[one.codec], one.base

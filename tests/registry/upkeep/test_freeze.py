@@ -71,7 +71,7 @@ def test_a_sync_may_read_from_it_and_not_write_to_it(trained, open_registry):
     assert mirror.checkpoint("run/latest").digest == trained.checkpoint("run/latest").digest
     assert mirror.moved_to is None
     save_small(mirror.create_run("theirs", seed=5), 1)
-    with pytest.raises(Frozen, match="thaw"):
+    with pytest.raises(Frozen, match="freeze --off"):
         sync(mirror, trained, ["theirs"])
     assert trained.run_names() == ["run"]
 

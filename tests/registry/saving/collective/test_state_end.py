@@ -43,6 +43,7 @@ locations = st.dictionaries(
         st.integers(0, 2**33),
         st.integers(1, 99),
         st.integers(0, 1),
+        st.none(),
     ),
 )
 entries = st.lists(st.lists(st.sampled_from(DIGESTS), min_size=1, max_size=4), max_size=4)
