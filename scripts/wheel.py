@@ -65,6 +65,8 @@ USES = {
     "gs": "from holdfast.backends import open_backend\n"
     "open_backend('gs://bucket/x', {'token': 'anon'})",
     "pool": "run.pool.promote(run.latest()); run.pool.record_match([1, None], [1, 2])",
+    "system": "run.log({}, step=2, system=True); run.save({'w': 1.0}, step=2)\n"
+    "assert 'system/memory_percent' in run.streams['log'].read()[0]",
     "jax": "import jax.numpy as jnp; run.save({'w': jnp.ones(3)}, step=2)",
     "lightning": "from holdfast.lightning import HoldfastCheckpoint; HoldfastCheckpoint(run)",
     "transformers": "from holdfast.transformers import HoldfastCallback; HoldfastCallback(run)",

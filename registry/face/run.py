@@ -367,7 +367,7 @@ class Run:
         request = ask(self._handle, step, takes_over=True, may_fail=may_fail, **options)
         return self._handle.saver.pipeline.save_async(state, request, busy)
 
-    def log(self, values: Mapping[str, object], *, step: int) -> None:
+    def log(self, values: Mapping[str, object], *, step: int, system: bool = False) -> None:
         """Log numbers of a step, such as its loss, in the stream `log`. Never waits, never raises.
 
         The next save of this step or a later one commits them with its checkpoint. Without a save
@@ -382,9 +382,12 @@ class Run:
             step: The step, 0 to 2^53. A value that is no number, or a wrong step, loses this call's
                 entry, and so does a run whose preset declares streams without `log`: a warning says
                 why, and the next entry has the number of lost ones as `lost`.
+            system: Add what the machine does, as `system/...`: CPU, memory and disk in percent,
+                bytes of this process, of the network, and of torch on the GPU. Needs psutil (extra
+                `system`); without it a warning says so once.
         """
         if is_first_rank() and (self._handle.ranks is None or self._handle.ranks.leads):
-            self._handle.ownership.logged.add(values, step)
+            self._handle.ownership.logged.add(values, step, system=system)
 
     def checkpointer(
         self,

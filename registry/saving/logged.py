@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from threading import Lock, Timer
@@ -32,6 +33,26 @@ _AWAY = "the store is away"
 _LOGGER = logging.getLogger("holdfast")
 
 Entries = list[dict[str, Any]]
+
+
+def system_numbers() -> dict[str, float]:
+    """Return how busy this machine is and what this process holds; of no other process."""
+    import psutil
+
+    memory, own = psutil.virtual_memory(), psutil.Process()
+    disk, traffic = psutil.disk_usage("."), psutil.net_io_counters()
+    numbers = {
+        "cpu_percent": psutil.cpu_percent(),  # since the call before; 0 the first time
+        "memory_percent": memory.percent,
+        "process_memory_bytes": own.memory_info().rss,
+        "disk_percent": disk.percent,
+    }
+    if traffic is not None:
+        numbers |= {"sent_bytes": traffic.bytes_sent, "received_bytes": traffic.bytes_recv}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        numbers["gpu_memory_bytes"] = torch.cuda.memory_allocated()
+    return {f"system/{name}": float(value) for name, value in numbers.items()}
 
 
 class Owner(Protocol):
@@ -76,15 +97,17 @@ class StepLog:
         self._timer: Timer | None = None
         self._told: set[str] = set()
 
-    def add(self, values: Mapping[str, object], step: object) -> None:
-        """Take numbers of a step."""
-        if not values:
+    def add(self, values: Mapping[str, object], step: object, *, system: bool = False) -> None:
+        """Take numbers of a step, and of the machine if `system` is set."""
+        if not values and not system:
             return
         try:
             entry: dict[str, Any] = {"step": check_step(step)}
             if "step" in values:
                 raise InvalidInput("`step` is the name of the step, not of a number")
             entry |= check_metrics(values)
+            if system:
+                entry |= self._system_numbers()
             stream_lifetime(self._ownership.log.run, LOG)
         except RegistryError as error:
             self._lose(1, f"step {quoted(step)}: {error}", kind=getattr(error, "what", ""))
@@ -100,6 +123,20 @@ class StepLog:
             self._arm()
         if excess > 0:
             self._lose(excess, f"more than {_MOST:,} wait for a commit")
+
+    def _system_numbers(self) -> dict[str, float]:
+        try:
+            return system_numbers()
+        except Exception as error:  # psutil raises its own, such as in a container without /proc
+            if "system" not in self._told:
+                self._told.add("system")
+                _LOGGER.warning(
+                    "%s: no numbers of the machine: %r; `pip install 'holdfast[system]'` "
+                    "installs psutil, which reads them",
+                    self._where,
+                    error,
+                )
+            return {}
 
     def _arm(self) -> None:
         if self._timer is None and self.goes_alone is not None:

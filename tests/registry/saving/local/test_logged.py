@@ -259,3 +259,23 @@ def test_a_program_that_ends_leaves_no_entry_behind(tmp_path: Path) -> None:
         with reg.create_run("block") as run:
             log(run, 1)
         assert (steps(run), run.status) == ([1], "completed")
+
+
+def test_numbers_of_the_machine_come_along_and_are_missed_once_without_psutil(
+    run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.log({"loss": 1.0}, step=1, system=True)
+    run.log({}, step=2, system=True)
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        run.log({"loss": 3.0}, step=3, system=True)
+        run.log({"loss": 4.0}, step=4, system=True)
+    run.save(state(4), step=4)
+    first, second, *without = run.streams["log"].read()
+    named = {name for name in first if name.startswith("system/")}
+    assert {"system/cpu_percent", "system/disk_percent"} < named
+    assert named == second.keys() - {"step"}
+    assert 0 < first["system/memory_percent"] <= 100
+    assert 2**20 < first["system/process_memory_bytes"] < 2**40
+    assert without == [{"step": 3, "loss": 3.0}, {"step": 4, "loss": 4.0}]
+    assert [record.message.count("holdfast[system]") for record in caplog.records] == [1]
