@@ -69,8 +69,9 @@ class RegistryHandle:
         """Put commit 0; return whether this call created the run."""
         from holdfast.registry.history import Epochs, begin
 
+        look = log.look()  # meanwhile
         Epochs.of(self.store).observe()  # nobody begins a run in a frozen registry
-        return begin(log, action)
+        return begin(log, action, look)
 
     def open_log(self, name: str, *, must_exist: bool = True, by_id: bool = False) -> RunLog:
         """Open the log of a run; `by_id`: however old it is, as an id names the same bytes."""

@@ -33,6 +33,7 @@ from holdfast.registry.history.log_values import (
 )
 from holdfast.registry.history.plain import ValueDiff, compare_configs
 from holdfast.registry.history.replay import RunManifest, Slot
+from holdfast.registry.history.slots import Look
 from holdfast.registry.objects import slot_key
 from holdfast.registry.spec import Monitor, Retention, RunSpec
 from holdfast.registry.spec.presets import Overrides, load_preset
@@ -131,7 +132,7 @@ def forked(parent: RunManifest, origin: Parent, options: RunOptions) -> CreateRu
     )
 
 
-def begin(log: RunLog, action: CreateRun) -> bool:
+def begin(log: RunLog, action: CreateRun, look: Look | None = None) -> bool:
     """Put commit 0; return whether this call created the run, or found the same fork unfinished."""
     begun = False
 
@@ -140,7 +141,7 @@ def begin(log: RunLog, action: CreateRun) -> bool:
         begun = run.commits == 0 or _is_unfinished(run, action)
         return [commit_line(run, [action])] if run.commits == 0 else None
 
-    log.append(compose)
+    log.append(compose, look=look)
     return begun
 
 

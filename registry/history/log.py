@@ -1,6 +1,6 @@
 """A run's log: slots made by put-if-absent, dense from 0, never rewritten.
 
-Owns opening a run in three round trips, reading to the head, putting the next slot, and reading the
+Owns opening a run in two round trips, reading to the head, putting the next slot, and reading the
 records of evicted checkpoints. `holdfast.registry.history.slots` lists, fetches and puts the files,
 and checks that the log is still the one that was read;
 `holdfast.registry.history.snapshots` makes opening shorter. `holdfast.registry.history.replay`
@@ -77,21 +77,23 @@ class RunLog:
         self.run = self._complete.compact()
 
     def open(self, *, check_head: bool = True) -> RunManifest:
-        """Read the run in at most three round trips.
+        """Read the run in two round trips; in three if its log has many slots that were not seen.
 
-        First the list of snapshots; then the newest one and the names of the slots after it; then
-        those slots, and the slot that proves the seen head.
+        First the lists of snapshots and of slots; then the newest snapshot, the slots after it, and
+        the slot that proves the seen head.
         """
         with self._lock.here():
             self._complete, self._durable = RunManifest.empty(self.run_id), 0
             self.is_copy = False
-            for slot in self._snapshots.listed():
-                if self._open_from(slot, check_head=check_head):
+            listing = self._store.pools.small.submit(self._snapshots.listed)
+            end = self._slots.end(self.seen.slots)
+            for slot in listing.result():
+                if self._open_from(slot, end, check_head=check_head):
                     self._snapshots.newest = slot
                     return self.run
             self._tail = Tail()
             self.run = RunManifest.empty(self.run_id).compact()
-            self.run = self.read_to(self.length()).compact()
+            self.run = self.read_to(self.length() if end is None else end).compact()
             if check_head:
                 self.check_head()
             return self.run
@@ -403,17 +405,11 @@ class RunLog:
         """Yield slots that were listed, fetched in parallel, up to a damaged one."""
         yield from self._slots.fetch(numbers)
 
-    def _open_from(self, slot: int, *, check_head: bool) -> bool:
+    def _open_from(self, slot: int, end: int | None, *, check_head: bool) -> bool:
         """Open the run from a snapshot; return whether that was possible."""
         proofs = self._slots.prove(self.seen.skipped(slot)) if check_head else ()
-        small = self._store.pools.small
-        reading, tied = (
-            small.submit(self._snapshots.read, slot),
-            small.submit(self._slots.get, slot),
-        )
-        numbers = self._slots.numbers(slot)
-        first = tied.result()
-        slots = [] if first is None else [first, *self.fetch(numbers[1:])]
+        reading = self._store.pools.small.submit(self._snapshots.read, slot)
+        slots = [*self.fetch(self._slots.numbers(slot) if end is None else range(slot, end))]
         found = reading.result()
         opened = self._snapshots.parse(found, slots[0]) if found and slots else None
         if opened is None:

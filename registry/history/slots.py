@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, NamedTuple, TypeVar
@@ -110,6 +111,11 @@ class SeenHead:
         # Read before the log is: another thread may commit meanwhile.
         self.head = None if store.heads is None else store.heads.seen(run_id)
         self._is_checked = self.head is None
+
+    @property
+    def slots(self) -> int:
+        """How many slots the log had when it was seen; 0 if it was not."""
+        return 0 if self.head is None else self.head.slots
 
     @property
     def commits(self) -> int:
@@ -251,6 +257,8 @@ def still_ends(store: Store, end: End) -> End | None:
 
 #: Slots that are fetched at once.
 AHEAD = 512
+#: What a bucket lists in one answer.
+_PAGE = 1000
 _UNKNOWN_RETRIES = 8
 #: Slots that may prove the seen head and are fetched before they are needed.
 _PROOFS_AT_ONCE = 64
@@ -275,11 +283,22 @@ class Slots:
             return None
         return Slot.decode(number, data, where=key)
 
-    def numbers(self, start: int = 0) -> range:
-        """Return the numbers of the slots from `start` to the head: one listing."""
+    def end(self, seen: int) -> int | None:
+        """Return how many slots the log has, of which `seen` were seen before: one request.
+
+        `None` if that takes more requests, or the log is shorter than it was, or damaged.
+        """
+        with suppress(Malformed):
+            numbers = self.numbers(max(seen - 1, 0), _PAGE)
+            if len(numbers) < _PAGE and (numbers or not seen):
+                return numbers.stop
+        return None
+
+    def numbers(self, start: int = 0, most: int | None = None) -> range:
+        """Return the numbers of the slots from `start` to the head, or of `most`: one listing."""
         backend = self._store.backend
         after = slot_key(self._run_id, start - 1) if start else ""
-        infos = backend.list(log_prefix(self._run_id), start_after=after)
+        infos = backend.list(log_prefix(self._run_id), start_after=after, limit=most)
         listed = [parse_number(info.key) for info in infos]
         gap = next(gaps(backend, listed, partial(slot_key, self._run_id), start), None)
         if gap is not None:

@@ -42,10 +42,18 @@ class PlacedState(NamedTuple):
 
 def placed_state(store: Store, place: Place) -> PlacedState:
     """Read a state by its place; of a thinned one, the components that are there."""
-    manifest = store.manifest(place.manifest_key)
+    manifest = read_beside(store, place)
     placement = store.placement(place.placement_key)
     lists = read_lists(store, manifest, placement)
     return PlacedState(place, manifest.part(placement.components), placement, lists)
+
+
+def read_beside(store: Store, place: Place) -> Manifest:
+    """Return a manifest, and meanwhile have the store read its placement and keep it."""
+    placement = store.pools.small.submit(store.placement, place.placement_key)
+    manifest = store.manifest(place.manifest_key)
+    placement.exception()  # only waits: who uses the placement gets the error
+    return manifest
 
 
 class StateReader:
@@ -86,6 +94,10 @@ class StateReader:
     def manifest(self) -> Manifest:
         """The state's manifest."""
         return self._relocated(lambda place: self.store.manifest(place.manifest_key))
+
+    def begin(self) -> Manifest:
+        """Return the manifest for a read of tensors, which needs the placement too."""
+        return self._relocated(lambda place: read_beside(self.store, place))
 
     @property
     def placement(self) -> Placement:

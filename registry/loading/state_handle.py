@@ -104,7 +104,7 @@ class StateHandle:
         from holdfast.registry.loading.selecting import select
         from holdfast.registry.spec.precision import widen_all
 
-        manifest = self.manifest
+        manifest = self.reader.begin()
         aside = self.kept_by_commit(manifest)
         names = [only] if isinstance(only, str) else only
         chosen = None if names is None else [name for name in names if name not in aside]

@@ -225,7 +225,7 @@ class Stored:
         from holdfast.registry.loading.selecting import select
 
         named = target if check_component(component) is None else {component: target}
-        manifest = self.manifest
+        manifest = self._handle.reader.begin()
         with collector_paused():
             if component is not None:
                 check_components(self.ref, [component], manifest.components)
@@ -295,6 +295,8 @@ class Stored:
             raise InvalidInput(
                 "a tensor is named by its path", where=self.ref, found=quoted(path)[:80]
             )
+        if "_arrays" not in self.__dict__:
+            self._handle.reader.begin()
         if path not in self._arrays:
             raise NotFound(
                 "no such tensor",
@@ -354,7 +356,8 @@ def load_to_train(stored: Stored, map_location: object) -> Any:
     If some were saved with less precision, a warning names them, since training then continues with
     slightly different values.
     """
-    lossy = [info for info in stored.tensors().values() if info.original is not None]
+    tensors = tensors_of(stored.handle.reader.begin())
+    lossy = [info for info in tensors.values() if info.original is not None]
     state = stored.load(map_location=map_location, precision="original")
     if lossy:
         named = [f"{info.path} ({info.dtype})" for info in lossy[:_NAMED_AT_MOST]]

@@ -17,8 +17,10 @@ another writer, `ObjectWriter` reads that pack whole (section 11).
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -88,6 +90,8 @@ class ObjectWriter:
         self._store = store
         self._epochs = Epochs.of(store)
         self._observed: int | None = None
+        #: The observation that `begin` has started, and the process whose thread makes it.
+        self._begun: tuple[int, Future[int]] | None = None
         #: The newest seal of the run when the epoch was observed.
         self._sealed_at: int | None = None
         self._checked = 0  # the newest mark after which this program may write
@@ -101,16 +105,29 @@ class ObjectWriter:
         self.read: set[Place] = set()
         self._verified = VerifiedPacks.of(store)
 
+    def begin(self) -> None:
+        """Start to observe the epoch, unless it was observed, while the caller hashes."""
+        if self._observed is None:
+            self._begun = os.getpid(), self._store.pools.small.submit(self._observe)
+
     def observe(self) -> int:
         """Return the observed epoch; the first call observes it, before any key is chosen (W1)."""
         if self._observed is None:
-            self.log.prepare_writing()
-            self._sealed_at = self.log.announce()
-            observed = self._epochs.observe()
-            self._epochs.check_not_forgotten(self.log.run_id, observed)
-            self._epochs.make_durable(observed)
-            self._observed = observed
+            pid, begun = self._begun or (0, None)
+            is_failed = begun is not None and begun.done() and begun.exception() is not None
+            if begun is None or is_failed or pid != os.getpid():
+                self._observed = self._observe()
+            else:
+                self._observed = begun.result()
         return self._observed
+
+    def _observe(self) -> int:
+        self.log.prepare_writing()
+        self._sealed_at = self.log.announce()
+        observed = self._epochs.observe()
+        self._epochs.check_not_forgotten(self.log.run_id, observed)
+        self._epochs.make_durable(observed)
+        return observed
 
     def hear(self, epoch: int) -> None:
         """Take the epoch that rank 0 has observed and made durable; an older one changes nothing.
@@ -143,11 +160,10 @@ class ObjectWriter:
 
         The put finds it under the observed epoch, also if it was not looked for.
         """
+        is_known = is_looked_for or self.new_pack(digest).key in self._verified
+        if is_known and (key := self.verified(digest, size_bytes)) is not None:
+            return key
         new = self.new_pack(digest)
-        if is_looked_for or new.key in self._verified:
-            if (key := self.verified(digest, size_bytes)) is not None:
-                return key
-            new = self.new_pack(digest)
         self.note_pack(new, is_ours=put_pack(self._store, new, body, size_bytes))
         return new.key
 
@@ -245,7 +261,9 @@ class ObjectWriter:
         if not chosen.keys:
             return
         if run.sealed_at != self._sealed_at:
-            self._observed = None  # `append` has put the marker behind the new seal (W3')
+            self._observed = self._begun = (
+                None  # `append` has put the marker behind the new seal (W3')
+            )
         self._observed = max(run.epoch, self.observe())
         refused = self._epochs.condemned(chosen.unproven(run), self.observe())
         if refused:

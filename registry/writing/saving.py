@@ -162,7 +162,7 @@ class _Writing:
         self._skeletons: list[bytes] = []
 
     def write(self, state: FlatState, watched: Sequence[str]) -> Written:
-        self._writer.observe()  # before any key is chosen
+        self._writer.begin()  # whoever chooses a key waits for it
         submit = partial(self._submit, self._store.pools.hashing)
         hashing = Hashing(submit, self._lease, self._stored)
         try:
@@ -384,6 +384,7 @@ class _Writing:
                 return Written(base, ChosenKeys(keys, cover(self._bases)), 0)
         for _, _, put in self._packs.values():
             put.result()
+        self._writer.observe()  # not in the threads that put both
         with collector_paused():
             made = self._fresh_locations()
             locations = {**self._stored, **made}

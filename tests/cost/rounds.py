@@ -72,10 +72,10 @@ class Timed(Wrapper):
     ) -> Iterator[ObjectInfo]:
         self._clock.now += 1
         found = self.inner.list(prefix, start_after=start_after, limit=limit, delimiter=delimiter)
-        for number, info in enumerate(found, 1):
-            yield info
-            if number % _PAGE == 0:
+        for number, info in enumerate(found):
+            if number and number % _PAGE == 0:
                 self._clock.now += 1
+            yield info
 
     def delete(self, key: str) -> None:
         self._clock.now += 1
@@ -93,6 +93,10 @@ class _Timed(Future[Any]):
     def result(self, timeout: float | None = None) -> Any:
         self._clock.now = max(self._clock.now, self.came_at)
         return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._clock.now = max(self._clock.now, self.came_at)
+        return super().exception(timeout)
 
 
 class _Pool(Executor):

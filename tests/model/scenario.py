@@ -93,6 +93,8 @@ class Writer:
         passing: A manifest that it names and evicts in the same slot, without a place: a sync of
             what the source has evicted and collected since.
         undrops: Whether it takes a drop back: of a run that is not freed by the commit alone.
+        early: Whether it lists the objects, to use some of them again, before it observes its
+            epoch; until it has chosen a first file it does not list them again.
     """
 
     who: str
@@ -103,6 +105,7 @@ class Writer:
     own: bool = False
     passing: int | None = None
     undrops: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,15 @@ PROTOCOL = {
         870,
         (("beginner", "loses the slot"), ("beginner", "may not name")),
     ),
+    "runs whose writers list objects before they observe an epoch": Safe(
+        Scenario(
+            (Writer("saver", 0, early=True), replace(BEGINS, early=True), EVICTS, C1, C2),
+            TWO_RUNS,
+            epochs=2,
+        ),
+        165_562,
+        (("beginner", "lists objects"), ("beginner", "finds"), ("beginner", "may not name")),
+    ),
     # Somebody puts a file that no collector can read into the folder of a run. An operator may give
     # the run up, and the file may go again, while the run and a fork of it are written.
     "a run that is forgotten and comes back": Safe(

@@ -31,6 +31,7 @@ class Memory(NamedTuple):
         keys: The keys that it has chosen so far.
         trusted: Chosen keys that are not checked, by a broken rule.
         head: The log as it was read last, if that is a step of its own.
+        seen: The objects that it has listed before it observed its epoch.
     """
 
     step: int = 0
@@ -38,6 +39,7 @@ class Memory(NamedTuple):
     keys: int = 0
     trusted: int = 0
     head: int = -1
+    seen: int = 0
 
 
 #: Stands for the chosen keys of an undrop that does not look again, by a broken rule.
@@ -88,6 +90,8 @@ class Writers:
         if isinstance(actor, Writer) and actor.born and rules.slot_0_references_nothing:
             earliest = 0 if rules.run_before_epoch else 1
             steps.insert(earliest if rules.run_before_key else 2, "create")  # W1
+        if isinstance(actor, Writer) and actor.early:
+            steps.insert(steps.index("observe"), "list")
         steps += ["read", "put"] if self._apart else ["commit"]
         if isinstance(actor, Writer) and not (rules.one_slot and rules.places_with_commits):
             steps.append("commit the rest")
@@ -101,9 +105,13 @@ class Writers:
                 # Somebody else's slot 0 is as good.
                 words = "creates its run" if log is None else "finds its run"
                 yield Move((words,), state.objects, log or self._logs.created, _next(me))
+            case "list":
+                after = _next(me)._replace(seen=state.objects)
+                yield Move(("lists objects",), state.objects, log, after)
             case "observe":
                 u = len(state.epochs)
-                yield Move(("observes epoch", u), state.objects, log, _next(me)._replace(u=u))
+                after = _next(me)._replace(u=u, seen=me.seen)
+                yield Move(("observes epoch", u), state.objects, log, after)
             case "choose":
                 yield from self._choose(turn)
             case "read":
@@ -135,7 +143,7 @@ class Writers:
         chosen = _next(me) if len(lacking) == 1 else me
         words = self._keys.words
 
-        usable = state.objects & keys
+        usable = (me.seen or state.objects) & keys  # what it has listed may be gone by now
         if self._rules.refuse_condemned and self._checks(actor):
             usable &= ~condemned(state, me.u)
         for key in single(usable):

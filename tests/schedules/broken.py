@@ -239,12 +239,10 @@ def marker_after_the_epoch(patch: Patch) -> None:
     """W1' broken: the epoch is observed first, and the marker put before the slot."""
 
     def observe(self: ObjectWriter) -> int:
-        if self._observed is None:
-            self._sealed_at = self.log.run.sealed_at
-            self._observed = self._epochs.observe()
-        return self._observed
+        self._sealed_at = self.log.run.sealed_at
+        return self._epochs.observe()
 
-    patch.setattr(ObjectWriter, "observe", observe)
+    patch.setattr(ObjectWriter, "_observe", observe)
 
 
 def no_marker_after_a_new_seal(patch: Patch) -> None:
