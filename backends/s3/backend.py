@@ -73,8 +73,8 @@ _WRITES = ("put", "delete")
 _PAGE = 1000
 # The most objects that S3 deletes by one request.
 _DELETES = 1000
-# A body up to this size is joined and sent with its headers in one segment. Before a larger one the
-# SDK asks the store (Expect: 100-continue), so that a refused conditional put uploads nothing.
+# A body up to this size is joined and sent right after its headers. Before a larger one the SDK
+# asks the store (Expect: 100-continue), so that a refused conditional put uploads nothing.
 _SMALL_BYTES = 64 * 1024
 # Status of a bucket's versioning -> whether it keeps deleted objects; None: never enabled.
 _KEEPS: dict[str | None, bool] = {"Enabled": True, None: False}

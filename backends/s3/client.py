@@ -67,6 +67,7 @@ def make_client(
     except ValueError as error:
         raise InvalidLocation(str(error), where=location.url) from error
     client.meta.events.register("before-parse.s3", _before_parse)
+    client.meta.events.register("before-call.s3.PutObject", _send_at_once)
     # The SDK has no option for this. It finds its classes of connections in this table, also for
     # proxies. A test that cuts a connection fails if a version of the SDK has another table.
     session_of_http = cast("Any", client)._endpoint.http_session
@@ -122,6 +123,15 @@ def _before_parse(operation_model: Any, response_dict: dict[str, Any], **_: obje
         response_dict["headers"],
         response_dict["body"],
     )
+
+
+def _send_at_once(params: dict[str, Any], **_: object) -> None:
+    """Send a small body without asking first, which would take a round trip.
+
+    The SDK makes a file of bytes, and asks (`Expect: 100-continue`) before it sends a file.
+    """
+    if isinstance(params["body"], io.BytesIO):
+        params["body"] = params["body"].getvalue()
 
 
 class _CountedSocket:

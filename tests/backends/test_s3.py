@@ -363,6 +363,18 @@ def test_create_sends_the_condition_and_a_checksum(backend: S3Backend, script: S
     assert "x-amz-trailer" not in sent.headers
 
 
+@pytest.mark.parametrize(("size", "asked"), [(1, None), (65_536, None), (65_537, "100-continue")])
+def test_only_a_large_body_waits_until_the_server_wants_it(
+    backend: S3Backend, script: Script, size: int, asked: str | None
+) -> None:
+    script.answers = [Answer(200)]
+    assert backend.put_if_absent("a", bytes(size))
+    (sent,) = script.requests
+    assert sent.headers.get("expect") == asked
+    assert sent.body == bytes(size)
+    assert sent.headers["content-length"] == str(size)
+
+
 def test_refused_condition_means_exists(backend: S3Backend, script: Script) -> None:
     script.answers = [Answer(412, "PreconditionFailed")]
     assert backend.put_if_absent("a", b"x") is False
