@@ -81,6 +81,9 @@ _KEEPS: dict[str | None, bool] = {"Enabled": True, None: False}
 
 _open: WeakSet[S3Backend] = WeakSet()
 
+#: A browser shows an object as a page only if the store says that it is one.
+_PAGE_TYPE: dict[str, Any] = {"ContentType": "text/html; charset=utf-8"}
+
 
 class S3Backend(Backend):
     """Objects of a bucket under a prefix.
@@ -398,6 +401,7 @@ class S3Backend(Backend):
             **self._object(key),
             **self._settings.puts,
             **condition,
+            **(_PAGE_TYPE if key.endswith(".html") else {}),
             Body=b"".join(buffers)
             if size <= _SMALL_BYTES
             else cast("IO[bytes]", SendBody(buffers, wait.moved)),

@@ -18,6 +18,9 @@ from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats import check_target, new_file
 from holdfast.registry.store import Address
 
+#: The runs of a site that names none, and the longest note.
+_NEWEST, _NOTE_BYTES = 50, 2**20
+
 
 @command(url=True)
 def ui(
@@ -69,22 +72,62 @@ def _link_to(url: str) -> Iterator[str]:
 def page(
     *,
     address: Address,
-    run: list[str] = argument("RUN", "Names of runs."),
-    to: Path = option("--to", "FILE", "The file to write, such as report.html.", default=...),
+    run: list[str] | None = argument(
+        "[RUN...]", "Names of runs. With --site by default the newest 50.", default=None
+    ),
+    to: Path | None = option("--to", "FILE", "The file to write, such as report.html."),
+    site: str | None = option(
+        "--site", "DIR|URL", "Instead: a folder or s3:// prefix for a page of each run."
+    ),
+    title: str = option("--title", "TEXT", "The heading; by default the runs.", default=""),
+    note: Path | None = option("--note", "FILE.md", "What you say about the runs, in Markdown."),
+    compare: tuple[str, str] | None = option(
+        "--compare", "REF REF", "Compare these checkpoints; by default each run's best and latest."
+    ),
     force: bool = flag("--force", "Replace an existing file."),
 ) -> str:
-    """Write the pages of runs to one file, which opens offline.
+    """Write a report about runs: one file, or a site for a team. Both open offline.
 
-    It has everything that `holdfast ui` shows of these runs, and asks for nothing when it is open.
+    The runs stand side by side first; what `holdfast ui` shows of each run can be opened below.
+    Whoever can read the place sees names, configurations, metrics and notes of these runs.
     """
-    check_target(to, force=force)
+    if (to is None) == (site is None):
+        raise InvalidInput("one place for the pages", expected="--to FILE, or --site DIR or URL")
+    if to is not None:
+        check_target(to, force=force)
+        if not run:
+            raise InvalidInput("no runs to write about", expected="names of runs before --to")
+    text = "" if note is None else _text_of(note)
     with _installed():
-        write = pages.page_of
+        report = pages.Report(title, text, compare)
+        write, write_site = pages.page_of, pages.write_site
     with closing(pages.Source.open(address)) as source:
-        data = write(source, list(dict.fromkeys(run)))
-    with new_file(to, len(data), force=force) as file:
-        file.write(data)
-    return f"{to}  {output.size(len(data))}"
+        runs = list(dict.fromkeys(run or pages.newest_first(source, source.names())[:_NEWEST]))
+        if site is not None:
+            files, nbytes = write_site(source, runs, Address(site), report, force=force)
+            told = f"{site}  {output.counted(files, 'page')}, {output.size(nbytes)}"
+        else:
+            data = write(source, runs, report)
+    if to is not None:
+        with new_file(to, len(data), force=force) as file:
+            file.write(data)
+        told = f"{to}  {output.size(len(data))}"
+    output.note("whoever can read it sees names, configurations, metrics and notes of these runs")
+    return told
+
+
+def _text_of(note: Path) -> str:
+    """Read a note, which a person wrote."""
+    try:
+        with note.open("rb") as file:
+            data = file.read(_NOTE_BYTES + 1)
+        if len(data) > _NOTE_BYTES:
+            raise InvalidInput("too long", where=note, expected=f"at most {_NOTE_BYTES} bytes")
+        return data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            "the note cannot be read", where=note, expected="Markdown in UTF-8", found=error
+        ) from error
 
 
 @command(url=True)

@@ -1,7 +1,8 @@
-"""Pages that show a registry: `holdfast ui` serves them, `holdfast page` writes them to one file.
+"""Pages that show a registry: `holdfast ui` serves them, `holdfast page` writes them to files.
 
-Nothing here writes to a registry. The pages need the extra `ui` (Starlette, uvicorn, Jinja2 and
-Plotly's JavaScript); only `server`, `serving`, `rendering` and `page` import these libraries.
+Nothing here writes to a registry. The pages need the extra `ui` (Starlette, uvicorn, Jinja2,
+markdown-it and Plotly's JavaScript); only `server`, `serving`, `rendering` and `page` import these
+libraries.
 
 | part | what it does |
 |---|---|
@@ -11,7 +12,7 @@ Plotly's JavaScript); only `server`, `serving`, `rendering` and `page` import th
 | `rendering` | templates, and values as text |
 | `serving` | the bounded HTTP server, which `holdfast hub` uses too |
 | `server` | the pages on it, and the guard that checks their visitors |
-| `page` | the same views as one file |
+| `page` | reports: the same views as one file, or as files of a folder or bucket |
 
 To add a view:
 
@@ -22,7 +23,8 @@ To add a view:
    are no inline scripts and no `style` attributes: the Content-Security-Policy refuses them.
 3. Add a `VIEW` to `pages/NAME.py`: its name, path, template, and `ask`, which reads the
    arguments out of an `Asked`, calls the query, and returns a `Shown`. A view that belongs into a
-   written page has `parts`, which names its arguments for the runs of the page.
+   report has `parts`, which names its arguments for the runs of the report, and is listed in
+   `page`.
 4. Add `NAME.VIEW` to `VIEWS` in `pages/__init__.py`. Routes, navigation and links follow from it:
    `link("NAME", run=..., ...)` in a template is its URL, in a page its anchor, and nothing where
    the view is absent.
@@ -35,7 +37,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.registry.ui.page import page_of
+    from holdfast.registry.ui.page import Report, page_of, write_site
+    from holdfast.registry.ui.pages.runs import newest_first
     from holdfast.registry.ui.server import Server
     from holdfast.registry.ui.serving import HOST, Listener, is_same, loopback_hosts
     from holdfast.registry.ui.source import Source
@@ -44,4 +47,15 @@ else:
 
     __getattr__ = at_first_use(__name__)
 
-__all__ = ["HOST", "Listener", "Server", "Source", "is_same", "loopback_hosts", "page_of"]
+__all__ = [
+    "HOST",
+    "Listener",
+    "Report",
+    "Server",
+    "Source",
+    "is_same",
+    "loopback_hosts",
+    "newest_first",
+    "page_of",
+    "write_site",
+]

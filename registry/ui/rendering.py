@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
 from markupsafe import Markup
 
 from holdfast.backends.escape import printable
@@ -134,6 +137,31 @@ def with_code(text: str) -> Markup:
         Markup("<code>{}</code>").format(part) if place % 2 else part
         for place, part in enumerate(parts)
     )
+
+
+def note_html(text: str) -> Markup:
+    """Return Markdown as HTML: no HTML of its own, links by http and https only, no pictures.
+
+    A picture becomes a link; its headings are those of a part of a page.
+    """
+    reader = MarkdownIt("js-default", {"html": False})
+    reader.validateLink = lambda url: url.lower().startswith(("http://", "https://"))  # type: ignore[method-assign]
+    reader.add_render_rule("image", _picture_link)
+    tokens = reader.parse(printable(text, spare="\n\t"))
+    for token in tokens:
+        if token.type.startswith("heading_"):
+            token.tag = f"h{min(int(token.tag[1:]) + 1, 6)}"
+    return Markup(reader.renderer.render(tokens, reader.options, {}))  # noqa: S704
+
+
+def _picture_link(
+    renderer: RendererHTML,  # noqa: ARG001
+    tokens: Sequence[Token],
+    at: int,
+    *rest: object,  # noqa: ARG001
+) -> str:
+    url = tokens[at].attrs["src"]
+    return Markup('<a href="{}">{}</a>').format(url, tokens[at].content or url)
 
 
 def spark_points(values: Sequence[float]) -> str:

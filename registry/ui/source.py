@@ -75,6 +75,7 @@ class Source:
     def __init__(self, registry: Registry, meter: Metered) -> None:
         self.registry = registry
         self.meter = meter  # the counts of requests
+        self.place = registry.url  # the name of the registry in snippets
         self.mirrors: tuple[Source, ...] = ()  # copies of the registry to compare with
         self._lock = threading.Lock()
         self._listed: tuple[float, list[str]] = (-math.inf, [])

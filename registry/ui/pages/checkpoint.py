@@ -116,8 +116,8 @@ def state_view(source: Source, ref: str) -> StateView:
         meta=None if record is None else decode_or_keep(record.meta),
         card=(card or "")[:CARD_SHOWN],
         provenance=_provenance(run, record),
-        pull=_pull(source.registry.url, stored, contents),
-        load=_load(source.registry.url, stored),
+        pull=_pull(source.place, stored, contents),
+        load=_load(source.place, stored),
         troubles=tuple(dict.fromkeys(troubles)),
     )
 

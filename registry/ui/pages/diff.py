@@ -83,11 +83,13 @@ def _parts(source: Source, runs: Sequence[str]) -> Iterable[Asked]:
         if first is None or first is latest:
             first = next(iter(run.manifest.live()), None)
         if first is not None and latest is not None and first.n != latest.n:
-            refs = {
-                "before": [run.history.checkpoint(first.n).ref],
-                "after": [run.history.checkpoint(latest.n).ref],
-            }
-            yield Asked(query={**refs, "values": ["1"], "budget": [str(_WRITTEN_MIB)]})
+            yield asked_of(*(run.history.checkpoint(one.n).ref for one in (first, latest)))
+
+
+def asked_of(before: str, after: str) -> Asked:
+    """Return what a report asks about two checkpoints."""
+    values = {"values": ["1"], "budget": [str(_WRITTEN_MIB)]}
+    return Asked(query={"before": [before], "after": [after], **values})
 
 
 @dataclass(frozen=True, slots=True)

@@ -376,8 +376,4 @@ def _ask(source: Source, asked: Asked) -> Shown:
     )
 
 
-def _parts(source: Source, runs: Sequence[str]) -> Iterable[Asked]:  # noqa: ARG001
-    return [Asked(query={"run": runs})] if len(runs) > 1 else ()
-
-
-VIEW = View("runs", "Runs", "/", "runs.html", _ask, place="registry", parts=_parts)
+VIEW = View("runs", "Runs", "/", "runs.html", _ask, place="registry")

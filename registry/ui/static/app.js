@@ -606,6 +606,18 @@
     setTimeout(look, JSON.parse(document.body.dataset.following || "{}").partial ? 200 : pause);
   }
 
+  // A link to a part of a report opens the part, and what holds it; so does a printer, all of them.
+  function reveal() {
+    const found = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    for (let one = found?.closest("details"); one; one = one.parentElement.closest("details")) one.open = true;
+    found?.scrollIntoView();
+  }
+  if (isFile) {
+    addEventListener("hashchange", reveal);
+    addEventListener("beforeprint", () => document.querySelectorAll("details.part").forEach((part) => (part.open = true)));
+    reveal();
+  }
+
   for (const live of document.querySelectorAll("[data-live][id]")) sources.set(live, live.outerHTML);
   prepareTables(document);
   prepareControls(document);
