@@ -37,6 +37,7 @@ _COMMANDS = {
     "care": "verify.care: Do the work of a night: prune, gc, repack, verify, sync mirrors.",
     "prune": "retention.prune: Evict the checkpoints that retention does not keep.",
     "rm": "retention.rm: Evict one checkpoint.",
+    "hold": "retention.hold: Hold a run or a checkpoint: nothing evicts or drops it until a date.",
     "undo": "retention.undo: Bring back evicted and thinned checkpoints, or a dropped run.",
     "du": "retention.du: Show how many bytes runs and checkpoints use and would free.",
     "gc": "repacking.gc: Delete the objects that no run needs any more.",
@@ -128,7 +129,7 @@ _SECTIONS = {
     "Look": "ls show log diff watch bisect verify-resume",
     "Name": "tag gate release metric pool merge",
     "Move": "push pull sync stream journal",
-    "Keep clean": "care prune rm undo du gc repack tier verify repair",
+    "Keep clean": "care prune rm undo hold du gc repack tier verify repair",
     "Files": "file",
     "Serve": "ui hub page",
     "A whole registry": "upgrade freeze drops trust",
@@ -141,7 +142,8 @@ _INSTEAD: dict[str, str] = dict(
         r"([a-z -]+) = (.+?)(?:, |$)",
         "inspect = file show, validate = file check, convert = file convert, evict = rm, "
         "files = show --files, stats = show --stats, checkout = pull --layout, "
-        "import = push --layout, thaw = freeze --off, artifact add = push --artifact, "
+        "import = push --layout, thaw = freeze --off, unhold = hold --off, "
+        "artifact add = push --artifact, "
         "artifact ls = ls RUN/artifacts, gate ls = ls RUN/gates, pool ls = ls RUN/pool, "
         "release ls = ls RUN/releases, release show = show, stream ls = ls RUN/streams, "
         "tag ls = ls RUN/tags, journal carry = journal push, run diff = diff --runs, "

@@ -8,9 +8,16 @@ from typing import Any
 from holdfast.registry.cli import output
 from holdfast.registry.curation import checkpoint_marks
 from holdfast.registry.face import Run
-from holdfast.registry.history import decode_or_keep, is_dated, moment, phase_value, step_ref
+from holdfast.registry.history import (
+    decode_or_keep,
+    hold_ref,
+    is_dated,
+    moment,
+    phase_value,
+    step_ref,
+)
 from holdfast.registry.history.actions import AddCheckpoint
-from holdfast.registry.history.replay import CheckpointRecord, Pin
+from holdfast.registry.history.replay import CheckpointRecord, Hold, Pin
 from holdfast.registry.loading import Checkpoint, Stored, TensorInfo
 from holdfast.registry.upkeep import Damage
 from holdfast.registry.values import ITEM_SIZES, Digest
@@ -84,6 +91,18 @@ def checkpoint_json(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
         **record_json(checkpoint.run_id, checkpoint.handle.newest_record(), pointed),
         "components": components_json(checkpoint),
         "lossy": lossy_json(checkpoint),
+    }
+
+
+def hold_json(run: Run, hold: Hold) -> dict[str, Any]:
+    """Return a hold."""
+    held = "" if hold.checkpoint is None else f"/{hold_ref(run.manifest, hold)}"
+    return {
+        "ref": f"{run.id}{held}",
+        "until": iso(hold.until_ms),
+        "reason": hold.reason,
+        "author": hold.author,
+        "set": iso(hold.time_ms),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -143,6 +144,15 @@ def seconds(text: str) -> float:
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a duration such as 0, 30m, 12h or 7d")
     return float(match[1]) * _UNIT_S[match[2]]
+
+
+def moment(text: str) -> datetime:
+    """Read a time of ISO 8601, in UTC unless it names a time zone; a date is its first moment."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a date such as 2027-01-31") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def path(text: str) -> Path:

@@ -1,4 +1,4 @@
-"""`prune`, `rm` and `undo`: evict checkpoints, bring them and runs back; `du`: their bytes."""
+"""`prune`, `rm`, `undo`: evict checkpoints, bring them and runs back; `hold`; `du`: their bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.registry.cli import describe, options, output
+from holdfast.registry.cli import completing, describe, options, output
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
@@ -60,9 +60,9 @@ def prune(
     """Evict the checkpoints that retention does not keep.
 
     The policy is that of the run, or the one that the options give. The newest and the best one,
-    gates, tags and checkpoints that a follower holds are always kept. With --thin the others keep
-    these components, and `gc` frees the rest of them. `undo` brings evicted and thinned checkpoints
-    back.
+    gates, tags, and checkpoints that are held (`hold`) or that a follower holds are always kept.
+    With --thin the others keep these components, and `gc` frees the rest of them. `undo` brings
+    evicted and thinned checkpoints back.
     """
     own = options.retention(last, best, every, days, thin)
     runs = [opened.run(name) for name in options.matching([run], opened.run_names)]
@@ -134,6 +134,41 @@ def rm(opened: Registry, *, ref: options.Ref, reason: str = options.REASON) -> A
         describe.record_json(found.run_id, found.handle.newest_record(), []),
         f"evicted: {found.ref}  {found.digest.short}",
     )
+
+
+@command(writes)
+def hold(
+    opened: Registry,
+    *,
+    ref: str = argument(
+        "RUN|REF", "A run, or a checkpoint: RUN/best.", autocompletion=completing.REFS
+    ),
+    until: str | None = option(
+        "--until", "DATE", "The end: 2027-01-31, or with a time; UTC unless it names a time zone."
+    ),
+    reason: str = options.REASON,
+    off: bool = flag("--off", "End the hold early; it takes the rights of a collector."),
+) -> Answer:
+    """Hold a run or a checkpoint: until a date nothing evicts, thins, drops or supersedes it.
+
+    The date counts by the store's clock. A later date replaces an earlier one. Of a run, the hold
+    keeps everything in it. It binds programs that keep the rules of Holdfast; against others the
+    bucket needs Object Lock.
+    """
+    if (until is None) != off:
+        raise typer.BadParameter("give --until, or --off to end a hold")
+    is_run = ref in opened.run_names()
+    checkpoint = None if is_run else opened.checkpoint(ref)
+    run = opened.run(ref if checkpoint is None else checkpoint.run_id)
+    named = ref if checkpoint is None else checkpoint.ref
+    if until is None:
+        run.retention.unhold(checkpoint, reason=reason)
+        return answer_of({"ref": named, "until": None}, f"not held: {named}")
+    run.retention.hold(checkpoint, until=options.moment(until), reason=reason)
+    held = run.manifest.hold(None if checkpoint is None else checkpoint.handle.n)
+    assert held is not None  # it was just set
+    shape = describe.hold_json(run, held)
+    return answer_of(shape, f"held: {named} until {shape['until']}")
 
 
 @command(writes)

@@ -52,7 +52,7 @@ _LS = (
     Column("owner", none="-", drop=7),
 )
 #: Form of `_summary`; raise it whenever that or `run_json` makes something else.
-_FORM = 3
+_FORM = 4
 _WHERE = "Only runs that fit, such as 'lr < 1e-3 and status=failed and name~vit'."
 _OWNER = option("--owner", "NAME", "Its owner; by default the user who creates it.")
 _PROJECT = option("--project", "NAME", "The project that it belongs to.")
@@ -264,6 +264,7 @@ def run_json(run: Run, forks: list[str] | None, damage: Damage | None = None) ->
         "gates": {pin.name: source(run, pin.checkpoint) for pin in manifest.pins_of("gate")},
         "releases": [pin.name for pin in manifest.pins_of("release")],
         "artifacts": [pin.name for pin in manifest.pins_of("artifact")],
+        "holds": [describe.hold_json(run, one) for one in manifest.holds or ()],
         "streams": {stream.name: stream.count for stream in manifest.streams},
         "pool": len(manifest.roster()),
         "writer": {"host": writer.host, "since": iso(writer.time_ms)} if writer else None,

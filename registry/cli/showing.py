@@ -126,6 +126,8 @@ def _value_text(value: Any) -> object:
             return f"{host} since {since}"
         case {"run": _, "commit": n, "ref": ref}:
             return f"{ref}, commit {n}"
+        case [{"until": _, "reason": _}, *_]:
+            return "; ".join(f"{x['ref']} until {x['until']}: {shown(x['reason'])}" for x in value)
         case [{"phase": _, "from": _}, *_]:
             return ", ".join(_phase_text(phase) for phase in value)
         case [{"metric": _, "mode": _}, *_]:

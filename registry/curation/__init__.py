@@ -3,7 +3,7 @@
 - `pins`: gates, artifacts and tags; `releases`: states under semantic versions; `cards`: model
   cards as YAML. `forking`: a new run that continues from a checkpoint of another one.
 - `pruning`: prune, evict, thin, undo, drop a run; `thinning`: the places of thinned checkpoints;
-  `dropping`: the drop of a run, and its undrop.
+  `holding`: holds until a date; `dropping`: the drop of a run, and its undrop.
 - `pool`: past models with ratings, for self-play. `streams`: append-only histories.
 
 All of them commit through `writing`, and none needs the writer token. Specified in docs/spec.md,

@@ -7,10 +7,11 @@ section 13.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from holdfast.registry.errors import Conflict, Hint, MissingObject, NotFound, StorageError
-from holdfast.registry.history import RunLog, how_to_undrop
+from holdfast.registry.history import RunLog, end_all_holds, how_to_undrop, store_time_ms
 from holdfast.registry.history.actions import (
     Action,
     Free,
@@ -34,10 +35,19 @@ from holdfast.registry.writing import (
 
 def drop(committer: Committer, reason: str, *, now: bool) -> None:
     """Hide a run; with `now`, free it as well, also if it is hidden already."""
+    store = committer.store
     if now:
-        _check_may_collect(committer.store)
+        check_may_collect(
+            store,
+            "Nothing was dropped. To free a run at once takes the rights of a collector.",
+            Hint(
+                "Without `now` it is hidden, and freed after the delay of the registry.",
+                "Without --now it is hidden, and freed after the delay of the registry.",
+            ),
+        )
         committer.log.refresh()
-    committer.store.with_reserve(lambda: committer.commit(_Drop(reason, now=now)))
+    change = _Drop(reason, partial(store_time_ms, store, committer.log), now=now)
+    store.with_reserve(lambda: committer.commit(change))
 
 
 def undrop(committer: Committer, mirror: Store | None = None) -> None:
@@ -119,8 +129,8 @@ class _Drop(NewCommit):
     noun = "drop"
     writes = False
 
-    def __init__(self, reason: str, *, now: bool) -> None:
-        self._reason = reason
+    def __init__(self, reason: str, now_ms: Callable[[], float], *, now: bool) -> None:
+        self._reason, self._now_ms = reason, now_ms
         self._now = now
 
     def check(self, run: RunManifest) -> None:
@@ -129,25 +139,20 @@ class _Drop(NewCommit):
             super().check(run)
 
     def actions(self, run: RunManifest) -> Sequence[Action] | None:
-        """Return the action that hides the run."""
-        return None if run.is_hidden else [HideRun(reason=self._reason)]
+        """Return the action that hides the run; a hold forbids it."""
+        if run.is_hidden:
+            return None
+        return [*end_all_holds(run, self._now_ms), HideRun(reason=self._reason)]
 
     def lines(self, run: RunManifest) -> Sequence[Line] | None:
         """Return the commit that hides the run, and the line that frees it."""
         return [*(super().lines(run) or ()), *([Free()] if self._now else [])]
 
 
-def _check_may_collect(store: Store) -> None:
-    """Refuse to free at once unless this program may put and delete what collectors may."""
+def check_may_collect(store: Store, *hints: Hint | str) -> None:
+    """Refuse an act unless this program may put and delete what collectors may."""
     try:
         ask_time(store)
     except StorageError as error:
-        error.hints = Hint.of(
-            "Nothing was dropped. To free a run at once takes the rights of a collector.",
-            Hint(
-                "Without `now` it is hidden, and freed after the delay of the registry.",
-                "Without --now it is hidden, and freed after the delay of the registry.",
-            ),
-            error.hints,
-        )
+        error.hints = Hint.of(*hints, error.hints)
         raise

@@ -21,7 +21,7 @@ from holdfast.registry.errors import (
     NotFound,
     Thinned,
 )
-from holdfast.registry.history import RunLog, check_name, describe_thinning, moment
+from holdfast.registry.history import RunLog, check_name, describe_thinning, format_time, moment
 from holdfast.registry.history.actions import Action, RemoveTag, SetPin, SetTag
 from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
 from holdfast.registry.loading import Checkpoint, StateHandle, Stored, find_checkpoint
@@ -331,6 +331,20 @@ def own(committer: Committer, checkpoint: Checkpoint, what: str) -> int:
     )
 
 
+def check_reason(committer: Committer, reason: str, act: str) -> None:
+    """Refuse a reason that is empty or cannot be stored."""
+    if not isinstance(reason, str) or not reason.strip():
+        raise InvalidInput(f"{act} needs a reason", where=committer.log.run_id)
+    try:
+        reason.encode()
+    except UnicodeEncodeError as error:  # a lone surrogate
+        raise InvalidInput(
+            "the reason is not valid Unicode",
+            where=committer.log.run_id,
+            found=ascii(reason),
+        ) from error
+
+
 def kept(run: RunManifest, n: int, where: str) -> CheckpointRecord:
     """Return a checkpoint that is not evicted."""
     record = run.record(n)
@@ -447,7 +461,7 @@ def checkpoint_marks(manifest: RunManifest) -> dict[int, list[str]]:
     """Return the marks of each checkpoint: the names that point at it, and why it may not count.
 
     That is `latest`, `best`, `best/METRIC`, `gates/NAME`, `tags/NAME`, `superseded`, `evicted`,
-    `held back`, `only` with the components of a thinned checkpoint.
+    `held back`, `only` with the components of a thinned checkpoint, `held until` a time.
     """
     found: dict[int, list[str]] = {}
     latest = manifest.latest()
@@ -471,4 +485,7 @@ def checkpoint_marks(manifest: RunManifest) -> dict[int, list[str]]:
             found.setdefault(record.n, []).append("held back")
         if record.parts is not None:
             found.setdefault(record.n, []).append(f"only {', '.join(record.parts)}")
+    for hold in manifest.holds or ():
+        if hold.checkpoint is not None:
+            found.setdefault(hold.checkpoint, []).append(f"held until {format_time(hold.until_ms)}")
     return found

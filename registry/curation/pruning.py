@@ -6,10 +6,12 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import datetime
+from functools import partial
 from typing import Any
 
-from holdfast.registry.curation import dropping
-from holdfast.registry.curation.pins import kept, own
+from holdfast.registry.curation import dropping, holding
+from holdfast.registry.curation.pins import check_reason, kept, own
 from holdfast.registry.curation.thinning import (
     PER_SLOT,
     PlacedThinnings,
@@ -27,9 +29,11 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.history import (
     RetentionPlan,
+    ended_holds,
     has_policies,
     plan_retention,
     protections,
+    store_time_ms,
     warn_of_unrated,
 )
 from holdfast.registry.history.actions import (
@@ -38,10 +42,11 @@ from holdfast.registry.history.actions import (
     Eviction,
     Place,
     Recover,
+    RemoveHold,
     Thin,
     Thinning,
 )
-from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.history.replay import CheckpointRecord, Hold, RunManifest
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.objects import thinned
 from holdfast.registry.spec import Retention
@@ -90,7 +95,7 @@ class RunRetention:
             )
         if retention is not None and retention.best:
             _check_monitors(run)
-        plan = plan_retention(run, _now_ms(), retention)
+        plan = plan_retention(after_commit(run, self._ended(run)), _now_ms(), retention)
         if dry_run:
             return plan
         done, placed = plan, PlacedThinnings()
@@ -98,6 +103,7 @@ class RunRetention:
         def write() -> list[Written]:
             nonlocal placed
             now = committer.log.run
+            now = after_commit(now, self._ended(now))
             placed = place_thinnings(
                 committer.writer, now, plan_retention(now, _now_ms(), retention), PER_SLOT
             )
@@ -105,8 +111,10 @@ class RunRetention:
 
         def compose(run: RunManifest) -> Sequence[Action]:
             nonlocal done
+            ended = self._ended(run)
+            run = after_commit(run, ended)
             done = plan_retention(run, _now_ms(), retention)
-            return [*done.actions(), *placed.actions(run, done)]
+            return [*ended, *done.actions(), *placed.actions(run, done)]
 
         # A prune that only evicts writes no objects: it works on a full disk.
         change = Composed(compose, write if plan.thinned else None)
@@ -126,22 +134,23 @@ class RunRetention:
 
         Raises:
             Conflict: It is protected (the newest of its phase, the best by a monitor, named by a
-                gate or a tag, held by a follower), or it is evicted already.
+                gate or a tag, held by a follower or a hold), or it is evicted already.
             InvalidInput: It is another run's, or the reason is empty or cannot be stored.
         """
         n = own(self._committer, checkpoint, "run.retention.evict")
-        _check_reason(self._committer, reason, "evicting a checkpoint")
+        check_reason(self._committer, reason, "evicting a checkpoint")
 
         def compose(run: RunManifest) -> Sequence[Action]:
             record = kept(run, n, checkpoint.ref)
-            protected = protections(run, record, _now_ms())
+            ended = self._ended(run)
+            protected = protections(after_commit(run, ended), record, _now_ms())
             if protected:
                 raise Conflict(
                     "this checkpoint is protected: no eviction may take it",
                     where=checkpoint.ref,
                     found=", ".join(protected),
                 )
-            return [Evict(evictions=(Eviction(checkpoint=n, reason=reason),))]
+            return [*ended, Evict(evictions=(Eviction(checkpoint=n, reason=reason),))]
 
         self._committer.store.with_reserve(lambda: self._committer.commit(compose))
 
@@ -160,23 +169,24 @@ class RunRetention:
 
         Raises:
             Conflict: It was evicted, or is protected: the newest of its phase, named by a gate or a
-                tag, held by a follower.
+                tag, held by a follower or a hold.
             InvalidInput: It is another run's, `keep` is empty or names no component, or the reason
                 is empty or cannot be stored.
             Thinned: A component of `keep` was given up before.
         """
         committer = self._committer
         n = own(committer, checkpoint, "run.retention.thin")
-        _check_reason(committer, reason, "thinning a checkpoint")
+        check_reason(committer, reason, "thinning a checkpoint")
         wanted = [keep] if isinstance(keep, str) else list(keep)
         known = list(checkpoint.manifest.components)
         check_names(wanted, known, checkpoint.ref)
         names = tuple(name for name in known if name in wanted)
         placed = PlacedThinnings()
 
-        def check(run: RunManifest) -> None:
+        def check(run: RunManifest) -> list[RemoveHold]:
             record = kept(run, n, checkpoint.ref)
-            found = protections(run, record, _now_ms())
+            ended = self._ended(run)
+            found = protections(after_commit(run, ended), record, _now_ms())
             protected = [one for one in found if not one.startswith("best/")]
             if protected:
                 raise Conflict(
@@ -186,20 +196,67 @@ class RunRetention:
                 )
             if record.parts is not None and not set(names) <= set(record.parts):
                 raise thinned(record.parts, checkpoint.ref, names)  # its place may cover more
+            return ended
 
         def write() -> list[Written]:
             nonlocal placed
             run = committer.log.run
-            check(run)
+            run = after_commit(run, check(run))
             thinning = Thinning(checkpoint=n, keep=names, reason=reason)
             placed = place(committer.writer, run, [thinning])
             return placed.states
 
         def compose(run: RunManifest) -> Sequence[Action]:
-            check(run)
-            return placed.actions(run)
+            ended = check(run)
+            return [*ended, *placed.actions(after_commit(run, ended))]
 
         committer.commit(Composed(compose, write))
+
+    def hold(self, checkpoint: Checkpoint | None = None, *, until: datetime, reason: str) -> None:
+        """Hold a checkpoint, or the whole run: until a time nothing evicts, thins or drops it.
+
+        Until then, by the store's clock, no save may supersede it either: no training goes back
+        behind a held checkpoint, nor in a held run. A hold that exists can be made longer. It binds
+        programs that keep the rules; against others, the bucket needs Object Lock.
+
+        Args:
+            checkpoint: Of this run; not evicted. Default: everything that the run holds.
+            until: The end, with a time zone.
+            reason: Why, for readers of the log and of the errors.
+
+        Raises:
+            InvalidInput: The checkpoint is another run's, the time is over or has no time zone, or
+                the reason is empty or cannot be stored.
+            Conflict: It is evicted, the run is dropped, or it is held for longer already.
+        """
+        n, where = self._held(checkpoint, "run.retention.hold")
+        check_reason(self._committer, reason, "a hold")
+        holding.hold(self._committer, n, until, reason, where)
+
+    def unhold(self, checkpoint: Checkpoint | None = None, *, reason: str) -> None:
+        """End a hold before its time, with the rights of a collector.
+
+        Args:
+            checkpoint: The checkpoint that is held. Default: the hold on the whole run.
+            reason: Why, for readers of the log.
+
+        Raises:
+            NotFound: It is not held.
+            InvalidInput: It is another run's, or the reason is empty or cannot be stored.
+            AccessDenied: This program has not the rights of a collector; the hold stays.
+        """
+        n, where = self._held(checkpoint, "run.retention.unhold")
+        check_reason(self._committer, reason, "ending a hold")
+        holding.unhold(self._committer, n, reason, where)
+
+    def holds(self) -> list[Hold]:
+        """Return the holds of the run as of now.
+
+        Each has the commit number of its `checkpoint` (`None`: the whole run), its end `until_ms`
+        in milliseconds since 1970, its `reason`, and its `author`, a claim. One whose time is over
+        stays until the next eviction, thinning or drop removes it.
+        """
+        return list(self._log.refresh().holds or ())
 
     def evicted(self) -> list[Checkpoint]:
         """Return the checkpoints that are evicted now, oldest first.
@@ -240,11 +297,11 @@ class RunRetention:
 
         Raises:
             InvalidInput: The reason is empty or cannot be stored.
-            Conflict: The run was dropped before.
+            Conflict: The run was dropped before, or it or a checkpoint is held.
             AccessDenied: `now` was given without these rights; nothing was dropped.
         """
         self._settle()
-        _check_reason(self._committer, reason, "dropping a run")
+        check_reason(self._committer, reason, "dropping a run")
         dropping.drop(self._committer, reason, now=now)
 
     def undrop(
@@ -273,6 +330,16 @@ class RunRetention:
                 source = open_store(Address(mirror, storage_options), read_only=True)
                 stack.callback(source.close)
             dropping.undrop(self._committer, source)
+
+    def _held(self, checkpoint: Checkpoint | None, act: str) -> tuple[int | None, str]:
+        """Return the commit number of a checkpoint, or `None` for the run, and its name."""
+        if checkpoint is None:
+            return None, self._log.run_id
+        return own(self._committer, checkpoint, act), checkpoint.ref
+
+    def _ended(self, run: RunManifest) -> list[RemoveHold]:
+        """Return the actions that remove the holds whose time is over."""
+        return ended_holds(run, partial(store_time_ms, self._committer.store, self._log))
 
     def _checkpoint(self, record: CheckpointRecord) -> Checkpoint:
         return Checkpoint(self._committer.store, self._log, record)
@@ -399,19 +466,6 @@ def _check_steps_are_free(run: RunManifest, checkpoints: Sequence[int]) -> None:
                     "Name those that shall come back, without this one.",
                 ),
             )
-
-
-def _check_reason(committer: Committer, reason: str, act: str) -> None:
-    if not isinstance(reason, str) or not reason.strip():
-        raise InvalidInput(f"{act} needs a reason", where=committer.log.run_id)
-    try:
-        reason.encode()
-    except UnicodeEncodeError as error:  # a lone surrogate
-        raise InvalidInput(
-            "the reason is not valid Unicode",
-            where=committer.log.run_id,
-            found=ascii(reason),
-        ) from error
 
 
 def _evicted(run: RunManifest, n: int) -> CheckpointRecord:

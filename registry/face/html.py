@@ -6,7 +6,7 @@ from itertools import islice
 
 from holdfast.registry.curation import run_remarks
 from holdfast.registry.face.registry_handle import RegistryHandle
-from holdfast.registry.history import format_time, list_runs, step_ref
+from holdfast.registry.history import format_time, hold_in_words, hold_ref, list_runs, step_ref
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.values import markup, size
 
@@ -28,6 +28,7 @@ def run_html(run: RunManifest) -> str:
         "superseded": run.superseded_count or None,
         **{f"best {one.label}": _best(run.best(one)) for one in run.monitors},
         **{f"{kind}s": _names(run, kind) for kind in ("gate", "release", "artifact", "tag")},
+        "held": "; ".join(f"{hold_ref(run, one)} {hold_in_words(one)}" for one in run.holds or ()),
         "streams": ", ".join(one.name for one in run.streams[: markup.MOST_ROWS]),
     }
     return markup.describe("Run", run.run_id, facts, _newest(live))

@@ -7,6 +7,7 @@
 - `creating`: the first commit; `retention`: which checkpoints are kept, and why.
 - `action_texts`: actions in words; `log_values`: values in the log, and the names of phases and
   steps.
+- `holds`: what until a date nobody may evict, drop or supersede.
 - `writer_token`: which handle may save. `epochs`: the log of sweeps that all runs share,
   `condemned_names`: the names in it.
 - `state_reader`: where a stored state is (`PlacedState`), and reading it from there.
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
+    from holdfast.registry.history.action_texts import held_of as held_of
     from holdfast.registry.history.action_texts import in_words as in_words
     from holdfast.registry.history.action_texts import refs_of as refs_of
     from holdfast.registry.history.condemned_names import CondemnedNames as CondemnedNames
@@ -47,6 +49,13 @@ if TYPE_CHECKING:
     from holdfast.registry.history.epochs import encode_forget as encode_forget
     from holdfast.registry.history.epochs import encode_freeze as encode_freeze
     from holdfast.registry.history.epochs import encode_upgrade as encode_upgrade
+    from holdfast.registry.history.holds import check_rewind as check_rewind
+    from holdfast.registry.history.holds import end_all_holds as end_all_holds
+    from holdfast.registry.history.holds import ended_holds as ended_holds
+    from holdfast.registry.history.holds import hold_in_words as hold_in_words
+    from holdfast.registry.history.holds import hold_ref as hold_ref
+    from holdfast.registry.history.holds import own_time_ms as own_time_ms
+    from holdfast.registry.history.holds import store_time_ms as store_time_ms
     from holdfast.registry.history.log import RunLog as RunLog
     from holdfast.registry.history.log import Signature as Signature
     from holdfast.registry.history.log import commit_line as commit_line

@@ -50,6 +50,11 @@ def in_words(action: Action, refs: Mapping[int, str], n: int) -> str:
     return _checkpoint_in_words(action, refs, n)
 
 
+def held_of(n: int | None, refs: Mapping[int, str]) -> str:
+    """Return the name of what a hold keeps."""
+    return "the run" if n is None else _of(refs, n)
+
+
 def _of(refs: Mapping[int, str], n: int) -> str:
     """Return the name of a checkpoint; the log may name one that the run does not have."""
     return refs.get(n, f"the checkpoint of commit {n}")
@@ -127,6 +132,12 @@ def _checkpoint_in_words(action: Action, refs: Mapping[int, str], n: int) -> str
             return f"thin {', '.join(thinned)}"
         case actions.Recover():
             return f"bring back {', '.join(_of(refs, back) for back in action.checkpoints)}"
+        case actions.SetHold():
+            until = format_time(action.until_ms)
+            return f"hold {held_of(action.checkpoint, refs)} until {until}: {action.reason}"
+        case actions.RemoveHold():
+            why = "its time is over" if action.reason is None else f"early: {action.reason}"
+            return f"end the hold on {held_of(action.checkpoint, refs)}, {why}"
         case actions.SetTag():
             return f"tag {action.name} at {_of(refs, action.checkpoint)}"
         case actions.RemoveTag():

@@ -1,9 +1,9 @@
 """Plan which checkpoints of a run retention evicts: pure functions, with a reason for each verdict.
 
 Always protected are the newest checkpoint of each phase, the best by each monitor, those that a
-gate or a tag names, those that a follower works on, and those that were recovered. Entries of the
-pool, releases and artifacts keep their own state, so they need no checkpoint. Nothing is written
-here.
+gate or a tag names, those that a hold keeps or a follower works on, and those that were recovered.
+Entries of the pool, releases and artifacts keep their own state, so they need no checkpoint.
+Nothing is written here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import cached_property
 from heapq import nsmallest
 
 from holdfast.registry.history.actions import Action, Evict, Eviction
+from holdfast.registry.history.holds import hold_in_words
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.spec import Phase, Retention, RunSpec, Tier
 from holdfast.registry.values import markup, size
@@ -310,6 +311,9 @@ class _Group:
             for pin in run.pins:
                 if pin.kind in ("gate", "tag"):
                     protect(pin.checkpoint, pin.ref)
+        for hold in run.holds or ():
+            for n in run.by_n if hold.checkpoint is None else (hold.checkpoint,):
+                protect(n, hold_in_words(hold))
         for group in run.groups:
             for claim in group.claims:
                 if claim.until_ms > self.now_ms:

@@ -175,6 +175,7 @@ def _is_coherent(run: RunManifest) -> bool:
     numbers = [checkpoint.n for checkpoint in run.checkpoints]
     versions = [entry.version for entry in run.pool]
     named = {pin.checkpoint for pin in run.pins if pin.kind in ("gate", "tag")}
+    named |= {one.checkpoint for one in run.holds or () if one.checkpoint is not None}
     return (
         (run.created is not None) == (run.commits > 0)
         and _ascend([0, *numbers, max(run.commits, 1)])

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from holdfast.backends.escape import printable, quoted
 from holdfast.registry.errors import Conflict, Fenced, Hint
 from holdfast.registry.history.actions import Action, Rewind, SetStatus, TakeOver
+from holdfast.registry.history.holds import check_rewind, own_time_ms
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, RunManifest
 from holdfast.registry.values import Digest, host_name
@@ -29,6 +30,7 @@ class WriterToken:
         has_asked: Whether the handle looked for a state to resume from.
         resumes: How often training has resumed.
         prefix: With which its tokens begin: the id of a journal, or nothing.
+        now_ms: Returns the time by which a hold is over, in milliseconds: best the store's.
     """
 
     prefix = ""
@@ -38,6 +40,7 @@ class WriterToken:
         self.resumed_at: int | None = None
         self.has_asked = self._has_warned = False
         self.resumes = 0
+        self.now_ms = own_time_ms
         self._keeps = -1
         self.reset()
 
@@ -121,6 +124,7 @@ class WriterToken:
                     where=self._run_id,
                     hint=TRAIN_ON,
                 )
+            check_rewind(run, self._keeps, self.now_ms)
             actions.append(Rewind(to=self.resumed_at))
         return actions
 

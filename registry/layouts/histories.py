@@ -12,13 +12,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from holdfast.registry.curation.streams import Stream, check_entries, stream_lifetime
 from holdfast.registry.errors import Conflict, InvalidInput, RegistryError
-from holdfast.registry.history import MAX_STEP
+from holdfast.registry.history import MAX_STEP, check_rewind, store_time_ms
 from holdfast.registry.history.actions import Action, ReportMetrics, Rewind
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest, Segment
 from holdfast.registry.layouts.contents import import_notes
@@ -251,6 +251,9 @@ class Histories:
         def compose(run: RunManifest) -> list[Action]:
             if [one.n for one in run.live() if one.n > to] != gone:
                 raise Conflict("another program has saved meanwhile", where=run.run_id)
+            check_rewind(
+                run, to, partial(store_time_ms, self._committer.store, self._committer.log)
+            )
             return [Rewind(to=to)]
 
         saver = LocalSaver(self._committer)

@@ -10,12 +10,18 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from threading import RLock
 from typing import Protocol
 
 from holdfast.backends.escape import printable
 from holdfast.registry.errors import IntegrityError
-from holdfast.registry.history import WriterToken, check_not_completed, warn_of_unrated
+from holdfast.registry.history import (
+    WriterToken,
+    check_not_completed,
+    store_time_ms,
+    warn_of_unrated,
+)
 from holdfast.registry.history.actions import Action, RunStatus, SetStatus
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint
@@ -74,6 +80,7 @@ class Ownership:
         self.committer = committer  # of the same handle
         self.store, self.log = committer.store, committer.log
         self.token = WriterToken(committer.log.run_id)  # the writer token
+        self.token.now_ms = partial(store_time_ms, self.store, self.log)
         self.earlier = EarlierSteps()  # the components of the steps that this handle knows
         #: Failed saves since the last good one, after which training continued.
         self.failed: list[SaveRequest] = []

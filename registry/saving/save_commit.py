@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from holdfast.registry.curation import PER_SAVE, PlacedThinnings, place_thinnings
 from holdfast.registry.curation.pool import (
@@ -25,10 +26,13 @@ from holdfast.registry.history import (
     WriterToken,
     check_not_dropped,
     choose_tier,
+    ended_holds,
     format_time,
     has_policies,
     may_thin,
+    own_time_ms,
     plan_retention,
+    store_time_ms,
 )
 from holdfast.registry.history.actions import Action, AddCheckpoint, ReportMetrics, SetStatus
 from holdfast.registry.history.replay import CheckpointRecord, NeedsHistory, RunManifest
@@ -215,6 +219,7 @@ class SaveCommit(NewCommit):
             self._writer_token.attempt(run.commits, digest)
         actions = [*claims, *(append.action(claimed) for append in self.written.appends)]
         actions.append(self._addition(claimed))
+        actions += self._ended_holds(run)
         saved = after_commit(run, actions)
         actions += self._promotion(saved)
         if has_policies(run.spec):
@@ -222,6 +227,15 @@ class SaveCommit(NewCommit):
             self.unrated = plan.unrated
             actions += [*plan.actions(), *self._thinned.actions(saved, plan)]
         return actions
+
+    def _ended_holds(self, run: RunManifest) -> Sequence[Action]:
+        """Return the actions that remove the holds whose time is over, so that retention goes on.
+
+        The store is asked for its time only when by this machine's clock one is over.
+        """
+        if not has_policies(run.spec) or not ended_holds(run, own_time_ms):
+            return ()
+        return ended_holds(run, partial(store_time_ms, self._writer.store, self._writer.log))
 
     def _claim(self, run: RunManifest) -> list[Action]:
         if self._request.takes_over:

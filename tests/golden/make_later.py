@@ -9,7 +9,9 @@ from holdfast.registry.history.actions import (
     EnterPhase,
     HideRun,
     RaiseVersion,
+    RemoveHold,
     RemoveTag,
+    SetHold,
     Thin,
     Thinning,
     UndropRun,
@@ -23,6 +25,8 @@ ACTIONS: tuple[Action, ...] = (
     HideRun(reason="a mistake"),
     UndropRun(),
     RaiseVersion(version=2),
+    SetHold(checkpoint=3, until_ms=1_800_000_000_000, reason="an audit"),
+    RemoveHold(checkpoint=3, reason="the audit is over"),
 )
 
 

@@ -74,7 +74,7 @@ def promotion(
         return [promote]
     size = pool_rules(run).size
     playing = [entry for entry in run.roster() if not entry.frozen]
-    leaving = playing[: max(0, len(playing) + 1 - size)]
+    leaving = playing[: max(0, len(playing) + 1 - size)] if run.hold(None) is None else ()
     if not leaving:
         return [promote]
     versions = tuple(entry.version for entry in leaving)

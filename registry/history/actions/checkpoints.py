@@ -101,6 +101,28 @@ class Recover(Record):
     checkpoints: Annotated[tuple[int, ...], Field(min_length=1)]  # their commit numbers
 
 
+class HoldFields(Record):
+    """A hold on a checkpoint, or on the whole run."""
+
+    checkpoint: int | None = None  # commit number of the checkpoint; `None`: the whole run
+    until_ms: int  # the hold ends then, in milliseconds since 1970 by the store's clock
+    reason: str  # why
+
+
+class SetHold(HoldFields):
+    """Hold: evictions, thinnings, drops and rewinds refuse it until the hold is removed."""
+
+    action: Literal["hold.set"] = "hold.set"
+
+
+class RemoveHold(Record):
+    """Remove a hold, whose time is over, or early for a reason."""
+
+    action: Literal["hold.remove"] = "hold.remove"
+    checkpoint: int | None = None  # as in the hold
+    reason: str | None = None  # why it ends early; `None`: its time is over
+
+
 class SetTag(Record):
     """Point a movable name at a checkpoint."""
 

@@ -12,8 +12,10 @@ from holdfast.registry.history.actions.checkpoints import (
     Evict,
     PointRelease,
     Recover,
+    RemoveHold,
     RemoveTag,
     ReportMetrics,
+    SetHold,
     SetPin,
     SetTag,
     Thin,
@@ -69,7 +71,9 @@ Action = Annotated[
     | AppendStream
     | ArchiveStream
     | Claim
-    | Acknowledge,
+    | Acknowledge
+    | SetHold
+    | RemoveHold,
     Tagged("action"),
 ]
 

@@ -100,7 +100,7 @@ def _fold(draft: Draft, slot: Slot) -> None:
 
 
 def _commit(draft: Draft, raw: bytes, commit: Commit) -> None:
-    draft.time_ms = commit.time_ms
+    draft.time_ms, draft.author = commit.time_ms, commit.author
     draft.require(commit.run == draft.base.run_id, f"a commit of run {commit.run}")
     draft.require(commit.n == draft.commits, f"commit {commit.n} instead of {draft.commits}")
     draft.require(commit.prev == draft.head, f"commit {commit.n} does not chain to the one before")
@@ -133,6 +133,8 @@ _APPLY: dict[type, Callable[[Draft, Any], None]] = {
     actions.Evict: apply.evict,
     actions.Recover: apply.recover,
     actions.Thin: apply.thin,
+    actions.SetHold: apply.set_hold,
+    actions.RemoveHold: apply.remove_hold,
     actions.SetTag: apply.set_tag,
     actions.RemoveTag: apply.remove_tag,
     actions.SetPin: apply.set_pin,

@@ -19,6 +19,7 @@ from holdfast.registry.history.actions import (
     Evict,
     EvictEntries,
     HideRun,
+    HoldFields,
     PhaseFields,
     PinFields,
     PointRelease,
@@ -26,10 +27,12 @@ from holdfast.registry.history.actions import (
     RaiseVersion,
     RateMatch,
     Recover,
+    RemoveHold,
     RemoveTag,
     ReportMetrics,
     Rewind,
     SegmentFields,
+    SetHold,
     SetPin,
     SetStatus,
     SetTag,
@@ -43,6 +46,7 @@ from holdfast.registry.history.replay.run_parts import (
     Archive,
     CheckpointRecord,
     ClaimRecord,
+    Hold,
     PhaseRecord,
     Pin,
     PoolRecord,
@@ -92,6 +96,7 @@ def evict(draft: Draft, action: Evict) -> None:
         record = draft.checkpoint(eviction.checkpoint)
         draft.require(record.evicted is None, f"checkpoint {record.n} is evicted twice")
         draft.require(not draft.is_pinned(record.n), f"checkpoint {record.n} is evicted, a pin")
+        draft.require_free(record.n, "evicted")
         draft.evict(record, eviction.reason)
 
 
@@ -112,6 +117,7 @@ def thin(draft: Draft, action: Thin) -> None:
         record = draft.checkpoint(one.checkpoint)
         draft.require(record.evicted is None, f"checkpoint {record.n} is thinned, evicted")
         draft.require(not draft.is_pinned(record.n), f"checkpoint {record.n} is thinned, a pin")
+        draft.require_free(record.n, "thinned")
         fits = record.parts is None or set(one.keep) <= set(record.parts)
         draft.require(fits, f"checkpoint {record.n} is thinned, and keeps what it does not have")
         draft.change(record.n, parts=one.keep)
@@ -170,6 +176,24 @@ def point_release(draft: Draft, action: PointRelease) -> None:
     draft.fields["release"] = action.version
 
 
+def set_hold(draft: Draft, action: SetHold) -> None:
+    """Hold a checkpoint or the run; a later date replaces an earlier one."""
+    before = draft.hold(action.checkpoint)
+    if action.checkpoint is not None:
+        record = draft.checkpoint(action.checkpoint)
+        draft.require(record.evicted is None, f"checkpoint {record.n} is held, evicted")
+    is_longer = before is None or before.until_ms <= action.until_ms
+    draft.require(is_longer, "a hold is made shorter")
+    held = Hold(**action.shared(HoldFields), time_ms=draft.time_ms, author=draft.author)
+    draft.replace_hold(action.checkpoint, held)
+
+
+def remove_hold(draft: Draft, action: RemoveHold) -> None:
+    """Remove a hold."""
+    draft.require(draft.hold(action.checkpoint) is not None, "there is no such hold to remove")
+    draft.replace_hold(action.checkpoint, None)
+
+
 def claim(draft: Draft, action: Claim) -> None:
     """Claim a checkpoint; a later claim of the same one replaces this one."""
     group = draft.group(action.group)
@@ -226,11 +250,13 @@ def enter_phase(draft: Draft, action: EnterPhase) -> None:
 
 def drop(draft: Draft, action: DropRun) -> None:
     """Release everything that the run holds."""
+    draft.require_free(None, "dropped")
     draft.fields["dropped"] = action.reason
 
 
 def hide(draft: Draft, action: HideRun) -> None:
     """Hide the run."""
+    draft.require_free(None, "dropped")
     draft.fields |= {"dropped": action.reason, "hidden_at": draft.next_slot}
 
 
@@ -323,6 +349,7 @@ def rate(draft: Draft, action: RateMatch) -> None:
 
 def evict_entries(draft: Draft, action: EvictEntries) -> None:
     """Evict entries."""
+    draft.require(draft.hold(None) is None, "an entry of the pool is evicted, the run held")
     for version in action.versions:
         is_evicted = draft.gone is not None and draft.gone.has_version(version)
         draft.require(not is_evicted, f"pool version {version} is evicted twice")

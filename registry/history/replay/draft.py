@@ -19,6 +19,7 @@ from holdfast.registry.history.replay.run_parts import (
     CheckpointRecord,
     ClaimRecord,
     GroupRecord,
+    Hold,
     PhaseRecord,
     Pin,
     PoolRecord,
@@ -60,6 +61,7 @@ class Draft:
         self.fields: dict[str, Any] = {}  # simple fields that have changed
         self.where = ""  # the present slot, for messages
         self.time_ms = 0  # the time of the present commit
+        self.author = ""  # its author
         self.next_slot = run.next_slot
         self.commits = run.commits
         self.head = run.head
@@ -261,6 +263,21 @@ class Draft:
         self._release(_named(before))
         if before.checkpoint is not None:
             _count_down(self._write("pinned"), before.checkpoint)
+
+    def hold(self, checkpoint: int | None) -> Hold | None:
+        """Return the hold on a checkpoint, or on the whole run."""
+        holds: tuple[Hold, ...] = self.now("holds") or ()
+        return next((one for one in holds if one.checkpoint == checkpoint), None)
+
+    def replace_hold(self, checkpoint: int | None, hold: Hold | None) -> None:
+        """Set the hold on a checkpoint or on the run, or remove it."""
+        others = [one for one in self.now("holds") or () if one.checkpoint != checkpoint]
+        self.fields["holds"] = (*others, *([hold] if hold else [])) or None
+
+    def require_free(self, n: int | None, act: str) -> None:
+        """Refuse an act on a checkpoint that is held, or on the run while anything is held."""
+        held = self.now("holds") if n is None else self.hold(n) or self.hold(None)
+        self.require(not held, f"{'the run' if n is None else f'checkpoint {n}'} is {act}, held")
 
     def enter(self, phase: PhaseRecord) -> None:
         """Enter a phase, or the present one again."""

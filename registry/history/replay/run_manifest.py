@@ -20,6 +20,7 @@ from holdfast.registry.history.replay.evicted import (
 from holdfast.registry.history.replay.run_parts import (
     CheckpointRecord,
     GroupRecord,
+    Hold,
     PhaseRecord,
     Pin,
     PoolRecord,
@@ -71,6 +72,8 @@ class RunManifest(Record):
     #: evicted ones.
     checkpoints: tuple[CheckpointRecord, ...] = ()
     pins: tuple[Pin, ...] = ()  # gates, releases, artifacts and tags
+    #: The holds that nobody has removed; `None` without one.
+    holds: tuple[Hold, ...] | None = None
     release: str | None = None  # the version that `releases/latest` names
     #: The entries of the opponent pool that play, by version; in a complete run all entries.
     pool: tuple[PoolRecord, ...] = ()
@@ -195,6 +198,10 @@ class RunManifest(Record):
     def evicted(self) -> list[CheckpointRecord]:
         """The records of evicted checkpoints; a compact run has none."""
         return [one for one in self.checkpoints if one.evicted is not None]
+
+    def hold(self, checkpoint: int | None) -> Hold | None:
+        """Return the hold on a checkpoint, or on the whole run, if there is one."""
+        return next((one for one in self.holds or () if one.checkpoint == checkpoint), None)
 
     @property
     def evicted_count(self) -> int:

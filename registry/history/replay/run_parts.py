@@ -12,6 +12,7 @@ from holdfast.registry.history.actions import (
     ClaimFields,
     CreateRun,
     EntryFields,
+    HoldFields,
     Lifetime,
     PhaseFields,
     PinFields,
@@ -91,6 +92,13 @@ class Pin(PinFields):
     def ref(self) -> str:
         """Its ref within the run."""
         return f"{self.kind}s/{self.name}"
+
+
+class Hold(HoldFields):
+    """A hold on a checkpoint, or on the whole run."""
+
+    time_ms: int  # when it was set, by its author's clock
+    author: str  # who set it, as `user@host`: a claim
 
 
 class PoolRecord(EntryFields):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -178,6 +179,8 @@ class EntryToken(WriterToken):
         super().__init__(run_id)
         self._taken = True
         self._begins = begins
+        # What was acknowledged is carried, whatever is held since.
+        self.now_ms = lambda: math.inf
         self.continue_from(resumed_at, None)
 
     def continue_from(self, resumed_at: int | None, keeps: int | None) -> None:
@@ -223,6 +226,10 @@ class JournaledSave(SaveCommit):
         }
         self.written = WrittenSave(main, companions)
         return self.written.states
+
+    def _ended_holds(self, run: RunManifest) -> Sequence[Action]:  # noqa: ARG002
+        """Return nothing: the commit into the registry asks that store for its time."""
+        return ()
 
     def _base(self, name: str) -> Sequence[PlacedState]:
         return [self._bases[name]] if name in self._bases else []

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.registry.history import actions, parent_ref, step_ref
+from holdfast.registry.history import actions, format_time, held_of, parent_ref, step_ref
 from holdfast.registry.history.actions import Action, Commit
 from holdfast.registry.ui.source import Source
 
@@ -70,6 +70,12 @@ def _described(action: Action, n: int, refs: Mapping[int, str], *, first: bool) 
         case actions.Recover():
             for back in action.checkpoints:
                 yield "retention", "bring back", _of(refs, back), "undo", back
+        case actions.SetHold():
+            held, until = held_of(action.checkpoint, refs), format_time(action.until_ms)
+            yield "retention", "hold", held, f"until {until}: {action.reason}", action.checkpoint
+        case actions.RemoveHold():
+            why = action.reason or "its time is over"
+            yield "retention", "end hold", held_of(action.checkpoint, refs), why, action.checkpoint
         case actions.ReportMetrics():
             names = ", ".join(action.metrics)
             yield "checkpoints", "report", _of(refs, action.checkpoint), names, action.checkpoint

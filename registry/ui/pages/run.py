@@ -16,6 +16,8 @@ from holdfast.registry.history import (
     actions,
     decode_or_keep,
     format_time,
+    hold_in_words,
+    hold_ref,
     parent_ref,
     step_ref,
 )
@@ -297,6 +299,7 @@ def _facts(opened: Run, chronicle: Chronicle) -> Iterable[tuple[str, str]]:
     yield "releases", ", ".join(pin.name for pin in run.pins_of("release"))
     yield "gates", ", ".join(pin.name for pin in run.pins_of("gate"))
     yield "artifacts", ", ".join(pin.name for pin in run.pins_of("artifact"))
+    yield "held", "; ".join(f"{hold_ref(run, one)} {hold_in_words(one)}" for one in run.holds or ())
     yield "evicted", f"{run.evicted_count:,}" if run.evicted_count else ""
     yield "superseded", f"{run.superseded_count:,}" if run.superseded_count else ""
     yield "dropped", run.dropped or ""

@@ -474,6 +474,15 @@ _SAID = [
     (actions.SetTag(name="paper", checkpoint=5), "tag paper at main/step00000005"),
     (actions.RemoveTag(name="paper"), "remove tag paper"),
     (
+        actions.SetHold(checkpoint=4, until_ms=1_800_000_000_000, reason="an audit"),
+        "hold main/step00000004 until 2027-01-15 08:00:00Z: an audit",
+    ),
+    (actions.RemoveHold(), "end the hold on the run, its time is over"),
+    (
+        actions.RemoveHold(checkpoint=4, reason="no audit"),
+        "end the hold on main/step00000004, early: no audit",
+    ),
+    (
         actions.SetPin(kind="gate", name="bc", manifest=_ONE, checkpoint=4, replaces=_TWO),
         f"gate bc: {_ONE.short} from main/step00000004 in place of {_TWO.short}, damaged",
     ),

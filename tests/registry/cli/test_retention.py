@@ -1,7 +1,8 @@
-"""`prune`, `evict` and `undo`."""
+"""`prune`, `evict`, `undo` and `hold`."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -216,3 +217,56 @@ def test_evict_refuses_what_is_protected(call: Call, call_json, long: str) -> No
         refused = call("rm", f"{long}/{ref}", "--reason", "try", status=5)
         assert reason in refused.stderr
     assert steps_at(None, long) == [10, 20, 30, 40, 50, 60]
+
+
+UNTIL = "2100-01-31"
+
+
+def test_a_hold_is_shown_where_pins_are_and_refuses(
+    call: Call, call_json: CallJson, long: str
+) -> None:
+    said = call("hold", f"{long}/main/step10", "--until", UNTIL, "--reason", "an audit").stdout
+    assert said == "held: long/main/step00000010 until 2100-01-31T00:00:00.000Z\n"
+    (held,) = call_json("run", "show", long)["holds"]
+    assert held["ref"] == "long/main/step00000010"
+    assert (held["until"], held["reason"]) == ("2100-01-31T00:00:00.000Z", "an audit")
+    assert "@" in held["author"]
+    assert call_json("ls", long)[0]["marks"] == ["held until 2100-01-31 00:00:00Z"]
+    shown = call("run", "show", long).stdout
+    assert re.search(r"^holds +long/main/step00000010 until 2100-01-31T.*: an audit$", shown, re.M)
+    refused = call("rm", f"{long}/main/step10", "--reason", "no use", status=5).stderr
+    assert "held until 2100-01-31 00:00:00Z: an audit" in refused
+    refused = call("run", "rm", long, "--reason", "no use", "--yes", status=5).stderr
+    assert "a hold forbids this; found held until 2100-01-31 00:00:00Z: an audit" in refused
+    assert "`holdfast hold --off` ends a hold early" in refused
+    kept = call("prune", long, "--last", 1).stdout.splitlines()
+    assert "kept  held until 2100-01-31 00:00:00Z: an audit" in kept[1]
+    assert "hold main/step00000010 until 2100-01-31 00:00:00Z: an audit" in call("log", long).stdout
+
+
+def test_off_ends_a_hold_on_a_run(call: Call, call_json: CallJson, long: str) -> None:
+    until = "2100-01-31T12:00+02:00"
+    assert call_json("hold", long, "--until", until, "--reason", "an audit") | {
+        "set": "",
+        "author": "",
+    } == {
+        "ref": "long",
+        "until": "2100-01-31T10:00:00.000Z",
+        "reason": "an audit",
+        "author": "",
+        "set": "",
+    }
+    assert call("hold", long, "--off", "--reason", "no audit").stdout == "not held: long\n"
+    assert call_json("run", "show", long)["holds"] == []
+    assert "no such hold" in call("hold", long, "--off", "--reason", "x", status=4).stderr
+    call("run", "rm", long, "--reason", "no use", "--yes")
+
+
+def test_a_hold_needs_a_date_or_off(call: Call, long: str) -> None:
+    for given, text in (
+        ([], "give --until, or --off to end a hold"),
+        (["--until", UNTIL, "--off"], "give --until, or --off to end a hold"),
+        (["--until", "soon"], "'soon' is not a date such as 2027-01-31"),
+    ):
+        assert text in call("hold", long, *given, "--reason", "x", status=2).stderr
+    assert "use `holdfast hold --off`" in call("unhold", long, status=2).stderr

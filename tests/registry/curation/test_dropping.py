@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 
 import holdfast
 from holdfast import Retention, sync
-from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash, Wrapper
+from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash
 from holdfast.registry.curation.dropping import undrop
 from holdfast.registry.errors import (
     AccessDenied,
@@ -24,41 +23,13 @@ from holdfast.registry.errors import (
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.upkeep.gc import Collector
+from tests.support.clocked import Clocked
 from tests.support.faults import Hooked, Once
 from tests.support.inline import without_threads
 from tests.support.states import same, save_small, small_state
 from tests.support.stores import contents, needed, new_backend, objects, opened
 
 DAY_S = 86_400.0
-
-
-class Clocked(Wrapper):
-    """A store with a clock of its own, which may deny the files by which it tells the time."""
-
-    def __init__(self, inner) -> None:
-        super().__init__(inner)
-        self.ahead_s, self.put_s, self.denies = 0.0, {}, False
-
-    def put(self, key, data):
-        if self.denies and key.startswith(".probe/"):
-            raise AccessDenied("access is denied", where=key)
-        super().put(key, data)
-        self.put_s[key] = self.ahead_s
-
-    def put_if_absent(self, key, data):
-        is_ours = super().put_if_absent(key, data)
-        if is_ours:
-            self.put_s[key] = self.ahead_s
-        return is_ours
-
-    def _seen(self, info):
-        return replace(info, modified_s=1e9 + self.put_s.get(info.key, 0.0))
-
-    def list(self, *given, **options):
-        return map(self._seen, super().list(*given, **options))
-
-    def stat(self, key):
-        return self._seen(super().stat(key))
 
 
 @pytest.fixture

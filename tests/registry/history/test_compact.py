@@ -32,9 +32,11 @@ from holdfast.registry.history.actions import (
     Rated,
     RateMatch,
     Recover,
+    RemoveHold,
     RemoveTag,
     ReportMetrics,
     Rewind,
+    SetHold,
     SetPin,
     SetTag,
     UndropRun,
@@ -95,6 +97,10 @@ def said(act: str, x: int, y: int, run: RunManifest) -> list[Action]:
             return [Recover(checkpoints=(n,))]
         case "rewind":
             return [Rewind(to=None if y == 0 else n)]
+        case "hold":
+            return [SetHold(checkpoint=n if y % 3 else None, until_ms=x, reason="r")]
+        case "unhold":
+            return [RemoveHold(checkpoint=n if y % 3 else None)]
         case "tag":
             return [SetTag(name=name, checkpoint=n)]
         case "untag":
@@ -176,7 +182,7 @@ def said(act: str, x: int, y: int, run: RunManifest) -> list[Action]:
 ACTS = (
     *["save"] * 6,
     *["report", "late", "evict", "evict", "evict", "rewind", "recover", "gate", "release"],
-    *["tag", "tag", "untag", "hide", "free", *["undrop"] * 4],
+    *["tag", "tag", "untag", "hold", "hold", "unhold", "hide", "free", *["undrop"] * 4],
     *["promote", "rate", "leave", "append", "append", "archive", "claim", "acknowledge", "enter"],
 )
 small = st.integers(0, 40)

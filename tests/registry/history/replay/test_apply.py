@@ -14,12 +14,17 @@ from holdfast.registry.history.actions import (
     DropRun,
     EnterPhase,
     EvictEntries,
+    HideRun,
     PointRelease,
     Promote,
     Rated,
     RateMatch,
+    RemoveHold,
+    SetHold,
     SetPin,
     SetStatus,
+    Thin,
+    Thinning,
 )
 from holdfast.registry.history.replay import RunManifest, advance
 from holdfast.registry.history.replay.apply import MATCHES_KEPT
@@ -83,6 +88,23 @@ def test_pins_hold_what_they_name_and_their_cards():
         digest("r"): ("releases/1.0.0",),
         digest("card"): ("releases/1.0.0/card",),
     }
+
+
+def hold(n: int | None, until_ms: int = 5) -> SetHold:
+    return SetHold(checkpoint=n, until_ms=until_ms, reason="an audit")
+
+
+def thin(n: int) -> Thin:
+    return Thin(thinnings=(Thinning(checkpoint=n, keep=("model",), reason="r"),))
+
+
+def test_a_hold_stays_until_it_is_removed_also_when_its_checkpoint_is_superseded():
+    life = Life().save(1).save(2).then(hold(2)).then(hold(None)).then(hold(2, 7))
+    assert [(one.checkpoint, one.until_ms) for one in life.manifest.holds] == [(None, 5), (2, 7)]
+    assert life.rewind(1).manifest.by_n[2].superseded
+    assert life.manifest.hold(2).until_ms == 7
+    assert life.then(RemoveHold()).then(RemoveHold(checkpoint=2)).manifest.holds is None
+    assert life.evict(2).manifest.by_n[2].evicted
 
 
 def test_the_latest_release_is_the_last_or_the_one_pointed_at():
@@ -284,6 +306,42 @@ ILLEGAL = {
     "a rollback to nothing": (
         lambda: Life().then(PointRelease(version="1.0.0")),
         "no release 1.0.0",
+    ),
+    "a held checkpoint evicted": (
+        lambda: Life().save(1).then(hold(1)).evict(1),
+        "checkpoint 1 is evicted, held",
+    ),
+    "a checkpoint of a held run thinned": (
+        lambda: Life().save(1).then(hold(None)).then(thin(1)),
+        "checkpoint 1 is thinned, held",
+    ),
+    "a run dropped while a checkpoint is held": (
+        lambda: Life().save(1).then(hold(1)).then(HideRun(reason="r")),
+        "the run is dropped, held",
+    ),
+    "a run dropped for good while it is held": (
+        lambda: Life().then(hold(None)).then(DropRun(reason="r")),
+        "the run is dropped, held",
+    ),
+    "an entry of a held run evicted": (
+        lambda: Life().then(hold(None), promote(1), EvictEntries(versions=(1,), reason="r")),
+        "an entry of the pool is evicted, the run held",
+    ),
+    "a hold on what is evicted": (
+        lambda: Life().save(1).evict(1).then(hold(1)),
+        "checkpoint 1 is held, evicted",
+    ),
+    "a hold on nothing": (
+        lambda: Life().then(hold(1)),
+        "checkpoint of commit 1, which added none",
+    ),
+    "a hold made shorter": (
+        lambda: Life().save(1).then(hold(1, 5)).then(hold(1, 4)),
+        "a hold is made shorter",
+    ),
+    "the end of no hold": (
+        lambda: Life().save(1).then(hold(1)).then(RemoveHold()),
+        "there is no such hold to remove",
     ),
     "a version again": (lambda: Life().then(promote(2)).then(promote(2)), "pool version 2 again"),
     "an older version": (lambda: Life().then(promote(2)).then(promote(1)), "pool version 1 again"),

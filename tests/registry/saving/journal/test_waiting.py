@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -460,6 +461,25 @@ def test_a_restart_misses_no_save_that_is_carried_while_it_looks(
     training.machine.carry()
     assert [one.step for one in run.checkpoints()] == [1, 2, 3, 4]
     assert actions_of(training.bucket, "run.rewind") == []
+
+
+def test_what_was_acknowledged_is_carried_whatever_is_held_since(training: Training) -> None:
+    until = datetime(2100, 1, 1, tzinfo=UTC)
+    run = training.machine.run(preset=SPEC)
+    run.restore(at=run.checkpoints()[0])
+    save(run, 8)
+    with without_threads(open_on(training.bucket)) as reg:
+        reg.run("run").retention.hold(until=until, reason="an audit")
+    training.machine.carry()
+    with without_threads(open_on(training.bucket)) as reg:
+        held = reg.run("run")
+        assert [one.step for one in held.checkpoints()] == [1, 8]
+        assert len(held.retention.holds()) == 1
+        assert sum(one.superseded for one in held.manifest.checkpoints) == 2
+    run = training.machine.run(preset=SPEC)
+    run.restore(at=run.checkpoints()[0])
+    with pytest.raises(Conflict, match=r"a hold forbids this.*an audit"):
+        save(run, 9)
 
 
 def test_ranks_that_save_together_are_told_to_carry_the_journal_first(tmp_path: Path) -> None:
