@@ -94,6 +94,45 @@ class Holdfast:
         load(self._folder, self.ref, self._scene.target)
 
 
+class Compressed:
+    """A durable save and a warm load with one compression."""
+
+    def __init__(self, scene: Scene, compression: str) -> None:
+        self._scene, self._compression = scene, compression
+        self._folder = scene.at_rest / compression
+        self._at_rest, run = _new_run(self._folder, compression=compression)
+        self._ref = f"{run.id}/latest"
+        run.save(scene.kept, step=1)
+        #: Bytes of all files that the kept state takes.
+        self.stored_bytes = sum(p.stat().st_size for p in self._folder.rglob("*") if p.is_file())
+        self._fresh: Any = None
+
+    def contenders(self) -> list[Contender]:
+        before = partial(self._scene.before_load, self._folder, cold=False)
+        how = self._compression
+        return [
+            Contender(f"save, {how}", self._save, self._before_save, self._after_save),
+            Contender(f"load, {how}", self._load, before, self._scene.after_load),
+        ]
+
+    def close(self) -> None:
+        self._at_rest.close()
+
+    def _before_save(self) -> None:
+        self._scene.before_save()
+        self._fresh = _new_run(self._scene.fresh / "registry", compression=self._compression)
+
+    def _save(self) -> None:
+        self._fresh[1].save(self._scene.moving, step=1)
+
+    def _after_save(self) -> None:
+        self._fresh[0].close()
+        self._scene.after_save()
+
+    def _load(self) -> None:
+        self._at_rest.checkpoint(self._ref).load_into(self._scene.target)
+
+
 def load(folder: Path, ref: str, into: State) -> None:
     """Open a registry and load a checkpoint into an existing state, as a new process would."""
     reg = holdfast.open(str(folder))
@@ -101,6 +140,6 @@ def load(folder: Path, ref: str, into: State) -> None:
     reg.close()
 
 
-def _new_run(folder: Path) -> tuple[Any, Any]:
-    reg = holdfast.init(str(folder))
+def _new_run(folder: Path, **options: Any) -> tuple[Any, Any]:
+    reg = holdfast.init(str(folder), **options)
     return reg, reg.create_run(seed=1, config={})

@@ -37,6 +37,7 @@ SAVE_GOAL = {"hydra": 1.25, "lm": 1.3}
 UNCHANGED_GOAL = {"hydra": 1.5, "lm": 1.1}
 LOAD_GOAL = {"hydra": 1.5, "lm": 1.2}
 IMPORT_GOAL_S = 0.150
+CODECS = ("none", "lz4", "zstd", "auto")
 
 
 def save_peers(scene: Scene) -> list[Contender]:
@@ -152,6 +153,35 @@ def _measure_in(
     return report
 
 
+def measure_codecs(workload: str, options: argparse.Namespace, console: Console) -> Report:
+    """Measure the compressions beside each other, and print what each takes and costs."""
+    from holdfast_contender import Compressed
+
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-", dir=options.dir))
+    try:
+        scene = Scene.of(workload, options.scale, folder)
+        all_of = {how: Compressed(scene, how) for how in CODECS}
+        contenders = [one for each in all_of.values() for one in each.contenders()]
+        times, cpu = run_rounds(contenders, options.rounds or ROUNDS[workload])
+        for each in all_of.values():
+            each.close()
+    finally:
+        shutil.rmtree(folder)
+    report = Report(workload, scene.size_bytes, times, cpu)
+    comparisons = [
+        Comparison(f"{act}, {how}", (f"{act}, {to}",))
+        for act in ("save", "load")
+        for how, to in (*((how, "none") for how in CODECS[1:]), ("auto", "zstd"))
+    ]
+    report.ratios = {each.label: each.ratios(times) for each in comparisons}
+    report.extra["stored bytes"] = {how: each.stored_bytes for how, each in all_of.items()}
+    print_times(report, console)
+    print_ratios(report, comparisons, console)
+    for how, stored in report.extra["stored bytes"].items():
+        console.print(f"{how}: {stored / 1e6:.1f} MB, {stored / scene.size_bytes:.3f} of the state")
+    return report
+
+
 def _print_memory(report: Report, console: Console) -> None:
     for name, extra in report.extra["peak extra bytes of a load"].items():
         parts = ", ".join(
@@ -178,6 +208,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="part of the full size")
     parser.add_argument("--dir", type=Path, help="on a real disk; default: the temp folder")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--codecs", action="store_true", help="only the compressions of Holdfast")
     parser.add_argument("--peers-only", action="store_true", help="leave Holdfast out")
     parser.add_argument("--without-memory", action="store_true", help="leave peaks of loads out")
     return parser.parse_args()
@@ -186,9 +217,10 @@ def _options() -> argparse.Namespace:
 def main() -> None:
     options, console = _options(), Console(width=120)
     names = list(WORKLOADS) if options.workload == "both" else [options.workload]
-    reports = [measure(name, options, console) for name in names]
+    act = measure_codecs if options.codecs else measure
+    reports = [act(name, options, console) for name in names]
     figures: dict[str, Any] = {"workloads": [dataclasses.asdict(each) for each in reports]}
-    if not options.peers_only:
+    if not options.peers_only and not options.codecs:
         figures["import holdfast, seconds"] = _print_import(console, max(5, options.rounds or 0))
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))

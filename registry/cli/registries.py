@@ -35,7 +35,7 @@ def init(
     *,
     address: Address,
     compression: str | None = option(
-        "--compression", None, "How chunks are stored: none (raw, the default), zstd, lz4."
+        "--compression", None, "How chunks are stored: none (raw, the default), auto, zstd, lz4."
     ),
     keyframe_every: int | None = option(
         "--keyframe-every",

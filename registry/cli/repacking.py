@@ -39,7 +39,7 @@ def repack(
     compression: str | None = option(
         "--compression",
         None,
-        "Compress chunks if that makes them shorter: zstd or lz4; none: raw again.",
+        "Compress chunks if that makes them shorter: auto, zstd or lz4; none: raw again.",
     ),
     keyframe_every: int | None = option(
         "--keyframe-every",
@@ -117,7 +117,8 @@ def _idle(compression: str | None, keyframe_every: int | None, *, some: bool) ->
         reasons.append("every chunk is stored raw already")
     elif compression is not None:
         # A chunk that does not shrink stays raw, as in a save.
-        reasons.append(f"all chunks that are worth it are stored as {compression} already")
+        how = "compressed" if compression == "auto" else f"stored as {compression}"
+        reasons.append(f"all chunks that are worth it are {how} already")
     if keyframe_every == 1:
         reasons.append("none is stored as a delta")
     elif keyframe_every is not None:

@@ -46,8 +46,9 @@ def init(
 
     Args:
         url: Where; `docs/cli.md` lists the forms.
-        compression: How chunks are stored unless a save says otherwise: `none`, `zstd`, or `lz4`,
-            which is faster and saves fewer bytes. No id depends on it. Default: uncompressed.
+        compression: How chunks are stored unless a save says otherwise: `none`, `zstd`, `lz4`,
+            which is faster and saves fewer bytes, or `auto`: zstd, faster for bfloat16 and float32.
+            No id depends on it. Default: uncompressed.
         keyframe_every: Store a chunk that changes from save to save whole at least once in this
             many versions, 1 to 32, unless a save says otherwise. In between it is stored as a
             difference if that is clearly shorter. A save then reads the versions that it builds

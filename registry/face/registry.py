@@ -585,8 +585,8 @@ class Registry:
             runs: Only packs that these runs need; other runs that share one are changed with them.
             min_dead: Rewrite a pack if at least this share of its chunk bytes, above 0 and up to 1,
                 is unneeded.
-            compression: `zstd` or `lz4`: compress raw chunks, if that saves enough; `none`: store
-                everything raw, deltas too. Default: change no compression.
+            compression: `auto`, `zstd` or `lz4`: compress raw chunks, if that saves enough; `none`:
+                store everything raw, deltas too. Default: change no compression.
             keyframe_every: Cut chains of deltas, so that reading a chunk takes at most this many
                 versions of it, 1 to 32. Default: cut none.
             dry_run: Only plan. To compress or cut, it reads and encodes the chunks.

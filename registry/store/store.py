@@ -80,7 +80,7 @@ class RegistryConfig(Record):
     race_probe: Literal["passed", "skipped"]
     min_writer: Annotated[int, Field(ge=1)] = 1  # lowest writer version that may write
     #: The default compression of a save; `None` for raw chunks.
-    compression: Literal["zstd", "lz4"] | None = None
+    compression: Literal["auto", "zstd", "lz4"] | None = None
     #: The default of a save: how often a chunk that changes each time is stored whole; `None` for
     #: always.
     keyframe_every: Annotated[int, Field(ge=2, le=32)] | None = None
@@ -299,7 +299,7 @@ def missing(key: ObjectKey) -> MissingObject:
 def create_config(
     backend: Backend,
     race_probe: Literal["passed", "skipped"],
-    compression: Literal["zstd", "lz4"] | None = None,
+    compression: Literal["auto", "zstd", "lz4"] | None = None,
     keyframe_every: int | None = None,
 ) -> RegistryConfig:
     """Write `registry.json` and return its content."""

@@ -66,6 +66,9 @@ class Encoding:
 
     def __init__(self, codec: str) -> None:
         self._codec = codec
+        self._stored_as = codecs.stored_as(
+            codec
+        )  # of deltas too: planes of differences gain nothing
         # By tensor. Two threads may try the same tensor; they find the same ratio.
         self._ratios: dict[int, float] = {}
         self._gains_by_deltas: dict[int, bool] = {}
@@ -80,40 +83,34 @@ class Encoding:
         """Return a chunk in its stored form."""
         if leaf is None:
             return Encoded.raw(view)
-        item = item_size(leaf.dtype)
         alone = None
         if len(view) <= _SAMPLE_BYTES:  # encoding it is the trial
-            alone = self._alone(view, item)
+            alone = self._alone(view, leaf.dtype)
             expected = len(alone.stored)
         else:
-            expected = int(len(view) * self._ratio_of(leaf, view if whole is None else whole, item))
+            expected = int(len(view) * self._ratio_of(leaf, view if whole is None else whole))
         if base is not None:
             delta = self._delta(view, leaf, base, int(expected * DELTA_WORTH))
             if delta is not None:
                 return delta
         if alone is None:
-            alone = self._alone(view, item) if expected < len(view) else Encoded.raw(view)
+            alone = self._alone(view, leaf.dtype) if expected < len(view) else Encoded.raw(view)
         return alone
 
-    def _alone(self, view: memoryview, item: int) -> Encoded:
-        stored = codecs.encode(view, item, self._codec)
+    def _alone(self, view: memoryview, dtype: str) -> Encoded:
+        stored = codecs.encode(view, item_size(dtype), codecs.for_type(self._codec, dtype))
         if len(stored) > len(view) * WORTH:
             return Encoded.raw(view)
-        return Encoded(stored, len(view), self._codec, Digest(hashlib.sha256(stored).digest()))
+        return Encoded(stored, len(view), self._stored_as, Digest(hashlib.sha256(stored).digest()))
 
-    def _ratio_of(self, leaf: ArrayLeaf, data: memoryview, item: int) -> float:
+    def _ratio_of(self, leaf: ArrayLeaf, data: memoryview) -> float:
         """Return the share of its length that compression leaves of a tensor."""
         ratio = self._ratios.get(id(leaf))
         if ratio is None:
-            ratio = self._ratio(data, item)
+            codec = codecs.for_type(self._codec, leaf.dtype)
+            ratio = _ratio(data, item_size(leaf.dtype), codec)
             self._ratios[id(leaf)] = ratio = ratio if ratio <= WORTH else 1
         return ratio
-
-    def _ratio(self, view: memoryview, item: int) -> float:
-        begin = max(0, (len(view) - _SAMPLE_BYTES) // 2) // item * item
-        # A copy: the tensor may change meanwhile, which a compressor does not expect.
-        sample = bytes(view[begin : begin + _SAMPLE_BYTES])
-        return len(codecs.encode(sample, item, self._codec)) / len(sample)
 
     def _delta(
         self, view: memoryview, leaf: ArrayLeaf, base: DeltaBase, most_bytes: int
@@ -127,16 +124,24 @@ class Encoding:
         item = item_size(leaf.dtype)
         codecs.join(delta, view)  # the memory of the base becomes the delta
         if id(leaf) not in self._gains_by_deltas:
-            gains = self._ratio(delta, item) * len(view) <= most_bytes
+            gains = _ratio(delta, item, self._stored_as) * len(view) <= most_bytes
             self._gains_by_deltas[id(leaf)] = gains
             if not gains:
                 base.gains_nothing()
                 return None
-        stored = codecs.encode(delta, item, self._codec)
+        stored = codecs.encode(delta, item, self._stored_as)
         if len(stored) > most_bytes:
             return None
         digest = Digest(hashlib.sha256(stored).digest())
-        return Encoded(stored, len(view), self._codec, digest, base.digest)
+        return Encoded(stored, len(view), self._stored_as, digest, base.digest)
+
+
+def _ratio(view: memoryview, item: int, codec: str) -> float:
+    """Return the share of its length that a codec leaves of the middle of a tensor."""
+    begin = max(0, (len(view) - _SAMPLE_BYTES) // 2) // item * item
+    # A copy: the tensor may change meanwhile, which a compressor does not expect.
+    sample = bytes(view[begin : begin + _SAMPLE_BYTES])
+    return len(codecs.encode(sample, item, codec)) / len(sample)
 
 
 def chain_entries(digests: Iterable[Digest], chunks: Sequence[Encoded]) -> tuple[PackEntry, ...]:
@@ -196,7 +201,7 @@ def check_keyframe_every(wanted: int | None, *, compresses: bool = True) -> int 
         raise InvalidInput(
             "deltas without compression save nothing",
             where="keyframe_every",
-            expected="compression 'zstd' or 'lz4' beside it",
+            expected="compression 'auto', 'zstd' or 'lz4' beside it",
             found="'none'",
         )
     return wanted

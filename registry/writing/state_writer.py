@@ -56,7 +56,8 @@ class Storing:
     Only `precision` changes what is stored, and so the id.
 
     Attributes:
-        compression: `none`, `zstd` or `lz4`, for new chunks. Default: the registry's own.
+        compression: `none`, `auto`, `zstd` or `lz4`, for new chunks. `auto` is zstd, in a shorter
+            and faster form for bfloat16 and float32. Default: the registry's own.
         keyframe_every: A chunk that changes from save to save is stored whole at least once in this
             many versions, 1 to 32. In between it is stored as a difference if that is clearly
             shorter; 1 turns differences off. Default: the registry's own.

@@ -97,6 +97,7 @@ def _journaled(folder: Path) -> None:
 
 REGISTRIES: dict[str, Callable[[Path], None]] = {
     "raw": lambda folder: _saved(folder),
+    "auto": lambda folder: _saved(folder, compression="auto"),
     "zstd": lambda folder: _saved(folder, compression="zstd"),
     "lz4": lambda folder: _saved(folder, compression="lz4"),
     "deltas": lambda folder: _saved(folder, keyframe_every=4),

@@ -18,7 +18,7 @@ from tests.support.sameness import assert_same
 FOLDER = Path(__file__).parent / "registries"
 VERSIONS = sorted(path.name for path in FOLDER.iterdir())
 #: The codec of each compressed registry.
-CODECS = {"zstd": "blosc-zstd", "lz4": "blosc-lz4", "deltas": "blosc-zstd"}
+CODECS = {"auto": "blosc-zstd", "zstd": "blosc-zstd", "lz4": "blosc-lz4", "deltas": "blosc-zstd"}
 
 
 def unpacked(version: str, name: str, folder: Path) -> Path:
@@ -69,3 +69,11 @@ def test_a_stored_registry_lives_on(version: str, name: str, tmp_path: Path) -> 
         with holdfast.init(tmp_path / "mirror", skip_race_probe=True) as mirror:
             holdfast.sync(reg, mirror)
             assert_same(mirror.checkpoint(f"run/{later.digest.hex()}").load(), later.load())
+
+
+def test_the_registry_of_auto_has_a_frame_whose_blocks_are_split(tmp_path: Path) -> None:
+    with holdfast.open(unpacked("v1", "auto", tmp_path)) as reg:
+        placement = reg.run("run").checkpoints()[0].handle.reader.placement
+        row = next(row for row in placement.rows if row.codec)
+        pack = reg.handle.store.backend.get(str(placement.packs[row.pack].key))
+    assert pack[row.offset + 2] == 0x81  # shuffled, split, zstd

@@ -29,7 +29,7 @@ import holdfast
 ROOT = Path(__file__).parents[2]
 READER = ROOT / "registry" / "standalone" / "read_registry.py"
 GOLDEN = ROOT / "tests" / "golden"
-KINDS = ["raw", "zstd", "lz4", "deltas", "pool", "streams", "sharded", "journaled"]
+KINDS = ["raw", "auto", "zstd", "lz4", "deltas", "pool", "streams", "sharded", "journaled"]
 IDS = json.loads((GOLDEN / "registries" / "v1" / "ids.json").read_text())
 
 
@@ -159,7 +159,7 @@ def everything() -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize("compression", ["auto", "zstd", "lz4"])
 def test_it_reads_every_type_codec_and_name(compression: Any, tmp_path: Path) -> None:
     folder = tmp_path / "registry"
     registry = holdfast.init(folder, compression=compression, keyframe_every=3)

@@ -22,9 +22,15 @@ LZ4 = "blosc-lz4"
 #: Position = number in a placement's codec column. Append only.
 CODECS: tuple[str, ...] = (RAW, ZSTD, LZ4)
 
-Compression = Literal["none", "zstd", "lz4"]
+#: Two ways to make frames of `ZSTD`: each plane of bytes apart, and by the type of elements.
+PLANES = "planes"
+AUTO = "auto"
+#: The element types of which `AUTO` compresses planes apart: their low bytes are noise.
+_PLANES_OF = frozenset({"bfloat16", "float32"})
+
+Compression = Literal["none", "auto", "zstd", "lz4"]
 #: The names that users write.
-COMPRESSIONS: dict[Compression, str] = {"none": RAW, "zstd": ZSTD, "lz4": LZ4}
+COMPRESSIONS: dict[Compression, str] = {"none": RAW, "auto": AUTO, "zstd": ZSTD, "lz4": LZ4}
 
 
 def check_compression(wanted: Compression | None) -> Compression | None:
@@ -39,8 +45,22 @@ def check_compression(wanted: Compression | None) -> Compression | None:
     return wanted
 
 
+def for_type(codec: str, dtype: str) -> str:
+    """Return how elements of a type are encoded: `AUTO` is decided, others stay."""
+    if codec != AUTO:
+        return codec
+    return PLANES if dtype in _PLANES_OF else ZSTD
+
+
+def stored_as(codec: str) -> str:
+    """Return the member of `CODECS` that reads what this one or this way makes."""
+    return ZSTD if codec in (AUTO, PLANES) else codec
+
+
 def encode(data: Buffer, item_bytes: int, codec: str) -> bytes:
     """Return the encoded form of some bytes."""
+    if codec == PLANES:
+        return _blosc().encode_planes(data, item_bytes)  # type: ignore[no-any-return]
     return _blosc().encode(data, item_bytes, codec)  # type: ignore[no-any-return]
 
 
@@ -78,9 +98,11 @@ def codec_name(number: int, *, where: str) -> str:
 
 
 __all__ = [
+    "AUTO",
     "CODECS",
     "COMPRESSIONS",
     "LZ4",
+    "PLANES",
     "RAW",
     "ZSTD",
     "Compression",
@@ -89,5 +111,7 @@ __all__ = [
     "codec_number",
     "decode",
     "encode",
+    "for_type",
     "join",
+    "stored_as",
 ]

@@ -25,7 +25,7 @@ from holdfast.registry.objects import (
     Rows,
     codecs,
 )
-from holdfast.registry.objects.codecs import RAW, codec_number
+from holdfast.registry.objects.codecs import RAW, ZSTD, codec_number
 from holdfast.registry.store import Fetch, Store
 from holdfast.registry.values import Digest, item_size
 
@@ -87,6 +87,7 @@ class ChunkEncoder:
     #: The pack and the entry of each chunk now, bases of deltas included.
     stored: Mapping[Digest, StoredChunk]
     dtypes: Mapping[Digest, str]  # element types, by chunk
+    zstd: str  # how frames of `ZSTD` are made: `ZSTD` or `AUTO`
 
     def only(self, entries: Iterable[PackEntry]) -> ChunkEncoder:
         """Return an encoder of these chunks alone, small enough to be sent to a worker."""
@@ -99,7 +100,8 @@ class ChunkEncoder:
                 base = stored[digest][1].base
                 if base is not None:
                     waiting.append(base)
-        return ChunkEncoder(stored, {d: self.dtypes[d] for d in stored if d in self.dtypes})
+        dtypes = {d: self.dtypes[d] for d in stored if d in self.dtypes}
+        return ChunkEncoder(stored, dtypes, self.zstd)
 
     def encode(
         self, store: Store, entries: Sequence[PackEntry]
@@ -119,7 +121,8 @@ class ChunkEncoder:
         if entry.codec == RAW:
             return data
         base = None if entry.base is None else raw[entry.base]
-        stored = encode_chunk(data, base, entry.codec, self.dtypes[entry.digest])
+        codec = self.zstd if entry.codec == ZSTD and base is None else entry.codec
+        stored = encode_chunk(data, base, codec, self.dtypes[entry.digest])
         found = Digest(hashlib.sha256(stored).digest())
         if found != entry.stored_digest:
             raise Damaged(
@@ -137,4 +140,4 @@ def encode_chunk(data: memoryview, base: memoryview | None, codec: str, dtype: s
     if base is not None:
         data = memoryview(bytearray(data))  # a copy, because it may be the base of others
         codecs.join(data, base)
-    return codecs.encode(data, item_size(dtype), codec)
+    return codecs.encode(data, item_size(dtype), codecs.for_type(codec, dtype))

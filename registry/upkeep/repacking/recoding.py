@@ -25,7 +25,7 @@ from typing import TypeVar, cast
 from holdfast.registry.errors import Malformed
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import MAX_DEPTH, Manifest, ObjectKey, PackEntry, Placement
-from holdfast.registry.objects.codecs import RAW
+from holdfast.registry.objects.codecs import AUTO, RAW, ZSTD, stored_as
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.store import Store, in_batches, read_lists
 from holdfast.registry.upkeep.repacking.chunks import (
@@ -166,8 +166,9 @@ def plan_recoding(
     """Choose the encoding of every chunk."""
     if codec is None and _is_plain(survey):
         return Recoding()
-    forest = _Forest(store, survey, within)
+    forest = _Forest(store, survey, within, AUTO if codec == AUTO else ZSTD)
     if codec is not None:
+        codec = stored_as(codec)
         forest.recode(codec)
     if keyframe_every is not None:
         forest.shorten_chains(keyframe_every)
@@ -179,9 +180,12 @@ def plan_recoding(
 class _Forest:
     """The new encoding of each chunk; deltas and their bases form trees."""
 
-    def __init__(self, store: Store, survey: Survey, within: Collection[ObjectKey]) -> None:
+    def __init__(
+        self, store: Store, survey: Survey, within: Collection[ObjectKey], zstd: str
+    ) -> None:
         self._store = store
         self._survey = survey
+        self._zstd = zstd
         self._stored: dict[Chunk, StoredChunk] = {}
         self._ranks: dict[Digest, int] = {}
         self._uses: dict[Digest, int] = {}
@@ -409,7 +413,7 @@ class _Forest:
         dtype, data = self._tensors().dtypes.get(digest), raw[digest]
         leaf = None if dtype is None else cast("ArrayLeaf", _Typed(dtype))
         # A new `Encoding` for each, so that the order of the chunks does not matter.
-        found = Encoding(codec).encode(data, leaf)
+        found = Encoding(self._zstd if codec == ZSTD else codec).encode(data, leaf)
         if base is not None and dtype is not None:
             delta = encode_chunk(data, raw[base], codec, dtype)
             if len(delta) <= DELTA_WORTH * len(found.stored):
@@ -435,7 +439,7 @@ class _Forest:
             if form is not None and final is not None and final not in self._stored:
                 made[final] = form
         dtypes = self._known.dtypes if self._known is not None else {}
-        encoder = ChunkEncoder(self._sources, dtypes) if made else None
+        encoder = ChunkEncoder(self._sources, dtypes, self._zstd) if made else None
         return Recoding(replacements, made, encoder)
 
 

@@ -6,9 +6,11 @@ import struct
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +20,7 @@ from holdfast.registry.errors import Damaged, IntegrityError, InvalidInput, Malf
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.objects import codecs
-from holdfast.registry.objects.codecs import CODECS, COMPRESSIONS, LZ4, RAW, ZSTD
+from holdfast.registry.objects.codecs import CODECS, COMPRESSIONS, LZ4, PLANES, RAW, ZSTD
 from holdfast.registry.objects.codecs import blosc as frames
 from holdfast.registry.objects.keys import ObjectKey
 from holdfast.registry.objects.pack import PackTable, trailer
@@ -30,7 +32,7 @@ from tests.support.states import same
 from tests.support.stores import codecs_of, contents, new_backend, packs_of, small_grid
 from tests.support.strategies import examples
 
-COMPRESSED = ("zstd", "lz4")
+COMPRESSED = ("auto", "zstd", "lz4")
 
 
 def state(seed: int = 0, rows: int = 400) -> dict:
@@ -289,10 +291,16 @@ def test_frames_come_back(data, codec, item_bytes):
         frames.decode(frame, codec, memoryview(bytearray(len(data) + 1)), where="x")
 
 
-@examples(150)
-@given(st.binary(max_size=300), st.sampled_from([ZSTD, LZ4]), st.integers(0, 200))
-def test_noise_is_never_a_crash(noise, codec, size):
-    header = struct.pack("<BBBBIII", 2, 1, 0x91, 1, size, max(size, 1), len(noise) + 16)
+@examples(200)
+@given(
+    st.binary(max_size=300),
+    st.sampled_from([ZSTD, LZ4]),
+    st.integers(0, 600),
+    st.sampled_from([0x91, 0x81, 0x31, 0x21]),  # of either compressor, blocks whole or split
+    st.sampled_from([1, 2, 4]),
+)
+def test_noise_is_never_a_crash(noise, codec, size, flags, item_bytes):
+    header = struct.pack("<BBBBIII", 2, 1, flags, item_bytes, size, max(size, 1), len(noise) + 16)
     for frame in (noise, header + noise):
         into = bytearray(size)
         try:
@@ -300,6 +308,85 @@ def test_noise_is_never_a_crash(noise, codec, size):
         except (Damaged, Malformed):
             continue
         assert len(into) == size
+
+
+# Planes of bytes apart
+
+
+def floats(count: int, dtype: object = np.float32) -> bytes:
+    return np.random.default_rng(count).normal(size=count).astype(dtype).tobytes()
+
+
+def streams(frame: bytes) -> list[bytes]:
+    """Return the streams of each block of a frame, one after another."""
+    flags, item, raw, block = struct.unpack_from("<xxBBII", frame)
+    found = []
+    for number, at in enumerate(struct.unpack_from(f"<{-(-raw // block)}I", frame, 16)):
+        is_split = not flags & 16 and (number + 1) * block <= raw
+        for _ in range(item if is_split else 1):
+            (length,) = struct.unpack_from("<I", frame, at)
+            found.append(frame[at + 4 : at + 4 + length])
+            at += 4 + length
+    return found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "zipped"),
+    [(ml_dtypes.bfloat16, [1]), (np.float16, [1]), (np.float32, [3]), (np.float64, [6, 7])],
+)
+def test_only_planes_that_shrink_are_compressed(dtype, zipped):
+    data = floats(40_000, dtype)
+    size = len(data) // 40_000
+    parts = streams(codecs.encode(data, size, PLANES))
+    planes = [data[plane::size] for plane in range(size)]
+    assert [n for n, part in enumerate(parts) if part != planes[n]] == zipped
+    assert [zstandard.decompress(parts[n]) for n in zipped] == [planes[n] for n in zipped]
+
+
+@pytest.mark.parametrize(("dtype", "share"), [(ml_dtypes.bfloat16, 0.975), (np.float32, 0.988)])
+def test_planes_are_shorter_than_what_blosc_makes(dtype, share):
+    data = floats(500_000, dtype)
+    size = len(data) // 500_000
+    assert len(codecs.encode(data, size, PLANES)) < share * len(codecs.encode(data, size, ZSTD))
+
+
+@examples(60)
+@given(
+    st.one_of(st.integers(1, 3000), st.integers(260_000, 270_000)),
+    st.sampled_from([1, 2, 4, 8]),
+    st.integers(0, 7),
+    st.sampled_from(["noise", "floats", "zeros"]),
+)
+def test_planes_come_back(items, item_bytes, odd, kind):
+    fresh = np.random.default_rng(items)
+    raw = {"noise": fresh.bytes, "floats": lambda n: floats(n // 4), "zeros": bytes}[kind](
+        items * item_bytes
+    )
+    data = raw + fresh.bytes(odd % item_bytes)
+    frame = codecs.encode(data, item_bytes, PLANES)
+    into = bytearray(len(data))
+    codecs.decode(frame, ZSTD, memoryview(into), where="x")
+    assert bytes(into) == data
+
+
+def test_where_the_lowest_bytes_repeat_blosc_makes_the_frame():
+    data = (np.arange(30_000, dtype=np.float32) % 9).tobytes()
+    assert codecs.encode(data, 4, PLANES) == codecs.encode(data, 4, ZSTD)
+
+
+def test_auto_chooses_by_the_type_of_elements(run, reg, backend):
+    kinds = (ml_dtypes.bfloat16, np.float32, np.float64, np.int32)
+    value = {"m": {np.dtype(kind).name: np.frombuffer(floats(9000, kind), kind) for kind in kinds}}
+    checkpoint = run.save(value, step=1, storing=Storing(compression="auto"))
+    assert codecs_of(checkpoint) <= {RAW, ZSTD}  # what every version reads
+    placement = checkpoint.handle.reader.placement
+    split = set()
+    for row, tensor in zip(placement.rows, checkpoint.manifest.tensors(), strict=True):
+        stored = backend.get(str(placement.packs[row.pack].key))[row.offset :][: row.stored_bytes]
+        if row.codec and not stored[2] & 16:
+            split.add(tensor.dtype)
+    assert split == {"bfloat16", "float32"}
+    assert same(checkpoint.load(), value)
 
 
 def test_the_list_is_closed(backend, run):

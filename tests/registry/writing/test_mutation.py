@@ -27,6 +27,7 @@ from tests.support.stores import new_backend
 
 HOW = {
     "raw": {},
+    "auto": {"storing": Storing(compression="auto")},
     "zstd": {"storing": Storing(compression="zstd")},
     "delta": {"storing": Storing(compression="zstd", keyframe_every=8)},
 }
@@ -83,6 +84,7 @@ class Moments(Hooked):
     ("codec", "moment"),
     [
         ("raw", "sent"),
+        ("auto", "encoded"),
         ("zstd", "encoded"),
         ("zstd", "sent"),
         ("delta", "encoded"),
