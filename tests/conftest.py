@@ -6,6 +6,7 @@ import gc
 import hashlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 from holdfast.registry.values import environment
+from tests.support.places import PLACES
 from tests.support.processes import address_of_server, use_server
+from tests.support.sometimes import Watch
 
 pytest_plugins = ["tests.servers.fixtures", "tests.support.browsing"]
 
@@ -76,6 +79,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next(turns, len(_FIRST))
 
     items.sort(key=turn)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that has not been at the rare places that it is marked with."""
+    names = [name for marker in item.iter_markers("sometimes") for name in marker.args]
+    if not names:
+        yield
+        return
+    places = {name: PLACES[name] for name in names}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Watch(Path(folder), places, is_here=True) as watch,
+    ):
+        yield
+        watch.check()
 
 
 def pytest_collection_finish() -> None:

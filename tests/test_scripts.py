@@ -79,6 +79,8 @@ RUN_BY = {
     "build_site.py": "tests/docs/test_site.py",
     "check": ".ci/run",
     "demo": "CONTRIBUTING.md",
+    "evidence": "docs/evidence.md",
+    "evidence.py": "tests/docs/test_evidence.py",
     "fuzz": ".ci/run",
     "fuzz.py": "tests/registry/formats/test_fuzz.py",
     "memory": "scripts/check",

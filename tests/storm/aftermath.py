@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,11 +14,16 @@ from holdfast.registry.history.log import RunLog, list_runs
 from holdfast.registry.history.replay import RunManifest, advance
 from holdfast.registry.objects.keys import KINDS
 from holdfast.registry.writing.object_writer import placed_keys
-from tests.storm.contents import difference
+from tests.storm.contents import difference, state_of
 from tests.storm.journal import Event
-from tests.storm.pushing import STREAM
+from tests.storm.pushing import PHASE, STREAM
 from tests.storm.storm import Log
 from tests.storm.worker import refs
+from tests.traces.acceptor import Acceptor
+from tests.traces.reading import read
+
+#: A step that nobody has pushed in the storm.
+_CALM_STEP = 2**41
 
 
 def check(url: str, log: Log, seeds: Mapping[str, int]) -> None:
@@ -29,6 +35,14 @@ def check(url: str, log: Log, seeds: Mapping[str, int]) -> None:
         assert live > 0
         log.counts["live refs"] = live
         assert errors(reg) == []
+
+
+def check_conforms(url: str, trace: Path) -> Counter[str]:
+    """Check that the model of the protocol allows every call of the storm; return their counts."""
+    with holdfast.open(url) as reg:
+        acceptor = Acceptor(read(trace), reg.handle.store)
+        acceptor.check()
+        return acceptor.counts
 
 
 def check_collected(url: str, seeds: Mapping[str, int]) -> None:
@@ -46,6 +60,21 @@ def check_collected(url: str, seeds: Mapping[str, int]) -> None:
         assert found - needed == set(), "left, and needed by nothing"
         assert list(reg.verify(deep=True).findings) == []
         check_live(reg, seeds)
+
+
+def check_alive(url: str) -> None:
+    """Check that calm has come: one attempt is enough to go on with each run that is left."""
+    with holdfast.open(url) as reg:
+        for name in reg.run_names():
+            run = reg.run(name)
+            state = run.manifest
+            # A fork that was killed waits until it is called again: that is refused by design.
+            broken_off = state.created and state.created.parent and not state.has_checkpoints
+            if state.dropped is None and not broken_off:
+                # No `Conflict`: nobody else writes. The bound is that of one call.
+                saved = run.exchange.push(state_of(0), step=_CALM_STEP, phase=PHASE)
+                assert difference(saved.load(), 0) is None
+        assert errors(reg) == []
 
 
 def replayed(reg: Registry) -> dict[str, RunManifest]:

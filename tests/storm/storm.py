@@ -19,8 +19,9 @@ from holdfast.registry.objects.keys import ObjectKey
 from tests.storm.journal import Event, Tail
 from tests.storm.others import work
 from tests.storm.weather import DELETED, DELETED_ENDS
-from tests.storm.worker import Part
-from tests.support.processes import start_process
+from tests.storm.worker import TRACE, Part
+from tests.support.processes import run_apart, start_process
+from tests.support.sometimes import Watch
 
 CREW = {"pusher": 6, "collector": 2, "pruner": 1, "reader": 3}
 #: How likely one of a role is the next to be killed.
@@ -150,10 +151,16 @@ class Storm:
         folder: Where the journals go.
         seeds: Seeds of states by their ids.
         conditions: How hard it blows.
+        watch: Notes the rare places that the processes have been at; the storm is to reach all.
     """
 
     def __init__(
-        self, url: str, folder: Path, seeds: Mapping[str, int], conditions: Conditions
+        self,
+        url: str,
+        folder: Path,
+        seeds: Mapping[str, int],
+        conditions: Conditions,
+        watch: Watch,
     ) -> None:
         self.log = Log()
         self._url = url
@@ -161,12 +168,14 @@ class Storm:
         self._conditions = conditions
         self._chance = random.Random(conditions.seed)
         self._seeds = seeds
+        self._watch_over = watch
         self._places: list[_Place] = []
         self._began_s = 0.0
 
     def blow(self) -> Log:
         """Let the crew work, and kill all of it in the end; return what was said."""
-        self._folder.mkdir(parents=True)
+        (self._folder / TRACE).mkdir(parents=True)
+        run_apart(os.getpid)  # the server of processes takes a while to start
         self._began_s = time.monotonic()
         try:
             for role, several in CREW.items():
@@ -218,7 +227,9 @@ class Storm:
         elapsed_s, seconds = now - self._began_s, self._conditions.seconds
         if self.log.violations or elapsed_s > self._conditions.longest * seconds:
             return False
-        return elapsed_s < seconds or bool(self.log.missing(self._conditions.least))
+        if elapsed_s < seconds or self.log.missing(self._conditions.least):
+            return True
+        return bool(self._watch_over.missing)
 
     def _hear(self) -> None:
         for place in self._places:

@@ -1,4 +1,7 @@
-"""The store as a process of the storm sees it: slow at times, and it notes what is asked of it."""
+"""The store as a process of the storm sees it: slow at times, and some of its answers are lost.
+
+It notes what is asked of it.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,22 @@ from collections.abc import Iterator
 
 from holdfast.backends import Backend, Body
 from holdfast.backends.base import ObjectInfo
+from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.wrappers import Wrapper
 
 #: How a line ends that says what is deleted: one that a SIGKILL tore is known by it.
 DELETED_ENDS = b" ;\n"
 DELETED = "deleted.keys"
 _SLOW_DELETIONS = 0.005
+#: How likely the answer to a put of a slot is lost: it is there, and its writer does not know.
+_LOST_ANSWERS = 0.03
 _STEM = re.compile(r"packs/../[0-9a-f]{64}\.")
 
 
 class Weather(Wrapper):
-    """A store that takes its time now and then before a commit lands, or an object goes.
+    """A store that takes its time now and then, before a commit lands or an object goes.
+
+    It loses some answers to commits.
 
     Args:
         inner: The store.
@@ -63,9 +71,13 @@ class Weather(Wrapper):
     def put_if_absent(self, key: str, body: Body) -> bool:
         if key.startswith("packs/"):
             self._found[key[: key.rindex(".") + 1]] = False
-        elif "/log/" in key:
+        is_slot = "/log/" in key
+        if is_slot:
             self._dawdle(self._slow_commits)
-        return super().put_if_absent(key, body)
+        created = super().put_if_absent(key, body)
+        if is_slot and self._chance.random() < _LOST_ANSWERS:
+            raise StoreUnavailable("the answer was lost", where=key)
+        return created
 
     def delete(self, key: str) -> None:
         os.write(self._deleted, key.encode() + DELETED_ENDS)

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdfast.backends import open_backend
 from holdfast.registry.errors import (
@@ -32,6 +33,7 @@ from holdfast.registry.values.digest import Digest
 from tests.storm.contents import LOOSE, difference
 from tests.storm.journal import Journal
 from tests.storm.weather import DELETED, Weather
+from tests.traces.recording import Recorded
 
 #: What any call may say when others were faster, without anything being wrong.
 REFUSALS = (Conflict, NotFound, StoreUnavailable)
@@ -39,6 +41,8 @@ REFUSALS = (Conflict, NotFound, StoreUnavailable)
 LOSSES = (MissingObject, RestoreFailed)
 #: Workers write to this many of the newest runs.
 _RECENT = 12
+#: Folder of the calls to the store, below that of the journals.
+TRACE = "trace"
 _ATTEMPTS = 10
 #: A worker whose storm has forgotten it goes by itself.
 _LONGEST_S = 3 * 3600
@@ -195,7 +199,7 @@ class Worker:
             longest_s=self.part.delay_s,
             deleted=deleted,
         )
-        return open_on(self.weather)
+        return open_on(Recorded(self.weather, Path(self.part.folder) / TRACE))
 
     # Runs
 

@@ -15,6 +15,8 @@ from multiprocessing.forkserver import _forkserver
 from pathlib import Path
 from typing import Any
 
+from tests.support import sometimes
+
 # Its attributes are not described.
 _server: Any = _forkserver
 
@@ -119,6 +121,8 @@ def _run(
     for name in _environment_of_test().keys() - environment.keys():
         del os.environ[name]  # of the test that started the server
     os.environ.update(environment)
+    if folder := environment.get(sometimes.VARIABLE):
+        sometimes.watch_here(folder)
     target(*args)
 
 
