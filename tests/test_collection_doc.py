@@ -71,7 +71,7 @@ def test_every_cited_module_and_symbol_exists() -> None:
 
 
 def test_every_hazard_has_an_answer_and_a_test() -> None:
-    assert [number for number, *_ in HAZARDS] == [f"H{n}" for n in range(1, 24)]
+    assert [number for number, *_ in HAZARDS] == [f"H{n}" for n in range(1, 25)]
     for _, wrong, answer, tested in HAZARDS:
         assert wrong.strip()
         assert answer.strip()

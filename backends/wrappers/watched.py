@@ -1,27 +1,37 @@
-"""`Watched` tells how many bytes went to and from a store."""
+"""`Watched` tells how many bytes went to and from a store, and how many names it listed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 
-from holdfast.backends.base import Backend, Body, ByteRange, as_buffers
+from holdfast.backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers
 from holdfast.backends.wrappers.base import Wrapper
+
+#: Names of a listing that are told together.
+_TOGETHER = 1000
 
 
 class Watched(Wrapper):
-    """A backend that reports how many bytes have gone through it.
+    """A backend that reports how many bytes have gone through it, and how many names.
 
     Args:
         inner: The backend.
         progress: Called after each transfer with the number of bytes so far, by any thread.
+        listed: Called with the number of names listed so far, by any thread.
     """
 
-    def __init__(self, inner: Backend, progress: Callable[[int], object]) -> None:
+    def __init__(
+        self,
+        inner: Backend,
+        progress: Callable[[int], object],
+        listed: Callable[[int], object] = lambda _: None,
+    ) -> None:
         super().__init__(inner)
         self._progress = progress
+        self._listed = listed
         self._lock = Lock()
-        self._done = 0
+        self._done = self._names = 0
 
     def get(
         self,
@@ -45,6 +55,32 @@ class Watched(Wrapper):
         created = self.inner.put_if_absent(key, body)
         self._moved(sum(map(len, as_buffers(body))))
         return created
+
+    def list(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str = "",
+        limit: int | None = None,
+        delimiter: bool = False,
+    ) -> Iterator[ObjectInfo]:
+        """List objects in order."""
+        found = 0
+        for info in self.inner.list(
+            prefix, start_after=start_after, limit=limit, delimiter=delimiter
+        ):
+            yield info
+            found += 1
+            if found == _TOGETHER:
+                self._saw(found)
+                found = 0
+        self._saw(found)
+
+    def _saw(self, names: int) -> None:
+        with self._lock:
+            self._names += names
+            found = self._names
+        self._listed(found)
 
     def _moved(self, nbytes: int) -> None:
         with self._lock:

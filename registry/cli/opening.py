@@ -38,12 +38,20 @@ def opened_at(address: Address, *, read_only: bool) -> Registry:
 
 def reads(address: Address, bar: Bar, *, dry_run: bool) -> Registry:  # noqa: ARG001
     """Open a registry for reading."""
-    return opened_at(address, read_only=True)
+    return _watched(opened_at(address, read_only=True), bar)
 
 
-def writes(address: Address, bar: Bar, *, dry_run: bool) -> Registry:  # noqa: ARG001
+def writes(address: Address, bar: Bar, *, dry_run: bool) -> Registry:
     """Open a registry for writing; a dry run only reads."""
-    return opened_at(address, read_only=dry_run)
+    return _watched(opened_at(address, read_only=dry_run), bar)
+
+
+def _watched(registry: Registry, bar: Bar) -> Registry:
+    """Let a bar tell what is listed and read before the work that it counts begins."""
+    if bar.is_shown:
+        store = registry.handle.store
+        store.backend = Watched(store.backend, bar.reads, bar.lists)
+    return registry
 
 
 @contextmanager
@@ -61,6 +69,10 @@ def moves(address: Address, bar: Bar, *, dry_run: bool) -> Iterator[Registry]:
 
 DASK = option(
     "--dask", "ADDRESS", "Let the workers of a Dask cluster do it, such as tcp://HOST:8786."
+)
+
+SHARD = option(
+    "--shard", "I/N", "Only this one of N parts of the objects: each may be on its own machine."
 )
 
 _ANSWERS_WITHIN_S = 10

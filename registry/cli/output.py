@@ -179,18 +179,44 @@ class Bar:
     """A bar, called with the number of bytes so far."""
 
     def __init__(
-        self, show: Callable[[int, int | None], object] | None = None, *, has_total: bool = True
+        self,
+        show: Callable[[int, int | None, str], object] | None = None,
+        *,
+        has_total: bool = True,
     ) -> None:
         self._show = show
         self._has_total = has_total  # worth what `expect` costs
-        self._done = self._total = 0
+        self._done = self._total = self._names = self._read = 0
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether anybody sees it."""
+        return self._show is not None
 
     def __call__(self, done: int) -> None:
         """Show the bytes so far."""
         self._done = done
-        if self._show is not None:
+        self._tell()
+
+    def lists(self, names: int) -> None:
+        """Show how many names were listed so far, until the first byte is done."""
+        self._names = names
+        self._tell()
+
+    def reads(self, size_bytes: int) -> None:
+        """Show how many bytes were read so far, until the first byte is done."""
+        self._read = size_bytes
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._show is None:
+            return
+        if self._done or not self._names:
             # Manifests and gaps between chunks are read too, so there may be more than expected.
-            self._show(done, max(done, self._total) if self._total else None)
+            total = max(self._done, self._total) if self._total else None
+            self._show(self._done, total, "")
+        else:
+            self._show(0, None, f"reading: {self._names:,} names, {size(self._read)}")
 
     def expect(self, more: Callable[[], int]) -> None:
         """Show a total: the bytes so far, plus the bytes that `more` returns."""
@@ -203,16 +229,16 @@ class Bar:
 _EVERY_S = 60
 
 
-def _lines(label: str) -> Callable[[int, int | None], None]:
+def _lines(label: str) -> Callable[[int, int | None, str], None]:
     """Return a function that writes a line on stderr each minute: how far, since when."""
     began = told = clock.monotonic()
 
-    def show(done: int, _: int | None) -> None:
+    def show(done: int, _: int | None, reading: str) -> None:
         nonlocal told
         now = clock.monotonic()
         if now - told >= _EVERY_S:
             told = now
-            note(f"{label}: {size(done)} so far, {duration(now - began)}")
+            note(f"{reading or f'{label}: {size(done)}'} so far, {duration(now - began)}")
 
     return show
 

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.registry.cli import options, output
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
-from holdfast.registry.cli.opening import DASK, workers_at, writes
+from holdfast.registry.cli.opening import DASK, SHARD, workers_at, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Bar, Part
 from holdfast.registry.face import Registry
@@ -213,6 +213,8 @@ def gc(
         "--full", "Read every log, and compare it with notes of earlier collections."
     ),
     yes: bool = flag("--yes", "With --forget: do not ask."),
+    shard: str | None = SHARD,
+    dask: str | None = DASK,
 ) -> Answer:
     """Delete the objects that no run needs any more.
 
@@ -223,10 +225,17 @@ def gc(
     """
     for name in forget or () if not (yes or dry_run) else ():
         output.confirm_name(name, "forget", _FORGETTING.format(name))
-    report = opened.gc(
-        grace_s=grace, forget=forget or (), full=full, dry_run=dry_run, progress=advance
-    )
-    return Answer(lambda: _collected_json(report), lambda: _collected_text(report))
+    with workers_at(dask) as executor:
+        report = opened.gc(
+            grace_s=grace,
+            forget=forget or (),
+            full=full,
+            dry_run=dry_run,
+            shard=shard,
+            executor=executor,
+            progress=advance,
+        )
+    return Answer(lambda: _collected_json(report), lambda: _collected_text(report, shard))
 
 
 def _collected_json(report: GcReport) -> dict[str, Any]:
@@ -243,9 +252,10 @@ def _collected_json(report: GcReport) -> dict[str, Any]:
     }
 
 
-def _collected_text(report: GcReport) -> Iterator[Part]:
+def _collected_text(report: GcReport, shard: str | None) -> Iterator[Part]:
     sweep = "" if report.epoch is None else f", by sweep {report.epoch}"
     yield {
+        "shard": shard,
         "looked at": f"{_tally_text(report.objects)}, of {output.counted(report.runs, 'run')}",
         "would forget" if report.dry_run else "forgot": ", ".join(report.forgotten) or None,
         "dropped": f"{', '.join(report.hidden_runs)}: kept, since `undo` may bring them back"

@@ -219,7 +219,7 @@ def _undropped(run: Run, mirror: str | None, given: list[str] | None) -> Answer:
     return Answer(lambda: run_json(run, None), lambda: [f"back: {run.id}, with {held}"])
 
 
-@command(reads, table=True)
+@command(reads, bar="counting", table=True)
 def du(
     opened: Registry,
     *,

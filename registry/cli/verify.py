@@ -17,7 +17,15 @@ from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.comparing import differing_json
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.executing import run_to_end, status_text
-from holdfast.registry.cli.opening import DASK, address_of, opened_at, reads, workers_at, writes
+from holdfast.registry.cli.opening import (
+    DASK,
+    SHARD,
+    address_of,
+    opened_at,
+    reads,
+    workers_at,
+    writes,
+)
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Bar, Part
 from holdfast.registry.errors import IntegrityError, InvalidInput, StoreUnsuitable
@@ -62,6 +70,7 @@ def verify(
     since_last: bool = flag(
         "--since-last", "Read only what is new since the last such check of this machine."
     ),
+    shard: str | None = SHARD,
     dask: str | None = DASK,
 ) -> Answer:
     """Check that every checkpoint is complete.
@@ -77,10 +86,11 @@ def verify(
             heads=heads,
             write_heads=write_heads,
             since_last=since_last,
+            shard=shard,
             executor=executor,
             progress=advance,
         )
-    return Answer(lambda: _json(report), lambda: _text(report), status=_status(ok=report.ok))
+    return Answer(lambda: _json(report), lambda: _text(report, shard), status=_status(ok=report.ok))
 
 
 def _status(*, ok: bool) -> int:
@@ -96,7 +106,7 @@ def _json(report: VerifyReport) -> dict[str, object]:
     }
 
 
-def _text(report: VerifyReport) -> Iterator[Part]:
+def _text(report: VerifyReport, shard: str | None) -> Iterator[Part]:
     for finding in report.findings:
         yield from _fault(finding.severity, finding)
     nouns = ("run", "checkpoint", "object")
@@ -105,6 +115,8 @@ def _text(report: VerifyReport) -> Iterator[Part]:
     errors = sum(finding.severity == "error" for finding in report.findings)
     verdict = "ok" if report.ok else output.counted(errors, "error")
     yield f"{verdict}: {counts}{read}"
+    if shard is not None:
+        yield f"Of packs, manifests and placements only shard {shard} was checked."
     yield from _extent(report)
     for finding in report.standing:
         yield from _fault(f"not looked at, but damaged when --{finding.needs} read it", finding)

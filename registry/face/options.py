@@ -67,6 +67,7 @@ class VerifyOptions(TypedDict, total=False):
     heads: str | os.PathLike[str] | None
     write_heads: str | os.PathLike[str] | None
     since_last: bool
+    shard: str | None
     executor: Executor | None
     progress: Progress | None
 

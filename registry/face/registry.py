@@ -436,21 +436,24 @@ class Registry:
             since_last: Do not read again what the last call with `since_last` on this machine found
                 whole, and what is as it was then by names, sizes and times. One call in 30 reads
                 everything.
+            shard: `I/N` with N up to 256: check the packs, manifests and placements in this one of
+                N parts of the keys, and all logs. The N parts may be checked at any time, on
+                different machines.
             executor: Its workers read and hash, in other processes or on other machines that reach
                 the registry by the same URL (docs/scale.md). Default: threads.
             progress: Called with the number of bytes checked so far.
 
         Raises:
-            InvalidInput: `sample` is no share, `resume` is a file of another kind or registry, or
-                a file of heads cannot be read or written; or the executor's workers cannot reach
-                the registry.
+            InvalidInput: `sample` is no share, `shard` is no shard, `resume` is a file of another
+                kind or registry, or a file of heads cannot be read or written; or the executor's
+                workers cannot reach the registry.
             StorageError: The store did not answer; with `resume` the next call continues there.
             WorkersFailed: The executor's workers died; likewise.
         """
         from holdfast.registry.upkeep import note_verify, verify
 
         report = verify(self._handle.store, **options)
-        note_verify(self._handle.store, report)
+        note_verify(self._handle.store, report, is_part=options.get("shard") is not None)
         return report
 
     def gc(
@@ -460,6 +463,8 @@ class Registry:
         forget: Collection[str] = (),
         full: bool = False,
         dry_run: bool = False,
+        shard: str | None = None,
+        executor: Executor | None = None,
         progress: Progress | None = None,
     ) -> GcReport:
         """Delete objects that no run needs, while others write (`docs/collection.md`).
@@ -477,14 +482,20 @@ class Registry:
                 earlier collections differ. One collection in 30 does so by itself.
             dry_run: Only report what would be deleted; the age of objects is then computed by this
                 machine's clock.
+            shard: `I/N` with N up to 256: delete only objects in this one of N parts of the keys.
+                Each is a collection of its own, on any machine and at any time; it reads and marks
+                all runs.
+            executor: Its workers read placements, as for `verify`; all else is done here.
             progress: Called with the number of bytes deleted so far.
 
         Raises:
-            InvalidInput: A run in `forget` can be read: drop it instead.
+            InvalidInput: A run in `forget` can be read: drop it instead. Or `shard` is no shard, or
+                the executor's workers cannot reach the registry.
             NotFound: A run in `forget` does not exist, and this machine has never seen it.
             IntegrityError: Something is unreadable or unknown; nothing was deleted.
             UnsupportedFormat: A newer Holdfast wrote something; nothing was deleted.
             StoreUnsuitable: A symbolic link is in the registry; nothing was deleted.
+            WorkersFailed: The executor's workers died; nothing was deleted.
         """
         from holdfast.registry.upkeep import collect
 
@@ -494,6 +505,8 @@ class Registry:
             forget=forget,
             full=full,
             dry_run=dry_run,
+            shard=shard,
+            executor=executor,
             progress=progress,
         )
 

@@ -58,7 +58,7 @@ def bar(label: str, total: int | None) -> Iterator[Progress]:
     display = _display_of_notebook()
     if display is None:
         with terminal_bar(label) as show:
-            yield lambda done: show(done, total)
+            yield lambda done: show(done, total, "")
         return
     shown = NotebookBar(label, total, display)
     try:
@@ -102,10 +102,13 @@ class NotebookBar:
 
 
 @contextmanager
-def terminal_bar(label: str) -> Iterator[Callable[[int, int | None], object]]:
-    """Show a bar on stderr while the block runs, if that is a terminal."""
+def terminal_bar(label: str) -> Iterator[Callable[[int, int | None, str], object]]:
+    """Show a bar on stderr while the block runs, if that is a terminal.
+
+    It is set by the bytes so far, the total, and a text that replaces the label.
+    """
     if not sys.stderr.isatty():
-        yield lambda done, total: None  # noqa: ARG005
+        yield lambda done, total, text: None  # noqa: ARG005
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
@@ -115,6 +118,8 @@ def terminal_bar(label: str) -> Iterator[Callable[[int, int | None], object]]:
         """The bytes so far, of how many, and how many a second."""
 
         def render(self, task: Task) -> Text:
+            if not task.completed:
+                return Text("")
             total = "" if task.total is None else f" of {size(int(task.total))}"
             speed = f", {size(int(task.speed))}/s" if task.speed else ""
             return Text(f"{size(int(task.completed))}{total}{speed}")
@@ -128,7 +133,9 @@ def terminal_bar(label: str) -> Iterator[Callable[[int, int | None], object]]:
     screen = Console(stderr=True, color_system=None if os.environ.get("NO_COLOR") else "auto")
     with Progress(*columns, console=screen, transient=True) as progress:
         task = progress.add_task(label, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        yield lambda done, total, text: progress.update(
+            task, completed=done, total=total, description=text or label
+        )
 
 
 def _display_of_notebook() -> Callable[..., Any] | None:

@@ -54,6 +54,7 @@ from holdfast.registry.store import (
     verify_pack_chunks,
 )
 from holdfast.registry.upkeep.findings import DataRead
+from holdfast.registry.upkeep.shards import Shard
 from holdfast.registry.values import Digest, Field, Record
 
 
@@ -313,10 +314,10 @@ def fault_of(error: Exception | BaseException | None) -> str | None:
 
 
 class DataPass:
-    """The packs of a registry, read and hashed."""
+    """The packs of a registry that are in a shard, read and hashed."""
 
-    def __init__(self, store: Store, workers: Workers, count: Count) -> None:
-        self._store = store
+    def __init__(self, store: Store, workers: Workers, count: Count, shard: Shard) -> None:
+        self._store, self._shard = store, shard
         self._workers = workers
         self._count = count
         self._bytes = self._archived = 0
@@ -350,9 +351,11 @@ class DataPass:
         )
 
     def _list(self) -> Iterator[tuple[ObjectKey, ObjectInfo]]:
-        for info in self._store.backend.list("packs/"):
-            with suppress(Malformed):  # `file_names` reports it
-                yield ObjectKey.parse(info.key), info
+        backend = self._store.backend
+        for prefix in self._shard.prefixes(backend, "packs"):
+            for info in backend.list(prefix):
+                with suppress(Malformed):  # `file_names` reports it
+                    yield ObjectKey.parse(info.key), info
 
     def _take(
         self,

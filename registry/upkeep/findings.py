@@ -8,6 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from holdfast.registry.history.actions import Place
+from holdfast.registry.objects import ObjectKey
+from holdfast.registry.values import Digest
+
 Severity = Literal["error", "note"]
 #: The least that a check has to read to find something: names and sizes, the bytes, or the chunks
 #: as they are decoded.
@@ -30,6 +34,16 @@ class Finding:
     advice: str = ""  # what to do
     severity: Severity = "error"  # A `note` does no harm: a cache, an orphan, a foreign file
     needs: Needs = "structure"  # what a check has to read to find it
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A state of a run that needs a damaged object, or has no usable place."""
+
+    run_id: str
+    manifest: Digest  # the state
+    place: Place | None  # its place by the run's log; `None` where the log gives none
+    refs: tuple[str, ...]  # refs of the checkpoints, pins and others that need it
 
 
 @dataclass(slots=True)
@@ -86,3 +100,14 @@ class VerifyReport:
     def ok(self) -> bool:
         """Whether every checkpoint is whole, as far as this verification checked."""
         return all(finding.severity == "note" for finding in self.findings)
+
+
+def read_differently(key: ObjectKey) -> Finding:
+    """Return the finding of a pack that was damaged when it was read first, and then whole."""
+    return Finding(
+        key.kind.removesuffix("s"),
+        str(key),
+        "damaged when it was read first, and whole when it was read again",
+        advice="If nobody repaired it meanwhile, a disk, memory or network gives wrong bytes.",
+        severity="note",
+    )

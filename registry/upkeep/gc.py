@@ -16,6 +16,7 @@ epoch (`tidy`), then use the reserve (`spend_reserve`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,13 +52,14 @@ from holdfast.registry.objects import (
     parse_number,
     slot_key,
 )
-from holdfast.registry.store import DAY_S, RUNS_AT_ONCE, Progress, Store, in_batches
+from holdfast.registry.store import DAY_S, RUNS_AT_ONCE, Progress, Store, Workers, in_batches
 from holdfast.registry.upkeep.gc_report import GcReport, Tally
 from holdfast.registry.upkeep.live import (
     is_forgotten,
     list_run_ids,
 )
 from holdfast.registry.upkeep.planning import LEFTOVER_S, Plan, Planner
+from holdfast.registry.upkeep.shards import Shard
 from holdfast.registry.upkeep.sorted_rows import SPARED, Objects, SortedRows, keys_of, object_rows
 
 #: The longest grace: 30,000 years.
@@ -80,9 +82,12 @@ def collect(
     forget: Collection[str] = (),
     full: bool = False,
     dry_run: bool = False,
+    shard: str | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> GcReport:
     """Delete what no run needs; see `Registry.gc`."""
+    part, workers = Shard.parse(shard), Workers(executor, store)
     report: GcReport | None = None
     done_bytes = 0
 
@@ -91,7 +96,15 @@ def collect(
             progress(done_bytes + deleted_bytes)
 
     while True:
-        collector = Collector(store, grace_s=grace_s, forget=forget, full=full, progress=count)
+        collector = Collector(
+            store,
+            grace_s=grace_s,
+            forget=forget,
+            full=full,
+            shard=part,
+            workers=workers,
+            progress=count,
+        )
         plan = collector.choose(dry_run=dry_run)
         if dry_run:
             return collector.report(dry_run=True)
@@ -151,6 +164,9 @@ class Collector:
     10. `delete` removes stale snapshots and probes, and unfinished files of dead writers. On a full
         store `collect` repeats all steps for the rest.
     11. `note` keeps what the runs hold for the replays of the next collection.
+
+    With a shard it lists, condemns and deletes only the objects of that part of the keys. It reads
+    and marks all runs like any other collection.
     """
 
     def __init__(
@@ -160,6 +176,8 @@ class Collector:
         grace_s: float = DAY_S,
         forget: Collection[str] = (),
         full: bool = False,
+        shard: Shard | None = None,
+        workers: Workers | None = None,
         progress: Progress | None = None,
     ) -> None:
         number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
@@ -169,7 +187,10 @@ class Collector:
         self._grace_s = grace_s
         self._progress = progress
         self._epochs = Epochs(store)
-        self._planner = Planner(store, self._epochs, grace_s, forget, full=full)
+        self._shard = shard or Shard()
+        self._planner = Planner(
+            store, self._epochs, grace_s, forget, full=full, shard=shard, workers=workers
+        )
         self._plan: Plan | None = None
         self._sweep: _Sweep | None = None
         self._unfinished_bytes = 0
@@ -275,7 +296,7 @@ class Collector:
             } - quiet
             mark, pool = partial(self._mark_run, sweep), self._store.pools.bulk
             # What runs needed before was not condemned, quiet ones included.
-            spared = SortedRows()
+            spared = SortedRows(shard=self._shard)
             for needed in in_batches(pool, mark, run_ids, at_once=RUNS_AT_ONCE):
                 spared.add(object_rows(needed, SPARED))
             # Once more, since the logs were read long ago: a run may be behind a new link.

@@ -7,7 +7,7 @@ the object that it names.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,8 +40,9 @@ from holdfast.registry.objects import (
     slot_key,
     snapshot_slot,
 )
-from holdfast.registry.store import Store, gaps, in_batches
+from holdfast.registry.store import Outcome, Store, Workers, gaps, in_batches
 from holdfast.registry.upkeep.gc_report import Tally
+from holdfast.registry.upkeep.shards import Shard
 from holdfast.registry.upkeep.sorted_rows import LISTED, SortedRows, object_rows, records_in
 from holdfast.registry.values import Digest
 
@@ -59,10 +60,10 @@ UNREADABLE = (IntegrityError, UnsupportedFormat)
 
 
 class Listing:
-    """The objects on a store: a row of each, and facts about all of them."""
+    """The objects on a store that are in a shard: a row of each, and facts about all of them."""
 
-    def __init__(self) -> None:
-        self.rows = SortedRows()
+    def __init__(self, shard: Shard) -> None:
+        self.rows = SortedRows(shard=shard)
         self.tally = Tally()
         self.newest_s = 0.0  # when the newest one was put, seconds by the store's clock
         self.highest: ObjectKey | None = None  # the one of the highest generation
@@ -92,9 +93,10 @@ class RunFiles:
     snapshots: list[ObjectInfo] = field(default_factory=list)  # its snapshots, newest first
 
 
-def list_objects(store: Store) -> Listing:
-    """List every object; if there are many of a kind, 16 parts of it are listed at once."""
-    found = Listing()
+def list_objects(store: Store, shard: Shard | None = None) -> Listing:
+    """List every object of a shard; many of a kind are listed in parts, several at once."""
+    shard = shard or Shard()
+    found = Listing(shard)
 
     def take(prefix: str, **options: Any) -> list[ObjectInfo]:
         infos, waiting = list[ObjectInfo](), iter(store.backend.list(prefix, **options))
@@ -103,6 +105,11 @@ def list_objects(store: Store) -> Listing:
             infos = some
         return infos
 
+    if not shard.is_all:
+        folders = [one for kind in KINDS for one in shard.prefixes(store.backend, kind)]
+        for _ in store.pools.bulk.map(take, folders):
+            pass
+        return found
     firsts = store.pools.bulk.map(partial(take, limit=_PAGE), [f"{k}/" for k in KINDS])
     rest = [part for first in firsts if len(first) == _PAGE for part in _rest(store, first[-1].key)]
     for _ in store.pools.bulk.map(lambda part: take(part[0], start_after=part[1]), rest):
@@ -205,8 +212,8 @@ class Needs:
     for what it says.
     """
 
-    def __init__(self, store: Store, unlisted: Collection[ObjectKey] = ()) -> None:
-        self._store = store
+    def __init__(self, workers: Workers, unlisted: Collection[ObjectKey] = ()) -> None:
+        self._workers = workers
         self._unlisted = unlisted  # placements that notes name and that a listing did not have
         self._packs: dict[ObjectKey, tuple[Digest, bytes]] = {}  # the records of their packs
         self._room_bytes = _KNOWN_BYTES
@@ -233,13 +240,13 @@ class Needs:
     def of(self, run: RunManifest, but: Collection[Place] = ()) -> set[bytes]:
         """Return every object that a run needs, but for some of its places."""
         places = (held_place(run, manifest) for manifest in run.held)
-        held = [place for place in places if place not in but]
         needed: set[bytes] = set()
-        for place, packs in zip(
-            held, self._store.pools.small.map(self._packs_of, held), strict=True
-        ):
+
+        def take(place: Place, packs: Outcome[bytes]) -> None:
             needed.update((place.manifest_key.record, place.placement_key.record))
-            needed.update(records_in(packs))
+            needed.update(records_in(packs.result()))
+
+        self._read([place for place in places if place not in but], take)
         return needed
 
     def of_evicted(self, places: Iterable[Place]) -> set[bytes]:
@@ -247,32 +254,34 @@ class Needs:
 
         Of a state whose placement is gone or damaged, only manifest and placement are returned.
         """
+        needed: set[bytes] = set()
 
-        def needed(place: Place) -> tuple[bytes, ...]:
-            own = (place.manifest_key.record, place.placement_key.record)
-            with suppress(IntegrityError):
-                return (*own, *records_in(self._packs_of(place)))
-            return own
+        def take(place: Place, packs: Outcome[bytes]) -> None:
+            needed.update((place.manifest_key.record, place.placement_key.record))
+            if not isinstance(packs.error, IntegrityError):
+                needed.update(records_in(packs.result()))
 
-        return {one for some in self._store.pools.small.map(needed, places) for one in some}
+        self._read(places, take)
+        return needed
 
-    def _packs_of(self, place: Place) -> bytes:
-        key = place.placement_key
-        known = self._packs.get(key)
-        if known is None:
-            # Not from the handle's cache: the bytes on the store count.
-            placement = Placement.decode(self._store.read(key), key.digest, where=str(key))
-            known = placement.manifest, b"".join(pack.key.record for pack in placement.packs)
-            self._know(key, known)
-        manifest, packs = known
-        if manifest != place.manifest:
-            raise Malformed(
-                "another checkpoint's placement",
-                where=key,
-                expected=place.manifest,
-                found=manifest,
-            )
-        return packs
+    def _read(
+        self, places: Iterable[Place], take: Callable[[Place, Outcome[bytes]], object]
+    ) -> None:
+        """Take the records of the packs that each place names; read what is not known."""
+        unknown = []
+        for place in places:
+            known = self._packs.get(place.placement_key)
+            if known is None:
+                unknown.append(place)
+            else:
+                take(place, _packs_of(place, Outcome(known)))
+
+        def learn(place: Place, found: Outcome[tuple[Digest, bytes]]) -> None:
+            if found.value is not None:
+                self._know(place.placement_key, found.value)
+            take(place, _packs_of(place, found))
+
+        self._workers.each(_read_packs, unknown, learn, pool="small")
 
     def _know(self, key: ObjectKey, known: tuple[Digest, bytes]) -> None:
         with self._lock:
@@ -281,6 +290,28 @@ class Needs:
             while self._room_bytes < 0:
                 oldest = self._packs.pop(next(iter(self._packs)))
                 self._room_bytes += _PLACEMENT_BYTES + len(oldest[1])
+
+
+def _read_packs(store: Store, place: Place) -> tuple[Digest, bytes]:
+    """Return the manifest of a placement, and the records of its packs."""
+    key = place.placement_key
+    # Not from the handle's cache: the bytes on the store count.
+    placement = Placement.decode(store.read(key), key.digest, where=str(key))
+    return placement.manifest, b"".join(pack.key.record for pack in placement.packs)
+
+
+def _packs_of(place: Place, found: Outcome[tuple[Digest, bytes]]) -> Outcome[bytes]:
+    """Return the packs that a placement names, unless it is that of another manifest."""
+    if found.value is None:
+        return Outcome(None, found.error)
+    manifest, packs = found.value
+    if manifest == place.manifest:
+        return Outcome(packs)
+    where, wanted = place.placement_key, place.manifest
+    return Outcome(
+        None,
+        Malformed("another checkpoint's placement", where=where, expected=wanted, found=manifest),
+    )
 
 
 class KeptPlaces:

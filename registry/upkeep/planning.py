@@ -43,7 +43,7 @@ from holdfast.registry.objects import (
     is_probe,
     snapshot_slot,
 )
-from holdfast.registry.store import RUNS_AT_ONCE, Store, ask_time, in_batches
+from holdfast.registry.store import RUNS_AT_ONCE, Store, Workers, ask_time, in_batches
 from holdfast.registry.store.heads import Head
 from holdfast.registry.upkeep.gc_report import Tally
 from holdfast.registry.upkeep.live import (
@@ -62,6 +62,7 @@ from holdfast.registry.upkeep.live import (
 )
 from holdfast.registry.upkeep.run_notes import Notes, Replayed, RunNote
 from holdfast.registry.upkeep.sealing import SEALS_FROM, QuietRuns, has_only_seals, seal
+from holdfast.registry.upkeep.shards import Shard
 from holdfast.registry.upkeep.sorted_rows import (
     LISTED,
     Objects,
@@ -116,11 +117,15 @@ class Planner:
         forget: Collection[str] = (),
         *,
         full: bool = False,
+        shard: Shard | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self._store = store
         self._epochs = epochs
         self._grace_s = grace_s
-        self._needs = Needs(store)
+        self._shard = shard or Shard()
+        self._workers = workers or Workers(None, store)
+        self._needs = Needs(self._workers)
         self._seen: Mapping[str, Head] = {}
         self._forget = frozenset(forget)
         self._asked_full = self.full = full
@@ -149,7 +154,7 @@ class Planner:
         if not dry_run:
             self._store.prepare_writing()
         # Before the logs, so that objects which are committed meanwhile are found to be needed.
-        objects = list_objects(self._store)
+        objects = list_objects(self._store, self._shard)
         self._check_generations(objects.highest)
         # Before the runs are listed, so that every slot that a note names is in the listing.
         self._notes, self._due, self.differing = Notes.read(self._store), [], set()
@@ -192,13 +197,14 @@ class Planner:
 
     def _needs_beside(self, objects: Listing) -> Needs:
         """Return what finds the objects that runs need, beside a listing."""
-        rows, unlisted = SortedRows(), set[ObjectKey]()
+        # Each shard looks only for its own part of the placements.
+        rows, unlisted = SortedRows(shard=self._shard), set[ObjectKey]()
         for note in self._notes.by_run.values():
             rows.add(object_rows(note.placements(), _NOTED))
         for part in objects.rows.beside(rows):
             heads, told = grouped(part)
             unlisted.update(keys_of(heads[told == _NOTED]))
-        return Needs(self._store, unlisted)
+        return Needs(self._workers, unlisted)
 
     def _list_active(self, objects: SortedRows) -> Iterator[tuple[str, Iterable[ObjectInfo]]]:
         """Find the quiet runs, note what they need, and yield the files of all others."""

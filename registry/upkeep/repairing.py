@@ -33,9 +33,9 @@ from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import ObjectKey, PackRef, stem, thinned
 from holdfast.registry.store import Outcome, Progress, Store, Workers
 from holdfast.registry.upkeep.data_pass import Tables, check_object, check_rows, fault_of
-from holdfast.registry.upkeep.findings import Finding, VerifyReport
+from holdfast.registry.upkeep.findings import Finding, Need, VerifyReport
 from holdfast.registry.upkeep.verify_notes import note_verify
-from holdfast.registry.upkeep.verifying import Need, Verification
+from holdfast.registry.upkeep.verifying import Verification
 from holdfast.registry.values import Digest
 from holdfast.registry.writing import Committer, Composed, StateWriter, Written, adopt
 

@@ -18,6 +18,7 @@ import numpy as np
 from holdfast.registry.errors import StoreFull
 from holdfast.registry.objects import RECORD_BYTES, ObjectKey
 from holdfast.registry.upkeep.gc_report import Tally
+from holdfast.registry.upkeep.shards import Shard
 
 #: Rows that are kept in memory before they go to a file, and that are sorted at once.
 _ROWS = 2**17
@@ -41,9 +42,16 @@ Rows = np.ndarray[Any, Any]
 class SortedRows:
     """Rows by a key that is spread evenly; many of them lie in a file."""
 
-    def __init__(self, dtype: np.dtype[Any] = OBJECT, then: str = "what", bits: int = 0) -> None:
+    def __init__(
+        self,
+        dtype: np.dtype[Any] = OBJECT,
+        then: str = "what",
+        bits: int = 0,
+        shard: Shard | None = None,
+    ) -> None:
         self._dtype, self._then = dtype, then  # field that orders the rows of one key
         self._bits = bits  # bits of the key that all rows have in common
+        self._shard = shard or Shard()  # rows of other keys are not taken
         self._rows = list[Rows]()
         self._waiting = 0  # rows in memory
         self._file: IO[bytes] | None = None
@@ -52,6 +60,7 @@ class SortedRows:
 
     def add(self, rows: Rows) -> None:
         """Take rows."""
+        rows = self._shard.of_rows(rows)
         self._rows.append(rows)
         self._waiting += len(rows)
         self.count += len(rows)

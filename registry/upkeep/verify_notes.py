@@ -84,13 +84,17 @@ class LastVerify(Record):
         return (*(one for one in self.findings if one.severity == "error"), *self.standing)
 
 
-def note_verify(store: Store, report: VerifyReport) -> None:
-    """Keep the result of a verification on this machine; a failure to write is no error."""
+def note_verify(store: Store, report: VerifyReport, *, is_part: bool = False) -> None:
+    """Keep the result of a verification on this machine; a failure to write is no error.
+
+    `is_part` says that it checked one shard only.
+    """
     if store.heads is None:
         return
     errors = [one for one in report.findings if one.severity == "error"]
     notes = [one for one in report.findings if one.severity != "error"]
-    before, time_ms, depth = last_verify(store), int(time.time() * 1000), _depth(report)
+    before, time_ms = last_verify(store), int(time.time() * 1000)
+    depth = _depth(report, is_part=is_part)
     found = LastVerify(
         registry=store.config.id,
         time_ms=time_ms,
@@ -103,7 +107,7 @@ def note_verify(store: Store, report: VerifyReport) -> None:
         notes=len(notes),
         findings=tuple(map(_shortened, [*errors, *notes][:_KEPT])),
         standing=tuple(map(_shortened, report.standing[:_KEPT])),
-        depths={**(before.depths if before else {}), depth: time_ms},
+        depths={**(before.depths if before else {}), **({} if is_part else {depth: time_ms})},
     )
     store.heads.keep(_SUFFIX, join_lines([found.encode()]))
 
@@ -322,11 +326,11 @@ def _parts(ref: str) -> Iterator[str]:
     return ("/".join(names[:end]) for end in range(1, len(names) + 1))
 
 
-def _depth(report: VerifyReport) -> Depth:
+def _depth(report: VerifyReport, *, is_part: bool) -> Depth:
     data = report.data
     if data is None:
         return "structure"
-    if data.packs_read + data.packs_noted < data.packs:
+    if is_part or data.packs_read + data.packs_noted < data.packs:
         return "sample"
     return "deep" if data.chunks_decoded is None else "decode"
 

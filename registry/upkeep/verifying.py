@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from holdfast.registry.errors import (
     IntegrityError,
@@ -23,7 +23,7 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.history import Epochs, list_runs
 from holdfast.registry.history.actions import Place
-from holdfast.registry.objects import ObjectKey, PackRef, open_pack
+from holdfast.registry.objects import KINDS, ObjectKey, PackRef, open_pack
 from holdfast.registry.store import Outcome, Progress, Store, Workers, verify_pack_chunks
 from holdfast.registry.upkeep.data_pass import (
     DataPass,
@@ -33,7 +33,15 @@ from holdfast.registry.upkeep.data_pass import (
     fault_of,
 )
 from holdfast.registry.upkeep.file_names import Names, check_config
-from holdfast.registry.upkeep.findings import DataRead, Finding, Needs, Severity, VerifyReport
+from holdfast.registry.upkeep.findings import (
+    DataRead,
+    Finding,
+    Need,
+    Needs,
+    Severity,
+    VerifyReport,
+    read_differently,
+)
 from holdfast.registry.upkeep.head_check import HeadCheck, NoteCheck
 from holdfast.registry.upkeep.histories import Asked, History, read_history
 from holdfast.registry.upkeep.placement_checks import (
@@ -46,6 +54,7 @@ from holdfast.registry.upkeep.placement_checks import (
     WhichRows,
     check_pack,
 )
+from holdfast.registry.upkeep.shards import Shard
 from holdfast.registry.upkeep.verify_notes import LastCheck, known_damage
 from holdfast.registry.values import Digest
 
@@ -64,16 +73,6 @@ _WRONG_WITHIN = (
 _ORPHAN = "Nothing needs it; `gc` will delete it. Run `gc` before the same state is saved again."
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """A state of a run that needs a damaged object, or has no usable place."""
-
-    run_id: str
-    manifest: Digest  # the state
-    place: Place | None  # its place by the run's log; `None` where the log gives none
-    refs: tuple[str, ...]  # refs of the checkpoints, pins and others that need it
-
-
 def verify(
     store: Store,
     *,
@@ -84,12 +83,14 @@ def verify(
     heads: str | os.PathLike[str] | None = None,
     write_heads: str | os.PathLike[str] | None = None,
     since_last: bool = False,
+    shard: str | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
     """Check a registry; see `Registry.verify`."""
+    part = Shard.parse(shard)
     last = LastCheck(store) if since_last else None
-    verification = Verification(store, progress, heads, executor, last)
+    verification = Verification(store, progress, heads, executor, last, part)
     if deep or decode or sample is not None or resume is not None:
         verification.read_data(sample, resume, decode=decode)
     report = verification.check()
@@ -108,13 +109,15 @@ class Verification:
         heads: str | os.PathLike[str] | None = None,
         executor: Executor | None = None,
         last: LastCheck | None = None,
+        shard: Shard | None = None,
     ) -> None:
         self._store, self._last = store, last
+        self._shard = shard or Shard()
         self._workers = Workers(executor, store)
         self._head_check = HeadCheck(store, heads)
         self._progress = progress
         self._bytes = 0
-        self._packs = DataPass(store, self._workers, self._count)
+        self._packs = DataPass(store, self._workers, self._count, self._shard)
         self._data: DataRead | None = None
         self._decoding: DecodePass | None = None
         self._is_whole = False
@@ -199,12 +202,13 @@ class Verification:
 
     def _looks_for(self, known: Finding) -> bool:
         """Return whether this verification would find damage that an earlier one has found."""
-        if known.needs == "structure":
-            return True
+        if known.needs == "structure":  # logs have no shards
+            return self._shard.is_all or known.where.partition("/")[0] not in KINDS
         if known.needs == "decode" and self._decoding is None:
             return False
         key = ObjectKey.parse(known.where)
-        if key not in self._names.sizes or (key.kind != "packs" and self._is_whole):
+        is_looked_at = key.kind != "packs" and self._is_whole
+        if self._shard.is_all and (key not in self._names.sizes or is_looked_at):
             return True
         return key in self._packs.whole or key in self._packs.faults
 
@@ -305,6 +309,9 @@ class Verification:
         read = self._packs.whole | self._packs.faults.keys()  # compared with their placements
         for place in places:
             self._seen.add(place)
+            # Of a damaged pack all states that need it are found.
+            if not self._packs.faults and not self._shard.has(place.manifest_key):
+                continue
             packs = last.packs_of(place, self._names.sizes) if last else None
             if packs is not None and read.isdisjoint(pack.key for pack in packs):
                 self._packs_of[place] = packs
@@ -369,7 +376,8 @@ class Verification:
         """Hash the manifests and placements that no run needs: a later save may use them."""
         needed = {key for place in self._packs_of for key in self._keys_of(place)[:2]}
         needed |= {key for place in self._held() for key in self._keys_of(place)[:2]}
-        rest = [k for k in self._names.sizes if k.kind != "packs" and k not in needed]
+        small = (k for k in self._names.sizes if k.kind != "packs" and self._shard.has(k))
+        rest = [key for key in small if key not in needed]
 
         def take(key: ObjectKey, done: Outcome[int]) -> None:
             if isinstance(done.error, ObjectNotFound):
@@ -428,7 +436,7 @@ class Verification:
                 fault_of(error)
             else:
                 del self._packs.faults[key]
-                self._findings.append(_read_differently(key))
+                self._findings.append(read_differently(key))
 
     # Findings
 
@@ -482,16 +490,6 @@ def _condemned_by(store: Store, key: ObjectKey) -> str:
     except (IntegrityError, UnsupportedFormat):
         return ""
     return f"; condemned by epoch {', '.join(map(str, found))}" if found else ""
-
-
-def _read_differently(key: ObjectKey) -> Finding:
-    return Finding(
-        key.kind.removesuffix("s"),
-        str(key),
-        "damaged when it was read first, and whole when it was read again",
-        advice="If nobody repaired it meanwhile, a disk, memory or network gives wrong bytes.",
-        severity="note",
-    )
 
 
 def _order(finding: Finding) -> tuple[str, str, str]:

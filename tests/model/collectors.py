@@ -153,7 +153,7 @@ class Collectors:
     def _sweep(self, me: Memory, state: State) -> Iterator[Move]:
         """G4, then G5."""
         ready = [run for run in runs(me.listed) if self._is_marked(state.logs[run], me.e)]
-        if not self._rules.all_marked:
+        if not self._rules.all_marked or (ready and not self._rules.shard_of_keys):
             ready = list(runs(me.listed))
         if self._apart:
             for run in ready:

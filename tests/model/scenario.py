@@ -31,6 +31,8 @@ class Rules:
         forgotten_by_name: G0: a run that cannot be read is passed over only once it is forgotten.
         ended_first: G0: its log was ended before that.
         all_marked: G5 waits until every run is marked.
+        shard_of_keys: G5: a shard is a part of the keys, so it waits for the marks of all runs, and
+            not for those of a part of the runs.
         remark: G4: M_e comes from a replay after G1, not from the one before the keys were chosen.
         replay_reaches_mark: G4: ... and that reaches the mark.
         mark_of_this_epoch: G3: only a mark of this epoch or a later one serves.
@@ -60,6 +62,7 @@ class Rules:
     forgotten_by_name: bool = True
     ended_first: bool = True
     all_marked: bool = True
+    shard_of_keys: bool = True
     remark: bool = True
     replay_reaches_mark: bool = True
     mark_of_this_epoch: bool = True

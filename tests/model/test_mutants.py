@@ -42,6 +42,8 @@ ONE_RUN = Scenario((SAVES, EVICTS, C1))
 ONE_RUN_W2A = Scenario((SAVES_W2A, EVICTS, C1))
 #: Its state is saved by a run that is born meanwhile: a new one, or a fork of it.
 BIRTH = Scenario((BEGINS, EVICTS, C1), runs=((0,), None))
+#: Its state is saved by a run that was there before.
+TWO_RUNS = Scenario((Writer("saver", 1), EVICTS, C1), runs=((0,), ()))
 TWO_SWEEPS = Scenario((SAVES, EVICTS, C1, C2), epochs=2)
 #: A state moves to a file that another run lets go.
 RELOCATION = Scenario(
@@ -119,6 +121,7 @@ MUTANTS = {
     "gone on past an unreadable slot, by itself": Mutant("forgotten_by_name", GARBAGE, 5, 6),
     "forgotten before its log is ended": Mutant("ended_first", GARBAGE, 7, 8),
     "a sweep before all runs are marked": Mutant("all_marked", ONE_RUN, 8, 11),
+    "a shard that waits for the marks of its own runs": Mutant("shard_of_keys", TWO_RUNS, 9, 14),
     "no second replay: M_e from G1": Mutant("remark", ONE_RUN, 10, 14),
     "M_e from a replay before the mark": Mutant("replay_reaches_mark", ONE_RUN, 9, 13),
     "an older mark taken for this epoch's": Mutant("mark_of_this_epoch", TWO_SWEEPS, 10, 15),

@@ -20,6 +20,7 @@ import pytest
 
 import holdfast
 from holdfast import sync
+from holdfast.backends.wrappers import Call, Metered
 from holdfast.registry.comparing.tensor_stats import stats
 from holdfast.registry.errors import Damaged, WorkersFailed
 from holdfast.registry.face.registry import Registry
@@ -229,6 +230,41 @@ def test_a_repack_makes_the_same_packs(sound: Path) -> None:
     assert reports[0] == reports[1]
     assert held[0] == held[1]
     assert json.loads(reports[0][1])["packs_written"]
+
+
+def test_a_collection_deletes_the_same(sound: Path) -> None:
+    """Workers read the placements, and nothing else."""
+    reports, held = [], []
+    for name, executor in (("here", None), ("there", Crossing(2))):
+        with closing(copied(sound, name)) as registry:
+            calls: list[Call] = []
+            store = registry.handle.store
+            store.backend = Metered(store.backend, calls)
+            for options in ({"shard": "2/3"}, {}, {"full": True}):
+                done = registry.gc(grace_s=0, executor=executor, **options)
+                reports.append(as_json(replace(done, unfinished_bytes=0)))
+            read = [call.key for call in calls if call.method == "get"]
+            assert any(key.startswith("placements/") for key in read) == (executor is None)
+            assert registry.verify(deep=True).ok
+            held.append(objects(store.backend))
+    assert executor.calls > 3
+    assert reports[:3] == reports[3:]
+    assert json.loads(reports[0])["deleted"]["objects"] > 0
+    assert held[0] == held[1]
+
+
+def test_what_a_worker_cannot_read_stops_a_collection(damaged: Path) -> None:
+    with closing(copied(damaged, "stopped")) as registry:
+        before = objects(registry.handle.store.backend)
+        with pytest.raises(Damaged, match=r"(?s)placements/.*Nothing was deleted"):
+            registry.gc(grace_s=0, executor=Crossing())
+        with ProcessPoolExecutor(1, get_context("spawn")) as broken:
+            broken.submit(os.getpid).result()
+            for process in list(broken._processes.values()):
+                process.kill()
+            with pytest.raises(WorkersFailed):
+                registry.gc(grace_s=0, executor=broken)
+        assert objects(registry.handle.store.backend) == before
 
 
 def test_counts_and_statistics_are_the_same(sound: Path, damaged: Path) -> None:

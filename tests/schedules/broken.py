@@ -68,6 +68,20 @@ def deletes_before_all_marks(patch: Patch) -> None:
     patch.setattr(Collector, "_mark_run", mark_one_and_delete)
 
 
+def shards_mark_their_own_runs(patch: Patch) -> None:
+    """G5 of a shard waits for the marks of a part of the runs; it reads the others as they are."""
+    mark_run = Collector._mark_run
+
+    def mark_own(self: Collector, sweep: object, run_id: str) -> set[bytes]:
+        if self._shard.number == (2 if run_id == OTHER else 1):
+            return mark_run(self, sweep, run_id)
+        log = RunLog(self._store, run_id)
+        log.read_to(log.length())
+        return self._planner.needed_by(log)
+
+    patch.setattr(Collector, "_mark_run", mark_own)
+
+
 def runs_listed_too_early(patch: Patch) -> None:
     """G2 before G1: a run that is created in between is not marked."""
     condemn = Collector.condemn
@@ -338,6 +352,7 @@ BROKEN: dict[str, Callable[[Patch], None]] = {
         no_mark,
         no_second_look,
         deletes_before_all_marks,
+        shards_mark_their_own_runs,
         runs_listed_too_early,
         no_recheck,
         rechecked_once,

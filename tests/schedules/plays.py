@@ -147,6 +147,16 @@ def gather(session: Session) -> None:
     collect(session.open().handle.store, grace_s=0.0)
 
 
+def gather_shard(shard: str) -> Program:
+    """Collect the unneeded objects of one part of the keys."""
+
+    def gather_it(session: Session) -> None:
+        session.ready()
+        collect(session.open().handle.store, grace_s=0.0, shard=shard)
+
+    return gather_it
+
+
 def undo(session: Session) -> Saved:
     """Recover the evicted checkpoint."""
     session.ready()
@@ -301,6 +311,14 @@ MIXES: dict[str, Callable[[], Scenario]] = {
     "reading under a repack": lambda: play({"read": read, "repack": repack_all, "gc": gather}),
     "two collectors": lambda: play(
         {"again": push_again(), "evict": evict, "gc": gather, "gc2": gather},
+    ),
+    "two shards": lambda: play(
+        {
+            "again": push_again(OTHER),
+            "evict": evict,
+            "gc": gather_shard("1/2"),
+            "gc2": gather_shard("2/2"),
+        },
     ),
     "a collector dies": lambda: play(
         {"again": push_again(), "gc": gather, "born": push_born, "gc2": gather},

@@ -17,6 +17,7 @@ FOUND: dict[str, tuple[str, int, Fate, str]] = {
     "no_mark": ("another run", 1, "now", GONE),
     "no_second_look": ("another run, something alike, opened before", 1, "now", GONE),
     "deletes_before_all_marks": ("another run, something alike, opened before", 1, "now", GONE),
+    "shards_mark_their_own_runs": ("two shards", 1, "now", GONE),
     "runs_listed_too_early": ("another run, something alike, opened before", 1, "now", GONE),
     "no_recheck": ("another run", 1, "now", GONE),
     "rechecked_once": ("another run", 1, "now", GONE),

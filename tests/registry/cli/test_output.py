@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +16,7 @@ from holdfast.registry.cli import columns as tables
 from holdfast.registry.cli import output
 from holdfast.registry.cli.columns import Column, Table
 from tests.registry.cli.calling import Call, Terminal
+from tests.support.commands import invoke
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\r\n[red]markup[/red]\x9b31m"
 TAMED = r"\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\r\n[red]markup[/red]\x9b31m"
@@ -129,6 +133,48 @@ def test_without_a_terminal_a_long_command_says_how_far_it_is_each_minute(
             advance(int(now_s) * 1024**2)
     lines = ["verifying: 60.0 MiB so far, 1 min", "verifying: 125.0 MiB so far, 2.08 min"]
     assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_before_its_work_a_command_says_what_it_has_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(output, "clock", SimpleNamespace(monotonic=lambda: now_s))
+    with output.bar("deleting") as advance:
+        for at_s, act, done in (
+            (59.0, advance.lists, 1000),
+            (60.0, advance.lists, 2000),
+            (119.0, advance.reads, 5),
+            (120.0, advance.reads, 3 * 1024),
+            (180.0, advance, 7 * 1024),
+            (240.0, advance.reads, 9 * 1024),
+        ):
+            now_s = at_s
+            act(done)
+    assert capsys.readouterr().err.splitlines() == [
+        "reading: 2,000 names, 0 B so far, 1 min",
+        "reading: 2,000 names, 3.0 KiB so far, 2 min",
+        "deleting: 7.0 KiB so far, 3 min",
+        "deleting: 7.0 KiB so far, 4 min",
+    ]
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with output.bar("deleting") as advance:
+        advance.lists(1200)
+    assert "reading: 1,200 names, 0 B" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    "words", [["gc"], ["gc", "--dry-run"], ["verify"], ["repack", "--dry-run"], ["du"]]
+)
+def test_who_plans_for_long_says_so(tmp_path: Path, monkeypatch, words: list[str]) -> None:
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as registry:
+        registry.create_run("a").save({"w": 1.0}, step=1)
+    ticks = count(step=61)
+    monkeypatch.setattr(output, "clock", SimpleNamespace(monotonic=lambda: next(ticks)))
+    told = invoke(*words, "-r", tmp_path / "reg").stderr
+    assert re.search(r"^reading: [1-9][0-9]* names?, .* so far, .*min$", told, re.MULTILINE)
 
 
 def test_plain_table_is_aligned() -> None:

@@ -25,6 +25,7 @@ from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.objects.framing import join_lines
 from holdfast.registry.objects.keys import ObjectKey, slot_key
+from holdfast.registry.store import Workers
 from holdfast.registry.upkeep.gc import Collector, collect
 from holdfast.registry.upkeep.live import Needs
 from tests.support.faults import flip
@@ -58,7 +59,8 @@ def _needed(reg) -> set[str]:
     """Return what the other run needs."""
     log = RunLog(reg.handle.store, "other")
     log.open()
-    return set(map(str, map(ObjectKey.of_record, Needs(reg.handle.store).of(log.run))))
+    needs = Needs(Workers(None, reg.handle.store)).of(log.run)
+    return set(map(str, map(ObjectKey.of_record, needs)))
 
 
 @pytest.fixture

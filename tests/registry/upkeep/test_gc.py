@@ -39,6 +39,7 @@ from holdfast.registry.objects.keys import (
     snapshot_prefix,
 )
 from holdfast.registry.spec import Draw, Phase, Pool, RunSpec
+from holdfast.registry.store import Workers
 from holdfast.registry.upkeep import live
 from holdfast.registry.upkeep.gc import DAY_S, Collector, collect
 from holdfast.registry.upkeep.live import Needs
@@ -794,7 +795,7 @@ def test_what_another_collector_deleted_meanwhile_is_no_damage(
         collector.condemn()
         # Unknown to the collector, so that its placements are read while it marks.
         collector._planner.logs.pop("run")
-        collector._planner._needs = Needs(collector._store)
+        collector._planner._needs = Needs(Workers(None, collector._store))
     hooked.before = Once(str(going.handle.reader.place.placement_key), act, "get")
     for name in ("choose", "condemn", "mark", "delete")[0 if step == "choose" else 2 :]:
         getattr(collector, name)()
