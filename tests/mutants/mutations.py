@@ -115,7 +115,8 @@ def change_of(mutation: Mutation, function: ast.FunctionDef) -> _Change:
 
 
 def _changes(function: ast.FunctionDef) -> Iterator[_Change]:
-    """Yield the changes of a function, in the order of its nodes; each is made in the tree."""
+    """Yield the changes of a function, always in one order; each is made in the tree."""
+    yield from _of_statement(function)
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     for statement in body:
         for node in ast.walk(statement):
