@@ -28,6 +28,7 @@ _COMMANDS = {
     "show": "checkpoints.show: Show a checkpoint, release, artifact or pool entry.",
     "log": "showing.log: Show the history of a run, newest first.",
     "diff": "comparing.diff: Compare two checkpoints, or runs; only --values reads data.",
+    "attest": "comparing.attest: Say which checkpoint's bytes a file has, from digests alone.",
     "merge": "checkpoints.merge: Average checkpoints, or pick parts of them, into a new one.",
     "ui": "ui.ui: Look at a registry in a browser, read-only, until you press Ctrl-C.",
     "page": "ui.page: Write the pages of runs to one file, which opens offline.",
@@ -126,7 +127,7 @@ _GROUPS = {
 #: Headings in the help of `holdfast`, and the commands below each.
 _SECTIONS = {
     "Start": "init doctor preset run",
-    "Look": "ls show log diff watch bisect verify-resume",
+    "Look": "ls show log diff attest watch bisect verify-resume",
     "Name": "tag gate release metric pool merge",
     "Move": "push pull sync stream journal",
     "Keep clean": "care prune rm undo hold du gc repack tier verify repair",

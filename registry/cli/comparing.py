@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -12,8 +13,8 @@ from holdfast.registry.cli.columns import Column, Table, metrics, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked, ref, tensor_json
 from holdfast.registry.cli.opening import reads, workers_at
-from holdfast.registry.cli.options import argument, flag
-from holdfast.registry.cli.output import Part, Sentence
+from holdfast.registry.cli.options import argument, flag, option
+from holdfast.registry.cli.output import Note, Part, Sentence
 from holdfast.registry.comparing import (
     KINDS,
     Branches,
@@ -28,7 +29,7 @@ from holdfast.registry.comparing import (
 from holdfast.registry.comparing import diff as compare
 from holdfast.registry.comparing import stats as sum_up
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.face import Registry
+from holdfast.registry.face import Attestation, Registry
 from holdfast.registry.history import (
     ValueDiff,
     config_by_path,
@@ -39,6 +40,7 @@ from holdfast.registry.history import (
 )
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading import Checkpoint, Stored, TensorInfo
+from holdfast.registry.values import abridged
 
 _DIFF = (
     Column("component", "name"),
@@ -47,6 +49,8 @@ _DIFF = (
 )
 #: How many differences a person is shown; `--json` has all.
 SHOWN = 40
+#: The most names of an attestation in a line, and in a list of its JSON.
+_NAMES, _IN_JSON = 10, 1000
 _BRANCHES = (
     Column("step", "at"),
     Column("first", text=lambda side: _metrics(side), none="-", folds=True),
@@ -93,6 +97,64 @@ def diff(
         lambda: _diff_json(old, new, found, values=values),
         lambda: [f"the same state: {new.digest.short}"] if found.is_same else _print_diff(found),
     )
+
+
+@command(reads)
+def attest(
+    opened: Registry,
+    *,
+    file: Path = argument("FILE", "The file, or a folder of Hugging Face."),
+    ref: str | None = argument(
+        "REF",
+        "The checkpoint; by default the runs are searched.",
+        default=None,
+        autocompletion=completing.REFS,
+    ),
+    format_name: str | None = option("--format", "NAME", "Its format, as for push."),
+    most: int = option(
+        "--most", "N", "Without REF: the most states to compare it with.", default=200, min=1
+    ),
+    max_bytes: int | None = options.MAX_BYTES,
+) -> Answer:
+    """Say which checkpoint's bytes a file has, from digests alone.
+
+    Each tensor is hashed, and compared with the manifest: no tensor data is read from the registry.
+    Without REF the runs are searched, the newest first, until a state matches as a whole. The exit
+    status is 0 for a whole match, and else 1.
+    """
+    found = opened.attest(file, ref, format=format_name, most=most, max_bytes=max_bytes)
+    status = 0 if found.is_whole else 1
+    return Answer(lambda: _attestation_json(found), lambda: _attestation(found), status=status)
+
+
+def _attestation(found: Attestation) -> Iterator[Part]:
+    name = f"{found.ref}  {found.id.short}" if found.id else "no state that was looked at"
+    yield f"{'whole' if found.is_whole else 'not whole'}: {name}"
+    lines = {
+        f"{output.counted(len(some), 'tensor')} {kind}": some
+        for kind, some in found.tensors.items()
+    }
+    lines |= {"values differ": found.values, "not compared": found.uncompared}
+    for about, names in {**lines, "not in the file": found.absent}.items():
+        is_said = names and not about.endswith(" equal")
+        text = f": {abridged(names, ', ', most=_NAMES)}" if is_said else ""
+        yield from [about + text] if names else []
+    for where, reason in found.unread.items():
+        yield Note(f"not read: {where}: {reason}")
+    if found.left or found.unopened:
+        runs = output.counted(found.unopened, "run")
+        yield Note(f"not looked at: {output.counted(found.left, 'state')}, and {runs} not opened")
+
+
+def _attestation_json(found: Attestation) -> dict[str, Any]:
+    paths = {**found.tensors, "values": found.values, "uncompared": found.uncompared}
+    return {
+        "whole": found.is_whole,
+        **picked(found, "ref id format"),
+        "counts": {kind: len(some) for kind, some in paths.items()},
+        "paths": {kind: some[:_IN_JSON] for kind, some in paths.items() if kind != "equal"},
+        **picked(found, "absent equal_bytes looked_at left unopened unread"),
+    }
 
 
 def _runs(opened: Registry, given: list[str]) -> Answer:

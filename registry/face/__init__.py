@@ -1,7 +1,8 @@
 """A registry, and a run of it, as users hold them. These are public: names, arguments, errors stay.
 
 - `factory`: `init` and `open`. `registry`: `Registry`; `registry_handle`: its inner value. `refs`:
-  from `RUN/latest` or a part of an id to a stored state. `syncing`: copies the missing history of
+  from `RUN/latest` or a part of an id to a stored state. `attesting`:
+  which checkpoint's bytes a file has. `syncing`: copies the missing history of
   runs from one registry to another, fast-forward only, and repairs one from a mirror. `caring`: the
   work of a night, step by step.
 - `run`: `Run`, the handle that trains; `resuming`: how its training comes back, and how a `with`
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
+    from holdfast.registry.face.attesting import Attestation as Attestation
     from holdfast.registry.face.batches import lost_within_an_epoch as lost_within_an_epoch
     from holdfast.registry.face.batches import own_generators as own_generators
     from holdfast.registry.face.caring import CareReport as CareReport

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -22,6 +23,7 @@ from holdfast.registry.store import DAY_S, Store
 
 if TYPE_CHECKING:
     from holdfast.registry.comparing import Branches, Diff
+    from holdfast.registry.face.attesting import Attestation
     from holdfast.registry.face.run import Run
     from holdfast.registry.history import RunLog
     from holdfast.registry.loading import Checkpoint, Stored
@@ -321,6 +323,39 @@ class Registry:
             self.checkpoint(one) if isinstance(one, str) else one for one in (before, after)
         )
         return diff(old.handle, new.handle, values=values)
+
+    def attest(
+        self,
+        path: str | os.PathLike[str],
+        ref: str | None = None,
+        *,
+        format: str | None = None,  # noqa: A002
+        most: int = 200,
+        max_bytes: int | None = None,
+    ) -> Attestation:
+        """Say which checkpoint's bytes a file has, tensor by tensor, from digests alone.
+
+        Only manifests are read from the registry, no tensor data. A file of `safetensors`, `torch`,
+        `npz` or `hf` is hashed chunk by chunk; other formats are read whole, as by a push.
+
+        Args:
+            path: The file, or a folder of Hugging Face.
+            ref: The state to compare it with. Default: those of the runs, the newest run first and
+                of each the newest checkpoint, until one matches as a whole.
+            format: As for `holdfast.formats.read`, which has the errors of a file too.
+            most: Without `ref`, the most states to compare it with.
+            max_bytes: As for `holdfast.formats.read`.
+
+        Raises:
+            NotFound: The ref names nothing.
+            IntegrityError: The manifest of the state that `ref` names is damaged or gone.
+        """
+        from holdfast.registry import formats
+        from holdfast.registry.face.attesting import attest, compare
+
+        named = None if ref is None else self.stored(ref).handle
+        file = formats.digest(Path(path), format, max_bytes)
+        return attest(self._handle, file, most) if named is None else compare(named, file)
 
     def checkpoint(self, ref: str) -> Checkpoint:
         """Return exactly the checkpoint that a ref names.

@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats import content, table
 from holdfast.registry.formats.content import Content, MemoryContent, StoredContent, with_torch
+from holdfast.registry.formats.digesting import BY_TURNS, components, without_bytes
 from holdfast.registry.formats.source import check_path, limited, within
 from holdfast.registry.formats.state_file import (
     FileReport,
@@ -35,6 +37,7 @@ from holdfast.registry.formats.state_file import (
 from holdfast.registry.formats.table import Format
 from holdfast.registry.formats.target import check_target
 from holdfast.registry.loading import Stored, is_tree
+from holdfast.registry.objects import Component
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
@@ -83,6 +86,7 @@ __all__ = [
     "check_scope",
     "check_target",
     "detect",
+    "digest",
     "encode_header",
     "fail",
     "inspect",
@@ -156,6 +160,15 @@ def read(
     if portable:
         return found
     return FileState(with_torch(found.state), found.format, found.size_bytes, found.metadata)
+
+
+def digest(path: Path, name: str | None, max_bytes: int | None) -> tuple[str, dict[str, Component]]:
+    """Return the format of a file, and the components that a push of it would store."""
+    with limited(max_bytes), within(path):
+        check_path(path)
+        found = _format_of(path, name)
+        with without_bytes() if found.name in BY_TURNS else nullcontext():
+            return found.name, components(found.module.read(path).state)
 
 
 def write(

@@ -14,6 +14,7 @@ import json
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,9 +27,17 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.formats import safetensors, torch
 from holdfast.registry.formats.content import Content, MemoryContent, portable
+from holdfast.registry.formats.digesting import is_digesting, taken
 from holdfast.registry.formats.safetensors import headers, read_index, read_shards
 from holdfast.registry.formats.safetensors_header import header_of, read_file
-from holdfast.registry.formats.source import check_room, json_object, walk, whole
+from holdfast.registry.formats.source import (
+    check_room,
+    json_object,
+    read_exactly,
+    stable,
+    walk,
+    whole,
+)
 from holdfast.registry.formats.state_file import (
     FileReport,
     FileState,
@@ -56,6 +65,8 @@ _JSON: Final = (
 )
 _COMPONENTS: Final = ("model", "adapter", "optimizer", "json", "metadata", "files")
 _MAX_FILES: Final = 10_000
+#: Longer files become arrays.
+_SHORT_BYTES: Final = 4096
 
 
 def detect(path: Path) -> bool:
@@ -213,6 +224,11 @@ def _of_json(name: str, file: Path) -> _Part:
 
 
 def _of_bytes(name: str, file: Path) -> _Part:
+    with stable(file) as opened:
+        size = file.stat().st_size
+        if is_digesting() and size > _SHORT_BYTES:
+            fill = partial(read_exactly, opened, path=file)
+            return {"files": {name: taken("uint8", (size,), fill)}}, size
     data = bytes(whole(file)[0])
     return {"files": {name: data}}, len(data)
 

@@ -25,6 +25,7 @@ from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
 from holdfast.registry.formats.content import Content, NamedTensors
+from holdfast.registry.formats.digesting import filling, is_digesting, taken
 from holdfast.registry.formats.source import KEEP, check_room, entries_of, stable, unsound
 from holdfast.registry.formats.state_file import (
     RAISED,
@@ -203,22 +204,34 @@ def _checked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> _A
 def _loaded(archive: zipfile.ZipFile, array: _Array, path: Path) -> Any:
     shape = array.shape[::-1] if array.is_fortran else array.shape
     try:
-        value = np.empty(shape, array.dtype)
         with archive.open(array.entry) as file:
             file.read(array.start)
+            if is_digesting() and array.dtype.isnative and not array.is_fortran:
+                return _hashed(array, partial(_fill, file))
+            value = np.empty(shape, array.dtype)
             flat: Any = value.reshape(-1).view(np.uint8)
             _fill(file, memoryview(flat))
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError) as error:
         _broken(f"{path}: {array.entry.filename}", "damaged data", "data of its CRC-32", error)
     if not array.dtype.isnative:
         value = value.byteswap(inplace=True).view(array.dtype.newbyteorder("="))
-    return value.T if array.is_fortran else value
+    value = value.T if array.is_fortran else value
+    if is_digesting():  # no more than one such array is in memory
+        data: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        return _hashed(array, filling(memoryview(data)))
+    return value
+
+
+def _hashed(array: _Array, fill: Callable[[memoryview], object]) -> Any:
+    """Return an array that repeats one element; its own bytes are hashed."""
+    unread = np.broadcast_to(np.zeros((), array.dtype.newbyteorder("=")), array.shape)
+    return taken(pytree.describe(unread)[0], array.shape, fill, unread)
 
 
 def _fill(file: IO[bytes], into: memoryview) -> None:
-    """Fill memory from an entry to its end, where zipfile checks its CRC-32."""
+    """Fill memory from an entry; at its end zipfile checks its CRC-32."""
     done = 0
-    while part := file.read(_STEP_BYTES):
+    while done < len(into) and (part := file.read(min(_STEP_BYTES, len(into) - done))):
         into[done : done + len(part)] = part
         done += len(part)
     if done != len(into):

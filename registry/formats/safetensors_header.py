@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.formats.digesting import taken
 from holdfast.registry.formats.source import (
     KEEP,
     check_room,
@@ -236,12 +236,11 @@ def read_file(path: Path) -> tuple[dict[str, object], Header, int]:
         tensors: dict[str, object] = {}
         for name, dtype, shape in header.tensors:
             try:
-                tensors[name], data = pytree.allocate(dtype, shape, "tensor")
+                tensors[name] = taken(dtype, shape, partial(read_exactly, file, path=path))
             except InvalidInput:
                 raise
             except (MemoryError, ValueError) as error:
                 raise IncompatibleState(
                     "a tensor does not fit into memory", where=f"{path}: {name}", found=error
                 ) from error
-            read_exactly(file, data, path)
     return tensors, header, size

@@ -29,6 +29,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 from holdfast.backends.errors import StoreUnsuitable
 from holdfast.backends.local import folders
 from holdfast.registry.errors import AccessDenied, IncompatibleState, InvalidInput, StorageError
+from holdfast.registry.formats.digesting import is_digesting
 from holdfast.registry.values import Budget, check_json, check_path_name
 
 #: The most folders within each other.
@@ -288,8 +289,10 @@ def check_size(size: int, path: Path, *, default: int | None = None) -> None:
 
 
 def check_room(size: int, path: Path | str, *, copies: int = 1) -> None:
-    """Check that the decompressed file is within the limit and fits into memory."""
+    """Check that the decompressed file is within the limit, and fits into memory if it is kept."""
     check_size(size, Path(path))
+    if is_digesting():
+        return
     available = available_bytes()
     size *= copies
     if size > available:

@@ -77,6 +77,12 @@ class Container:
         """Read a storage straight into new memory."""
         return _read_extent(self.file, self.extents[key], f"{self.path}: storage {key!r}")
 
+    def reading(self, key: str, offset: int) -> Callable[[memoryview], None]:
+        """Return a function that reads the next bytes of a storage, from an offset on."""
+        where = f"{self.path}: storage {key!r}"
+        self.file.seek(_begin(self.file, self.extents[key], where) + offset)
+        return partial(read_exactly, self.file, path=Path(where))
+
 
 def is_one(head: bytes) -> bool:
     """Return whether the first bytes of a file begin the form before 1.6."""
@@ -109,7 +115,7 @@ def _refuse_other(head: bytes, path: Path) -> NoReturn:
     )
 
 
-def _read_extent(file: BinaryIO, extent: Extent, where: str) -> memoryview:
+def _begin(file: BinaryIO, extent: Extent, where: str) -> int:
     start = extent.start
     if extent.has_header:
         head = bytearray(_LOCAL_HEADER_BYTES)
@@ -119,6 +125,11 @@ def _read_extent(file: BinaryIO, extent: Extent, where: str) -> memoryview:
             broken(where, "an entry of the archive is not where it should be", None, None)
         start += _LOCAL_HEADER_BYTES
         start += int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+    return start
+
+
+def _read_extent(file: BinaryIO, extent: Extent, where: str) -> memoryview:
+    start = _begin(file, extent, where)
     try:
         array: Any = np.empty(extent.nbytes, np.uint8)
     except (MemoryError, ValueError) as error:

@@ -15,6 +15,7 @@ import numpy as np
 from holdfast.registry import pytree
 from holdfast.registry.errors import IntegrityError, InvalidInput
 from holdfast.registry.formats.content import MemoryContent
+from holdfast.registry.formats.digesting import filling, is_digesting, taken
 from holdfast.registry.formats.torch.container import Container
 from holdfast.registry.pytree import TensorBytes
 from holdfast.registry.pytree import allocate_bytes as allocate
@@ -165,7 +166,7 @@ class Tensors:
             head = [list(parts[3])]
         if not all(isinstance(part, TensorBytes) for part in named.values()):
             raise TypeError("a part of a sparse tensor is no tensor")
-        if not self._with_data:
+        if not self._with_data or is_digesting():
             return named
         self._budget.take(sum(part.data.nbytes for part in named.values()))
         nodes = [{"t": number} for number in range(len(named))]
@@ -195,14 +196,27 @@ class Tensors:
             raise ValueError("a tensor is not within its storage")
         if not self._with_data or not elements:
             return TensorBytes(dtype, shape, memoryview(b""))
-        data = self._data(storage, item)
         start, nbytes = offset * item, elements * item
-        if _is_contiguous(shape, stride):
+        is_contiguous = _is_contiguous(shape, stride)
+        container = self._container
+        if (
+            is_digesting()
+            and is_contiguous
+            and not flags
+            and container
+            and not container.is_swapped
+        ):
+            fill = container.reading(storage.key, storage.start + start)
+            hashed: TensorBytes = taken(dtype, shape, fill)
+            return hashed
+        data = self._data(storage, item)
+        if is_contiguous:
             made = TensorBytes(dtype, shape, data[start : start + nbytes])
         else:
             self._budget.take(nbytes)
             made = _copied(data, start, dtype, shape, stride)
-        return self._flipped(made, flags) if flags else made
+        made = self._flipped(made, flags) if flags else made
+        return taken(dtype, shape, filling(made.data)) if is_digesting() else made
 
     def _data(self, storage: Storage, item: int) -> memoryview:
         held = self._held.get(storage.key)
@@ -211,7 +225,8 @@ class Tensors:
             held = self._container.read(storage.key)
             if self._container.is_swapped:
                 _swap(held, storage.dtype, item)
-            self._held[storage.key] = held
+            if not is_digesting():
+                self._held[storage.key] = held
         return held[storage.start : storage.start + storage.nbytes]
 
     def _flipped(self, tensor: TensorBytes, flags: Any) -> TensorBytes:

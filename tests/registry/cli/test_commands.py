@@ -197,6 +197,22 @@ def test_diff(call: Call) -> None:
     assert call("diff", "demo", "demo/best").stdout.startswith("the same state")
 
 
+def test_attest(call: Call, tmp_path: Path) -> None:
+    call("pull", "demo/main/step10", "--only", "model", "--to", tmp_path / "m.npz")
+    result = call("attest", tmp_path / "m.npz", "demo/main/step10")
+    assert result.stdout.splitlines()[1:] == ["1 tensor equal", "not in the file: epoch"]
+    assert result.stdout.startswith("whole: demo/main/step00000010  ")
+    assert call("attest", tmp_path / "m.npz").stdout.startswith("whole: demo/main/step00000010  ")
+    other = call("attest", tmp_path / "m.npz", "demo", status=1)
+    assert other.stdout.splitlines()[1:] == [
+        *("1 tensor changed: model/w", "not in the file: epoch"),
+    ]
+    np.savez(tmp_path / "other.npz", w=np.zeros(3))
+    none = call("attest", tmp_path / "other.npz", "--most", 1, status=1)
+    assert none.stdout == "not whole: no state that was looked at\n"
+    assert none.stderr == "not looked at: 1 state, and 0 runs not opened\n"
+
+
 def test_metric_and_tag(call: Call) -> None:
     assert "acc=0.75" in call("metric", "add", "demo/main/step10", "loss=0.1", "acc=0.75").stdout
     assert call("ls", "demo").stdout.splitlines()[1].endswith("best")

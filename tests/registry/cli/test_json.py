@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import holdfast
@@ -103,6 +104,25 @@ def test_diff(call_json: CallJson) -> None:
     (tensor,) = found["tensors"]
     assert (tensor["kind"], tensor["path"]) == ("changed", "model/w")
     assert found["values"] == [{"kind": "changed", "path": "epoch", "before": 1, "after": 2}]
+
+
+def test_attest(call_json: CallJson, tmp_path: Path) -> None:
+    np.savez(tmp_path / "f.npz", w=np.zeros(600, np.float32))
+    found = call_json("attest", tmp_path / "f.npz", "demo", status=1)
+    assert found == {
+        "whole": False,
+        "ref": "demo/phase2/step00000020",
+        "id": found["id"],
+        "format": "npz",
+        "counts": {"changed": 1, "values": 0, "uncompared": 0},
+        "paths": {"changed": ["model/w"], "values": [], "uncompared": []},
+        "absent": ["epoch"],
+        "equal_bytes": 0,
+        "looked_at": 1,
+        "left": 0,
+        "unopened": 0,
+        "unread": {},
+    }
 
 
 def test_verify_and_doctor(call_json: CallJson) -> None:
