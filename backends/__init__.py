@@ -31,7 +31,7 @@ from holdfast.backends.errors import (
     StoreUnsuitable,
 )
 from holdfast.backends.location import Location, parse
-from holdfast.backends.opening import open_backend
+from holdfast.backends.opening import open_backend, open_files
 
 __all__ = [
     "AccessDenied",
@@ -51,6 +51,7 @@ __all__ = [
     "StoreUnavailable",
     "StoreUnsuitable",
     "open_backend",
+    "open_files",
     "parse",
     "refuse_links",
 ]

@@ -27,6 +27,7 @@ from holdfast.backends.location import (
 )
 
 if TYPE_CHECKING:
+    from holdfast.backends.fsspec.files import Files
     from holdfast.backends.s3.settings import TakenOptions
 
 Transport = Literal["boto3", "s3fs"]
@@ -80,6 +81,28 @@ def open_backend(
 
         return MemoryBackend(location.name)
     return LocalBackend(location.path)
+
+
+def open_files(
+    url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> Files:
+    """Return the plain files below a URL or path, through fsspec; nothing is contacted yet.
+
+    Raises:
+        InvalidLocation: It names no place, or an option cannot be used.
+        StoreUnsuitable: A driver is not installed.
+    """
+    from holdfast.backends.fsspec.file_systems import make
+    from holdfast.backends.fsspec.files import Files
+
+    _refuse_chain(url)
+    location, options = parse(url), dict(storage_options or {})
+    if location.scheme == "file":
+        return Files(make("file", str(location.path), options), str(location.path), options)
+    if location.scheme == "s3":
+        plain, options = _for_s3fs(location, options)
+        return Files(make("s3", plain, options), plain, options)
+    return Files(make(location.scheme, os.fspath(url), options), os.fspath(url), options)
 
 
 def _refuse_chain(url: str | os.PathLike[str]) -> None:
@@ -154,13 +177,19 @@ def _open_s3(location: Location, options: dict[str, Any], transport: str | None)
 def _open_by_s3fs(location: Location, options: dict[str, Any]) -> Backend:
     from holdfast.backends.fsspec.file_systems import make, open_file_system
 
+    url, options = _for_s3fs(location, options)
+    return open_file_system(make("s3", url, options), url)
+
+
+def _for_s3fs(location: Location, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the URL without endpoint and region, which s3fs takes as options, and the options."""
     url = replace(location, endpoint_url=None, region=None).url
     if location.endpoint_url is not None:
         options = {**options, "endpoint_url": location.endpoint_url}
     if location.region is not None:
         client = dict(options.get("client_kwargs") or {})
         options = {**options, "client_kwargs": {**client, "region_name": location.region}}
-    return open_file_system(make("s3", url, options), url)
+    return url, options
 
 
 def _placed(location: Location, taken: TakenOptions) -> Location:

@@ -104,6 +104,7 @@ _GROUPS = {
         "Published versions of a run, with a model card.",
         {
             "publish": "pins.publish: Publish a checkpoint, or parts of it, under a version.",
+            "export": "pins.export: Write a release as plain files for loaders of safetensors.",
             "rollback": "pins.rollback: Point RUN/releases/latest at an earlier release.",
         },
     ),

@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from holdfast.backends import open_files
 from holdfast.backends.escape import quoted
 from holdfast.registry.cli import completing, describe, options, output
 from holdfast.registry.cli.columns import Column, metrics, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command, listed
-from holdfast.registry.cli.opening import writes
+from holdfast.registry.cli.opening import address_of, moves, writes
 from holdfast.registry.cli.options import argument, option
 from holdfast.registry.curation import Release
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face import Registry, Run
 from holdfast.registry.history.replay import Pin
+from holdfast.registry.hub import ViewOptions, export_release
 
 _PINS = (
     Column("pin", "ref", lambda ref: ref.partition("/")[2]),
@@ -169,6 +171,44 @@ def publish(
     releases = opened.run(checkpoint.run_id).releases
     release = releases.publish(version, checkpoint, card=card, metrics=metrics, only=only or None)
     return Answer(lambda: _release_json(release), lambda: [f"published: {describe.named(release)}"])
+
+
+@command(moves, bar="exporting")
+def export(
+    opened: Registry,
+    *,
+    ref: str = argument("RUN/releases/VERSION", "The release.", autocompletion=completing.REFS),
+    to: str = option("--to", "URL", "The folder or bucket, outside of a registry.", default=...),
+    to_storage_option: list[str] | None = option(
+        "--to-storage-option", "KEY=VALUE", "An option of that store; repeatable. No secrets here."
+    ),
+    shard_bytes: int = option(
+        "--shard-bytes",
+        "N",
+        "Bytes of tensors in a file of weights, at most.",
+        default=5_000_000_000,
+        min=1,
+    ),
+) -> Answer:
+    """Write a release as plain files for loaders of safetensors.
+
+    They are written to URL/RUN/VERSION/REVISION, a part at a time, and read again. The folder is
+    printed once it is whole: name it to nobody before. A second export changes nothing.
+    """
+    release = opened.stored(ref)
+    if not isinstance(release, Release):
+        raise InvalidInput("not a release", where=ref, expected="RUN/releases/VERSION")
+    address = address_of(to, to_storage_option, side="to")
+    target = open_files(address.url, address.storage_options)
+    found = export_release(release, target, ViewOptions(shard_bytes, ("config", "tokenizer")))
+    size = f"{output.counted(found.files, 'file')}, {output.size(found.size_bytes)}"
+    said = "exported" if found.is_new else "there already"
+    about = describe.picked(found, "url files size_bytes new=is_new")
+    return answer_of(
+        {"ref": release.ref, "id": release.digest, **about},
+        f"{said}: {release.ref}  {size}",
+        found.url,
+    )
 
 
 @command(writes)

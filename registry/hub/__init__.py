@@ -3,6 +3,7 @@
 - `views`: the files of a stored state as such a client sees them, and the revision that names them.
 - `catalog`: from a repository and a revision to a view.
 - `access`: tokens, and the runs that each may read.
+- `exporting`: a release as plain files of safetensors, in a folder or bucket.
 - `endpoint`: the requests of the clients, and the answers.
 
 The server itself is that of the pages, `holdfast.registry.ui`. Specified in docs/spec.md,
@@ -17,10 +18,21 @@ if TYPE_CHECKING:
     from holdfast.registry.hub.access import Access, Token, read_tokens
     from holdfast.registry.hub.catalog import Catalog, refusal
     from holdfast.registry.hub.endpoint import Endpoint
+    from holdfast.registry.hub.exporting import ExportedFiles, export_release
     from holdfast.registry.hub.views import ViewOptions
 else:
     from holdfast.registry.values.first_use import at_first_use
 
     __getattr__ = at_first_use(__name__)
 
-__all__ = ["Access", "Catalog", "Endpoint", "Token", "ViewOptions", "read_tokens", "refusal"]
+__all__ = [
+    "Access",
+    "Catalog",
+    "Endpoint",
+    "ExportedFiles",
+    "Token",
+    "ViewOptions",
+    "export_release",
+    "read_tokens",
+    "refusal",
+]
