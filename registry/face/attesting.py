@@ -32,27 +32,39 @@ _Items = Mapping[str, TensorEntry | Json]
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """Which checkpoint's bytes a file has."""
+    """Which checkpoint's bytes a file has.
 
-    format: str  # format of the file
-    #: The state that it was compared with: the named one, else the first that matches as a whole,
-    #: else the one with the most equal bytes; `None` if none has any.
+    Attributes:
+        format: The format of the file.
+        ref: The state that it was compared with: the named one, else the first that matches as a
+            whole, else the one with the most equal bytes; `None` if none has any.
+        id: The id of that state.
+        tensors: Paths of tensors by how they compare: `equal`, `changed`, `other form` (other
+            element type or shape, so other chunks: not comparable), `extra` (not in the registry),
+            `missing` (not in the file).
+        values: Paths of plain values that differ.
+        uncompared: Paths of values and files that were not compared: the other side has no such
+            component, or the format keeps tensors alone; and of sparse tensors, whose parts were.
+        absent: Components of the state that are not in the file.
+        equal_bytes: Bytes of the equal tensors.
+        looked_at: Number of states that it was compared with.
+        left: Number of states, in the runs that were opened, that it was not compared with.
+        unopened: Number of runs that were not opened.
+        unread: The reasons for which runs and states could not be read, by name.
+    """
+
+    format: str
     ref: str | None = None
-    id: Digest | None = None  # id of that state
-    #: Paths of tensors by how they compare: `equal`, `changed`, `other form` (other element type or
-    #: shape, so other chunks: not comparable), `extra` (not in the registry), `missing` (not in the
-    #: file).
+    id: Digest | None = None
     tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    values: tuple[str, ...] = ()  # paths of plain values that differ
-    #: Paths of values and files that were not compared: the other side has no such component, or
-    #: the format keeps tensors alone; and of sparse tensors, whose parts were.
+    values: tuple[str, ...] = ()
     uncompared: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()  # components of the state that are not in the file
-    equal_bytes: int = 0  # bytes of the equal tensors
-    looked_at: int = 1  # number of states that it was compared with
-    left: int = 0  # number of states, in the runs that were opened, that it was not compared with
-    unopened: int = 0  # number of runs that were not opened
-    unread: Mapping[str, str] = field(default_factory=dict)  # why runs and states cannot be read
+    absent: tuple[str, ...] = ()
+    equal_bytes: int = 0
+    looked_at: int = 1
+    left: int = 0
+    unopened: int = 0
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
