@@ -13,7 +13,7 @@ import typer
 
 from holdfast.registry.cli import failures, options, output
 from holdfast.registry.cli.columns import Column, Table, View
-from holdfast.registry.cli.opening import address_of
+from holdfast.registry.cli.opening import address_of, exported
 from holdfast.registry.cli.output import Bar, Note, Part
 from holdfast.registry.errors import RegistryError
 
@@ -69,6 +69,7 @@ def command(
     bar: str = "",
     table: bool = False,
     url: bool = False,
+    metrics: bool = False,
     epilog: str | None = None,
 ) -> Callable[[Callable[..., Answer | str]], Callable[..., None]]:
     """Make a command of a function that returns an answer, or a line of text.
@@ -76,7 +77,8 @@ def command(
     The parameters of the function are those of the command line. Four are not: `opened` is the
     registry that `--registry` and `--storage-option` name, `address` is where that is, `advance`
     moves the bar, and `json` says whether a program reads the output. The command has `--json` if
-    the function returns an `Answer`. Its help ends with `epilog`.
+    the function returns an `Answer`, and `--metrics` where that is asked for. Its help ends with
+    `epilog`.
     """
 
     def decorate(ask: Callable[..., Answer | str]) -> Callable[..., None]:
@@ -90,6 +92,8 @@ def command(
                 place = (url and given["url"]) or given["registry"]
                 given["address"] = address_of(place, given["storage_option"])
             with ExitStack() as stack:
+                if metrics:
+                    stack.enter_context(exported(given))
                 given["advance"] = advance = stack.enter_context(
                     output.bar("" if given.get("watch") else bar)
                 )
@@ -107,7 +111,7 @@ def command(
         run.__doc__ = ask.__doc__
         run.epilog = epilog  # type: ignore[attr-defined]
         has_json = asking.return_annotation is Answer
-        parameters = list(_parameters(asked, has_json=has_json, has_table=table, has_url=url))
+        parameters = list(_parameters(asked, has_json, table, url, metrics))
         run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in parameters}
         return run
@@ -155,7 +159,7 @@ def _has_registry(asked: Mapping[str, Parameter]) -> bool:
 
 
 def _parameters(
-    asked: Mapping[str, Parameter], *, has_json: bool, has_table: bool, has_url: bool
+    asked: Mapping[str, Parameter], has_json: bool, has_table: bool, has_url: bool, exports: bool
 ) -> Iterator[Parameter]:
     """Yield the parameters of the command line."""
 
@@ -179,5 +183,8 @@ def _parameters(
         yield shared("columns", options.Columns, None)
         yield shared("sort", options.Sort, None)
         yield shared("csv", options.Csv, False)
+    if exports:
+        yield shared("metrics", options.MetricsAt, None)
+        yield shared("metrics_runs", options.MetricsRuns, False)
     if has_json:
         yield shared("json", options.Json, False)

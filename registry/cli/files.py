@@ -53,7 +53,7 @@ SYSTEMS = f"Formats of single systems: {OF_SYSTEMS}; layouts: {folders.OF_SYSTEM
 OPAQUE = "stored as an opaque file; nothing in it was read"
 
 
-@command(moves, bar="pushing", epilog=SYSTEMS)
+@command(moves, bar="pushing", epilog=SYSTEMS, metrics=True)
 def push(
     opened: Registry,
     *,

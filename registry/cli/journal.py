@@ -32,6 +32,7 @@ from holdfast.registry.saving.journal import (
     pushing,
     run_folders,
 )
+from holdfast.registry.values import HERE
 
 _JOURNAL = option("--journal", "DIR", "Folder of the journal.", envvar=FOLDER_VARIABLE)
 
@@ -85,11 +86,12 @@ def _carried(
         raise
     except RegistryError as error:  # one run, or a copy of its folder, does not stop the others
         failed[folder.run_id] = error
+        HERE.fail(error, "journal")
     carried = sum(note.outcome == "carried" for note in notes)
     return {"run": folder.run_id, "carried": carried, "waiting": len(folder.waiting())}
 
 
-@command(writes, url=True)
+@command(writes, url=True, metrics=True)
 def push(
     opened: Registry,
     *,

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from typing import Any
 
 import typer
 
 from holdfast.backends.wrappers import Watched
+from holdfast.registry.cli import output
 from holdfast.registry.cli.options import STORAGE_OPTION, option
 from holdfast.registry.cli.output import Bar
-from holdfast.registry.errors import InvalidInput, WorkersFailed
+from holdfast.registry.errors import InvalidInput, RegistryError, WorkersFailed
 from holdfast.registry.face import (
     Registry,
     open,  # noqa: A004
     open_on,
 )
+from holdfast.registry.saving.journal import choose_journal
 from holdfast.registry.store import VARIABLE, Address, from_pairs
 from holdfast.registry.store.heads import open_heads
+from holdfast.registry.values import HERE
 
 
 def address_of(url: str | None, given: Sequence[str] | None, *, side: str = "") -> Address:
@@ -65,6 +69,25 @@ def moves(address: Address, bar: Bar, *, dry_run: bool) -> Iterator[Registry]:
     heads = open_heads(address.location(store))
     with open_on(Watched(store, bar), heads=heads) as registry:
         yield registry
+
+
+@contextmanager
+def exported(given: Mapping[str, Any]) -> Iterator[None]:
+    """Show the figures of this process while a command runs, and its failure."""
+    if given["metrics"] is None:
+        yield
+        return
+    from holdfast.registry.face import Export
+
+    journal = choose_journal(given.get("journal"))
+    with closing(Export(given["metrics"], runs=given["metrics_runs"], journal=journal)) as export:
+        if export.url is not None:
+            output.note(f"metrics: {export.url}")
+        try:
+            yield
+        except RegistryError as error:
+            HERE.fail(error, "command")
+            raise
 
 
 DASK = option(

@@ -61,6 +61,17 @@ Sort = Annotated[
     typer.Option("--sort", metavar="NAME", help="Sort by this column; by -NAME: greatest first."),
 ]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the table as CSV, with exact values.")]
+MetricsAt = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="PATH|:PORT",
+        help="Show figures to Prometheus: a file *.prom, or a port of this machine.",
+    ),
+]
+MetricsRuns = Annotated[
+    bool, typer.Option("--metrics-runs", help="Show the figures of each run, by its name.")
+]
 #: `HOLDFAST_RUN` may name the first; the second is followed by arguments, so it is required.
 Run = Annotated[
     str,

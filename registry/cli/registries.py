@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import typer
 
 from holdfast.backends import parse
@@ -19,7 +21,7 @@ from holdfast.registry.face import sync as sync_registries
 from holdfast.registry.store import Address
 from holdfast.registry.store import trust as trust_registry
 from holdfast.registry.upkeep import FreezeReport
-from holdfast.registry.values import duration
+from holdfast.registry.values import HERE, duration
 
 _SYNCED = (
     Column("run"),
@@ -165,7 +167,7 @@ def _frozen(report: FreezeReport) -> Answer:
     return answer_of(picked(report, "moved_to epoch runs marked"), text)
 
 
-@command(bar="copying", table=True)
+@command(bar="copying", table=True, metrics=True)
 def sync(
     *,
     advance: Bar,
@@ -196,6 +198,7 @@ def sync(
             executor=executor,
             progress=advance,
         )
+    HERE.put("mirror_synced_timestamp_seconds", time.time(), mirror=1)
     copied = sum(done.commits > 0 for done in report.runs)
     packless = [done for done in report.runs if not done.packs_copied + done.packs_present]
     small = any(done.checkpoints for done in packless) and not report.bytes_copied

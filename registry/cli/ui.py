@@ -17,12 +17,13 @@ from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats import check_target, new_file
 from holdfast.registry.store import Address
+from holdfast.registry.values import HERE
 
 #: The runs of a site that names none, and the longest note.
 _NEWEST, _NOTE_BYTES = 50, 2**20
 
 
-@command(url=True)
+@command(url=True, metrics=True)
 def ui(
     *,
     address: Address,
@@ -130,7 +131,7 @@ def _text_of(note: Path) -> str:
         ) from error
 
 
-@command(url=True)
+@command(url=True, metrics=True)
 def hub(
     *,
     address: Address,
@@ -192,7 +193,7 @@ def hub(
         for name in source.names():
             if (reason := endpoint.refusal(name)) is not None:
                 output.note(f"{name}: no client asks for this run: {reason}")
-        with closing(make(catalog, access, hosts, output.note)) as app:
+        with closing(make(catalog, access, hosts, output.note, HERE)) as app:
             output.line(f"HF_ENDPOINT=http://{listen or pages.HOST}:{listener.port}")
             output.line("" if token is None else f"HF_TOKEN={token}")
             sys.stdout.flush()  # a program that started it waits for these lines

@@ -35,7 +35,15 @@ from holdfast.registry.face import repair as mend
 from holdfast.registry.saving import EXIT_WAIT
 from holdfast.registry.store import BYTES_VARIABLE, FOLDER_VARIABLE, Address
 from holdfast.registry.store.heads import MEMORY
-from holdfast.registry.upkeep import Check, Finding, Left, RepairReport, VerifyReport, checks
+from holdfast.registry.upkeep import (
+    Check,
+    Finding,
+    Left,
+    RepairReport,
+    VerifyReport,
+    checks,
+    secrets_of,
+)
 
 _TRAINED = "verify-resume"
 _SHOWN = 10
@@ -211,7 +219,7 @@ def _repaired(report: RepairReport) -> Iterator[Part]:
     )
 
 
-@command(writes, bar="caring")
+@command(writes, bar="caring", metrics=True)
 def care(
     opened: Registry,
     *,
@@ -272,19 +280,26 @@ _VARIABLES = (
 
 
 @command()
-def doctor(*, address: Address, json: bool) -> Answer:
+def doctor(
+    *,
+    address: Address,
+    json: bool,
+    public: bool = flag("--public", "Mask keys, names and places: for a public issue."),
+) -> Answer:
     """Check whether a registry can be used.
 
     Prints one line for each check. The exit status is 8 if one fails.
     """
     found: list[Check] = []
+    secrets = tuple(secrets_of(address, _VARIABLES)) if public else ()
     for check in checks(address, _VARIABLES):
+        check = check.public(secrets) if public else check
         found.append(check)
         if not json:
             output.hanging(f"{check.status:4}  {check.name:12}  ", check.message)
     ok = all(check.status != "fail" for check in found)
     return Answer(
-        lambda: {"ok": ok, "checks": [asdict(check) for check in found]},
+        lambda: {"ok": ok, "checks": [picked(check, "name status message") for check in found]},
         lambda: (),
         status=0 if ok else StoreUnsuitable.exit_code,
     )

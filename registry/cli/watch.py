@@ -23,7 +23,7 @@ from holdfast.registry.store import Address
 from holdfast.registry.values import near
 
 
-@as_command(writes)
+@as_command(writes, metrics=True)
 def watch(
     opened: Registry,
     *,

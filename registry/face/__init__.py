@@ -4,7 +4,7 @@
   from `RUN/latest` or a part of an id to a stored state. `attesting`:
   which checkpoint's bytes a file has. `syncing`: copies the missing history of
   runs from one registry to another, fast-forward only, and repairs one from a mirror. `caring`: the
-  work of a night, step by step.
+  work of a night, step by step. `metrics`: figures of this process for Prometheus.
 - `run`: `Run`, the handle that trains; `resuming`: how its training comes back, and how a `with`
   block ends. Its facets: `phases`, `exchange`, `follow`, `history`; `pins`, `releases`, `pool`,
   `streams` and `retention` are those of `curation`.
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from holdfast.registry.face.factory import init as init
     from holdfast.registry.face.factory import open as open  # noqa: A004
     from holdfast.registry.face.factory import open_on as open_on
+    from holdfast.registry.face.metrics import Export as Export
+    from holdfast.registry.face.metrics import exposition as exposition
     from holdfast.registry.face.options import NewRun as NewRun
     from holdfast.registry.face.options import SaveOptions as SaveOptions
     from holdfast.registry.face.options import StateOptions as StateOptions

@@ -20,7 +20,7 @@ from holdfast.registry.face.registry import Registry
 from holdfast.registry.face.syncing import sync
 from holdfast.registry.history import has_policies
 from holdfast.registry.store import Progress
-from holdfast.registry.values import InvalidRecord, Record, markup, size
+from holdfast.registry.values import HERE, InvalidRecord, Record, markup, size
 
 #: Packs of which at least this share is dead are rewritten: more is freed then than is moved.
 _MIN_DEAD = 0.5
@@ -152,9 +152,9 @@ def care(
             ("repack", night.repack),
             ("verify", partial(night.verify, read_all_in_days)),
         ]
-        for mirror in mirrors:
+        for number, mirror in enumerate(mirrors, 1):
             url = mirror.url if isinstance(mirror, Registry) else os.fspath(mirror)
-            works.append((f"mirror {url}", partial(night.copy, mirror)))
+            works.append((f"mirror {url}", partial(night.copy, mirror, number)))
         return CareReport(tuple(night.step(name, work) for name, work in works))
 
 
@@ -191,6 +191,8 @@ class _Night:
             pass
         except RegistryError as error:
             self._fail(error)
+        if state == "done" and not self._failed:
+            HERE.put("care_timestamp_seconds", time.time(), step=name.partition(" ")[0])
         codes = [code for code, _ in self._failed]
         return CareStep(
             name,
@@ -231,11 +233,14 @@ class _Night:
     def collect(self) -> Counts:
         """Collect, with the grace of a day."""
         report = self._registry.gc(progress=self._advance)
+        HERE.put("dead_bytes", report.recent.size_bytes)
+        HERE.add("freed_bytes_total", report.freed_bytes)
         return Counts(deleted=report.deleted.objects, freed_bytes=report.freed_bytes)
 
     def repack(self) -> Counts:
         """Rewrite the packs that are mostly dead."""
         report = self._registry.repack(min_dead=_MIN_DEAD, progress=self._advance)
+        HERE.add("dead_bytes", report.freed_bytes)
         return Counts(
             rewritten=len(report.rewritten),
             written=report.packs_written,
@@ -255,18 +260,22 @@ class _Night:
                 sample=share, resume=notes, since_last=True, progress=self._advance
             )
             self._keep_cared(self._cared.changed(read_ms=now_ms))
-        for one in report.findings:
-            if one.severity == "error":
-                self._failed.append((IntegrityError.exit_code, f"{one.where}: {one.message}"))
+        damage = [one for one in report.findings if one.severity == "error"]
+        for one in damage:
+            self._failed.append((IntegrityError.exit_code, f"{one.where}: {one.message}"))
+        HERE.put("damaged_findings", len(damage))
+        if report.ok:
+            HERE.put("verified_timestamp_seconds", time.time())
         counts = Counts(checkpoints=report.checkpoints, read_bytes=report.bytes_checked)
         if (data := report.data) is not None and self._heads is not None:
             read = data.bytes_read + data.bytes_noted
             counts["of_this_pass_share"] = read / max(1, data.pack_bytes)
         return counts
 
-    def copy(self, mirror: str | os.PathLike[str] | Registry) -> Counts:
+    def copy(self, mirror: str | os.PathLike[str] | Registry, number: int) -> Counts:
         """Bring a mirror up to date."""
         report = sync(self._registry, mirror, progress=self._advance)
+        HERE.put("mirror_synced_timestamp_seconds", time.time(), mirror=number)
         copied = [one for one in report.runs if one.commits]
         commits = sum(one.commits for one in copied)
         return Counts(runs=len(copied), commits=commits, sent_bytes=report.bytes_copied)
@@ -281,6 +290,7 @@ class _Night:
         self._check_time()
 
     def _fail(self, error: RegistryError) -> None:
+        HERE.fail(error, "care")
         self._failed.append((error.exit_code, str(error)))
 
     def _read_cared(self) -> _Cared:

@@ -24,6 +24,7 @@ from holdfast.registry.store import DAY_S, Store
 if TYPE_CHECKING:
     from holdfast.registry.comparing import Branches, Diff
     from holdfast.registry.face.attesting import Attestation
+    from holdfast.registry.face.metrics import Export
     from holdfast.registry.face.run import Run
     from holdfast.registry.history import RunLog
     from holdfast.registry.loading import Checkpoint, Stored
@@ -51,6 +52,7 @@ class Registry:
     def __init__(self, store: Store, journal: Journal | None = None) -> None:
         self._handle = RegistryHandle(store, journal)
         self._opened: list[Run] = []
+        self._exports: list[Export] = []
         self._transfers: Transfers | None = None
 
     def __repr__(self) -> str:
@@ -434,10 +436,29 @@ class Registry:
         with shown as tell, self._transfers.observed(tell):
             yield
 
+    def export_metrics(self, target: str | os.PathLike[str], *, runs: bool = False) -> None:
+        """Show what this process saves, waits for and fails at to Prometheus, until the close.
+
+        `docs/operations.md` lists the metrics. They count for the process, not for the registry.
+
+        Args:
+            target: `:PORT` of this machine, `HOST:PORT`, or the path of a file `*.prom` for the
+                textfile collector, which is replaced every 15 seconds and at the end.
+            runs: Whether names of runs are shown.
+
+        Raises:
+            InvalidInput: The target cannot be used, or the extra `metrics` is not installed.
+        """
+        from holdfast.registry.face.metrics import Export
+
+        self._exports.append(Export(target, runs=runs, journal=self._handle.journal))
+
     def close(self) -> None:
         """Finish saves under way, stop the threads, close the connections."""
         runs, self._opened = self._opened, []
         with ExitStack() as stack:  # the store last, even if a run's last save failed
+            for one in self._exports:
+                stack.callback(one.close)
             stack.callback(self._handle.store.close)
             for run in runs:
                 stack.callback(run.close)

@@ -21,6 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.backends.escape import printable
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError, StoreUnavailable
+from holdfast.registry.face import exposition
 from holdfast.registry.hub.access import Access, Token
 from holdfast.registry.hub.catalog import EXACT, Catalog
 from holdfast.registry.hub.requests import (
@@ -34,7 +35,7 @@ from holdfast.registry.hub.requests import (
 )
 from holdfast.registry.hub.views import View
 from holdfast.registry.loading import Joined
-from holdfast.registry.values import check_json
+from holdfast.registry.values import Figures, check_json
 
 #: Seconds within which a revision must be found: the clients give up after 10.
 _PATIENCE_S = 8.0
@@ -85,6 +86,7 @@ class Endpoint:
         hosts: The values of `Host` that name this endpoint; other requests are refused, so that no
             web page reaches it under a name of its own.
         log: Called with a line for each request.
+        figures: What `/metrics` shows; by default its own alone.
     """
 
     def __init__(
@@ -93,13 +95,13 @@ class Endpoint:
         access: Access,
         hosts: frozenset[str],
         log: Callable[[str], object],
+        figures: Figures | None = None,
     ) -> None:
         self._catalog, self._access, self._hosts, self._log = catalog, access, hosts, log
         self._resolvers = ThreadPoolExecutor(_RESOLVERS, "holdfast-hub")
         self._readers = ThreadPoolExecutor(_READERS, "holdfast-hub-read")
         self._files: asyncio.Semaphore | None = None  # made in the loop of the server
-        self._counts: Counter[str] = Counter()
-        self._open = 0
+        self._figures = figures or Figures()
 
     def close(self) -> None:
         """Stop reading."""
@@ -117,7 +119,7 @@ class Endpoint:
         headers = {key.decode("latin-1"): text.decode("latin-1") for key, text in scope["headers"]}
         caller = self._access.caller(headers.get("authorization"))
         status, reason = 500, ""
-        self._open += 1
+        self._figures.add("hub_open_requests")
         try:
             found = await self._answer(scope, headers, caller, receive)
             status = found.status
@@ -131,11 +133,11 @@ class Endpoint:
                 await _send(answer, counted)
         except _Broken as error:
             reason = f"broken off: {error}"
-            self._counts["broken"] += 1
+            self._figures.add("hub_broken_answers_total")
         finally:
-            self._open -= 1
-            self._counts[f"status {status}"] += 1
-            self._counts["bytes"] += sent["bytes"]
+            self._figures.add("hub_open_requests", -1)
+            self._figures.add("hub_requests_total", status=status)
+            self._figures.add("hub_sent_bytes_total", sent["bytes"])
             self._note(scope, caller, status, sent["bytes"], time.monotonic() - began_s, reason)
 
     def _note(
@@ -164,7 +166,7 @@ class Endpoint:
         if headers.get("host", "") not in self._hosts:
             return _text(421, "not a name of this server\n")
         if path == b"/metrics":
-            return _text(200, self._metrics())
+            return _text(200, exposition(self._figures).decode())
         if caller is None:
             return _error(401, "", "Invalid credentials in Authorization header")
         request = asked(path)
@@ -283,26 +285,6 @@ class Endpoint:
         if begin - at >= _PART_BYTES // 2:  # where a chunk is larger, parts split it
             stop = begin
         return loop.run_in_executor(self._readers, part.file.read, at, stop)
-
-    def _metrics(self) -> str:
-        """Return the counts in the text format of Prometheus; no run is named."""
-        counts = [
-            ("open_requests", "gauge", "", self._open),
-            ("sent_bytes_total", "counter", "", self._counts["bytes"]),
-            ("broken_answers_total", "counter", "", self._counts["broken"]),
-        ]
-        counts += [
-            ("requests_total", "counter", f'{{status="{name.removeprefix("status ")}"}}', count)
-            for name, count in sorted(self._counts.items())
-            if name.startswith("status ")
-        ]
-        lines, typed = [], set[str]()
-        for name, kind, labels, count in counts:
-            if name not in typed:
-                lines.append(f"# TYPE holdfast_hub_{name} {kind}")
-                typed.add(name)
-            lines.append(f"holdfast_hub_{name}{labels} {count}")
-        return "\n".join(lines) + "\n"
 
 
 async def _disconnected(receive: Receive) -> None:

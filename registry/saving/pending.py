@@ -34,6 +34,7 @@ from holdfast.registry.saving import ending as ending
 from holdfast.registry.saving.logged import flush_all
 from holdfast.registry.saving.save_request import Save, copied
 from holdfast.registry.store import Threads
+from holdfast.registry.values import HERE
 from holdfast.registry.writing import Staging
 
 #: Environment variable: seconds that the end of a program waits for its running saves.
@@ -142,6 +143,7 @@ class PendingSave:
     def give_up(self, outcome: Literal["skipped", "superseded"]) -> None:
         """End a save that never started: it is skipped, or a newer one replaces it."""
         self._given_up = outcome
+        HERE.add("saves_total", outcome=outcome, run=self.name.partition(": ")[0])
         self.mark_reported()
         _LOGGER.info("%s: %s, because an earlier save was running", self.name, outcome)
         self._future.set_exception(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
 from typing import Generic
 
@@ -29,6 +29,7 @@ from holdfast.registry.saving.pending import (
     exit_wait_s,
 )
 from holdfast.registry.saving.save_request import Save, SaveRequest, copied
+from holdfast.registry.values import HERE
 from holdfast.registry.writing import Staging
 
 _LOGGER = logging.getLogger("holdfast")
@@ -60,9 +61,10 @@ class Pipeline(Generic[Save]):
 
     def save(self, state: object, request: SaveRequest) -> Checkpoint:
         """Store and commit a state."""
-        with self._guard(request.step):
-            self.settle()
-        return self._make_or_forgive(self._prepared(state, request))
+        with self._stopping():
+            with self._guard(request.step):
+                self.settle()
+            return self._make_or_forgive(self._prepared(state, request))
 
     def save_async(self, state: object, request: SaveRequest, busy: Busy = "wait") -> PendingSave:
         """Copy a state, then store and commit it in the background."""
@@ -76,7 +78,10 @@ class Pipeline(Generic[Save]):
             )
         limit_s = exit_wait_s()
         name = f"{self._ownership.log.run_id}: step {request.step}"
-        with self._handing_over:  # or another thread would overwrite the copy that is being saved
+        with (
+            self._stopping(),
+            self._handing_over,
+        ):  # or another thread would overwrite the copy that is being saved
             self.reset_after_fork()
             began = time.monotonic()
             with self._guard(request.step):
@@ -133,6 +138,16 @@ class Pipeline(Generic[Save]):
             self._handing_over = RLock()
             self._begin_anew()
 
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """Count the time in which the training waits for a call."""
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            took_s = time.monotonic() - began_s
+            HERE.add("save_blocked_seconds_total", took_s, run=self._ownership.log.run_id)
+
     def _prepared(self, state: object, request: SaveRequest) -> Save:
         compare = self._ownership.at_first_saves
         if compare is not None and request.takes_over and compare(state, request.step):
@@ -146,12 +161,18 @@ class Pipeline(Generic[Save]):
     def _logging(self, save: Save, failed: Sequence[SaveRequest]) -> Checkpoint:
         """Make a save, and let it take along what was logged up to its step."""
         logged: StepLog = self._ownership.logged
+        run = self._ownership.log.run_id
         try:
             made = self._make(save, (*failed, *logged.for_save(save.request)))
-        except BaseException:
+        except BaseException as error:
             logged.saved(None)
+            HERE.add("saves_total", outcome="failed", run=run)
+            HERE.fail(error, "save")
             raise
         logged.saved(save.request)
+        HERE.add("saves_total", outcome="saved", run=run)
+        HERE.add("saved_bytes_total", made.size_bytes, run=run)
+        HERE.put("saved_timestamp_seconds", time.time(), run=run)
         return made
 
     def _make_or_forgive(self, save: Save) -> Checkpoint:

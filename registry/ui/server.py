@@ -39,6 +39,7 @@ from holdfast.registry.ui.pages.view import PATIENCE_S, Asked, Shown, View, trou
 from holdfast.registry.ui.rendering import FOLDER, render, script_path, style_ids
 from holdfast.registry.ui.serving import HOST, Listener, is_same, loopback_hosts
 from holdfast.registry.ui.source import Source
+from holdfast.registry.values import HERE
 
 _BY_NAME = {view.name: view for view in VIEWS}
 #: Plotly makes an empty style element and fills it by rules, so only the empty text needs a digest.
@@ -136,6 +137,7 @@ def _page(source: Source, view: View, asked: Asked, ask: Callable[[], Shown]) ->
         except RegistryError as error:
             status, template = _status(error), "error.html"
             shown = Shown(_heading(error), trouble_of(error))
+    HERE.add("ui_pages_total", status=status)
     context = {
         "layout": "frame.html",
         "is_file": False,

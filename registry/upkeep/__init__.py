@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.registry.store import Progress as Progress
     from holdfast.registry.upkeep.checkup import Check as Check
     from holdfast.registry.upkeep.checkup import checks as checks
+    from holdfast.registry.upkeep.checkup import secrets_of as secrets_of
     from holdfast.registry.upkeep.data_pass import check_object as check_object
     from holdfast.registry.upkeep.findings import Finding as Finding
     from holdfast.registry.upkeep.findings import VerifyReport as VerifyReport

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import secrets
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
@@ -25,7 +26,7 @@ from holdfast.backends import (
     parse,
     refuse_links,
 )
-from holdfast.backends.escape import quoted
+from holdfast.backends.escape import printable, quoted
 from holdfast.backends.local.mounts import ALLOW, file_system
 from holdfast.backends.probe import probe_put_if_absent
 from holdfast.registry.errors import AccessDenied, InvalidInput, RegistryError
@@ -47,6 +48,10 @@ Status = Literal["ok", "warn", "fail"]
 _LIBRARIES = ("holdfast", "numpy", "torch", "safetensors", "boto3", "s3fs", "adlfs", "gcsfs")
 #: S3 refuses requests that are off by a quarter of an hour.
 _CLOCK_FAIL_S, _CLOCK_WARN_S = 900.0, 5.0
+#: Paths, URLs, hosts, queries, addresses, and all that is long enough for a key.
+_SHAPE = re.compile(
+    r"\S*(?:[/\\@?&%~$]|=(?!1\b)|:\S|\w\.[^\W\d]\w|(?:\d+\.){3}\d)\S*|(?!HOLDFAST_)[\w+-]{20,}"
+)
 _FILE_SYSTEMS = (
     "taken: ext4, xfs, btrfs, zfs, tmpfs, overlay, apfs and other local ones; "
     f"with {ALLOW}=1: NFS, Lustre, GPFS, BeeGFS, CephFS, 9p, FUSE; "
@@ -61,6 +66,25 @@ class Check:
     name: str
     status: Status  # `warn` does not keep anybody from working; `fail` does
     message: str  # the finding, with advice if something is wrong
+    what: str = ""  # of an error: its class, and what it says before it names things
+
+    def public(self, secrets: Iterable[str]) -> Check:
+        """Return a copy for strangers: no secret, and nothing of the shape of a path or key."""
+        text = self.what or self.message
+        for one in sorted({*secrets}, key=len, reverse=True):
+            text = re.sub(rf"(?<!\w){re.escape(one)}(?!\w)", "***", text)
+        return replace(self, message=text if text == _FILE_SYSTEMS else _SHAPE.sub("***", text))
+
+
+def secrets_of(address: Address, variables: Iterable[str] = ()) -> Iterator[str]:
+    """Yield what `public` masks: the address and its parts, and what the environment says."""
+    named = (*variables, FOLDER_VARIABLE, "HOME", "USER", "LOGNAME", "RANK", "WORLD_SIZE")
+    given = [os.environ.get(one, "") for one in named if not os.environ.get(one, "").isdecimal()]
+    options = (address.storage_options or {}).values()
+    for text in (str(address.url), platform.node(), *given, *map(str, options)):
+        for one in (text, printable(text), str(Path(text).absolute()), *re.split(r"[\W_]+", text)):
+            if len(one) > 2:
+                yield one
 
 
 def checks(address: Address, variables: Iterable[str] = ()) -> Iterator[Check]:
@@ -81,12 +105,17 @@ def checks(address: Address, variables: Iterable[str] = ()) -> Iterator[Check]:
     try:
         backend = address.open()
     except RegistryError as error:
-        yield Check("reach", "fail", error.cli_message)
+        yield _failed("reach", error)
         return
     try:
         yield from _store(backend)
     finally:
         backend.close()
+
+
+def _failed(name: str, error: RegistryError, status: Status = "fail", more: str = "") -> Check:
+    what = f"{type(error).__name__}: {error.what}{more}"
+    return Check(name, status, f"{error.cli_message}{more}", what)
 
 
 # Around the store
@@ -124,7 +153,7 @@ def _cache(*, is_used: bool) -> Iterator[Check]:
     try:
         cache = ChunkCache(named)
     except InvalidInput as error:
-        yield Check("cache", "fail" if is_used else "warn", error.cli_message)
+        yield _failed("cache", error, "fail" if is_used else "warn")
         return
     try:
         _try_folder(cache.path)
@@ -154,7 +183,7 @@ def _folder(location: Location) -> Iterator[Check]:
     try:
         open_backend(location.path).close()
     except RegistryError as error:
-        yield Check("file system", "fail", error.cli_message)
+        yield _failed("file system", error)
     else:
         asked = os.environ.get(ALLOW) == "1"
         message = f"{kind or 'unknown'}: may be used" + (f" ({ALLOW}=1)" if asked else "")
@@ -171,9 +200,7 @@ def _store(backend: Backend) -> Iterator[Check]:
         yield Check("reach", "ok", backend.url)
         yield Check("list", "ok", f"{counted(count, 'name')} at the top")
     except StorageError as error:
-        yield Check(
-            "list", "fail", f"{error.cli_message} (only with the right to list is 404 an answer)"
-        )
+        yield _failed("list", error, more=" (only with the right to list is 404 an answer)")
         return
     yield from _links(backend)
     yield from _config(backend)
@@ -185,7 +212,7 @@ def _links(backend: Backend) -> Iterator[Check]:
         for folder in FOLDERS:
             refuse_links(backend, folder, delimiter=True)
     except StorageError as error:
-        yield Check("links", "fail", error.cli_message)
+        yield _failed("links", error)
 
 
 def _config(backend: Backend) -> Iterator[Check]:
@@ -196,7 +223,7 @@ def _config(backend: Backend) -> Iterator[Check]:
         yield _probed(config)
         yield _writer_version(backend, config)
     except RegistryError as error:
-        yield Check("registry", "fail", error.cli_message)
+        yield _failed("registry", error)
 
 
 def _probed(config: RegistryConfig) -> Check:
@@ -231,17 +258,17 @@ def _scratch(backend: Backend) -> Iterator[Check]:
         modified_s = backend.stat(key).modified_s
         backend.delete(key)
     except (AccessDenied, ReadOnlyStore) as error:
-        yield Check("write", "warn", f"{error.cli_message} (reading works)")
+        yield _failed("write", error, "warn", " (reading works)")
         return
     except RegistryError as error:
-        yield Check("write", "fail", error.cli_message)
+        yield _failed("write", error)
         return
     yield Check("write", "ok", "an object was written and deleted again")
     yield _clock(before_s, modified_s, after_s)
     try:
         report = probe_put_if_absent(backend, f"{prefix}-race")
     except RegistryError as error:
-        yield Check("race", "fail", error.cli_message)
+        yield _failed("race", error)
     else:
         message = f"{report.writers} writers raced for {report.rounds} keys: one winner each"
         yield Check("race", "ok", f"{message} (finds races, cannot prove that there are none)")

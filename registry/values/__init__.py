@@ -7,6 +7,7 @@
 - `amounts`: sizes, numbers, times and near names as people read them, and a caller's numbers.
 - `markup`: facts and tables as HTML.
 - `environment`, `process`: the versions and the host of a run, and this process.
+- `figures`: what this process has done, as metrics.
 - `filters`: rows that fit a condition that a person types.
 - `first_use`, `renamed`: late imports, old public names.
 
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from holdfast.registry.values.dtypes import PrecisionName as PrecisionName
     from holdfast.registry.values.dtypes import item_size as item_size
     from holdfast.registry.values.environment import describe_environment as describe_environment
+    from holdfast.registry.values.figures import HERE as HERE
+    from holdfast.registry.values.figures import METRICS as METRICS
+    from holdfast.registry.values.figures import Figures as Figures
     from holdfast.registry.values.filters import Filter as Filter
     from holdfast.registry.values.markup import text as text
     from holdfast.registry.values.parse_limits import CHARACTER_BYTES as CHARACTER_BYTES

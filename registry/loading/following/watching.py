@@ -22,6 +22,7 @@ from holdfast.registry.history.actions import Acknowledge, Action, Claim
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.spec import check_phase_is_declared
+from holdfast.registry.values import HERE
 from holdfast.registry.writing import Committer, Composed
 
 #: Statuses after which no checkpoint comes any more.
@@ -118,6 +119,8 @@ class Watch(Iterator[Checkpoint]):
             if self._end is None and not self._follow:
                 self._end = run.commits
             taken = self._take()
+            if self._log.run.next_slot > before:
+                self._count(self._log.run)
             if taken is not None:
                 return Checkpoint(self._committer.store, self._log, taken)
             if self._is_over() or self._patience.is_over:
@@ -185,6 +188,14 @@ class Watch(Iterator[Checkpoint]):
             return None
         self._held = None if taken is None else taken.n
         return taken
+
+    def _count(self, run: RunManifest) -> None:
+        """Count what the group has still to finish, what it works on included."""
+        done, live = {*run.group(self.group).done}, run.live(self._phase)
+        times = [one.time_ms for one in live if one.n not in done and not one.held_back]
+        oldest_s = min(times) / 1000 if times else None
+        HERE.put("follower_waiting_checkpoints", len(times), run=self._log.run_id)
+        HERE.put("follower_oldest_timestamp_seconds", oldest_s, run=self._log.run_id)
 
     def _open(self, run: RunManifest) -> Iterator[CheckpointRecord]:
         """Yield the checkpoints that the group has not finished, in log order."""

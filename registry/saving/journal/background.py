@@ -35,6 +35,7 @@ from holdfast.registry.saving.journal.carrier import Carrier
 from holdfast.registry.saving.journal.folder import RunFolder
 from holdfast.registry.saving.journal.records import Note
 from holdfast.registry.store import Pools, Store
+from holdfast.registry.values import HERE
 
 
 class Finishing(Protocol):
@@ -233,6 +234,7 @@ class BackgroundCarrier:
                 type(error).__name__,
                 error,
             )
+        HERE.fail(error, "journal")
         with self.told:
             self.error = error
             self.told.notify_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import holdfast
 from holdfast.registry import formats
 from holdfast.registry.spec import RunSpec
 from tests.registry.cli.calling import Call, CallJson
+from tests.support.commands import invoke
 
 
 def test_init(call: Call, tmp_path: Path) -> None:
@@ -437,3 +439,45 @@ def test_a_freeze_asks_first_and_says_where_it_moved(call: Call, call_json: Call
     assert f"Name it with -r '{there}'" in refused
     assert "frozen by epoch 1" in call("doctor").stdout
     assert "not frozen, by epoch 2; 1 of 1 run marked" in call("freeze", "--off").stdout
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("place", "options"),
+    [
+        ("{tmp}/acme vault/Zebra Döner", []),
+        ("{tmp}/acme-absent", []),
+        ("s3://acme-bucket/team-zebra", ["--storage-option", "endpoint_url=http://127.0.0.1:9"]),
+        ("s3://acme-bucket/zebra", ["--storage-option", "profile=acme-admin"]),
+    ],
+)
+def test_a_public_report_of_doctor_names_nothing_of_the_user(
+    call: Call,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    options: list[str],
+    form: list[str],
+) -> None:
+    shutil.copytree(url, tmp_path / "acme vault" / "Zebra Döner")
+    hostile = {
+        "HOLDFAST_RUN": "zebra run, x=acme",
+        "HOLDFAST_CACHE": str(tmp_path / "acme vault"),
+        "AWS_PROFILE": "acme",
+        "AWS_ENDPOINT_URL": "http://zebra:hushhush@acme.example/?sig=hushhush",
+        "AWS_REGION": "zebra\x1b[31m",
+        "RANK": "zebra",
+        "WORLD_SIZE": "acme",
+        "HOLDFAST_S3_TIMEOUT": "1",
+    }
+    for name, value in hostile.items():
+        monkeypatch.setenv(name, value)
+    words = ["doctor", "--public", *form, *options, "-r", place.format(tmp=tmp_path)]
+    result = invoke(*words)
+    assert result.exit_code in (0, 8), result.output
+    assert "***" in result.output
+    assert not re.search(
+        r"acme|zebra|vault|Döner|hush|127\.0\.0\.1|\x1b|team|/tmp|/dev/shm", result.output, re.I
+    )
+    assert "fail" in result.output or "registry" in result.output

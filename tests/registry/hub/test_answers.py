@@ -224,7 +224,7 @@ def test_the_host_is_checked_and_nothing_is_written(site: Site) -> None:
         assert site.ask("/api/models/llm", method).status == 405
     assert site.ask("/healthz", Host="10.0.0.1").body == b"ok\n"
     metrics = site.ask("/metrics").body.decode()
-    assert 'holdfast_hub_requests_total{status="421"} 3' in metrics
+    assert 'holdfast_hub_requests_total{status="421"} 3.0' in metrics
     assert "llm" not in metrics
 
 

@@ -92,7 +92,7 @@ def test_damage_in_mid_stream_breaks_the_connection(
             get(site, tmp_path)
         assert not list(tmp_path.glob("**/snapshots/*/*"))
         assert any("broken off: " in line for line in site.lines)
-        assert "broken_answers_total 2" in site.ask("/metrics").body.decode()
+        assert "broken_answers_total 2.0" in site.ask("/metrics").body.decode()
 
 
 def test_a_file_of_many_parts_is_that_of_pull_and_no_chunk_is_read_twice(
