@@ -11,6 +11,7 @@
 | 6 | bytes differ from those that were committed |
 | 7 | the store, or a disk, failed |
 | 8 | a store, format or version that cannot be used |
+| 9, 10 | `file check` knows no such format; something is over the size of `du --over` |
 | 130, 143, 141 | interrupted, terminated, or the reader of the output went away: 128 + signal |
 """
 

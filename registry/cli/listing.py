@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from holdfast.registry.cli import output
 from holdfast.registry.errors import NotFound, RegistryError, StoreUnavailable
@@ -39,7 +39,12 @@ class Listing:
         return found
 
     def summaries(
-        self, describe: Callable[[Run], Mapping[str, Any]], form: int, *, max_age_s: float
+        self,
+        describe: Callable[[Run], Mapping[str, Any]],
+        form: int,
+        *,
+        max_age_s: float = 0,
+        kind: Literal["rows", "times"] = "rows",
     ) -> dict[str, Mapping[str, Any]]:
         """Return what `describe` makes of each run that can be read, by name.
 
@@ -59,7 +64,7 @@ class Listing:
 
         # A log does not say what a journal has of its run.
         heads = handle.store.heads if handle.journal is None else None
-        kept = Summaries(handle.store, heads, "rows", form)
+        kept = Summaries(handle.store, heads, kind, form)
         read = kept.read(self._opened.run_names(), make, max_age_s=max_age_s)
         if kept.oldest_ms is not None:
             listed = output.counted(kept.unasked, "run")

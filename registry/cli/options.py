@@ -157,6 +157,18 @@ def seconds(text: str) -> float:
     return float(match[1]) * _UNIT_S[match[2]]
 
 
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGTP]?)(i?)B?", re.IGNORECASE)
+
+
+def size_bytes(text: str) -> float:
+    """Read a size such as `500GB`, `2TB` or `1.5 TiB`."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or (match[3] and not match[2]):
+        raise typer.BadParameter(f"{text!r} is not a size such as 500GB, 2TB or 1.5TiB")
+    power = " kmgtp".index(match[2].lower() or " ")
+    return float(match[1]) * float(1024 if match[3] else 1000) ** power
+
+
 def moment(text: str) -> datetime:
     """Read a time of ISO 8601, in UTC unless it names a time zone; a date is its first moment."""
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -12,14 +12,16 @@ from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.failures import mark
+from holdfast.registry.cli.listing import Listing
 from holdfast.registry.cli.opening import DASK, address_of, reads, workers_at, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Part
-from holdfast.registry.cli.runs import run_json
+from holdfast.registry.cli.runs import FORM, run_json, summary
 from holdfast.registry.curation import checkpoint_marks
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
 from holdfast.registry.face import Registry, Run, find_evicted
 from holdfast.registry.history import RetentionPlan, Verdict
+from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.upkeep import RunUsage, Usage, measure
 from holdfast.registry.values import near
 
@@ -38,6 +40,11 @@ _SIZES = (
 )
 _RUNS = (Column("run"), *numbers("states", drop=3), *_SIZES)
 _STATES = (Column("state", "ref"), *_SIZES)
+
+
+_By = Literal["owner", "project", "run", "phase"]
+#: The exit status of `du --over` if something is over.
+OVER = 10
 
 
 @command(writes, table=True)
@@ -149,11 +156,11 @@ def hold(
     reason: str = options.REASON,
     off: bool = flag("--off", "End the hold early; it takes the rights of a collector."),
 ) -> Answer:
-    """Hold a run or a checkpoint: until a date nothing evicts, thins, drops or supersedes it.
+    """Hold a run or a checkpoint until a date: nothing evicts or drops it.
 
-    The date counts by the store's clock. A later date replaces an earlier one. Of a run, the hold
-    keeps everything in it. It binds programs that keep the rules of Holdfast; against others the
-    bucket needs Object Lock.
+    Nothing thins or supersedes it either. The date counts by the store's clock; a later date
+    replaces an earlier one. Of a run, the hold keeps everything in it. It binds programs that keep
+    the rules of Holdfast; against others the bucket needs Object Lock.
     """
     if (until is None) != off:
         raise typer.BadParameter("give --until, or --off to end a hold")
@@ -224,13 +231,22 @@ def du(
     opened: Registry,
     *,
     run: list[str] | None = argument("RUN", "Show each state of these runs.", default=None),
+    by: _By | None = option("--by", None, "Count by owner, project, run or phase."),
+    over: str | None = option(
+        "--over", "SIZE", "Show only what needs more, such as 2TB; the exit status is then 10."
+    ),
     dask: str | None = DASK,
 ) -> Answer:
     """Show how many bytes runs and checkpoints use and would free.
 
     Counts bytes as they are stored, without reading data. `own` is needed by nothing else. `freed`
-    is what gc and repack can free once the run is dropped or the checkpoint is evicted.
+    is what gc and repack can free once the run is dropped or the checkpoint is evicted. With --by,
+    `needed` has the bytes that several groups need in each of them. Nothing stops a save.
     """
+    if by or over:
+        if run:
+            raise typer.BadParameter("--by and --over are about the whole registry")
+        return _groups(opened, by or "run", options.size_bytes(over) if over else None, dask)
     with workers_at(dask) as executor:
         usage = measure(opened.handle.store, executor=executor)
     chosen = _chosen(usage, run or [one.run for one in usage.runs])
@@ -239,6 +255,38 @@ def du(
         lambda: _usage_json(usage, chosen),
         lambda: _usage_text(usage, chosen, damaged, by_state=bool(run)),
         damaged=damaged,
+    )
+
+
+def _groups(opened: Registry, by: _By, over: float | None, dask: str | None) -> Answer:
+    """Count by groups of states; with `over` only those that need more."""
+    listing = Listing(opened)
+    rows = listing.summaries(summary, FORM) if by == "owner" else {}
+    owners = {name: one["row"]["owner"] or "-" for name, one in rows.items()}
+
+    def group(run: RunManifest, phase: str) -> str:
+        match by:
+            case "owner":
+                return str(owners.get(run.run_id, "-"))
+            case "project":
+                return (run.created and run.created.project) or "-"
+            case "phase":
+                return phase or "-"
+        return run.run_id
+
+    with workers_at(dask) as executor:
+        usage = measure(opened.handle.store, executor=executor, by=group)
+    found = [
+        {by: one.run, "needed_bytes": one.needed_bytes, "own_bytes": one.own_bytes}
+        for one in sorted(usage.runs, key=lambda one: (-one.needed_bytes, one.run))
+        if over is None or one.needed_bytes > over
+    ]
+    sizes = numbers("needed=needed_bytes", "own=own_bytes", text=output.size)
+    return Answer(
+        lambda: found,
+        lambda: [Table((Column(by), *sizes), found, none=f"no {by} needs more" if over else "")],
+        status=OVER if over is not None and found else 0,
+        damaged=usage.damaged,
     )
 
 

@@ -51,8 +51,8 @@ _LS = (
     *numbers("age=created", text=describe.age, none="-", drop=6),
     Column("owner", none="-", drop=7),
 )
-#: Form of `_summary`; raise it whenever that or `run_json` makes something else.
-_FORM = 4
+#: Form of `summary`; raise it whenever that or `run_json` makes something else.
+FORM = 4
 _WHERE = "Only runs that fit, such as 'lr < 1e-3 and status=failed and name~vit'."
 _OWNER = option("--owner", "NAME", "Its owner; by default the user who creates it.")
 _PROJECT = option("--project", "NAME", "The project that it belongs to.")
@@ -134,7 +134,7 @@ def ls(
     """
     choice = RunChoice(where, None if since is None else options.seconds(since), limit)
     listing = Listing(opened)
-    found = listing.summaries(_summary, _FORM, max_age_s=options.seconds(max_age))
+    found = listing.summaries(summary, FORM, max_age_s=options.seconds(max_age))
     forks, damage = _forks_among(found), Damage.of(opened.handle.store)
     now_ms = int(clock.time() * 1000)
     rows = [_row(one, forks, damage, now_ms) for one in listing.chosen(found, choice)]
@@ -155,7 +155,7 @@ def ls(
     )
 
 
-def _summary(run: Run) -> dict[str, Any]:
+def summary(run: Run) -> dict[str, Any]:
     """Return what `run ls` shows of a run, without what follows from the time or this machine."""
     manifest = run.manifest
     monitors, records = manifest.monitors, manifest.live()

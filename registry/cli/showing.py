@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time as clock
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from heapq import nlargest
+from itertools import chain, islice
 from shutil import get_terminal_size
-from typing import Any
+from typing import Any, get_args
+
+import typer
 
 from holdfast.backends.escape import shown
-from holdfast.registry.cli import describe, options, output
+from holdfast.registry.cli import completing, describe, options, output
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
-from holdfast.registry.cli.listing import sparkline, there
+from holdfast.registry.cli.listing import Listing, sparkline, there
 from holdfast.registry.cli.opening import reads
-from holdfast.registry.cli.options import flag, option
+from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Part
 from holdfast.registry.cli.presets import kept, tiers_text
 from holdfast.registry.cli.runs import heard_of, parent_of, run_json
 from holdfast.registry.curation import run_remarks
 from holdfast.registry.errors import IntegrityError, NotFound, UnsupportedFormat
 from holdfast.registry.face import Registry, Run
-from holdfast.registry.history import RunLog, decode_or_keep, forks_of, in_words, refs_of
-from holdfast.registry.history.actions import Commit, line_digest
+from holdfast.registry.history import RunLog, decode_or_keep, forks_of, in_words, refs_of, step_ref
+from holdfast.registry.history.actions import Action, Commit, line_digest
 from holdfast.registry.layouts import follow_run
 from holdfast.registry.loading.following import Patience
 from holdfast.registry.saving.loop import LastHeard
+from holdfast.registry.store import in_batches
 from holdfast.registry.values import Digest, Record
 
 #: Parts of a run that are shown below a heading of their own.
@@ -53,6 +59,9 @@ _LOG = (
     Column("what", folds=True),
 )
 _GRAPH = (Column("", "line"), *_LOG)
+_ACTS = (*_LOG[1:3], Column("run"), _LOG[0], _LOG[3])
+#: The most commits that are chosen unless more are asked for.
+_MOST = 1000
 #: Fields of actions that hold encoded plain values.
 _ENCODED = ("config", "meta")
 
@@ -234,17 +243,105 @@ class _Chapter:
 def log(
     opened: Registry,
     *,
-    run: options.Run,
+    run: str | None = argument(
+        "RUN",
+        "Name of a run.",
+        envvar="HOLDFAST_RUN",
+        autocompletion=completing.RUNS,
+        default=None,
+    ),
     limit: int | None = option("-n", "COUNT", "At most this many commits.", min=1),
     graph: bool = flag("--graph", "Below a fork, continue with the run that it came from."),
+    every: bool = flag("--all", "The history of all runs, the newest commits first."),
+    since: str | None = option(
+        "--since", "TIME", "Only what was put in that time, by the store's clock: 12h, 7d."
+    ),
+    action: str | None = option(
+        "--action", "NAME,...", "Only these actions: drop,evict,tag or checkpoint.evict."
+    ),
 ) -> Answer:
-    """Show the history of a run, newest first."""
+    """Show the history of a run or of all runs, newest first.
+
+    With --all, --since or --action at most 1,000 commits, or COUNT.
+    """
+    if every or since or action:
+        if graph:
+            raise typer.BadParameter("--graph is for the whole history of one run")
+        since_s = clock.time() - options.seconds(since) if since else -math.inf
+        since_s = clock.time() - options.seconds(since) if since else -math.inf
+        return _acts(opened, None if every else run, since_s, _kinds(action), limit or _MOST)
+    if run is None:
+        raise typer.BadParameter("give RUN, or --all")
     descent = _descent(opened, opened.run(run))
     chapters = list(descent if graph else islice(descent, 1))
     shapes = (shape for chapter in chapters for shape in _shapes(chapter, named=graph))
     return Answer(
         lambda: list(islice(shapes, limit)),
         lambda: [Table(_GRAPH if graph else _LOG, _rows(chapters, limit))],
+    )
+
+
+def _kinds(names: str | None) -> frozenset[str]:
+    """Return the actions that names mean: `evict` is that of checkpoints and of the pool."""
+    known = {one.action for one in get_args(get_args(Action)[0])}
+    words = {
+        kind: {kind, *kind.split("."), *(["drop"] if "hide" in kind else [])} for kind in known
+    }
+    wanted = {name.strip() for name in names.split(",")} if names else None
+    for name in sorted(wanted or ()):
+        if not any(name in some for some in words.values()):
+            raise typer.BadParameter(
+                f"no action is named {name!r}; known: {', '.join(sorted(known))}"
+            )
+    return frozenset(kind for kind in known if wanted is None or words[kind] & wanted)
+
+
+def _acts(
+    opened: Registry, run: str | None, since_s: float, kinds: Container[str], limit: int
+) -> Answer:
+    """Return the newest commits of a run or of all runs, with those of their actions."""
+    listing, store = Listing(opened), opened.handle.store
+
+    def newest(one: Run) -> dict[str, float]:
+        last = one.handle.log.newest_commit
+        return {"newest_s": one.handle.log.put_times()[last.number] if last else -math.inf}
+
+    def read(name: str) -> list[tuple[int, str, int, Commit]]:
+        log = RunLog(store, name)
+        try:
+            numbers = sorted(n for n, put_s in log.put_times().items() if put_s >= since_s)
+            commits = [one for slot in log.fetch(numbers) for _, one in slot.commits]
+        except (IntegrityError, UnsupportedFormat) as error:
+            listing.damaged[name] = error
+            return []
+        chosen = (
+            one.changed(actions=tuple(act for act in one.actions if act.action in kinds))
+            for one in commits
+        )
+        return nlargest(limit + 1, ((x.time_ms, name, x.n, x) for x in chosen if x.actions))
+
+    if run is None:
+        times = listing.summaries(newest, 1, kind="times")
+        names = [name for name, one in times.items() if one["newest_s"] >= since_s]
+    else:
+        names = [opened.run(run).id]
+    read_runs = chain.from_iterable(in_batches(store.pools.bulk, read, names))
+    found = [(name, commit) for _, name, _, commit in nlargest(limit + 1, read_runs)]
+
+    def rows() -> Iterator[dict[str, Any]]:
+        refs: dict[str, Mapping[int, str]] = {}
+        for name, commit in found[:limit]:
+            if name not in refs:  # the log has the names of evicted checkpoints
+                known = opened.run(name).history.manifest().checkpoints
+                refs[name] = {record.n: step_ref(record) for record in known}
+            yield {"run": name, **_row(commit, refs[name])}
+
+    chapters = [_Chapter(name, [commit], {}) for name, commit in found[:limit]]
+    return Answer(
+        lambda: [shape for one in chapters for shape in _shapes(one, named=True)],
+        lambda: [Table(_ACTS, rows(), none="no such commit")],
+        notes=[f"only the newest {limit:,}; -n COUNT shows more"] * (len(found) > limit),
+        damaged=listing.damaged,
     )
 
 

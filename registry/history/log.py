@@ -40,6 +40,7 @@ from holdfast.registry.objects import (
     is_run_id,
     log_prefix,
     marker_key,
+    parse_number,
     slot_key,
     snapshot_key,
     snapshot_prefix,
@@ -400,6 +401,11 @@ class RunLog:
     def slots(self, start: int = 0) -> Iterator[Slot]:
         """Yield every slot from `start` to the head, fetched in parallel, up to a damaged one."""
         yield from self._slots.fetch(self._slots.numbers(start))
+
+    def put_times(self) -> dict[int, float]:
+        """Return when each slot was put, in seconds by the store's clock: one listing."""
+        infos = self._store.backend.list(log_prefix(self.run_id))
+        return {parse_number(info.key): info.modified_s for info in infos}
 
     def fetch(self, numbers: Sequence[int]) -> Iterator[Slot]:
         """Yield slots that were listed, fetched in parallel, up to a damaged one."""

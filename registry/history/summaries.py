@@ -56,7 +56,7 @@ class Summaries:
     """The summaries of one kind of listing."""
 
     def __init__(
-        self, store: Store, heads: Heads | None, kind: Literal["rows", "fields"], form: int
+        self, store: Store, heads: Heads | None, kind: Literal["rows", "fields", "times"], form: int
     ) -> None:
         """Keep them beside `heads`, if there are any.
 

@@ -11,7 +11,7 @@ The memory does not grow with chunks and objects, but with states.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
@@ -61,6 +61,11 @@ class RunUsage:
     log_bytes: int  # bytes of its log and its two newest snapshots, which stay when it is dropped
 
     @property
+    def needed_bytes(self) -> int:
+        """Bytes that it needs, also where another run needs them too."""
+        return self.own_bytes + self.shared_bytes
+
+    @property
     def freed_bytes(self) -> int:
         """Bytes that `gc` and `repack` can free once the run is dropped, pins and pool included."""
         return self.own_bytes
@@ -103,15 +108,22 @@ class Usage:
         return needed + self.dead_bytes + self.unneeded_bytes + self.log_bytes + self.other_bytes
 
 
-def measure(store: Store, *, executor: Executor | None = None) -> Usage:
-    """Count the bytes on a store by the states that need them; see `Registry.usage`."""
+#: Returns the group of a run and a phase; the phase is empty for what is no checkpoint.
+Group = Callable[[RunManifest, str], str]
+
+
+def measure(store: Store, *, executor: Executor | None = None, by: Group | None = None) -> Usage:
+    """Count the bytes on a store by the states that need them; see `Registry.usage`.
+
+    With `by`, what is counted as a run is a group of states; it has no log.
+    """
     workers = Workers(executor, store)
     damaged: dict[str, RegistryError] = {}
     attempts = 0
     while True:
         failed: dict[str, RegistryError] = {}
         try:
-            return _measure(store, workers, damaged, failed)
+            return _measure(store, workers, damaged, failed, by)
         except (StoreFull, StoreUnavailable, WorkersFailed):
             raise
         except RegistryError as error:
@@ -128,15 +140,21 @@ def _measure(
     workers: Workers,
     damaged: dict[str, RegistryError],
     failed: dict[str, RegistryError],
+    by: Group | None,
 ) -> Usage:
     """Count once, without the damaged runs."""
-    runs: list[str] = []
+    runs: dict[str, int] = {}
     holders: list[Holder] = []
     for run in read_runs(store, damaged):
         with blamed(run.run_id, failed):
-            holders.extend(_holders(run, len(runs)))
-        runs.append(run.run_id)
-    tally = Tally(runs, holders, failed)
+            found = list(_holders(run))
+        if by is None:
+            runs[run.run_id] = len(runs)
+        for one in found:
+            one.run = runs.setdefault(by(run, one.phase) if by else run.run_id, len(runs))
+        holders += found
+    holders.sort(key=lambda one: one.run)  # those of a group one after another
+    tally = Tally(list(runs), holders, failed)
     tally.read(workers)
     # After the logs, so that every object that they need is in the listing.
     files = _list(store)
@@ -146,12 +164,13 @@ def _measure(
     return replace(_sum_up(tally, files), damaged=dict(sorted(damaged.items())))
 
 
-def _holders(run: RunManifest, number: int) -> Iterator[Holder]:
+def _holders(run: RunManifest) -> Iterator[Holder]:
     """Yield the parts of a run that hold states: the checkpoints, then the rest by name."""
     checkpoints: dict[int, Holder] = {}
     for record in () if run.dropped is not None else run.checkpoints:
         if record.evicted is None:
-            holder = Holder(number, f"{run.run_id}/{kept_ref(record)}", record.manifest)
+            holder = Holder(0, f"{run.run_id}/{kept_ref(record)}", record.manifest)
+            holder.phase, holder.run_id = record.phase, run.run_id
             for manifest in (record.manifest, *record.companions.values()):
                 holder.places[held_place(run, manifest)] = None
             checkpoints[record.n] = holder
@@ -167,7 +186,8 @@ def _holders(run: RunManifest, number: int) -> Iterator[Holder]:
             # Counted already, with its checkpoint.
             if name in pins or name in heads or ref.split("/")[0] in heads:
                 continue
-            holder = rest.setdefault(name, Holder(number, f"{run.run_id}/{name}", None))
+            holder = rest.setdefault(name, Holder(0, f"{run.run_id}/{name}", None))
+            holder.run_id = run.run_id
             holder.places[held_place(run, manifest)] = None
     yield from checkpoints.values()
     yield from rest.values()

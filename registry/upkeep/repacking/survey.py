@@ -176,11 +176,13 @@ class Survey:
 class Holder:
     """A checkpoint, or another part of a run that holds states."""
 
-    run: int  # number of its run
+    run: int  # number of its run, or of the group that is counted
     ref: str  # its name
     id: Digest | None  # id of the checkpoint; `None` where it is something else
     places: dict[Place, None] = field(default_factory=dict)  # the places of its states
     is_pinned: bool = False  # whether it is a checkpoint that a gate or tag keeps
+    phase: str = ""  # of a checkpoint
+    run_id: str = ""
 
 
 @contextmanager
@@ -274,9 +276,9 @@ class Tally:
         lives = _Lives(self._lives)
 
         def take(need: tuple[int, Place], done: Outcome[Placement]) -> None:
-            run = self.holders[need[0]].run
-            with blamed(self.runs[run], self._failed):
-                lives.take(run, need[0], done.result())
+            holder = self.holders[need[0]]
+            with blamed(holder.run_id, self._failed):
+                lives.take(holder.run, need[0], done.result())
 
         needs = (
             (number, place) for number, holder in enumerate(self.holders) for place in holder.places
@@ -299,7 +301,7 @@ class Tally:
                 number = int(head["size"])
                 if head["what"] != _IS_FILE:
                     raise missing(key)
-                with blamed(self.runs[self.holders[number].run], self._failed):
+                with blamed(self.holders[number].run_id, self._failed):
                     raise missing(key)
             group = np.repeat(np.arange(len(at)), np.diff(at, append=len(part)))
             named = part["what"] == _IS_FILE
@@ -353,8 +355,8 @@ class Tally:
             keys = {one: _key_of(f"{pack.key} {one}".encode()) for one in rows["offset"].tolist()}
             needs["kind"] = _ARCHIVED
         except RegistryError as error:
-            for number in {int(self._run_of[n]) for n in rows["first"]}:
-                self._failed[self.runs[number]] = error
+            for number in set(rows["first"].tolist()):
+                self._failed[self.holders[number].run_id] = error
             raise
         needs["key"] = [keys[offset] for offset in rows["offset"].tolist()]
         self._needs.add(needs)

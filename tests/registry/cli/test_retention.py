@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import holdfast
+from holdfast.registry.cli import showing
+from holdfast.registry.history import RunLog
 from holdfast.registry.spec import Retention
 from tests.registry.cli.calling import Call, CallJson
 from tests.support.loads import steps_at
@@ -270,3 +274,73 @@ def test_a_hold_needs_a_date_or_off(call: Call, long: str) -> None:
     ):
         assert text in call("hold", long, *given, "--reason", "x", status=2).stderr
     assert "use `holdfast hold --off`" in call("unhold", long, status=2).stderr
+
+
+def test_log_of_all_runs_shows_who_did_what_newest_first(
+    call: Call, call_json: CallJson, long: str, url: str
+) -> None:
+    with holdfast.open(url) as opened:
+        opened.fork("long/latest", "other")
+        opened.run(long).retention.evict(opened.checkpoint(f"{long}/main/step10"), "no use")
+        opened.run("other").pins.tags.set("paper", opened.checkpoint("other/latest"))
+        opened.run("other").retention.drop("done")
+    found = call_json("log", "--all", "--action", "drop,evict,tag")
+    assert [(one["run"], [act["action"] for act in one["actions"]]) for one in found] == [
+        ("other", ["run.hide"]),
+        ("other", ["tag.set"]),
+        ("long", ["checkpoint.evict"]),
+        ("demo", ["tag.set"]),
+    ]
+    assert all("@" in one["author"] for one in found)
+    # A second time from what this machine noted, and cut by a count.
+    newest = call("log", "--all", "--action", "drop,evict,tag", "-n", 2)
+    assert newest.stderr == "only the newest 2; -n COUNT shows more\n"
+    assert [line.split()[3] for line in newest.stdout.splitlines()[1:]] == ["other", "other"]
+    text = call("log", long, "--action", "evict").stdout
+    assert "evict main/step00000010 (no use)" in " ".join(text.split())
+    assert call_json("log", "--all", "--since", "0", "--action", "evict") == []
+    assert len(call_json("log", "--all", "--since", "1h", "--action", "evict")) == 1
+    assert (
+        "no action is named 'delete'" in call("log", "--all", "--action", "delete", status=2).stderr
+    )
+    assert "give RUN, or --all" in call("log", status=2).stderr
+
+
+def test_log_of_all_runs_does_not_open_what_is_older(
+    call_json: CallJson, long: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call_json("log", "--all", "--since", "1h")
+    opened: list[str] = []
+    begin = RunLog.open
+
+    def noted(self: RunLog, **given: Any) -> Any:
+        opened.append(self.run_id)
+        return begin(self, **given)
+
+    monkeypatch.setattr(RunLog, "open", noted)
+    monkeypatch.setattr(showing, "clock", SimpleNamespace(time=lambda: time.time() + 7200))
+    assert call_json("log", "--all", "--since", "1h") == []
+    assert opened == []
+
+
+def test_du_counts_by_groups_and_tells_by_its_status_what_is_over(
+    call: Call, call_json: CallJson, long: str, url: str
+) -> None:
+    with holdfast.open(url) as opened:
+        for name, project in (("one", "vision"), ("two", "vision"), ("three", "text")):
+            run = opened.create_run(name, seed=1, owner="ana", project=project)
+            state = {"w": np.random.default_rng(3).random(50_000 if project == "vision" else 9)}
+            run.save(state, step=1)
+    by_run = {one["run"]: one for one in call_json("du", "--by", "run")}
+    assert by_run["one"]["needed_bytes"] > 400_000 > by_run["one"]["own_bytes"]
+    by_project = {one["project"]: one for one in call_json("du", "--by", "project")}
+    # Both runs have the same chunks, which their project needs once.
+    assert 400_000 < by_project["vision"]["own_bytes"] < 410_000
+    assert {"ana"} < {one["owner"] for one in call_json("du", "--by", "owner")}
+    assert "main" in {one["phase"] for one in call_json("du", "--by", "phase")}
+    over = call("du", "--by", "project", "--over", "400kB", status=10).stdout
+    assert [line.split()[0] for line in over.splitlines()] == ["project", "vision"]
+    assert "no project needs more" in call("du", "--by", "project", "--over", "1 MiB").stderr
+    assert "is not a size" in call("du", "--over", "much", status=2).stderr
+    with holdfast.open(url) as opened:
+        opened.run("one").save({"w": np.zeros(3)}, step=2)  # nothing stops a save
