@@ -97,6 +97,9 @@ class ChunkCache:
         finally:
             os.close(fd)
 
+    def peek(self, _digest: Digest, _size: int, /) -> None:
+        """Return nothing: a file has to be read."""
+
     def offer(self, chunks: Mapping[Digest, memoryview]) -> None:
         """Keep chunks that were just verified, if the bound allows it."""
         if time.monotonic() < self._paused_until:

@@ -67,6 +67,10 @@ class Resident:
         own = self._own(number)
         into[:] = own if self._stored_dtype is None else self._narrowed(own, self._stored_dtype)
 
+    def peek(self, number: int, size: int) -> memoryview | None:
+        """Return a chunk's bytes in the tensor, if they lie there as a checkpoint has them."""
+        return None if self._view is None else self._view[self._start(number) :][:size]
+
     def stage(self, number: int, data: memoryview, pool: Executor) -> Callable[[], None]:
         """Prepare the copy of a chunk into the tensor; the tensor does not change yet."""
         if self._view is not None:
@@ -193,6 +197,11 @@ class LiveChunks:
             for digest, view in wanted.items()
             if not self._fill(digest, view, verified=verified)
         ]
+
+    def peek(self, digest: Digest, size: int) -> memoryview | None:
+        """Return a chunk in the model's own memory, unverified."""
+        resident, number, held = self._where.get(digest, (None, 0, -1))
+        return None if resident is None or held != size else resident.peek(number, size)
 
     def _fill(self, digest: Digest, view: memoryview, *, verified: bool) -> bool:
         resident, number, size = self._where.get(digest, (None, 0, -1))

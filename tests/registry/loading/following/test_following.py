@@ -25,6 +25,7 @@ from holdfast.registry.history.actions import Rewind
 from holdfast.registry.loading.following import watching
 from holdfast.registry.loading.following.following import Following
 from holdfast.registry.loading.following.swapping import Resident
+from holdfast.registry.objects import NO_BASE
 from holdfast.registry.spec import Retention, RunSpec
 from tests.registry.loading.following.clock import Clock
 from tests.support.faults import Hooked, Once, flip
@@ -161,6 +162,27 @@ def test_any_dtype_and_memory(world: World, dtype: torch.dtype, strided: bool) -
         following.poll()
         assert torch.equal(target.contiguous().view(torch.uint8), value.view(torch.uint8))
     assert following.changed_bytes < one.nbytes or one.nbytes <= CHUNK
+
+
+def test_a_delta_is_joined_with_the_model_where_it_lies(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+    read = Resident.read
+    monkeypatch.setattr(
+        Resident,
+        "read",
+        lambda self, number, into: copied.append(number) or read(self, number, into),
+    )
+    one, target = weights(), torch.zeros(5000)
+    following = world.follow({"w": target}, component="model")
+    for step, value in enumerate((one, nudged(one, 7, 4000))):
+        world.run.save(state(value), step=step, **DELTAS)
+        following.poll()
+        assert torch.equal(target, value)
+    bases = [row.base for row in rows_of(world.run.latest(), "model/w")]
+    assert any(base != NO_BASE for base in bases)
+    assert copied == []
 
 
 @pytest.mark.parametrize("policy", ["bf16", "fp16"])
