@@ -235,6 +235,25 @@ def test_a_store_that_refuses_is_a_typed_error_without_secrets(
 # Readers that know nothing of Holdfast
 
 
+def test_transformers_reads_the_folder(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(**sizes, intermediate_size=32, vocab_size=50)
+    model = transformers.BertModel(config)
+    model.save_pretrained(tmp_path / "model")
+    reg = holdfast.init(tmp_path / "reg", skip_race_probe=True)
+    run = reg.create_run("bert")
+    saved = run.save(holdfast.formats.read(tmp_path / "model").state, step=1)
+    made = export(
+        run.releases.publish("1.0.0", saved), str(tmp_path / "out"), ViewOptions(9000, ())
+    )
+    assert made.files > 3  # it is in shards
+    read = transformers.AutoModel.from_pretrained(made.url.removeprefix("file://"))
+    found, wanted = read.state_dict(), model.state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(bool((found[name] == wanted[name]).all()) for name in wanted)
+
+
 def test_the_streamer_of_vllm_and_sglang_reads_them(
     release: Release, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
