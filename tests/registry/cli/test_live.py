@@ -114,7 +114,7 @@ def test_a_pull_tells_its_total(
             weights = weights + drawn.normal(size=len(weights)) * 1e-9  # stored as deltas
             run.save({"model": {"w": weights}, "rest": weights[:50_000] + step}, step=step)
     moved: list[tuple[int, int | None]] = []
-    shown = progress.Bar(lambda done, total: moved.append((done, total)))
+    shown = progress.Bar(lambda done, total, _: moved.append((done, total)))
     monkeypatch.setattr(progress, "bar", lambda label: nullcontext(shown))
     call("pull", "x", "--to", tmp_path / "out.npz", *only, "-r", tmp_path / "packed")
     before = [done for done, total in moved if total is None]
