@@ -1,7 +1,7 @@
 """The targets of Thalia's document for a brain of a million neurons: save, load, size and check.
 
 Each way of keeping the brain saves it, loads it and checks every byte of it, in a random order in
-each round. It prints two tables of medians for docs/design/thalia.md, one for a brain of which all
+each round. It prints two tables of medians for docs/figures.md, one for a brain of which all
 synapses exist, one for a sparse brain, whose regions have fewer than a tenth of them, as in the
 document. It takes 4 GB of memory, 4 GB of disk and some minutes:
 

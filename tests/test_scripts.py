@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -76,11 +77,13 @@ DEAR = ("against", "bulk", "lazy_slice", "peak_memory", "sharded_saves", "transp
 #: What runs or names each file of scripts/, beside the shell's own reading of it. `pin` and
 #: `oldest` need the network, `soak` hours, and `screenshots` replaces a picture of the repository.
 RUN_BY = {
+    "bench": "CONTRIBUTING.md",
     "build_site.py": "tests/docs/test_site.py",
     "check": ".ci/run",
     "demo": "CONTRIBUTING.md",
     "evidence": "docs/evidence.md",
     "evidence.py": "tests/docs/test_evidence.py",
+    "figures.py": "scripts/bench",
     "fuzz": ".ci/run",
     "fuzz.py": "tests/registry/formats/test_fuzz.py",
     "memory": "scripts/check",
@@ -179,6 +182,52 @@ def test_every_file_of_bench_runs() -> None:
     for one in BENCH.glob("*.py"):
         if one.stem not in SMALLEST:
             assert re.search(rf"^ *(from|import) {one.stem}\b", imported, re.MULTILINE), one
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return importlib.import_module("figures")
+
+
+def test_the_page_of_figures_has_every_benchmark(figures: ModuleType) -> None:
+    assert {*figures.BENCHMARKS, *figures.LEFT_OUT} == mains()
+    page = figures.PAGE.read_text()
+    for name in figures.BENCHMARKS:
+        program = (BENCH / f"{name}.py").read_text()
+        words = figures.command(name, 0.5, "FOLDER")
+        assert f"\n## {name}\n" in page
+        assert [word for word in words if word[:2] == "--" and f'"{word}"' not in program] == []
+
+
+def test_tables_of_a_benchmark_become_tables_of_the_page(figures: ModuleType) -> None:
+    said = """\
+      hydra: seconds
+┏━━━━━━━━━━━┳━━━━━━━━┓
+┃ contender ┃ median ┃
+┡━━━━━━━━━━━╇━━━━━━━━┩
+│ copy      │  0.001 │
+└───────────┴────────┘
+      hydra:
+      ratios
+┏━━━━━━━━━━━┳━━━━━━━━┓
+┃ ratio     ┃ median ┃
+┡━━━━━━━━━━━╇━━━━━━━━┩
+│ a_b /     │   1.25 │
+│           │ to 1.5 │
+│ c / copy  │   0.80 │
+└───────────┴────────┘
+| work | s |
+|---|---:|
+| sync | 1 |
+it is <done>
+"""
+    assert list(figures.blocks(said)) == [
+        "hydra: ratios",
+        "| ratio | median |\n| --- | ---: |\n| a\\_b / | 1.25 to 1.5 |\n| c / copy | 0.80 |",
+        "| work | s |\n| --- | ---: |\n| sync | 1 |",
+        "it is \\<done>",
+    ]
 
 
 def test_every_script_and_example_is_run_somewhere() -> None:
