@@ -85,7 +85,7 @@ ROWS = (
     ),
     Row(
         "fuzz executions",
-        "sh scripts/fuzz npy 10",
+        "sh scripts/fuzz npz 10",
         "sh scripts/fuzz all 3600",
         r"(\d+) inputs in",
     ),
@@ -109,7 +109,7 @@ ROWS = (
     ),
     Row(
         "mutants",
-        "python -m tests.mutants FOLDER --count 8 --tests tests/registry/history",
+        "python -m tests.mutants FOLDER --count 8 --tests tests/registry/writing",
         "python -m tests.mutants FOLDER --count 300 --seed 1",
         r"(?m)^\d+: (?:killed|survived|out of time|not reached)()",
     ),
