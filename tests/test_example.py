@@ -235,7 +235,7 @@ def test_each_schedule_of_a_night_has_a_command_that_works(tmp_path: Path) -> No
         lines = re.findall(
             r"^(?:[\d* ]+ |ExecStart=/usr/bin/env )(?:chronic )?(holdfast .+)$", text, re.M
         )
-        if path.suffix == ".yaml":
+        if path.name == "cronjob.yaml":
             (job,) = (one for one in yaml.safe_load_all(text) if one["kind"] == "CronJob")
             (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
             lines = [shlex.join(["holdfast", *container["args"]])]
