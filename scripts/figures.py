@@ -153,7 +153,7 @@ def section(name: str, scale: float, folder: str) -> tuple[str, bool]:
         done = subprocess.run(
             [sys.executable, path, *options],
             cwd=folder,
-            env={**os.environ, "TMPDIR": folder},
+            env={**os.environ, "TMPDIR": folder, "ICECHUNK_LOG": "error"},  # it warns on stdout
             capture_output=True,
             text=True,
             timeout=_LIMIT_S,

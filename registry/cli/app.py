@@ -31,7 +31,7 @@ _COMMANDS = {
     "attest": "comparing.attest: Say which checkpoint's bytes a file has, from digests alone.",
     "merge": "checkpoints.merge: Average checkpoints, or pick parts of them, into a new one.",
     "ui": "ui.ui: Look at a registry in a browser, read-only, until you press Ctrl-C.",
-    "page": "ui.page: Write the pages of runs to one file, which opens offline.",
+    "page": "ui.page: Write a report about runs, which opens offline: one file, or a site.",
     "hub": "ui.hub: Serve a registry to clients of Hugging Face, until you press Ctrl-C.",
     "watch": "watch.watch: Run a command for each checkpoint of a run as it appears.",
     "bisect": "bisect.bisect: Find the first bad checkpoint between two of a run.",

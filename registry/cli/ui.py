@@ -87,7 +87,7 @@ def page(
     ),
     force: bool = flag("--force", "Replace an existing file."),
 ) -> str:
-    """Write a report about runs: one file, or a site for a team. Both open offline.
+    """Write a report about runs, which opens offline: one file, or a site.
 
     The runs stand side by side first; what `holdfast ui` shows of each run can be opened below.
     Whoever can read the place sees names, configurations, metrics and notes of these runs.
