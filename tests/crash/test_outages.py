@@ -137,7 +137,6 @@ def _check_at_rest(url: str, journal: Path) -> None:
         assert run.restore() is not None
 
 
-@pytest.mark.sometimes("training goes on without the registry")
 @pytest.mark.timeout(600)
 def test_a_bucket_that_hangs_up(
     s3_url: Callable[[], str],

@@ -74,7 +74,7 @@ COMMIT = {
         "registry.writing.object_writer", "ObjectWriter._make_durable", "if unsure"
     ),
     "a new seal is met at the commit": Place(
-        "registry.writing.object_writer", "ObjectWriter._recheck", "self._observed = None"
+        "registry.writing.object_writer", "ObjectWriter._recheck", "self._observed = self._begun"
     ),
     "a save repeats a checkpoint": Place(
         "registry.saving.save_commit",
