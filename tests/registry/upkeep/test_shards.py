@@ -122,7 +122,8 @@ def test_a_second_shard_reads_only_what_is_new(littered, backend):
     littered.gc(grace_s=0, shard="1/3")
     calls = []
     with open_on(Metered(backend, calls)) as opened:
-        collect(opened.handle.store, grace_s=0, shard="2/3")
+        for shard in SHARDS:  # its placement is in one of them
+            collect(opened.handle.store, grace_s=0, shard=shard)
     got = [call.key for call in calls if call.method == "get"]
     assert not [key for key in got if key.startswith("placements/")]
     assert {key.split("/")[1] for key in got if key.startswith(RUNS)} == {"a", "b"}
@@ -202,3 +203,11 @@ def test_a_shard_says_nothing_of_damage_elsewhere(tmp_path):
         others = [shard for shard in SHARDS if not Shard.parse(shard).has(pack)]
         assert reg.verify(deep=True, shard=others[0]).standing
         assert last_verify(reg.handle.store).depth == "sample"
+        reg.handle.store.backend.delete(str(pack))
+        for shard in SHARDS:  # those that do not check its state know no better
+            found = reg.verify(deep=True, shard=shard)
+            assert {one.where for one in (*found.findings, *found.standing)} == {str(pack)}
+        assert [one.kind for one in reg.verify().findings] == ["missing"]
+        for shard in SHARDS:
+            found = reg.verify(shard=shard)
+            assert {one.where for one in (*found.findings, *found.standing)} == {str(pack)}
