@@ -135,6 +135,12 @@ def rm(opened: Registry, *, ref: options.Ref, reason: str = options.REASON) -> A
         raise InvalidInput(
             "a run, not a checkpoint", where=ref, hint=f"`holdfast run rm {ref}` drops the run."
         )
+    if ref.partition("/")[2].startswith("tags/"):
+        raise InvalidInput(
+            "a tag, which keeps its checkpoint",
+            where=ref,
+            hint=f"`holdfast tag rm {ref}` removes it.",
+        )
     found = opened.checkpoint(ref)
     opened.run(found.run_id).retention.evict(found, reason)
     return answer_of(

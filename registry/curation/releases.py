@@ -17,7 +17,7 @@ from holdfast.registry import pytree
 from holdfast.registry.curation.cards import check_card, read_card, write_card
 from holdfast.registry.curation.pins import check_whole, find_pin, own, sound
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
-from holdfast.registry.history import RunLog, check_metrics, moment
+from holdfast.registry.history import RunLog, check_metrics, format_time, moment
 from holdfast.registry.history.actions import Action, Commit, CommitKeys, PointRelease, SetPin
 from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
 from holdfast.registry.loading import Checkpoint, StateHandle, Stored, check_components
@@ -25,7 +25,7 @@ from holdfast.registry.objects import thinned
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.spec import inference_parts
 from holdfast.registry.store import Store
-from holdfast.registry.values import Digest, float_to_hex, release_version
+from holdfast.registry.values import Digest, float_to_hex, markup, release_version
 from holdfast.registry.writing import Committer, NewCommit, StateWriter, Written
 
 #: A card: a mapping, or the path of a YAML file.
@@ -156,6 +156,22 @@ class Releases:
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
         self._log = committer.log
+
+    def __repr__(self) -> str:
+        run = self._log.run
+        return f"<Releases {run.run_id}: {len(run.pins_of('release'))}, latest {run.release}>"
+
+    def _repr_html_(self) -> str:
+        return markup.safely("Releases", self._html)
+
+    def _html(self) -> str:
+        run = self._log.run
+        pins = run.pins_of("release")[::-1]
+        rows = [
+            (one.name, format_time(one.time_ms), one.manifest.short, one.metrics) for one in pins
+        ]
+        table = markup.Rows(("version", "published", "id", "metrics"), rows, len(rows), "releases")
+        return markup.describe("Releases", run.run_id, {"latest": run.release}, table)
 
     def publish(
         self,

@@ -13,8 +13,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
-from markdown_it.renderer import RendererHTML
-from markdown_it.token import Token
 from markupsafe import Markup
 
 from holdfast.backends.escape import printable
@@ -146,22 +144,18 @@ def note_html(text: str) -> Markup:
     """
     reader = MarkdownIt("js-default", {"html": False})
     reader.validateLink = lambda url: url.lower().startswith(("http://", "https://"))  # type: ignore[method-assign]
-    reader.add_render_rule("image", _picture_link)
+    picture = Markup('<a href="{}">{}</a>')
+    reader.add_render_rule(
+        "image",
+        lambda _, some, at, *__: picture.format(
+            some[at].attrs["src"], some[at].content or "picture"
+        ),
+    )
     tokens = reader.parse(printable(text, spare="\n\t"))
     for token in tokens:
         if token.type.startswith("heading_"):
             token.tag = f"h{min(int(token.tag[1:]) + 1, 6)}"
     return Markup(reader.renderer.render(tokens, reader.options, {}))  # noqa: S704
-
-
-def _picture_link(
-    renderer: RendererHTML,  # noqa: ARG001
-    tokens: Sequence[Token],
-    at: int,
-    *rest: object,  # noqa: ARG001
-) -> str:
-    url = tokens[at].attrs["src"]
-    return Markup('<a href="{}">{}</a>').format(url, tokens[at].content or url)
 
 
 def spark_points(values: Sequence[float]) -> str:

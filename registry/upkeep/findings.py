@@ -10,7 +10,7 @@ from typing import Literal
 
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import ObjectKey
-from holdfast.registry.values import Digest
+from holdfast.registry.values import Digest, markup, size
 
 Severity = Literal["error", "note"]
 #: The least that a check has to read to find something: names and sizes, the bytes, or the chunks
@@ -95,6 +95,22 @@ class VerifyReport:
     data: DataRead | None = None
     standing: tuple[Finding, ...] = ()
     unchanged: int = 0
+
+    def __repr__(self) -> str:
+        found = "ok" if self.ok else "damaged"
+        said = f"{len(self.findings)} findings, {self.runs} runs, {self.checkpoints} checkpoints"
+        return f"<VerifyReport {found}: {said}, {self.objects} objects>"
+
+    def _repr_html_(self) -> str:
+        return markup.safely("Verification", self._html)
+
+    def _html(self) -> str:
+        names = ("runs", "unchanged", "checkpoints", "objects")
+        facts = {name: getattr(self, name) for name in names} | {"read": size(self.bytes_checked)}
+        rows = [(one.severity, one.where, one.message, one.advice) for one in self.findings]
+        heads = ("severity", "where", "finding", "what to do")
+        table = markup.Rows(heads, rows, len(rows), "findings")
+        return markup.describe("Verification", "ok" if self.ok else "damaged", facts, table)
 
     @property
     def ok(self) -> bool:

@@ -67,7 +67,20 @@ def test_each_object_shows_its_facts(reg: Registry) -> None:
     gone = run.retention.prune(Retention(last=1))
     assert "evicted step" in page(gone).texts
     assert {"dry run", "recent", "condemned"} <= set(page(reg.gc(dry_run=True)).texts)
+    assert {"ok", "checkpoints", "read"} <= set(page(reg.verify()).texts)
+    assert repr(reg.verify()).startswith("<VerifyReport ok: 0 findings, 1 runs, ")
     assert "evicted" in page(second).texts
+
+
+def test_releases_and_pool_show_their_entries(reg: Registry) -> None:
+    run = reg.create_run("run")
+    saved = run.save(small_state(1), step=1, metrics={"loss": 0.25})
+    run.releases.publish("1.0.0", saved, card={"description": "d", "intended_use": "u"})
+    assert {"1.0.0", saved.digest.short, "loss = 0.25"} <= set(page(run.releases).texts)
+    assert repr(run.releases) == "<Releases run: 1, latest 1.0.0>"
+    run.pool.promote(saved, mu=31.5, sigma=8.5)
+    assert {"v0001", "31.5", "8.5"} <= set(page(run.pool).texts)
+    assert repr(run.pool) == "<OpponentPool run: 1 of 1 play>"
 
 
 def test_hostile_names_are_text(reg: Registry) -> None:

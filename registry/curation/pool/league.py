@@ -36,6 +36,7 @@ from holdfast.registry.history.actions import Action
 from holdfast.registry.history.replay import PoolRecord, RunManifest
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.spec import check_phase_is_declared, phase_number
+from holdfast.registry.values import markup
 from holdfast.registry.writing import Committer
 
 if TYPE_CHECKING:
@@ -151,6 +152,24 @@ class OpponentPool:
         self._store = committer.store
         self._log = committer.log
         self._models: ModelCache[_Loaded] = ModelCache(pool_rules(self._log.run).cache)
+
+    def __repr__(self) -> str:
+        run = self._log.run
+        return f"<OpponentPool {run.run_id}: {len(self._playing())} of {len(run.pool)} play>"
+
+    def _repr_html_(self) -> str:
+        return markup.safely("Opponent pool", self._html)
+
+    def _html(self) -> str:
+        known = sorted(self._playing(), key=lambda one: -one.mu)
+        rows = [(f"v{one.version:04d}", one.mu, one.sigma, one.games, one.wins) for one in known]
+        heads = ("version", "mu", "sigma", "games", "wins")
+        table = markup.Rows(heads, rows, len(rows), "entries, the best first")
+        gone = len(self._log.run.pool) - len(known)
+        return markup.describe("Opponent pool", self._log.run.run_id, {"left": gone}, table)
+
+    def _playing(self) -> list[PoolRecord]:
+        return [one for one in self._log.run.pool if one.evicted is None]
 
     # Promotion
 

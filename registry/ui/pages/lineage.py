@@ -64,7 +64,8 @@ class Lineage:
     rows: tuple[Drawn, ...]  # its rows, the newest first
     lanes: int  # how many lanes it has
     runs: tuple[str, ...]
-    others: int  # runs of the registry that are not in it
+    alone: int  # runs that were read and are not in it: none was made from them, nor they from one
+    others: int  # further runs of the registry that are not in it
     pending: int  # runs of it that are still being read
     #: Runs whose first commits were not read: a fork of a run in the graph may be among them.
     unread: int
@@ -78,7 +79,9 @@ def read_lineage(
     reads_births: bool = False,
     within_s: float | None = None,
 ) -> Lineage:
-    """Return the graph of some runs with their ancestors and descendants.
+    """Return the graph of some runs, their ancestors and descendants, and the sources of merges.
+
+    Of more than one run, those without a relation are left out.
 
     One listing; opening each run of the graph; and the first commit of each other run, one request
     each and once only, unless there are more than `BIRTHS_UNASKED` unread ones.
@@ -96,9 +99,18 @@ def read_lineage(
     family = _family(source, chosen, known, {*names})[:MOST_RUNS]
     left = None if until is None else max(0.0, until - time.monotonic())
     opened = first.joined(source.runs([name for name in family if name not in {*chosen}], left))
-    runs = {name: run.manifest for name, run in opened.runs.items()}
+    every = [row for run in opened.runs.values() for row in _rows(run.manifest)]
+    # The runs that were merged, or gave a warm start, are known only now.
+    sources = dict.fromkeys(one.run for row in every for one in row.origins)
+    more = [name for name in sources if name in {*names} - {*family}][: MOST_RUNS - len(family)]
+    if more:
+        others = source.runs(more, left)
+        opened = opened.joined(others)
+        every += [row for run in others.runs.values() for row in _rows(run.manifest)]
+    related = {name for row in every for one in row.origins for name in (row.run, one.run)}
+    related |= {*chosen} if len(wanted) == 1 else set()
     rows = sorted(
-        (row for run in runs.values() for row in _rows(run)),
+        (row for row in every if row.run in related),
         key=lambda row: (row.time_ms, _AT_ONCE.get(row.kind, 1)),
         reverse=True,
     )
@@ -106,8 +118,9 @@ def read_lineage(
     return Lineage(
         rows=tuple(drawn),
         lanes=lanes,
-        runs=tuple(runs),
-        others=len(names) - len(family),
+        runs=tuple(name for name in opened.runs if name in related),
+        alone=sum(name not in related for name in opened.runs),
+        others=len(names) - len(family) - len(more),
         pending=len(opened.pending),
         unread=len(unread),
         troubles=tuple(trouble_of(error) for error in opened.failed.values()),

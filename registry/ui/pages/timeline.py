@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -26,6 +27,8 @@ _LANES: dict[Lane, str] = {
     "names": "gates, releases, forks",
     "checkpoints": "checkpoints",
 }
+#: Up to so many events of a kind have marks of full size.
+_CROWD = 40
 #: The look of checkpoints by their state.
 _STATES = {
     "kept": {"symbol": "circle", "color": "var(--accent)", "size": 9},
@@ -162,7 +165,8 @@ def _state(row: CheckpointRow) -> str:
 
 def _others(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
     """Yield the events of each kind."""
-    for kind in dict.fromkeys(one.kind for one in events):
+    counts = Counter(one.kind for one in events)
+    for kind, count in sorted(counts.items(), key=lambda one: one[1] <= _CROWD):
         found = [one for one in events if one.kind == kind]
         symbol, colour = _SYMBOLS.get(kind, ("circle", "var(--second)"))
         yield {
@@ -171,7 +175,9 @@ def _others(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
             "name": kind,
             "x": [one.time_ms for one in found],
             "y": [_LANES[one.lane] for one in found],
-            "marker": {"symbol": symbol, "color": colour, "size": 10},
+            # A crowd, such as the matches of a pool, lies small and pale below the others.
+            "marker": {"symbol": symbol, "color": colour, "size": 10 if count <= _CROWD else 5},
+            "opacity": 1 if count <= _CROWD else 0.4,
             "customdata": [
                 [
                     f"{one.kind} {one.subject}",

@@ -57,6 +57,7 @@ MISTAKES = (
     # Commands and options
     ("delete digits", 2, "use `holdfast rm` or `holdfast run rm`"),
     ("rm digits --reason x", 3, "`holdfast run rm digits` drops the run"),
+    ("rm digits/tags/paper --reason x", 3, "`holdfast tag rm digits/tags/paper` removes it"),
     ("rm digits/latest --reason x", 5, "found latest, best/loss, tags/paper"),
     ("run rm digits", 2, "missing option '--reason'"),
     ("runs", 2, "use `holdfast run ls`"),

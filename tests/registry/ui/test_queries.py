@@ -14,10 +14,12 @@ from holdfast.registry.history import format_time
 from holdfast.registry.store.address import Address
 from holdfast.registry.ui import page_of
 from holdfast.registry.ui.charts import Curve, Mark, Point, curves, figure, table, thinned
+from holdfast.registry.ui.pages.events import Event
 from holdfast.registry.ui.pages.lineage import Origin, read_lineage
 from holdfast.registry.ui.pages.run import RunShown, show_run
 from holdfast.registry.ui.pages.runs import list_runs
 from holdfast.registry.ui.pages.side_by_side import compare_runs
+from holdfast.registry.ui.pages.timeline import timeline
 from holdfast.registry.ui.source import Source
 from tests.registry.ui.kinds import LOSS, make, state
 
@@ -191,6 +193,28 @@ def test_lineage_has_forks_and_merges(source: Source) -> None:
     merge = rows["soup", "merge"].row
     assert {origin.run for origin in merge.origins} == {"night", "night-wide"}
     assert len(rows["soup", "merge"].edges) == 2
+
+
+def test_lineage_leaves_out_runs_without_relations_and_follows_merges(tmp_path: Path) -> None:
+    folder = make("sweep", tmp_path / "reg")
+    with closing(Source.open(Address(folder))) as source:
+        found = read_lineage(source)
+        assert set(found.runs) == {one.row.run for one in found.rows} == {"sweep-1", "longer"}
+        assert found.alone == 4
+        alone = read_lineage(source, ["sweep-0"])
+        assert {one.row.run for one in alone.rows} == {"sweep-0"}
+    with closing(Source.open(Address(make("ordinary", tmp_path / "other")))) as source:
+        assert set(read_lineage(source, ["soup"]).runs) == {"soup", "night", "night-wide"}
+
+
+def test_a_crowd_of_events_lies_small_below_the_others() -> None:
+    events = [Event(n, 1000 * n, "a@b", "pool", "match", f"m{n}") for n in range(171)]
+    events.append(Event(200, 90_500, "a@b", "pool", "promote", "v0001"))
+    (first, second) = timeline(events, ()).payload["data"]
+    assert (first["name"], second["name"]) == ("match", "promote")
+    assert len(first["x"]) == 171
+    assert first["marker"]["size"] < second["marker"]["size"] == 10
+    assert first["opacity"] < second["opacity"] == 1
 
 
 def test_every_edge_of_the_graph_ends_on_the_lane_of_its_run(source: Source) -> None:
