@@ -103,7 +103,14 @@ def timeline(events: Sequence[Event], rows: Sequence[CheckpointRow]) -> Chart:
         "showlegend": False,
     }
     listed = [
-        (moment(one.time_ms), _LANES.get(one.lane, one.lane), one.kind, one.subject, one.reason)
+        (
+            moment(one.time_ms),
+            _LANES.get(one.lane, one.lane),
+            one.kind,
+            one.subject,
+            one.reason,
+            one.author,
+        )
         for one in events
         if one.lane in _LANES
     ]
@@ -114,7 +121,7 @@ def timeline(events: Sequence[Event], rows: Sequence[CheckpointRow]) -> Chart:
         f"{len(rows)} checkpoints and {len(told)} other events by time",
         traces,
         layout,
-        table(("time", "lane", "event", "of", "reason"), listed[::-1]),
+        table(("time", "lane", "event", "of", "reason", "by"), listed[::-1]),
         height_px=90 + 36 * len(lanes),
         key=key,
     )

@@ -33,7 +33,7 @@
   function axis(given) {
     const own = {
       automargin: true, gridcolor: variable("--line"), zerolinecolor: variable("--line"),
-      linecolor: variable("--line"), tickcolor: variable("--line"), fixedrange: narrow(),
+      linecolor: variable("--line"), tickcolor: variable("--line"), fixedrange: narrow(), exponentformat: "e", // superscripts need inline styles
     };
     const room = narrow() && given?.type === "date" ? { nticks: 3, tickangle: 0 } : {};
     return { ...own, ...given, ...room };

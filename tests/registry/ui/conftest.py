@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.registry.ui import Server
 
 _LIBRARIES = ("jinja2", "plotly", "starlette", "uvicorn")
-_NEEDS_THEM = ["test_browser.py", "test_page.py", "test_server.py", "test_views.py"]
+_NEEDS_THEM = [f"test_{name}.py" for name in ("browser", "page", "questions", "server", "views")]
 collect_ignore = [] if all(map(find_spec, _LIBRARIES)) else _NEEDS_THEM
 
 

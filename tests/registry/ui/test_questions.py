@@ -1,0 +1,140 @@
+"""Questions that people ask first: each is answered within three clicks from the first page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import Registry
+from tests.registry.ui.conftest import Site, Watched, served
+from tests.registry.ui.kinds import LOSS, ordinary, state
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+_SWEEP = 30
+
+
+def fill(reg: Registry) -> None:
+    """Add to the ordinary runs a sweep over lr, a run that failed, and one that is trained."""
+    ordinary(reg)
+    for number in range(_SWEEP):
+        run = reg.create_run(f"sweep-{number:02d}", monitor=LOSS, config={"lr": 10.0**-number})
+        for step in (100, 200):
+            loss = (0.01 if number == 7 else 1 + number) + step / 1e4
+            run.save(state(step), step=step, metrics={"loss": loss})
+    with suppress(RuntimeError), reg.create_run("broken", monitor=LOSS) as run:
+        run.save(state(1), step=1, metrics={"loss": 1.0})
+        raise RuntimeError("the loader has no more data")
+    alive = reg.create_run("alive", monitor=LOSS, total_steps=1000)
+    alive.save(state(300), step=300, metrics={"loss": 1.0})
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder: Path = tmp_path_factory.mktemp("questions") / "reg"
+    with holdfast.init(folder, skip_race_probe=True) as reg:
+        fill(reg)
+    with served(folder) as found:
+        yield found
+
+
+class Visitor:
+    """Somebody on the first page. The clicks are counted."""
+
+    def __init__(self, site: Site, watched: Callable[[str], Watched]) -> None:
+        self._watch = watched(site.base)
+        self.page = self._watch.page
+        self.page.set_default_timeout(300_000)
+        self.page.goto(site.url)
+        self._watch.ready()
+        whole = "() => !document.body.dataset.following.includes('\"partial\": true')"
+        self.page.wait_for_function(whole)
+        self.clicks = 0
+
+    def click(self, selector: str) -> None:
+        self.clicks += 1
+        self.page.locator(selector).first.click()
+        self._watch.ready()
+
+    def sees(self, selector: str) -> str:
+        """Return the text of an element that can be seen."""
+        found = self.page.locator(selector).first
+        found.wait_for(state="visible")
+        return " ".join(found.inner_text().split())
+
+    def leave(self) -> None:
+        assert self.clicks <= 3
+        self._watch.check()
+
+
+@pytest.fixture
+def visitor(questions: Site, watched: Callable[[str], Watched]) -> Iterator[Visitor]:
+    found = Visitor(questions, watched)
+    yield found
+    found.leave()
+
+
+def run(name: str) -> str:
+    """Return the link of a run in the table."""
+    return f'#runs th a:text-is("{name}")'
+
+
+def test_which_run_is_best_and_at_which_step(visitor: Visitor) -> None:
+    visitor.click("#runs th[data-sort=best] button")
+    first = visitor.sees("#runs tbody tr")
+    assert "sweep-07" in first
+    assert "at 100" in first
+
+
+def test_which_hyperparameters_matter_and_thirty_curves_over_each_other(visitor: Visitor) -> None:
+    visitor.click("text=/^Compare all/")
+    assert "lr" in visitor.sees("figure:has-text('Each run as a line through its values') .plot")
+    chart = visitor.page.locator("#curves figure", has_text="loss").first
+    chart.scroll_into_view_if_needed()
+    chart.locator(".main-svg").first.wait_for()
+    names = chart.locator(".plot").evaluate("one => [...new Set(one.data.map((it) => it.meta))]")
+    assert len([name for name in names if name.startswith("sweep-")]) == _SWEEP
+
+
+def test_is_it_alive_and_how_far(visitor: Visitor) -> None:
+    visitor.click(run("alive"))
+    assert visitor.sees("#summary .state") == "running"
+    assert visitor.sees(".progress").startswith("300 of 1,000 steps, 30%")
+
+
+def test_why_did_it_fail(visitor: Visitor) -> None:
+    visitor.click(run("broken"))
+    assert "RuntimeError: the loader has no more data" in visitor.sees(".trouble")
+
+
+def test_how_do_i_load_it(visitor: Visitor) -> None:
+    visitor.click(run("sweep-07"))
+    visitor.click("#checkpoints tbody th a")
+    assert "reg.checkpoint('sweep-07/main/step00000200').load()" in visitor.sees("#load")
+
+
+def test_what_differs(visitor: Visitor) -> None:
+    for name in ("night", "night-wide"):
+        visitor.click(f'#runs input[value="{name}"]')
+    visitor.click("[data-compares]")
+    differing = visitor.sees('.scroll[aria-label^="Values that differ; marked"]')
+    assert re.search(r"\blr 0\.[12] 0\.[12]\b", differing)
+
+
+def test_where_does_it_come_from(visitor: Visitor) -> None:
+    visitor.click(run("night-wide"))
+    visitor.click('.tabs a:text-is("Lineage")')
+    assert "fork from night main/step00000080" in visitor.sees(".graph")
+
+
+def test_what_is_in_production_and_who_put_it_there(visitor: Visitor, questions: Site) -> None:
+    visitor.click(run("night"))
+    assert "1.0.0" in visitor.sees("#summary")
+    visitor.click("#timeline summary")
+    row = visitor.sees('#timeline tr:has(td:text-is("release"))')
+    assert re.search(r"release 1\.0\.0 main/step00000080 \S+@\S+$", row)
