@@ -20,7 +20,7 @@ def hold(committer: Committer, n: int | None, until: datetime, reason: str, wher
         raise InvalidInput(
             "a hold ends at a time with a time zone",
             where=where,
-            expected="such as datetime(2027, 1, 31, tzinfo=UTC)",
+            expected="such as 2027-01-31 00:00:00+00:00",
             found=repr(until),
         )
     until_ms = int(until.timestamp() * 1000)
