@@ -16,7 +16,6 @@ from holdfast.registry.curation import Release
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face import Registry, Run
 from holdfast.registry.history.replay import Pin
-from holdfast.registry.hub import ViewOptions, export_release
 
 _PINS = (
     Column("pin", "ref", lambda ref: ref.partition("/")[2]),
@@ -195,6 +194,8 @@ def export(
     They are written to URL/RUN/VERSION/REVISION, a part at a time, and read again. The folder is
     printed once it is whole: name it to nobody before. A second export changes nothing.
     """
+    from holdfast.registry.hub import ViewOptions, export_release
+
     release = opened.stored(ref)
     if not isinstance(release, Release):
         raise InvalidInput("not a release", where=ref, expected="RUN/releases/VERSION")

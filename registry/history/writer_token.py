@@ -54,7 +54,7 @@ class WriterToken:
     def lend(self, run: RunManifest) -> WriterToken:
         """Return the token for another process that saves for this handle."""
         lent = copy.copy(self)
-        lent._lent = None
+        lent._lent, lent.now_ms = None, own_time_ms  # that process asks the store by itself
         if self._lent is None:
             self._lent = run.commits
         return lent

@@ -79,8 +79,7 @@ class Ownership:
     ) -> None:
         self.committer = committer  # of the same handle
         self.store, self.log = committer.store, committer.log
-        self.token = WriterToken(committer.log.run_id)  # the writer token
-        self.token.now_ms = partial(store_time_ms, self.store, self.log)
+        self._hold_token(WriterToken(committer.log.run_id))
         self.earlier = EarlierSteps()  # the components of the steps that this handle knows
         #: Failed saves since the last good one, after which training continued.
         self.failed: list[SaveRequest] = []
@@ -168,8 +167,12 @@ class Ownership:
 
     def borrow(self, token: WriterToken) -> None:
         """Save under the writer token of another process; that process sets the status."""
-        self.token = token
+        self._hold_token(token)
         self.earlier.forget()
+
+    def _hold_token(self, token: WriterToken) -> None:
+        self.token = token
+        token.now_ms = partial(store_time_ms, self.store, self.log)
 
     def taken(self) -> None:
         """Note that a commit under the token has landed: this process owns the run."""

@@ -219,7 +219,7 @@ class SaveCommit(NewCommit):
             self._writer_token.attempt(run.commits, digest)
         actions = [*claims, *(append.action(claimed) for append in self.written.appends)]
         actions.append(self._addition(claimed))
-        actions += self._ended_holds(run)
+        actions += self.holds_over(run)
         saved = after_commit(run, actions)
         actions += self._promotion(saved)
         if has_policies(run.spec):
@@ -228,7 +228,7 @@ class SaveCommit(NewCommit):
             actions += [*plan.actions(), *self._thinned.actions(saved, plan)]
         return actions
 
-    def _ended_holds(self, run: RunManifest) -> Sequence[Action]:
+    def holds_over(self, run: RunManifest) -> Sequence[Action]:
         """Return the actions that remove the holds whose time is over, so that retention goes on.
 
         The store is asked for its time only when by this machine's clock one is over.

@@ -147,8 +147,9 @@ def note_html(text: str) -> Markup:
     picture = Markup('<a href="{}">{}</a>')
     reader.add_render_rule(
         "image",
-        lambda _, some, at, *__: picture.format(
-            some[at].attrs["src"], some[at].content or "picture"
+        # As plain text: joined with it, what came before would be escaped.
+        lambda _, some, at, *__: str(
+            picture.format(some[at].attrs["src"], some[at].content or "picture")
         ),
     )
     tokens = reader.parse(printable(text, spare="\n\t"))

@@ -227,7 +227,7 @@ class JournaledSave(SaveCommit):
         self.written = WrittenSave(main, companions)
         return self.written.states
 
-    def _ended_holds(self, run: RunManifest) -> Sequence[Action]:  # noqa: ARG002
+    def holds_over(self, run: RunManifest) -> Sequence[Action]:  # noqa: ARG002
         """Return nothing: the commit into the registry asks that store for its time."""
         return ()
 

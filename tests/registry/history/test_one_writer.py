@@ -31,6 +31,7 @@ CHANGES = {
     "upkeep/upgrading.py": "the epoch of an upgrade",
     "upkeep/repairing.py": "objects under keys that live places name already",
     "upkeep/checkup.py": "the doctor's own probe",
+    "ui/page.py": "the pages of a site, outside of every registry",
 }
 #: The modules that may put lines into a log.
 APPENDS = {

@@ -29,6 +29,7 @@ from holdfast.registry.upkeep.gc import Collector
 from holdfast.registry.upkeep.gc_report import Tally
 from holdfast.registry.upkeep.live import Listing
 from holdfast.registry.upkeep.repacking import survey
+from holdfast.registry.upkeep.shards import Shard
 from holdfast.registry.upkeep.usage import StateUsage, Usage, _holders, measure
 from holdfast.registry.values import Digest
 from tests.registry.upkeep.thinning import as_delta
@@ -313,7 +314,7 @@ def counted(reg: Registry) -> dict[str, tuple[int, int]]:
     """Count own and shared bytes of each state and run, chunk by chunk and all in memory."""
     store, size, states, runs = reg.handle.store, {}, defaultdict(set), defaultdict(set)
     for name in reg.run_names():
-        for holder in _holders(reg.run(name).manifest, 0):
+        for holder in _holders(reg.run(name).manifest):
             for place in holder.places:
                 placement = store.placement(place.placement_key)
                 things = {
@@ -415,7 +416,7 @@ def test_generations_of_a_pack_are_packs_of_their_own():
         for unit in list(units):
             take(unit, Outcome(table))
 
-    listing = Listing()
+    listing = Listing(Shard())
     listing.add([ObjectInfo(str(key), 100 + number, 0.0) for number, key in enumerate(keys)])
     tally.resolve(SimpleNamespace(each=each), listing.rows)
     tally.need_files(listing.rows)

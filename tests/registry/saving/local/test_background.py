@@ -72,7 +72,7 @@ def test_a_save_that_waits_says_for_how_long(held, gate, monkeypatch):
     run, first = held
     gate.open.set()
     first.wait()
-    times_s = iter((100.0, 107.0))  # before and after the wait
+    times_s = iter((99.0, 100.0, 107.0, 108.0))  # of the call, and of its wait
     clock = SimpleNamespace(monotonic=times_s.__next__)
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "time", clock)
