@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,13 +51,29 @@ def ui(
         source = opened(address)
         source.mirrors = tuple(opened(Address(one)) for one in mirror or ())
         server = serve(source, port, lambda url: output.note(f"for another browser: {url}"))
-        with suppress(KeyboardInterrupt):
+        with until_interrupted(server.stop):
             output.line(server.url)
             sys.stdout.flush()  # a program that started it waits for this line
             if not no_browser:
                 webbrowser.open(stack.enter_context(_link_to(server.url)))
             server.serve()
     return "stopped"
+
+
+@contextmanager
+def until_interrupted(stop: Callable[[], None]) -> Iterator[None]:
+    """End the block at SIGINT. Where Python swallows it, such as in an import, `stop` has it."""
+
+    def interrupted(*_: object) -> None:
+        stop()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        with suppress(KeyboardInterrupt):
+            yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -197,7 +214,7 @@ def hub(
             output.line(f"HF_ENDPOINT=http://{listen or pages.HOST}:{listener.port}")
             output.line("" if token is None else f"HF_TOKEN={token}")
             sys.stdout.flush()  # a program that started it waits for these lines
-            with suppress(KeyboardInterrupt):
+            with until_interrupted(listener.stop):
                 listener.serve(app, log_level="critical")
     return "stopped"
 

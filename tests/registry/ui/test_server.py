@@ -11,12 +11,13 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from holdfast.registry.cli.ui import until_interrupted
 from holdfast.registry.ui import serving
 from tests.registry.ui.conftest import Site, served
 from tests.registry.ui.kinds import make
@@ -208,12 +209,23 @@ def test_ui_serves_until_it_is_interrupted_whoever_connects(tmp_path: Path) -> N
             process.kill()
 
 
+def test_an_interrupt_that_python_swallows_stops_the_server() -> None:
+    before, stopped = signal.getsignal(signal.SIGINT), []
+    with until_interrupted(lambda: stopped.append(1)):
+        with suppress(KeyboardInterrupt):  # as a callback in an import does
+            signal.raise_signal(signal.SIGINT)
+        assert stopped == [1]
+        signal.raise_signal(signal.SIGINT)
+        stopped.append(3)
+    assert (stopped, signal.getsignal(signal.SIGINT)) == ([1, 1], before)
+
+
 def test_the_token_is_in_no_process_list(tmp_path: Path) -> None:
     """A browser is given a file that nobody else can read, and that leads to the page."""
     browser = tmp_path / "browser"
     browser.write_text(
         f'#!/bin/sh\necho "$@" > {tmp_path}/arguments.new\n'
-        f"mv {tmp_path}/arguments.new {tmp_path}/arguments\nread end < {tmp_path}/end\n"
+        f"mv {tmp_path}/arguments.new {tmp_path}/arguments\nread end < {tmp_path}/end\nexit 0\n"
     )
     browser.chmod(0o700)
     os.mkfifo(tmp_path / "end")
