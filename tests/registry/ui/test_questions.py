@@ -14,7 +14,7 @@ from holdfast import Registry
 from tests.registry.ui.conftest import Site, Watched, served
 from tests.registry.ui.kinds import LOSS, ordinary, state
 
-pytestmark = pytest.mark.xdist_group("browser")
+pytestmark = pytest.mark.xdist_group("questions")
 
 _SWEEP = 30
 
