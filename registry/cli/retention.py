@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -42,7 +42,7 @@ _RUNS = (Column("run"), *numbers("states", drop=3), *_SIZES)
 _STATES = (Column("state", "ref"), *_SIZES)
 
 
-_By = Literal["owner", "project", "run", "phase"]
+_BY = ("owner", "project", "run", "phase")
 #: The exit status of `du --over` if something is over.
 OVER = 10
 
@@ -237,7 +237,7 @@ def du(
     opened: Registry,
     *,
     run: list[str] | None = argument("RUN", "Show each state of these runs.", default=None),
-    by: _By | None = option("--by", None, "Count by owner, project, run or phase."),
+    by: str | None = option("--by", "|".join(_BY), "Count by one of these."),
     over: str | None = option(
         "--over", "SIZE", "Show only what needs more, such as 2TB; the exit status is then 10."
     ),
@@ -264,8 +264,10 @@ def du(
     )
 
 
-def _groups(opened: Registry, by: _By, over: float | None, dask: str | None) -> Answer:
+def _groups(opened: Registry, by: str, over: float | None, dask: str | None) -> Answer:
     """Count by groups of states; with `over` only those that need more."""
+    if by not in _BY:
+        raise InvalidInput("nothing to count by", where="--by", expected=", ".join(_BY), found=by)
     listing = Listing(opened)
     rows = listing.summaries(summary, FORM) if by == "owner" else {}
     owners = {name: one["row"]["owner"] or "-" for name, one in rows.items()}

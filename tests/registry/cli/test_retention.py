@@ -342,5 +342,6 @@ def test_du_counts_by_groups_and_tells_by_its_status_what_is_over(
     assert [line.split()[0] for line in over.splitlines()] == ["project", "vision"]
     assert "no project needs more" in call("du", "--by", "project", "--over", "1 MiB").stderr
     assert "is not a size" in call("du", "--over", "much", status=2).stderr
+    assert "owner, project, run, phase" in call("du", "--by", "host", status=3).stderr
     with holdfast.open(url) as opened:
         opened.run("one").save({"w": np.zeros(3)}, step=2)  # nothing stops a save
