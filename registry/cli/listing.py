@@ -46,7 +46,7 @@ class Listing:
         max_age_s: float = 0,
         kind: Literal["rows", "times"] = "rows",
     ) -> dict[str, Mapping[str, Any]]:
-        """Return what `describe` makes of each run that can be read, by name.
+        """Return the result of `describe` for each run that can be read, by name.
 
         That is JSON with the `fields` of the run, and is kept on this machine: a run that did not
         change is not opened again.

@@ -156,7 +156,7 @@ def ls(
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """Return what `run ls` shows of a run, without what follows from the time or this machine."""
+    """Return a row of `run ls`, without the parts that depend on the time or this machine."""
     manifest = run.manifest
     monitors, records = manifest.monitors, manifest.live()
     row = run_json(run, None, Damage({}, {}))
@@ -189,7 +189,7 @@ def _for_people(row: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any
 
 
 def _best_order(row: Mapping[str, Any]) -> tuple[str, float] | None:
-    """Return what sorts runs by their best value, the best first; metrics are never mixed."""
+    """Return the key that sorts runs by best value, best first; metrics are never mixed."""
     for monitor in row["monitors"][:1]:
         value = row["best_values"][monitor["metric"]]
         if value is not None:

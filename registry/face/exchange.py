@@ -40,7 +40,7 @@ class RunExchange:
             state: As for `Run.save`.
             step: Training step, update or epoch of the state.
             after: For a program that trains: step of the checkpoint that it continues from, its own
-                last one or the one that it resumed from; `none`: it began anew. The run is
+                last one or the one that it resumed from; `none`: it is a first start. The run is
                 `running` again.
 
         Raises:

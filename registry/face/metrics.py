@@ -83,7 +83,7 @@ class Export:
         text = file.read_text(errors="replace") if file.exists() else ""
         if text and not text.startswith(f"# HELP {_PREFIX}"):
             raise InvalidInput("the file holds no metrics of Holdfast", where=file)
-        with suppress(ValueError, LookupError):  # what cannot be read begins anew
+        with suppress(ValueError, LookupError):  # an unreadable file starts again at zero
             for family in text_string_to_metric_families(text):
                 for one in family.samples:
                     HERE.go_on(one.name.removeprefix(_PREFIX), one.labels, one.value)

@@ -611,7 +611,7 @@ class Registry:
         return thaw(self._handle.store)
 
     def drop_rules(self, *, delay_s: float | None = None, keep: bool | None = None) -> DropRules:
-        """Return what follows a drop in this registry; set what is given.
+        """Return the rules of a drop in this registry; set those that are given.
 
         To set it takes the rights of a collector, and refuses older programs for good, as `upgrade`
         does. It also holds for runs that were dropped before.

@@ -46,7 +46,7 @@ class _Summary(LogEnd):
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a listing has made of a run."""
+    """A run as a listing shows it."""
 
     content: Any  # JSON; floats may be NaN or infinite
     log: RunLog | None = None  # the open log; `None`: it is not kept

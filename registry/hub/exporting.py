@@ -82,7 +82,7 @@ def _write(release: Release, view: View, to: Files, folder: str) -> None:
                 where=f"{to.url}/{folder}/{name}",
                 expected=digest,
                 found=found.hexdigest(),
-                hint="Export it again: without its marker the folder is written anew.",
+                hint="Export it again: without its marker the folder is written again.",
             )
     files = {
         name: {"size_bytes": view.files[name].size, "sha256": one} for name, one in digests.items()

@@ -29,7 +29,7 @@ class Asked:
 
 
 def asked(raw_path: bytes) -> Asked | None:
-    """Return what a path asks for; `None` if no client asks so."""
+    """Return the request that a path stands for; `None` if no client asks so."""
     try:
         steps = [unquote(step, errors="strict") for step in raw_path.decode("ascii").split("/")]
     except ValueError:

@@ -42,7 +42,7 @@ _METADATA = {"format": "pt"}
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """What the operator chooses; other options give other revisions."""
+    """Choices of the operator; other options give other revisions."""
 
     shard_bytes: int  # the most bytes of tensors in a file of weights; a larger tensor has its own
     artifacts: tuple[str, ...]  # names of artifacts of the run whose files are added

@@ -34,7 +34,7 @@ _OTHER_DTYPE = re.compile(r"[<>|][biufcSUV][0-9]{1,9}|\|O")
 # Element types
 
 
-@lru_cache(maxsize=256)  # NumPy spells a type anew each time, and slowly
+@lru_cache(maxsize=256)  # NumPy builds the name each time, slowly
 def name_of(dtype: np.dtype[Any]) -> str | None:
     """Return the stored name of an element type; datetimes are int64."""
     if dtype.kind in "Mm":

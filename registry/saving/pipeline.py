@@ -1,7 +1,7 @@
 """The steps that every save goes through: wait, prepare, copy if it is in the background, make.
 
 A saver gives a `Pipeline` two steps: `prepare` takes a state apart and plans the save, `make`
-writes and commits it. Some savers also guard the steps before these, or start anew in a forked
+writes and commits it. Some savers also guard the steps before these, or start again in a forked
 process.
 """
 

@@ -1,7 +1,7 @@
 """Reports: the views of some runs as one file, or as the pages of a folder or a bucket.
 
 A page has its data and its scripts in itself, so it opens offline, in a mail, from the disk or
-from a bucket. Of a file that stands beside it a browser cannot check the hash on the disk.
+from a bucket. A browser cannot check the hash of another file that is opened from the disk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from holdfast.registry.ui.source import Source, now_ms
 _END = re.compile(r"</(?=script|style)", re.IGNORECASE)
 #: The first page of a site, and what every page of Holdfast has near its beginning.
 _INDEX, _MARK = "index.html", b"data-file"
-#: Up to so many runs are named in a title.
+#: Maximum number of runs that a title names.
 _NAMED = 4
 
 

@@ -26,7 +26,7 @@ class Tally:
         return Tally(self.objects + other.objects, self.size_bytes + other.size_bytes)
 
     def __sub__(self, other: Tally) -> Tally:
-        """Return what is left without the other."""
+        """Return the rest without the other."""
         return Tally(self.objects - other.objects, self.size_bytes - other.size_bytes)
 
 

@@ -196,7 +196,7 @@ class Planner:
         )
 
     def _needs_beside(self, objects: Listing) -> Needs:
-        """Return what finds the objects that runs need, beside a listing."""
+        """Return the search for objects that runs need, which runs beside a listing."""
         # Each shard looks only for its own part of the placements.
         rows, unlisted = SortedRows(shard=self._shard), set[ObjectKey]()
         for note in self._notes.by_run.values():

@@ -215,7 +215,7 @@ class LastCheck:
         snapshots: Collection[int],
         commits: Collection[int],
     ) -> Base | None:
-        """Return what to begin a replay with, if the slots that were read are as they were.
+        """Return the start of a replay, if the slots that were read are as they were.
 
         `commits` are the numbers of commits after which a link of the history is wanted.
         """

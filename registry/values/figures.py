@@ -38,7 +38,7 @@ METRICS: Mapping[str, tuple[str, Labels]] = {
     "hub_broken_answers_total": ("Answers of holdfast hub that broke off", ()),
     "hub_open_requests": ("Requests that holdfast hub is answering", ()),
 }
-#: What is true of a running process alone: the next one that writes the same file begins anew.
+#: What is true of a running process alone: the next one that writes the same file starts at zero.
 _PASSING = ("journal_", "follower_", "hub_open_")
 
 

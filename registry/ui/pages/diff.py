@@ -87,7 +87,7 @@ def _parts(source: Source, runs: Sequence[str]) -> Iterable[Asked]:
 
 
 def asked_of(before: str, after: str) -> Asked:
-    """Return what a report asks about two checkpoints."""
+    """Return the question of a report about two checkpoints."""
     values = {"values": ["1"], "budget": [str(_WRITTEN_MIB)]}
     return Asked(query={"before": [before], "after": [after], **values})
 

@@ -36,7 +36,7 @@ class Choices:
 
 
 def choices_of(rows: Iterable[Fields]) -> Choices:
-    """Return what columns there could be."""
+    """Return all possible columns."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     config = [name for name in names if name.startswith(CONFIG)]
     metrics = [name.removeprefix("last.") for name in names if name.startswith("last.")]
