@@ -217,8 +217,22 @@ def run_table(
             return Made(damaged_fields(name, error))
 
     kept = Summaries(store, store.heads, "fields", _FORM).read([*names], make, max_age_s=max_age_s)
-    rows = [fields_of(one) for one in kept.values() if one is not None]
-    return table(RUN_COLUMNS, choice.of(rows))
+    rows = choice.of(fields_of(one) for one in kept.values() if one is not None)
+    columns, made = _config_columns(rows)
+    return table((*RUN_COLUMNS, *columns), made)
+
+
+def _config_columns(
+    rows: Sequence[Mapping[str, object]],
+) -> tuple[list[Column], list[dict[str, object]]]:
+    """Return a column for each number and text of the configurations, and the rows with them."""
+    # Out of the JSON: a metric may be named like a value of the configuration.
+    configs = [dict(_leaves(json.loads(str(row.get("config") or "null")))) for row in rows]
+    columns, made = [], [dict(row) for row in rows]
+    for path in dict.fromkeys(path for one in configs for path in one):
+        name, values = f"config.{path}", [one.get(path) for one in configs]
+        columns.append(_fill(made, name, values, f"{path} of the configuration"))
+    return columns, made
 
 
 def _saved(row: Mapping[str, object]) -> datetime:
@@ -337,11 +351,22 @@ def entry_table(entries: Sequence[Mapping[str, Any]]) -> Any:
     made: list[dict[str, object]] = [{} for _ in entries]
     for key in keys:
         values = [entry.get(key) for entry in entries]
-        type_ = "int64" if key == "step" else _type_of(values)
-        columns.append(Column(key, type_ or "string", f"{key} of the entry"))
-        for row, value in zip(made, values, strict=True):
-            row[key] = _text(value) if type_ is None else value
+        columns.append(_fill(made, key, values, f"{key} of the entry", key == "step"))
     return table(columns, made)
+
+
+def _fill(
+    rows: Sequence[dict[str, object]],
+    name: str,
+    values: Sequence[object],
+    about: str,
+    is_step: bool = False,
+) -> Column:
+    """Set a value in each row, or its JSON where they have no common type; return the column."""
+    type_ = "int64" if is_step else _type_of(values)
+    for row, value in zip(rows, values, strict=True):
+        row[name] = _text(value) if type_ is None else value
+    return Column(name, type_ or "string", about)
 
 
 def _type_of(values: Sequence[object]) -> Type | None:

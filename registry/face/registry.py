@@ -229,10 +229,11 @@ class Registry:
     ) -> Any:
         """Return a row for each run as a `pyarrow.Table`, sorted by name.
 
-        docs/notebooks.md lists the columns. A run that cannot be read has the status `damaged` and
-        its error. This opens each run, several at once: four to twelve requests for most. What was
-        read is kept on this machine: the next time, only the runs that changed are opened. In an
-        upgraded registry in which `gc` runs, a few requests find them; elsewhere one for each run.
+        docs/notebooks.md lists the columns; `config.lr` is a value of the configurations. A run
+        that cannot be read has the status `damaged` and its error. This opens each run, several at
+        once: four to twelve requests for most. What was read is kept on this machine: the next
+        time, only the runs that changed are opened. In an upgraded registry in which `gc` runs, a
+        few requests find them; elsewhere one for each run.
 
         Args:
             where: A filter, such as `lr < 1e-3 and status=failed and name~vit`; see docs/cli.md.

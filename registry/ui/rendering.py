@@ -152,11 +152,13 @@ def note_html(text: str) -> Markup:
             picture.format(some[at].attrs["src"], some[at].content or "picture")
         ),
     )
-    tokens = reader.parse(printable(text, spare="\n\t"))
+    tokens = reader.parse(text)
     for token in tokens:
         if token.type.startswith("heading_"):
             token.tag = f"h{min(int(token.tag[1:]) + 1, 6)}"
-    return Markup(reader.renderer.render(tokens, reader.options, {}))  # noqa: S704
+    # At the end, since Markdown has entities for characters, such as `&#x202e;`.
+    made = printable(reader.renderer.render(tokens, reader.options, {}), spare="\n\t")
+    return Markup(made)  # noqa: S704
 
 
 def spark_points(values: Sequence[float]) -> str:

@@ -197,6 +197,38 @@ def test_a_second_table_opens_no_run_and_is_equal(
         assert reg.runs_table(**choice, max_age_s=60).equals(chosen)
 
 
+def test_values_of_the_configurations_are_columns(reg: Registry, backend: Backend) -> None:
+    config: dict[str, Any] = {
+        "lr": 1,
+        "opt": {"name": "adam", "lr": 0.5},
+        "sizes": [1],
+        "big": True,
+    }
+    first = reg.create_run("a", config=config, monitor=Monitor(metric="loss", mode="min"))
+    first.save(small_state(), step=1, metrics={"loss": 1.0, "config.warm": 9.0})
+    reg.create_run("b", config={"lr": 0.1, "big": "yes", "seed": 2**70})
+    reg.create_run("c")
+    for key in slots(backend, "d" if reg.create_run("d", config={"lr": 7}) else ""):
+        backend.put(key, b"not a slot")
+    with open_on(backend) as other:
+        table = other.runs_table()
+    own = [field for field in table.schema if field.name not in documented("Runs of a registry")]
+    assert {field.name: field.type for field in own} == {
+        "config.lr": pa.float64(),
+        "config.opt.name": pa.string(),
+        "config.opt.lr": pa.float64(),
+        "config.big": pa.string(),
+        "config.seed": pa.string(),
+    }
+    assert own[0].metadata == {b"description": b"lr of the configuration"}
+    found = {field.name: table.column(field.name).to_pylist() for field in own}
+    assert found["config.lr"] == [1.0, 0.1, None, None]
+    assert found["config.opt.name"] == ["adam", None, None, None]
+    assert found["config.big"] == ["true", '"yes"', None, None]
+    assert found["config.seed"] == [None, str(2**70), None, None]
+    assert reg.runs_table(where="lr=0.1").column("config.lr").to_pylist() == [0.1]
+
+
 def test_entries_have_a_column_for_each_key(reg: Registry) -> None:
     stream = reg.create_run("run").streams["s"]
     stream.append(

@@ -97,7 +97,8 @@ class Watched:
         self.page.wait_for_selector("html[data-ready]")
         self.page.wait_for_function(
             "() => [...document.querySelectorAll('.plot')]"
-            ".filter(one => one.getBoundingClientRect().top < innerHeight)"
+            ".filter(one => { const at = one.getBoundingClientRect();"
+            " return at.top < innerHeight && at.bottom > 0; })"  # a link may lead past a chart
             ".every(one => one.querySelector('.main-svg'))"
         )
         return self.page
@@ -113,6 +114,13 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 @pytest.fixture
 def watched(context: BrowserContext) -> Iterator[Callable[[str], Watched]]:
     """Return a function that opens a page which may ask only this base address."""
+    with watch_pages(context) as opened:
+        yield opened
+
+
+@contextmanager
+def watch_pages(context: BrowserContext) -> Iterator[Callable[[str], Watched]]:
+    """Yield that function; its pages are closed at the end of the block."""
     with ExitStack() as stack:
 
         def opened(base: str) -> Watched:

@@ -158,17 +158,22 @@ def test_a_note_is_markdown_without_html_pictures_and_other_links(tmp_path: Path
         f"# Why\n\nIt *wins*: [paper](https://example.org/x). {EVIL}\n\n"
         "[a](javascript:hacked=1) [b](data:text/html,x) [c](file:///etc/passwd) [d](//example.org)"
         "\n\n![plot](https://example.org/x.png) ![p](data:image/png;base64,AA==)\n\n"
-        "<https://example.org/y> <mailto:a@example.org>\u202e\n"
+        "<https://example.org/y> <mailto:a@example.org>\n\nraw \u202e, entity &#x2066;, "
+        "`code \u2067`, [z\u202d](https://example.org/z 'title &#8237;')\n"
     )
-    text = report(tmp_path, "--note", note).read_text()
+    title = "Title \u2068"
+    text = report(tmp_path, "--note", note, "--title", title).read_text()
     said = re.search(r'<div class="prose">(.*?)</div>', text, re.DOTALL)
     assert said is not None
     assert "<h2>Why</h2>" in said[1]
     assert "<em>wins</em>" in said[1]
-    assert set(re.findall(r"<(\w+)", said[1])) == {"h2", "p", "em", "a"}
+    assert set(re.findall(r"<(\w+)", said[1])) == {"h2", "p", "em", "a", "code"}
     links = re.findall(r'href="([^"]*)"', said[1])
-    assert links == [f"https://example.org/{end}" for end in ("x", "x.png", "y")]
-    assert "\u202e" not in text
+    assert links == [f"https://example.org/{end}" for end in ("x", "x.png", "y", "z")]
+    assert not re.findall("[\u202a-\u202e\u2066-\u2069]", text)
+    assert "<h1>Title \\u2068</h1>" in text
+    for shown in (r"raw \u202e", r"entity \u2066", r"code \u2067", r"z\u202d", r"title \u202d"):
+        assert shown in said[1]
     note.write_bytes(b"\xff")
     options = ("-r", tmp_path / "reg", "--to", tmp_path / "x.html", "--note", note)
     assert invoke("page", "night", *options).exit_code == 3

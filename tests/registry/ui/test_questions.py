@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import holdfast
-from holdfast import Registry
-from tests.registry.ui.conftest import Site, Watched, served
+from holdfast import Registry, Retention
+from tests.registry.ui.conftest import Site, Watched, served, watch_pages
 from tests.registry.ui.kinds import LOSS, ordinary, state
+
+if TYPE_CHECKING:
+    from playwright.sync_api import BrowserContext
 
 pytestmark = pytest.mark.xdist_group("questions")
 
@@ -30,8 +34,12 @@ def fill(reg: Registry) -> None:
     with suppress(RuntimeError), reg.create_run("broken", monitor=LOSS) as run:
         run.save(state(1), step=1, metrics={"loss": 1.0})
         raise RuntimeError("the loader has no more data")
-    alive = reg.create_run("alive", monitor=LOSS, total_steps=1000)
-    alive.save(state(300), step=300, metrics={"loss": 1.0})
+    last = Retention(last=1)
+    alive = reg.create_run("alive", monitor=LOSS, total_steps=1000, retention=last)
+    alive.pins.tags.set("first", alive.save(state(100), step=100, metrics={"loss": 2.0}))
+    for step in (200, 300):
+        alive.save(state(step), step=step, metrics={"loss": 1.0})
+    alive.pins.tags.remove("first")  # so that a prune takes it
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +52,19 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 class Visitor:
-    """Somebody on the first page. The clicks are counted."""
+    """Somebody with one page of the browser, which every question begins at its first view."""
 
-    def __init__(self, site: Site, watched: Callable[[str], Watched]) -> None:
-        self._watch = watched(site.base)
-        self.page = self._watch.page
+    def __init__(self, site: Site, watch: Watched) -> None:
+        self._site, self._watch = site, watch
+        self.page = watch.page
         self.page.set_default_timeout(300_000)
+        self.clicks = 0
         self.page.goto(site.url)
-        self._watch.ready()
+
+    def begin(self) -> None:
+        """Go to the first view, and forget the clicks."""
+        self.page.goto(self._site.base)
+        self._settle()
         whole = "() => !document.body.dataset.following.includes('\"partial\": true')"
         self.page.wait_for_function(whole)
         self.clicks = 0
@@ -59,7 +72,11 @@ class Visitor:
     def click(self, selector: str) -> None:
         self.clicks += 1
         self.page.locator(selector).first.click()
-        self._watch.ready()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the script of the page, but not until charts are drawn, which takes long."""
+        self.page.wait_for_selector("html[data-ready]")
 
     def sees(self, selector: str) -> str:
         """Return the text of an element that can be seen."""
@@ -72,11 +89,17 @@ class Visitor:
         self._watch.check()
 
 
+@pytest.fixture(scope="module")
+def somebody(questions: Site, context: BrowserContext) -> Iterator[Visitor]:
+    with watch_pages(context) as watched:
+        yield Visitor(questions, watched(questions.base))
+
+
 @pytest.fixture
-def visitor(questions: Site, watched: Callable[[str], Watched]) -> Iterator[Visitor]:
-    found = Visitor(questions, watched)
-    yield found
-    found.leave()
+def visitor(somebody: Visitor) -> Iterator[Visitor]:
+    somebody.begin()
+    yield somebody
+    somebody.leave()
 
 
 def run(name: str) -> str:
@@ -93,7 +116,9 @@ def test_which_run_is_best_and_at_which_step(visitor: Visitor) -> None:
 
 def test_which_hyperparameters_matter_and_thirty_curves_over_each_other(visitor: Visitor) -> None:
     visitor.click("text=/^Compare all/")
-    assert "lr" in visitor.sees("figure:has-text('Each run as a line through its values') .plot")
+    lines = "figure:has-text('Each run as a line through its values') .plot"
+    visitor.page.locator(f"{lines} .main-svg").first.wait_for()
+    assert "lr" in visitor.sees(lines)
     chart = visitor.page.locator("#curves figure", has_text="loss").first
     chart.scroll_into_view_if_needed()
     chart.locator(".main-svg").first.wait_for()
@@ -124,6 +149,16 @@ def test_what_differs(visitor: Visitor) -> None:
     visitor.click("[data-compares]")
     differing = visitor.sees('.scroll[aria-label^="Values that differ; marked"]')
     assert re.search(r"\blr 0\.[12] 0\.[12]\b", differing)
+
+
+def test_what_takes_the_bytes_and_what_would_a_prune_free(visitor: Visitor) -> None:
+    visitor.click('nav a:text-is("Storage")')
+    visitor.click("text=Count the bytes of each run")
+    largest = visitor.sees("#run-bytes tbody tr")
+    assert re.search(r"^\S+ \d+ [\d.]+ KiB", largest)
+    visitor.click('#run-bytes tr:has(th a:text-is("alive")) a:has-text("plan")')
+    plan = visitor.sees("#prune ~ p")
+    assert re.search(r"^1 checkpoint would go, \d+ stay\..* At least [\d.]+ \w+ on the store", plan)
 
 
 def test_where_does_it_come_from(visitor: Visitor) -> None:
