@@ -233,7 +233,9 @@ def test_each_schedule_of_a_night_has_a_command_that_works(tmp_path: Path) -> No
     for path in folder.iterdir():
         text = path.read_text()
         lines = re.findall(
-            r"^(?:[\d* ]+ |ExecStart=/usr/bin/env )(?:chronic )?(holdfast .+)$", text, re.M
+            r"^(?:[\d* ]+ |ExecStart=/usr/bin/env )(?:chronic )?((?:/opt/\S+/)?holdfast .+)$",
+            text,
+            re.M,
         )
         if path.name == "cronjob.yaml":
             (job,) = (one for one in yaml.safe_load_all(text) if one["kind"] == "CronJob")

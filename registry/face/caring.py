@@ -260,11 +260,12 @@ class _Night:
                 sample=share, resume=notes, since_last=True, progress=self._advance
             )
             self._keep_cared(self._cared.changed(read_ms=now_ms))
-        damage = [one for one in report.findings if one.severity == "error"]
+        # Damage that an earlier night read stands until a check looks there again.
+        damage = [one for one in (*report.findings, *report.standing) if one.severity == "error"]
         for one in damage:
             self._failed.append((IntegrityError.exit_code, f"{one.where}: {one.message}"))
         HERE.put("damaged_findings", len(damage))
-        if report.ok:
+        if not damage:
             HERE.put("verified_timestamp_seconds", time.time())
         counts = Counts(checkpoints=report.checkpoints, read_bytes=report.bytes_checked)
         if (data := report.data) is not None and self._heads is not None:

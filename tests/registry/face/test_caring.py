@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -101,6 +102,29 @@ def test_damage_is_told_and_the_other_steps_are_done(reg, tmp_path):
     assert [one.exit_code for one in report.steps] == [6, 6, 6, 6, 4]
     assert report.exit_code == 6
     assert all("runs/b/log" in steps[name].errors[0] for name in ("prune", "gc", "verify"))
+
+
+def test_damaged_bytes_stay_told_until_they_are_mended(reg, clock, monkeypatch, tmp_path):
+    mirror, shown = tmp_path / "mirror", {}
+    holdfast.init(mirror, skip_race_probe=True).close()
+    holdfast.sync(reg, mirror)
+    monkeypatch.setattr(caring.HERE, "put", lambda name, value, **_: shown.update({name: value}))
+    pack = next((tmp_path / "registry" / "packs").rglob("*.0"))
+    data, times = bytearray(pack.read_bytes()), pack.stat()
+    data[len(data) // 2] ^= 1
+    pack.write_bytes(data)
+    os.utime(pack, ns=(times.st_atime_ns, times.st_mtime_ns))  # so that no listing shows it
+    for days in 0, 0, 0.5, 1, 2:  # its share of a night is another pack, or none, most of the time
+        clock.days = days
+        shown.clear()
+        step = by_name(holdfast.care(reg, read_all_in_days=1 if days == 0 else 28))["verify"]
+        assert (step.exit_code, len(step.errors)) == (6, 1), days
+        assert shown["damaged_findings"] == 1
+        assert "verified_timestamp_seconds" not in shown
+    holdfast.repair(reg, mirror)
+    assert by_name(holdfast.care(reg))["verify"].exit_code == 0
+    assert shown["damaged_findings"] == 0
+    assert "verified_timestamp_seconds" in shown
 
 
 def test_when_the_time_is_over_the_next_call_goes_on(reg, clock, monkeypatch):
