@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -175,12 +174,19 @@ def require_line(run_id: str, followed: Note | None) -> None:
 class EntryToken(WriterToken):
     """A writer token for an entry: its takeover gives the right, `LogScan` checks it (J2, J3)."""
 
-    def __init__(self, run_id: str, resumed_at: int | None, *, begins: bool = False) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        resumed_at: int | None,
+        *,
+        begins: bool = False,
+        entry: Entry | None = None,
+    ) -> None:
         super().__init__(run_id)
         self._taken = True
         self._begins = begins
-        # What was acknowledged is carried, whatever is held since.
-        self.now_ms = lambda: math.inf
+        if entry is not None:  # what a hold forbids then follows from the entry and the log (J8)
+            self.now_ms = lambda: entry.time_ms
         self.continue_from(resumed_at, None)
 
     def continue_from(self, resumed_at: int | None, keeps: int | None) -> None:
@@ -278,10 +284,10 @@ class PushedSave(SaveCommit):
         fields: SaveFields,
         states: EntryStates,
         *,
-        takes_over: bool = False,
+        entry: Entry | None = None,
     ) -> None:
-        self._token = EntryToken(writer.log.run_id, None)
-        save = _planned(fields, takes_over=takes_over)
+        self._token = EntryToken(writer.log.run_id, None, entry=entry)
+        save = _planned(fields, takes_over=entry is not None)
         super().__init__(writer, self._token, save, EarlierSteps())
         self._fields = fields
         self._states = states
@@ -307,7 +313,7 @@ class CarriedSave(PushedSave):
         scan: LogScan,
         states: EntryStates,
     ) -> None:
-        super().__init__(writer, fields, states, takes_over=True)
+        super().__init__(writer, fields, states, entry=entry)
         self._arrival = Arrival(entry, takeover, scan)
         self.signed = entry.signature
 

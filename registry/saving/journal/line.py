@@ -132,7 +132,7 @@ def _add(
     if fields.resumes_write is not None:
         write = fields.resumes_write
         resumed = expected.numbers.get(write, scan.commit_of(write))
-    token = EntryToken(run.run_id, None)
+    token = EntryToken(run.run_id, None, entry=entry)
     token.continue_from(resumed, fields.keeps)
     save = expected_save(states, token, entry, fields, run)
     save.check(run)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from holdfast.registry.errors import Fenced, RegistryError, StorageError
-from holdfast.registry.history import PlacedState, own_time_ms
+from holdfast.registry.history import PlacedState
 from holdfast.registry.history.actions import Action, RunStatus, SetStatus
 from holdfast.registry.history.replay import NeedsHistory, RunManifest
 from holdfast.registry.loading import Checkpoint
@@ -103,7 +103,6 @@ class JournaledSaver:
                 log.refresh()
             self.line.expect_anew()
         token = EntryToken(log.run_id, None, begins=begins and self.line.resumes is None)
-        token.now_ms = own_time_ms  # the store may be away
         bases = self._link_bases(states)
         expected = self.line.run
         lost = [one for one in failed if not expected.at_step(save.phase, one.step)]

@@ -19,6 +19,7 @@ from holdfast.registry.face.registry import Registry
 from holdfast.registry.saving.journal.background import BackgroundCarrier
 from holdfast.registry.saving.journal.carrier import Carrier
 from holdfast.registry.saving.journal.folder import RunFolder
+from holdfast.registry.saving.journal.pushing import push
 from holdfast.registry.spec import Retention, RunSpec
 from holdfast.registry.store.store import create_config
 from tests.registry.saving.journal.machines import RUN, Machine, Outage, actions_of
@@ -463,23 +464,36 @@ def test_a_restart_misses_no_save_that_is_carried_while_it_looks(
     assert actions_of(training.bucket, "run.rewind") == []
 
 
-def test_what_was_acknowledged_is_carried_whatever_is_held_since(training: Training) -> None:
-    until = datetime(2100, 1, 1, tzinfo=UTC)
+@pytest.mark.parametrize("of_run", [True, False], ids=["the run", "a checkpoint"])
+def test_a_rewind_that_waited_is_refused_by_a_hold_and_its_saves_go_into_a_fork(
+    training: Training, of_run: bool
+) -> None:
+    training.machine.carry()
     run = training.machine.run(preset=SPEC)
     run.restore(at=run.checkpoints()[0])
     save(run, 8)
-    with without_threads(open_on(training.bucket)) as reg:
-        reg.run("run").retention.hold(until=until, reason="an audit")
-    training.machine.carry()
+    save(run, 9)
     with without_threads(open_on(training.bucket)) as reg:
         held = reg.run("run")
-        assert [one.step for one in held.checkpoints()] == [1, 8]
+        one = None if of_run else held.checkpoints()[1]
+        held.retention.hold(one, until=datetime(2100, 1, 1, tzinfo=UTC), reason="an audit")
+    training.machine.carry()
+    assert training.machine.outcomes() == {4: "refused", 5: "refused"}
+    with without_threads(open_on(training.bucket)) as reg:
+        held = reg.run("run")
+        assert [one.step for one in held.checkpoints()] == [1, 2, 3]
         assert len(held.retention.holds()) == 1
-        assert sum(one.superseded for one in held.manifest.checkpoints) == 2
-    run = training.machine.run(preset=SPEC)
-    run.restore(at=run.checkpoints()[0])
+        for name in ("samples", "loss"):
+            assert [entry["step"] for entry in held.streams[name].read()] == [1, 2, 3]
+        fork = reg.fork("run/1/step1", "fork")
+        push(fork.handle.committer, training.machine.folder)
+        assert [one.step for one in fork.checkpoints()] == [1, 8, 9]
+        assert [entry["step"] for entry in fork.streams["loss"].read()] == [1, 8, 9]
+    again = training.machine.run(preset=SPEC)
+    assert again.restore().checkpoint.step == 3
+    again.restore(at=again.checkpoints()[0])
     with pytest.raises(Conflict, match=r"a hold forbids this.*an audit"):
-        save(run, 9)
+        save(again, 9)
 
 
 def test_ranks_that_save_together_are_told_to_carry_the_journal_first(tmp_path: Path) -> None:
