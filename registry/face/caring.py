@@ -222,13 +222,13 @@ class _Night:
         return counts
 
     def _prune(self, name: str, counts: Counts) -> None:
-        found = self._registry.handle.open_log(name).run
-        if found.dropped is None and has_policies(found.spec):
-            counts["runs"] += 1
-            with closing(self._registry.run(name)) as run:
+        with closing(self._registry.run(name)) as run:
+            found = run.handle.log.run
+            if found.dropped is None and has_policies(found.spec):
                 plan = run.retention.prune()
-            counts["evicted"] += len(plan.evicted)
-            counts["thinned"] += len(plan.thinned)
+                counts["runs"] += 1
+                counts["evicted"] += len(plan.evicted)
+                counts["thinned"] += len(plan.thinned)
 
     def collect(self) -> Counts:
         """Collect, with the grace of a day."""
