@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ class Row:
         name: What is counted.
         sample: The command of the sample; `pytest` and its arguments, or a program.
         whole: The command of all of it.
-        count: A pattern, whose groups are numbers that are added.
+        count: A pattern, whose group is a number that is added, or an outcome that is counted.
     """
 
     name: str
@@ -111,7 +112,7 @@ ROWS = (
         "mutants",
         "python -m tests.mutants FOLDER --count 8 --tests tests/registry/writing",
         "python -m tests.mutants FOLDER --count 300 --seed 1",
-        r"(?m)^\d+: (?:killed|survived|out of time|not reached)()",
+        r"(?m)^\d+: (killed|survived|out of time|not reached)",
     ),
 )
 
@@ -141,7 +142,14 @@ def run(command: str) -> tuple[str, bool]:
 def counted(row: Row, said: str) -> int:
     """Return the number of a row: the numbers in what was printed, or how often it was said."""
     found = re.findall(row.count, said)
-    return sum(int(one) if one else 1 for one in found)
+    return sum(int(one) if one.isdecimal() else 1 for one in found)
+
+
+def shown(row: Row, said: str) -> str:
+    """Return the cell of a row: its number, and of outcomes how often each was said."""
+    outcomes = Counter(one for one in re.findall(row.count, said) if not one.isdecimal() and one)
+    each = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items())
+    return f"{counted(row, said):,}" + f" ({each})" * bool(each)
 
 
 def main(names: list[str]) -> int:
@@ -162,7 +170,7 @@ def main(names: list[str]) -> int:
         count = counted(row, said)
         is_well = is_well and count > 0
         failed += not is_well
-        number = f"{count:,}" if is_well else f"{count:,}, FAILED"
+        number = shown(row, said) + ", FAILED" * (not is_well)
         print(f"| {row.name} | {number} | `{row.sample}` | {machine}, {today} |", flush=True)
         if not is_well:
             print(said[-3000:], file=sys.stderr)

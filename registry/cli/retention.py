@@ -328,8 +328,11 @@ def _sums(usage: Usage) -> dict[str, object]:
     needed, shared = usage.own_bytes + usage.shared_bytes, output.size(usage.shared_bytes)
     dead = {"repack": usage.dead_bytes, "gc": usage.unneeded_bytes}
     removed = [f"{output.size(nbytes)} for {name}" for name, nbytes in dead.items() if nbytes]
+    hidden = sum(one.own_bytes for one in usage.runs if one.is_hidden)
+    until = f"; dropped runs hold {output.size(hidden)} until gc frees them (holdfast drops)"
+    needed_text = f"{output.size(needed)}, of which several states share {shared}"
     return {
-        "needed": f"{output.size(needed)}, of which several states share {shared}",
+        "needed": needed_text + until * (hidden > 0),
         "dead": ", ".join(removed) or "0 B",
         "tables": f"{output.size(usage.table_bytes)} of packs",
         "logs": output.size(usage.log_bytes),
@@ -349,4 +352,5 @@ def _usage_json(usage: Usage, runs: list[RunUsage]) -> dict[str, Any]:
 
 def _run_json(run: RunUsage) -> dict[str, Any]:
     states = [picked(one, "ref id own_bytes shared_bytes freed_bytes") for one in run.states]
-    return {**picked(run, "run own_bytes shared_bytes freed_bytes log_bytes"), "states": states}
+    sizes = picked(run, "run own_bytes shared_bytes freed_bytes log_bytes")
+    return {**sizes, "hidden": run.is_hidden, "states": states}

@@ -11,7 +11,7 @@ The memory does not grow with chunks and objects, but with states.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
@@ -59,6 +59,8 @@ class RunUsage:
     own_bytes: int  # bytes that no other run needs
     shared_bytes: int  # bytes that it needs and another run needs too
     log_bytes: int  # bytes of its log and its two newest snapshots, which stay when it is dropped
+    #: Whether it was dropped and `gc` frees it only after the delay of the registry.
+    is_hidden: bool = False
 
     @property
     def needed_bytes(self) -> int:
@@ -144,12 +146,14 @@ def _measure(
 ) -> Usage:
     """Count once, without the damaged runs."""
     runs: dict[str, int] = {}
+    hidden: set[str] = set()
     holders: list[Holder] = []
     for run in read_runs(store, damaged):
         with blamed(run.run_id, failed):
             found = list(_holders(run))
         if by is None:
             runs[run.run_id] = len(runs)
+            hidden |= {run.run_id} if run.is_hidden else set()
         for one in found:
             one.run = runs.setdefault(by(run, one.phase) if by else run.run_id, len(runs))
         holders += found
@@ -161,13 +165,13 @@ def _measure(
     tally.resolve(workers, files.objects.rows)
     tally.need_files(files.objects.rows)
     tally.add_up()
-    return replace(_sum_up(tally, files), damaged=dict(sorted(damaged.items())))
+    return replace(_sum_up(tally, files, hidden), damaged=dict(sorted(damaged.items())))
 
 
 def _holders(run: RunManifest) -> Iterator[Holder]:
     """Yield the parts of a run that hold states: the checkpoints, then the rest by name."""
     checkpoints: dict[int, Holder] = {}
-    for record in () if run.dropped is not None else run.checkpoints:
+    for record in () if run.holds_nothing else run.checkpoints:
         if record.evicted is None:
             holder = Holder(0, f"{run.run_id}/{kept_ref(record)}", record.manifest)
             holder.phase, holder.run_id = record.phase, run.run_id
@@ -225,12 +229,12 @@ def _list(store: Store) -> _Files:
     return files
 
 
-def _sum_up(tally: Tally, files: _Files) -> Usage:
+def _sum_up(tally: Tally, files: _Files, hidden: Collection[str]) -> Usage:
     total = files.objects.tally.size_bytes
     chunks, archived, small = tally.by_kind
     held = tally.tables + archived
     return Usage(
-        runs=tuple(_run_usages(tally, files.logs)),
+        runs=tuple(_run_usages(tally, files.logs, hidden)),
         own_bytes=int(tally.own.sum()),
         shared_bytes=tally.shared,
         dead_bytes=held - chunks - archived,
@@ -241,7 +245,9 @@ def _sum_up(tally: Tally, files: _Files) -> Usage:
     )
 
 
-def _run_usages(tally: Tally, logs: Mapping[str, int]) -> Iterator[RunUsage]:
+def _run_usages(
+    tally: Tally, logs: Mapping[str, int], hidden: Collection[str]
+) -> Iterator[RunUsage]:
     states: list[list[StateUsage]] = [[] for _ in tally.runs]
     for one, own, needed in zip(
         tally.holders, tally.own.tolist(), tally.needed.tolist(), strict=False
@@ -251,4 +257,4 @@ def _run_usages(tally: Tally, logs: Mapping[str, int]) -> Iterator[RunUsage]:
     for run, held, own, needed in zip(
         tally.runs, states, tally.run_own.tolist(), tally.run_needed.tolist(), strict=True
     ):
-        yield RunUsage(run, tuple(held), own, needed - own, logs.get(run, 0))
+        yield RunUsage(run, tuple(held), own, needed - own, logs.get(run, 0), run in hidden)

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from evidence import ROWS, Row, counted  # noqa: E402
+from evidence import ROWS, Row, counted, shown  # noqa: E402
 
 DOC = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
 COMMANDS = sorted({one for row in ROWS for one in (row.sample, row.whole)})
@@ -33,7 +33,7 @@ def test_the_page_has_every_row_and_no_other() -> None:
     assert set(lines) == {row.name for row in ROWS}
     for row in ROWS:
         count, sample, whole, _ = lines[row.name]
-        assert re.fullmatch(r"[\d,]+|not run", count), row.name
+        assert re.fullmatch(r"[\d,]+( \(\d+ \w.*\))?|not run", count), row.name
         assert (sample, whole) == (f"`{row.sample}`", f"`{row.whole}`")
 
 
@@ -58,6 +58,9 @@ def test_a_count_adds_what_was_printed() -> None:
     row = Row("points", "", "", r"died at (\d+) points")
     assert counted(row, "a: died at 12 points\nb: died at 30 points, again") == 42
     assert counted(Row("lines", "", "", r"(?m)^seen()"), "seen one\nnot seen\nseen two") == 2
+    mutants = next(row for row in ROWS if row.name == "mutants")
+    said = "1: killed\n2: not reached\n3: killed by a test\n"
+    assert shown(mutants, said) == "3 (2 killed, 1 not reached)"
 
 
 def _python(path: Path) -> list[Path]:

@@ -20,7 +20,9 @@ def test_json_adds_up(call_json: CallJson, url: str) -> None:
     on_disk = sum(path.stat().st_size for path in files)
     assert sum(found[name] for name in SUMS) == found["total_bytes"] == on_disk
     (run,) = found["runs"]
-    assert set(run) == {*("run", "own_bytes", "shared_bytes", "freed_bytes", "log_bytes", "states")}
+    assert set(run) == {
+        *("run", "hidden", "own_bytes", "shared_bytes", "freed_bytes", "log_bytes", "states")
+    }
     first, second = run["states"]
     assert set(first) == {"ref", "id", "own_bytes", "shared_bytes", "freed_bytes"}
     assert first["id"].startswith("sha256:")
@@ -50,10 +52,14 @@ def test_the_states_of_a_run_are_told(call: Call) -> None:
     assert lines[2].split()[-2:] == ["0", "B"]
 
 
-def test_what_is_dead_is_told(call: Call, url: str) -> None:
-    call("prune", "demo", "--last", "1")
+def test_what_is_dead_is_told_and_what_a_hidden_run_holds(call: Call, url: str) -> None:
     call("run", "rm", "demo", "--reason", "over", "--yes")
-    dead = next(line for line in call("du").stdout.splitlines() if line.startswith("dead"))
+    needed, dead, *_ = call("du").stdout.splitlines()[-6:]
+    assert needed.endswith("; dropped runs hold 5.6 KiB until gc frees them (holdfast drops)")
+    assert dead == "dead    0 B"
+    call("run", "rm", "demo", "--reason", "over", "--yes", "--now")
+    needed, dead, *_ = call("du").stdout.splitlines()[-6:]
+    assert "dropped" not in needed
     assert dead.endswith("for gc")
 
 

@@ -126,6 +126,24 @@ def test_what_is_dead_in_a_pack_and_what_is_all_of_an_object(run, reg, backend):
     assert usage.runs[0].own_bytes == usage.dead_bytes == usage.table_bytes == 0
 
 
+def test_a_hidden_run_is_needed_until_gc_may_free_it(run, reg, backend):
+    run.save(state(0, 1), step=1)
+    run.pins.artifacts.set("a", state(2))
+    (before,) = measure(reg.handle.store).runs
+    run.retention.drop("over")
+    usage = measure(reg.handle.store)
+    (hidden,) = usage.runs
+    assert hidden == replace(before, is_hidden=True, log_bytes=hidden.log_bytes)
+    assert hidden.freed_bytes > 3 * PART
+    assert usage.unneeded_bytes == reg.gc(grace_s=0).freed_bytes == 0
+    assert measure(reg.handle.store, by=lambda run, phase: phase).own_bytes == usage.own_bytes
+    run.retention.drop("over", now=True)
+    usage = measure(reg.handle.store)
+    assert usage.runs[0].states == ()
+    assert not usage.runs[0].is_hidden
+    assert usage.unneeded_bytes == reg.gc(grace_s=0).freed_bytes > hidden.freed_bytes - 1
+
+
 def test_what_lies_twice_counts_once(run, reg):
     """Two artifacts have a part in common, each in a pack of its own."""
     run.pins.artifacts.set("a", state(0, 1))
