@@ -39,7 +39,7 @@ from holdfast.registry.face.factory import open_on
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.objects import chunking
 from holdfast.registry.store.store import create_config
-from holdfast.registry.writing import saving
+from holdfast.registry.writing import packing
 
 BATCH = 64
 #: Bytes of a chunk of `--chunks`.
@@ -219,7 +219,7 @@ def by_chunks(sizes: list[int], folder: Path | None, console: Console) -> None:
     table = Table(title="peak of du, all states")
     for column in ("chunks", "seconds", "peak, MB"):
         table.add_column(column, justify="right")
-    chunking.CHUNK_BYTES, saving.PACK_BYTES = CHUNK, 64 * CHUNK
+    chunking.CHUNK_BYTES, packing.PACK_BYTES = CHUNK, 64 * CHUNK
     rng = np.random.default_rng(0)
     for size in sizes:
         with (

@@ -26,8 +26,8 @@ from holdfast.registry.objects.placement import PackRef, Placement
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.store import reading
 from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.packing import chunked_entry
 from holdfast.registry.writing.placing import ChunkLocation, build_placement
-from holdfast.registry.writing.saving import chunked_entry
 
 _PER_PACK = 16
 

@@ -108,17 +108,21 @@ class RunLog:
         with self._lock.here():
             following = self._slots.get(self.run.next_slot)
             if self.is_copy:
-                self.look().outcome.result()  # the registry may be another one by now
+                self.check_unchanged()  # the registry may be another one by now
                 self.is_copy = self._store.is_away = False
             if following is not None:
                 look = self.look()
                 rest = list(self.slots(self.run.next_slot + 1))
-                look.outcome.result()
+                look.check.result()
                 slots = [following, *rest]
                 self._fold(lambda: slots)
                 self.seen.note(self.run, self._tail)
             self.run = self.run.compact()
             return self.run
+
+    def check_unchanged(self) -> None:
+        """Raise unless the newest slot that was read is still there."""
+        self.look().check.result()
 
     def keep_copy(self, backend: Backend) -> None:
         """Keep the newest slot and a snapshot after it on another backend, for `open_copy`."""
@@ -197,7 +201,7 @@ class RunLog:
             try:
                 complete = advance(self._complete, self.fetch(range(done, end)))
             except IntegrityError:
-                self.look().outcome.result()  # if the log was replaced, that is the error
+                self.check_unchanged()  # if the log was replaced, that is the error
                 raise
             if complete.head != self.run.head:
                 raise RolledBack(
@@ -337,7 +341,7 @@ class RunLog:
             self.prepare_writing()
             if look is None or look.next_slot != self.run.next_slot:
                 look = self.look()
-            look.outcome.result()
+            look.check.result()
             races, has_time = Races(patience_s), True
             while has_time:
                 if announces:

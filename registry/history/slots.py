@@ -146,7 +146,7 @@ class Look(NamedTuple):
     """A running check of the newest slot that was read."""
 
     next_slot: int  # the slot after that one
-    outcome: Future[None]  # its result: an error unless the slot is unchanged
+    check: Future[None]  # its result: an error unless the slot is unchanged
 
 
 def check_newest(store: Store, run_id: str, number: int, newest: Digest | None) -> None:

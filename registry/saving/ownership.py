@@ -220,7 +220,7 @@ class Ownership:
         if save.request.takes_over:
             self.taken()
             self.earlier.remember(save.phase, save.request.step, commit.written.components)
-        return self.checkpoint(commit.outcome)
+        return self.checkpoint(commit.checkpoint_n)
 
     def checkpoint(self, n: int) -> Checkpoint:
         """Return the checkpoint of a commit."""

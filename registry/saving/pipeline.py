@@ -61,7 +61,7 @@ class Pipeline(Generic[Save]):
 
     def save(self, state: object, request: SaveRequest) -> Checkpoint:
         """Store and commit a state."""
-        with self._stopping():
+        with self._timing():
             with self._guard(request.step):
                 self.settle()
             return self._make_or_forgive(self._prepared(state, request))
@@ -79,7 +79,7 @@ class Pipeline(Generic[Save]):
         limit_s = exit_wait_s()
         name = f"{self._ownership.log.run_id}: step {request.step}"
         with (
-            self._stopping(),
+            self._timing(),
             self._handing_over,
         ):  # or another thread would overwrite the copy that is being saved
             self.reset_after_fork()
@@ -107,7 +107,7 @@ class Pipeline(Generic[Save]):
         """Store and commit a staged state."""
         with self._guard(staged.request.step):
             self.settle()
-        return self._logging(staged, ())
+        return self._make_with_logged(staged, ())
 
     @property
     def is_busy(self) -> bool:
@@ -139,7 +139,7 @@ class Pipeline(Generic[Save]):
             self._begin_anew()
 
     @contextmanager
-    def _stopping(self) -> Iterator[None]:
+    def _timing(self) -> Iterator[None]:
         """Count the time in which the training waits for a call."""
         began_s = time.monotonic()
         try:
@@ -158,7 +158,7 @@ class Pipeline(Generic[Save]):
     def _copy(self, staging: Staging, state: FlatState) -> FlatState:
         return staging.copy(state, self._ownership.store.pools.hashing)
 
-    def _logging(self, save: Save, failed: Sequence[SaveRequest]) -> Checkpoint:
+    def _make_with_logged(self, save: Save, failed: Sequence[SaveRequest]) -> Checkpoint:
         """Make a save, and let it take along what was logged up to its step."""
         logged: StepLog = self._ownership.logged
         run = self._ownership.log.run_id
@@ -179,7 +179,7 @@ class Pipeline(Generic[Save]):
         """Make a save; turn an error of the store into `Forgiven` if the training run continues."""
         failed, request = self._ownership.failed, save.request
         try:
-            made = self._logging(save, tuple(failed))
+            made = self._make_with_logged(save, tuple(failed))
         except StorageError as error:
             if len(failed) >= request.may_fail:
                 raise

@@ -110,7 +110,7 @@ class SaveCommit(NewCommit):
         self._write_state = write_state or self._write_here
         self._failed = failed
         self._replanned = False
-        self.outcome = -1  # commit number of the checkpoint, once the commit has landed
+        self.checkpoint_n = -1  # commit number of the checkpoint, once the commit has landed
         #: The phases whose evictions were decided without a best checkpoint.
         self.unrated: Mapping[str, str] = {}
         self._thinned = PlacedThinnings()
@@ -206,7 +206,7 @@ class SaveCommit(NewCommit):
             self._check_companions(known)
             if self._thinned.states:
                 raise Stale
-            self.outcome = known.n
+            self.checkpoint_n = known.n
             return [*claims, *_new_metrics(known, self._save.metrics)]
         if self.written.repeats or any(self._has_landed(one, run) for one in self.written.failed):
             # The checkpoint that it repeats was evicted meanwhile, or one came that seemed lost.
@@ -214,7 +214,7 @@ class SaveCommit(NewCommit):
         self._check_continues(run)
         claimed = after_commit(run, claims)
         self._check_phase(claimed)
-        self.outcome = run.commits
+        self.checkpoint_n = run.commits
         if self._request.takes_over:
             self._writer_token.attempt(run.commits, digest)
         actions = [*claims, *(append.action(claimed) for append in self.written.appends)]
@@ -397,7 +397,7 @@ class SaveCommit(NewCommit):
         model = self.written.model
         if model is None:
             return []
-        candidate = candidate_of(run.record(self.outcome), model.state.manifest.digest)
+        candidate = candidate_of(run.record(self.checkpoint_n), model.state.manifest.digest)
         if find_entry(run, candidate) is not None:
             return []
         return promotion(run, candidate, rating_of(run, self._save.metrics))

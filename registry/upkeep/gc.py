@@ -104,12 +104,13 @@ def collect(
             shard=part,
             workers=workers,
             progress=count,
+            has_deleted=done_bytes > 0,
         )
         plan = collector.choose(dry_run=dry_run)
         if dry_run:
             return collector.report(dry_run=True)
         if len(plan.to_condemn) or collector.to_forget:
-            _sweep(collector)
+            _run_sweep(collector)
         made = collector.delete()
         report = made if report is None else report.before(made)
         if not collector.is_partial:
@@ -120,7 +121,7 @@ def collect(
         done_bytes += collector.deleted_bytes
 
 
-def _sweep(collector: Collector) -> None:
+def _run_sweep(collector: Collector) -> None:
     """Forget, condemn and mark; on a full store, make room for that first."""
     for make_room in (collector.tidy, collector.spend_reserve, None):
         try:
@@ -150,15 +151,17 @@ class Collector:
     """One collection, step by step; `collect` calls the steps.
 
     1. `choose` refuses links, lists all objects, and only then the logs of all runs.
-    2. It replays every log from what the last collection noted of it, or from the first slot, and
-       frees the runs that were dropped longer ago than the delay of the registry. An object that no
-       run needs is condemned unless it is recent: put, or needed by a run, within the grace.
+    2. It takes what quiet runs need from their notes: sealed runs without a marker. It replays
+       every other log from what the last collection noted of it, or from the first slot, and frees
+       the runs that were dropped longer ago than the delay of the registry. An object that no run
+       needs is condemned unless it is recent: put, or needed by a run, within the grace.
     3. If no object is to be condemned and no run to be forgotten, only steps 10 and 11 follow.
     4. `forget` ends the logs of runs that the operator gives up, and records them in an epoch.
     5. `condemn` puts the unneeded objects as an epoch, or joins a sweep that has named them (G1).
        From now on no writer that has observed the epoch uses these names.
     6. `mark` lists the runs again: a run created later observes the epoch (G2).
-    7. It appends a mark to each run's log, and reads all commits before the mark (G3).
+    7. It appends a mark to the log of each run that is not quiet, and reads all commits before the
+       mark (G3). A quiet run that has a marker by now is no longer quiet (G2').
     8. It spares the condemned objects that a run needs at its mark or later (G4).
     9. `delete` removes the others (G5): manifests and placements first, then packs.
     10. `delete` removes stale snapshots and probes, and unfinished files of dead writers. On a full
@@ -166,7 +169,7 @@ class Collector:
     11. `note` keeps what the runs hold for the replays of the next collection.
 
     With a shard it lists, condemns and deletes only the objects of that part of the keys. It reads
-    and marks all runs like any other collection.
+    and marks the runs like any other collection.
     """
 
     def __init__(
@@ -179,9 +182,10 @@ class Collector:
         shard: Shard | None = None,
         workers: Workers | None = None,
         progress: Progress | None = None,
+        has_deleted: bool = False,
     ) -> None:
-        number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
-        if not number or not 0 <= grace_s <= _LONGEST_S:
+        is_number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
+        if not is_number or not 0 <= grace_s <= _LONGEST_S:
             raise InvalidInput("a grace is a number of seconds, 0 or more", found=quoted(grace_s))
         self._store = store
         self._grace_s = grace_s
@@ -195,7 +199,7 @@ class Collector:
         self._sweep: _Sweep | None = None
         self._unfinished_bytes = 0
         self._may_cache = True
-        self._is_tidy = False
+        self._is_tidy, self._has_deleted = False, has_deleted
         self.to_forget: tuple[str, ...] = ()  # the runs that this collection forgets
         self.deleted_bytes = 0  # bytes that were deleted so far
         #: Whether only some unneeded objects are condemned, because space is short.
@@ -205,7 +209,7 @@ class Collector:
 
     def choose(self, *, dry_run: bool = False) -> Plan:
         """Find what no run needs, and free the dropped runs whose delay has passed."""
-        with _nothing_deleted():
+        with self._nothing_deleted():
             self._sweep, self._is_tidy = None, False
             self._plan = self._planner.plan(dry_run=dry_run)
             self.to_forget = tuple(self._planner.to_forget())
@@ -215,7 +219,7 @@ class Collector:
 
     def forget(self) -> None:
         """End the logs of the runs that are given up, then record them in an epoch of their own."""
-        with _nothing_deleted(is_tidy=self._is_tidy):
+        with self._nothing_deleted():
             ends = {name: self._end(name) for name in self._planner.to_forget()}
             while ends:
                 newest = self._epochs.observe()
@@ -249,7 +253,7 @@ class Collector:
 
     def condemn(self) -> int | None:
         """Publish the chosen objects as an epoch, or join the sweep that condemned them already."""
-        with _nothing_deleted(is_tidy=self._is_tidy):
+        with self._nothing_deleted():
             chosen = self._chosen().to_condemn
             if not len(chosen):
                 return None
@@ -284,7 +288,7 @@ class Collector:
         sweep = self._sweep
         if sweep is None:
             return
-        with _nothing_deleted(is_tidy=self._is_tidy):
+        with self._nothing_deleted():
             # G2: listed again after the epoch was put. Whoever creates a run later observes it.
             passed, quiet = self._planner.passed, self._planner.quiet.still()
             listed = list_run_ids(self._store, passed)
@@ -295,7 +299,7 @@ class Collector:
                 *listed,
             } - quiet
             mark, pool = partial(self._mark_run, sweep), self._store.pools.bulk
-            # What runs needed before was not condemned, quiet ones included.
+            # Places held at the choice are passed over: what they need was not chosen.
             spared = SortedRows(shard=self._shard)
             for needed in in_batches(pool, mark, run_ids, at_once=RUNS_AT_ONCE):
                 spared.add(object_rows(needed, SPARED))
@@ -428,16 +432,19 @@ class Collector:
         assert self._plan is not None
         return self._plan
 
-
-@contextmanager
-def _nothing_deleted(*, is_tidy: bool = False) -> Iterator[None]:
-    """Add to an error that it stopped the collection before anything was deleted."""
-    deleted = "No object was deleted" if is_tidy else "Nothing was deleted"
-    try:
-        yield
-    except Conflict as error:
-        error.hints = Hint.of(f"{deleted}; the next collection goes on from here.")
-        raise
-    except (IntegrityError, StoreUnsuitable, UnsupportedFormat) as error:
-        error.hints = Hint.of(f"{deleted}.", error.hints)
-        raise
+    @contextmanager
+    def _nothing_deleted(self) -> Iterator[None]:
+        """Add to an error that it stopped the collection before anything was deleted."""
+        deleted = "No object was deleted" if self._is_tidy else "Nothing was deleted"
+        if self._has_deleted:
+            deleted = (
+                "Only unneeded objects were deleted, before the store had space for this round"
+            )
+        try:
+            yield
+        except Conflict as error:
+            error.hints = Hint.of(f"{deleted}; the next collection goes on from here.")
+            raise
+        except (IntegrityError, StoreUnsuitable, UnsupportedFormat) as error:
+            error.hints = Hint.of(f"{deleted}.", error.hints)
+            raise

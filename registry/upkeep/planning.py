@@ -1,8 +1,8 @@
 """Plan a collection: list the objects, replay the runs, and find what none of them needs.
 
-Rules G1 and D2 of docs/spec.md, section 13. It writes only the reserve of a folder, the file that
-tells the store's time, and the line that frees a dropped run. `holdfast.registry.upkeep.gc` carries
-a plan out.
+Rules G1 and D2 of docs/spec.md, section 13. `plan` writes only the reserve of a folder, the file
+that tells the store's time, and the line that frees a dropped run; `make_notes` puts notes and
+seals at the end of a collection. `holdfast.registry.upkeep.gc` carries a plan out.
 """
 
 from __future__ import annotations
@@ -168,6 +168,7 @@ class Planner:
         store, newest_s = self._store, objects.newest_s
         self._now_s = cache(lambda: time.time() if dry_run else ask_time(store) or newest_s)
         now_s = self._now_s() if self._grace_s or probes else 0.0
+        # Without a grace nothing is recent.
         cutoff_s = now_s - self._grace_s if self._grace_s else float("inf")
         runs = []
         for name, infos in self._list_active(objects.rows):
@@ -196,7 +197,7 @@ class Planner:
         )
 
     def _needs_beside(self, objects: Listing) -> Needs:
-        """Return the search for objects that runs need, which runs beside a listing."""
+        """Return a `Needs` that knows which noted placements the listing lacks."""
         # Each shard looks only for its own part of the placements.
         rows, unlisted = SortedRows(shard=self._shard), set[ObjectKey]()
         for note in self._notes.by_run.values():
@@ -290,32 +291,31 @@ class Planner:
         log.compact()
         needed, recently = self.needed_by(log), self._needs.of_evicted(places)
         self._asked_at[log.run_id] = log.run.next_slot
-        if log.run.is_hidden and self._frees(log, files):
+        if log.run.is_hidden and self._free_if_due(log, files):
             recently |= needed if self._grace_s else set()  # it was needed until now
             needed = set() if self._is_dry else self.needed_by(log)
         if note is not None and at_note is not None and self._differs(note, at_note.compact()):
             self.differing.add(files.run_id)
         if log.newest_commit is not None:
-            done = Replayed(
-                log,
-                log.run.next_slot,
-                log.newest_commit,
-                at_grace.compact(),
-                self._is_old(log, recent),
-            )
-            differs = files.run_id in self.differing
-            is_sealed = not differs and done.is_old and self.quiet.is_sealed(log, note)
-            if not is_sealed and (differs or done.is_old or done.is_due(note, start)):
-                self._due.append(done)
+            is_old = self._may_be_sealed(log, recent)
+            done = Replayed(log, log.run.next_slot, log.newest_commit, at_grace.compact(), is_old)
+            self._queue_note(done, note, start)
         return log, needed, recently
 
-    def _is_old(self, log: RunLog, recent: Sequence[Slot]) -> bool:
+    def _queue_note(self, done: Replayed, note: RunNote | None, start: RunManifest | None) -> None:
+        """Let `make_notes` note a run, unless its note or its seal still stands."""
+        differs = done.log.run_id in self.differing
+        is_sealed = not differs and done.is_old and self.quiet.is_sealed(done.log, note)
+        if not is_sealed and (differs or done.is_old or done.is_due(note, start)):
+            self._due.append(done)
+
+    def _may_be_sealed(self, log: RunLog, recent: Sequence[Slot]) -> bool:
         """Return whether a run may be sealed."""
         stays = self.keeps or log.run.is_hidden or log.run_id in self.forgotten
         return self.seals and not stays and has_only_seals(recent)
 
-    def _frees(self, log: RunLog, files: RunFiles) -> bool:
-        """Free a hidden run if its delay has passed by the store's time; return if it is."""
+    def _free_if_due(self, log: RunLog, files: RunFiles) -> bool:
+        """Free a hidden run if its delay has passed; return whether it is freed, or would be."""
         hidden_at = log.run.hidden_at or 0
         put_s = min(files.slots_s[hidden_at:], default=float("inf"))
         if self.keeps or put_s > self._now_s() - self._delay_s:
@@ -400,9 +400,9 @@ class Planner:
             _LOGGER.warning("notes for the next collection are not kept: %s", error)
 
     def needed_by(self, log: RunLog, but: Collection[Place] = ()) -> set[bytes]:
-        """Return the objects that a run needs at its head, or at an earlier slot already read.
+        """Return the objects that a run needs at the slot read last.
 
-        What only the places in `but` need is left out.
+        If a placement is gone, it reads on. What only the places in `but` need is left out.
         """
         while True:
             try:
@@ -414,7 +414,7 @@ class Planner:
                     raise
 
     def places_at_choice(self, log: RunLog) -> frozenset[Place]:
-        """Return the places of a log if what they need was not condemned."""
+        """Return the places that a log held at the choice; none if it was read further since."""
         if self._asked_at.get(log.run_id) != log.run.next_slot:
             return frozenset()  # it was read since
         return frozenset(held_place(log.run, manifest) for manifest in log.run.held)

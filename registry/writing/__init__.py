@@ -5,7 +5,7 @@
   when a collection or another writer came between.
 - `state_writer`: `StateWriter`, which changes hold: it writes, adopts and cuts states; `Storing`,
   how a save stores its bytes.
-- `saving`: `write_state`, from a flat state to packs. `hashing` copies and hashes its chunks and
+- `packing`: `write_state`, from a flat state to packs. `hashing` copies and hashes its chunks and
   finds NaN in them, `encoding` shortens them.
 - `placing`: the manifest and the placement of a state, once its chunks are on the store.
 - `adopting`: states of another run, registry, eviction or journal, imported.
@@ -43,6 +43,12 @@ if TYPE_CHECKING:
     from holdfast.registry.writing.object_writer import ObjectWriter as ObjectWriter
     from holdfast.registry.writing.object_writer import placed_keys as placed_keys
     from holdfast.registry.writing.object_writer import put_pack as put_pack
+    from holdfast.registry.writing.packing import Chunk as Chunk
+    from holdfast.registry.writing.packing import chunked_entry as chunked_entry
+    from holdfast.registry.writing.packing import cut_groups as cut_groups
+    from holdfast.registry.writing.packing import group_name as group_name
+    from holdfast.registry.writing.packing import write_packs as write_packs
+    from holdfast.registry.writing.packing import write_stream as write_stream
     from holdfast.registry.writing.placing import ChunkLocation as ChunkLocation
     from holdfast.registry.writing.placing import Written as Written
     from holdfast.registry.writing.placing import build_placement as build_placement
@@ -51,12 +57,6 @@ if TYPE_CHECKING:
     from holdfast.registry.writing.placing import locations_of as locations_of
     from holdfast.registry.writing.placing import place_manifest as place_manifest
     from holdfast.registry.writing.readable import check_readable as check_readable
-    from holdfast.registry.writing.saving import Chunk as Chunk
-    from holdfast.registry.writing.saving import chunked_entry as chunked_entry
-    from holdfast.registry.writing.saving import cut_groups as cut_groups
-    from holdfast.registry.writing.saving import group_name as group_name
-    from holdfast.registry.writing.saving import write_packs as write_packs
-    from holdfast.registry.writing.saving import write_stream as write_stream
     from holdfast.registry.writing.staging import Staging as Staging
     from holdfast.registry.writing.staging import places as places
     from holdfast.registry.writing.state_writer import StateWriter as StateWriter

@@ -88,7 +88,7 @@ class Committer:
         try:
             chosen = self._recalling(change.write) if change.writes else ChosenKeys()
         except MissingObject:
-            look.outcome.result()
+            look.check.result()
             if not self._has_moved(change, read):
                 raise
             return None

@@ -38,6 +38,7 @@ from holdfast.registry.writing.object_writer import (
     check_room,
     placed_keys,
 )
+from holdfast.registry.writing.packing import cut_groups, group_name, write_state
 from holdfast.registry.writing.placing import (
     Written,
     build_placement,
@@ -46,7 +47,6 @@ from holdfast.registry.writing.placing import (
     locations_of,
     make_place,
 )
-from holdfast.registry.writing.saving import cut_groups, group_name, write_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

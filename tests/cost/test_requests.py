@@ -17,7 +17,7 @@ from holdfast.registry.face.factory import open_on
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.face.run import Run
 from holdfast.registry.objects.chunking import CHUNK_BYTES
-from holdfast.registry.writing import saving
+from holdfast.registry.writing import packing
 from tests.support.states import make_state
 from tests.support.stores import Scratch, kind_of, new_backend, opened
 
@@ -202,8 +202,8 @@ def test_content_that_an_older_generation_holds_is_sent_once(
     monkeypatch: pytest.MonkeyPatch, before: list[int]
 ) -> None:
     """Runs push the same bases, and a sweep passes between each two of them."""
-    monkeypatch.setattr(saving, "PACK_BYTES", 2**20)
-    monkeypatch.setattr(saving, "_LOOKED_FOR_BYTES", 2**18)
+    monkeypatch.setattr(packing, "PACK_BYTES", 2**20)
+    monkeypatch.setattr(packing, "_LOOKED_FOR_BYTES", 2**18)
     pushed = [
         {"base": {f"w{n}": np.random.default_rng([seed, n]).bytes(300_000) for n in range(6)}}
         for seed in (*before, 3)

@@ -17,7 +17,7 @@ from holdfast.registry.face.registry import Registry
 from holdfast.registry.objects import chunking, tensor_entry
 from holdfast.registry.objects.codecs import CODECS
 from holdfast.registry.store.store import create_config
-from holdfast.registry.writing import saving
+from holdfast.registry.writing import packing
 from tests.support.inline import without_threads
 
 Open = Callable[..., Registry]
@@ -98,9 +98,9 @@ def small_grid(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunking, "CHUNK_BYTES", chunk_bytes)
         patch.setattr(tensor_entry, "LIST_THRESHOLD", list_threshold)
-        patch.setattr(saving, "LIST_THRESHOLD", list_threshold)
+        patch.setattr(packing, "LIST_THRESHOLD", list_threshold)
         if pack_bytes is not None:
-            patch.setattr(saving, "PACK_BYTES", pack_bytes)
+            patch.setattr(packing, "PACK_BYTES", pack_bytes)
         chunking.grid.cache_clear()
         try:
             yield

@@ -169,7 +169,7 @@ def merge(
     save = plan_save(flat, committer.log.run)
     commit = _MergeCommit(committer.writer, save, wanted, plan)
     committer.commit(commit)
-    made = committer.log.knowing(commit.outcome).by_n[commit.outcome]
+    made = committer.log.knowing(commit.checkpoint_n).by_n[commit.checkpoint_n]
     return Checkpoint(committer.store, committer.log, made)
 
 

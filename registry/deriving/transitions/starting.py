@@ -274,7 +274,7 @@ def _at(handle: RunHandle, checkpoint: Checkpoint, state: Any, place: str) -> li
     if first == _STREAMS and path:
         name = path.pop(0)
         journal = handle.journal
-        waiting = None if journal is None else journal.line.waiting_entry(checkpoint, name)
+        waiting = None if journal is None else journal.line.last_in_stream(checkpoint, name)
         value: Any = _last_entry(handle, checkpoint, name) if waiting is None else waiting
     else:
         value = state.get(first) if isinstance(state, Mapping) else None

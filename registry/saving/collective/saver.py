@@ -165,7 +165,7 @@ class CollectiveSaver:
             writer, self.ownership.token, planned, self.ownership.earlier, leading, failed
         )
         made = self.ownership.carry_through(commit, planned)
-        talk.order({"kind": "outcome", "failure": None, "n": commit.outcome})
+        talk.order({"kind": "outcome", "failure": None, "n": commit.checkpoint_n})
         return made
 
     def _follow(self, save: FlatSave, talk: Talk) -> Checkpoint:

@@ -349,7 +349,7 @@ class CollectiveSave(SaveCommit):
             found = find_save(self._writer, self._searched, write, save.phase, save.request.step)
             self._searched = run.next_slot
             if found is not None:
-                self.outcome = found
+                self.checkpoint_n = found
                 return None
         return super().lines(run)
 

@@ -47,7 +47,7 @@ class Carrier:
         self._told = told
         self._committer: Committer | None = None
         self._scan: LogScan | None = None
-        # Kept open, since opening a lock costs as much as taking it.
+        # Made once, since making it prepares the folders.
         self._lock = folder.lock("carrying")
 
     def carry(self, goes_on: Callable[[], bool] = lambda: True) -> bool:
@@ -84,8 +84,9 @@ class Carrier:
             self._put_own_slot(committer)
             return Note(outcome="damaged", reason=str(error))
         if number < max(self._folder.noted(), default=0):
+            # A later entry has a note, so this one had one too: it was carried, or can never be.
             lost = MissingObject("its note is lost or damaged", where=self._folder.path)
-            return self._damaged(committer, entry, lost)
+            return self._damaged_or_carried(committer, entry, lost)
         while True:
             read = committer.log.run.next_slot
             try:
@@ -103,7 +104,7 @@ class Carrier:
             except (IntegrityError, ObjectNotFound):
                 damage, is_mended = self._damage(entry)
                 if damage is not None:
-                    return self._damaged(committer, entry, damage)
+                    return self._damaged_or_carried(committer, entry, damage)
                 if not is_mended:
                     raise  # the registry is damaged, not the journal
 
@@ -117,17 +118,17 @@ class Carrier:
             self._require_followed(number, entry)
         if entry.save is None:
             committer.commit(CarriedStatus(entry, takeover, scan))
-            outcome = None
+            commit = None
         else:
             save = CarriedSave(committer.writer, entry, entry.save, takeover, scan, states)
             committer.commit(save)
-            outcome = save.outcome
+            commit = save.checkpoint_n
         scan.read_to(committer.log.run)  # reads the slot back (J4)
         landed = scan.commit_of(entry.write)
         # Before the note: a start without the registry must not miss what is noted.
         self._folder.keep_copy(committer.log, self._store)
         # A save that repeats a checkpoint, with nothing new, needs no commit.
-        return Note(outcome="carried", commit=outcome if landed is None else landed)
+        return Note(outcome="carried", commit=commit if landed is None else landed)
 
     def _require_followed(self, number: int, entry: Entry) -> None:
         """Refuse an entry whose training continues from a save that never enters the run (J8).
@@ -147,7 +148,9 @@ class Carrier:
         except (IntegrityError, ObjectNotFound) as error:
             return error, False
 
-    def _damaged(self, committer: Committer, entry: Entry, damage: RegistryError) -> Note:
+    def _damaged_or_carried(
+        self, committer: Committer, entry: Entry, damage: RegistryError
+    ) -> Note:
         """Note damage, unless a process that died has carried the entry (J8)."""
         self._put_own_slot(committer)
         scan = self._scan_for(entry)
@@ -172,6 +175,7 @@ class Carrier:
                     found=f"saves of it in {self._folder.path}",
                     hint=REPLACED,
                 )
+            # It has no `await_earlier`, or it would wait for itself.
             self._committer = Committer(StateWriter(self._store, log))
         return self._committer
 

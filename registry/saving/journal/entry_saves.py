@@ -1,4 +1,4 @@
-"""A save as an entry of the journal: checked before it is acknowledged, composed when carried.
+"""A save as an entry of the journal: composed before it is acknowledged, and again when carried.
 
 `LogScan` scans the log since a takeover: writes that landed, and takeovers by other trainers.
 """
@@ -177,7 +177,6 @@ class EntryToken(WriterToken):
     def __init__(
         self,
         run_id: str,
-        resumed_at: int | None,
         *,
         begins: bool = False,
         entry: Entry | None = None,
@@ -187,7 +186,7 @@ class EntryToken(WriterToken):
         self._begins = begins
         if entry is not None:  # what a hold forbids then follows from the entry and the log (J8)
             self.now_ms = lambda: entry.time_ms
-        self.continue_from(resumed_at, None)
+        self.continue_from(None, None)
 
     def continue_from(self, resumed_at: int | None, keeps: int | None) -> None:
         """Continue from a checkpoint and, if `keeps` names one, from a pivot after it."""
@@ -208,7 +207,10 @@ class EntryToken(WriterToken):
 
 
 class JournaledSave(SaveCommit):
-    """A save whose states are in the journal, composed for the expected run."""
+    """A save into the journal, checked, written and composed for the expected run.
+
+    It is never committed: `CarriedSave` is.
+    """
 
     def __init__(
         self,
@@ -286,7 +288,7 @@ class PushedSave(SaveCommit):
         *,
         entry: Entry | None = None,
     ) -> None:
-        self._token = EntryToken(writer.log.run_id, None, entry=entry)
+        self._token = EntryToken(writer.log.run_id, entry=entry)
         save = _planned(fields, takes_over=entry is not None)
         super().__init__(writer, self._token, save, EarlierSteps())
         self._fields = fields

@@ -138,7 +138,7 @@ class RunFolder:
         tokens = [one.token for one in self._sound(_TAKEOVERS, Takeover)]
         return tokens[0][:ID_DIGITS] if tokens else secrets.token_hex(8)
 
-    def take_over(self, token: str, slot: int) -> int:
+    def put_takeover(self, token: str, slot: int) -> int:
         """Note a takeover that is in the registry; from now on other handles are fenced."""
         with self.lock("acknowledging").held():
             number = self.newest_takeover() + 1
@@ -211,7 +211,8 @@ class RunFolder:
             numbers = [*self._numbers(_ENTRIES), *self._numbers(_NOTES)]
             number = max(numbers, default=0) + 1
             self._put(_key(_ENTRIES, number), entry)
-        # Not synced: it helps if the file of the entry alone is lost.
+        # `_put` syncs file and folder; the states were made durable before. This copy is not
+        # synced: it helps if the file of the entry alone is lost.
         copy = os.path.join(self.states_path(entry.write), f"{number:020d}")
         with suppress(OSError):
             fd = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PrivateFolder.file_mode)
@@ -290,7 +291,7 @@ class RunFolder:
         there = set(self._numbers(_ENTRIES))
         return [number for number in entries if number in there - noted]
 
-    def carried_to(self) -> int:
+    def settled_to(self) -> int:
         """Return the number of the last entry that does not wait; it never goes back."""
         entries = self.numbers() if self.exists else []
         waiting = self.waiting()  # read last: a new entry must not look carried

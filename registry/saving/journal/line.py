@@ -53,7 +53,7 @@ class ExpectedRun:
         self.entries: dict[int, tuple[int, Entry]] = {}
         #: For each of these checkpoints, the last entry of every stream to which it, or one before
         #: it that is not in the run yet, appends.
-        self.last_entries: dict[int, dict[str, Mapping[str, Any]]] = {}
+        self.last_in_streams: dict[int, dict[str, Mapping[str, Any]]] = {}
         self._newest: int | None = None
 
     def add(self, number: int, entry: Entry, n: int | None, actions: Sequence[Action]) -> None:
@@ -67,11 +67,11 @@ class ExpectedRun:
     def append(self, n: int, resumed: int | None, fields: SaveFields) -> None:
         """Note the streams to which a checkpoint appends."""
         before = self._newest if resumed is None else resumed
-        found = {} if before is None else self.last_entries.get(before, {})
+        found = {} if before is None else self.last_in_streams.get(before, {})
         new = {
             name: decode_plain(entries)[-1] for name, entries in fields.streams.items() if entries
         }
-        self._newest, self.last_entries[n] = n, {**found, **new}
+        self._newest, self.last_in_streams[n] = n, {**found, **new}
 
 
 def expect(folder: RunFolder, log: RunLog, store: Store) -> ExpectedRun:
@@ -132,14 +132,14 @@ def _add(
     if fields.resumes_write is not None:
         write = fields.resumes_write
         resumed = expected.numbers.get(write, scan.commit_of(write))
-    token = EntryToken(run.run_id, None, entry=entry)
+    token = EntryToken(run.run_id, entry=entry)
     token.continue_from(resumed, fields.keeps)
     save = expected_save(states, token, entry, fields, run)
     save.check(run)
     actions = save.actions(run)
-    expected.add(number, entry, save.outcome, actions)
-    if save.outcome == run.commits:  # not a save that repeats a checkpoint
-        expected.append(save.outcome, resumed, fields)
+    expected.add(number, entry, save.checkpoint_n, actions)
+    if save.checkpoint_n == run.commits:  # not a save that repeats a checkpoint
+        expected.append(save.checkpoint_n, resumed, fields)
 
 
 _LOGGER = logging.getLogger("holdfast")
@@ -179,7 +179,7 @@ class JournaledLine:
         self._search_from = 0
         self._read_to = 0
         if self._log.is_copy:  # it has at least what was carried until now
-            self._read_to = self.folder.carried_to()
+            self._read_to = self.folder.settled_to()
             self.folder.open_copy(self._log)
         self._expected: ExpectedRun | None = None
         self._told: set[int] = set()
@@ -196,11 +196,11 @@ class JournaledLine:
         # Other threads call this too, such as one that prepares a save during another save.
         with self._expecting:
             while self._expected is None:
-                carried = self.folder.carried_to()
+                carried = self.folder.settled_to()
                 if carried > self._read_to:  # into slots that this handle has not read
                     self.read()
                 expected = expect(self.folder, self._log, self._store)
-                if self.folder.carried_to() == carried:  # nothing was carried meanwhile
+                if self.folder.settled_to() == carried:  # nothing was carried meanwhile
                     self._expected = expected
             return self._expected
 
@@ -210,7 +210,7 @@ class JournaledLine:
 
     def read(self) -> None:
         """Read the log."""
-        carried = self.folder.carried_to()
+        carried = self.folder.settled_to()
         self._log.refresh()
         self._read_to, self._expected = carried, None
 
@@ -240,12 +240,12 @@ class JournaledLine:
         live = expected.run.live()
         return [self._known(record.n, here.get(record.n)) for record in reversed(live)]
 
-    def waiting_entry(self, checkpoint: Checkpoint, stream: str) -> Mapping[str, Any] | None:
+    def last_in_stream(self, checkpoint: Checkpoint, stream: str) -> Mapping[str, Any] | None:
         """Return the last entry of a stream at a checkpoint, if only the journal holds it."""
         if not isinstance(checkpoint, JournaledCheckpoint) or checkpoint.durable_in == "registry":
             return None
         expected = self.expect()
-        return expected.last_entries.get(expected.numbers[checkpoint.write], {}).get(stream)
+        return expected.last_in_streams.get(expected.numbers[checkpoint.write], {}).get(stream)
 
     def _known(self, n: int, here: Entry | None) -> Checkpoint:
         """Return a checkpoint of the expected run; `here` is its entry if it was carried."""
@@ -344,13 +344,13 @@ class JournaledLine:
         token.reset()
         nothing = Composed(lambda run: ())  # noqa: ARG005
         self.ownership.committer.commit(Claimed(token, nothing), waits=False)
-        log.look().outcome.result()
+        log.check_unchanged()
         self.note_takeover()
 
     def note_takeover(self, held: Takeover | None = None) -> None:
         """Note the takeover that this handle has just committed, or continues."""
         self.slot = self._log.run.next_slot - 1 if held is None else held.slot
-        self.takeover = self.folder.take_over(self.ownership.token.token, self.slot)
+        self.takeover = self.folder.put_takeover(self.ownership.token.token, self.slot)
         if held is None:
             self.folder.keep_copy(self._log, self._store)
         self.ownership.taken()
@@ -371,7 +371,7 @@ class JournaledLine:
             self.takeover, slot, follows, write=write, save=save, said=said
         )
 
-    def append(self, entry: Entry, n: int | None, actions: Sequence[Action]) -> int:
+    def acknowledge(self, entry: Entry, n: int | None, actions: Sequence[Action]) -> int:
         """Acknowledge an entry: from now on it is durable on this machine; return its number."""
         with self._expecting:
             expected, self._expected = self.expect(), None

@@ -41,11 +41,13 @@ class JournaledSaver:
     2. It raises outcomes of earlier saves that the caller must know: lost, stranded, refused.
     3. `await_room` waits until the states fit into the bound of the journal.
     4. `EntryStates` opens a store for the entry; objects of the entry before are linked into it.
-    5. `SaveCommit.check` refuses a dropped or completed run early.
-    6. `write_states` puts packs, manifests and placements into the entry's store (`WrittenSave`).
+    5. `JournaledSave.check` refuses a dropped or completed run early.
+    6. `JournaledSave.write_states` puts packs, manifests and placements into the entry's
+       store (`WrittenSave`).
     7. Its actions are composed for the expected run, or the save is refused. The first save of a
        handle then takes the run over in the registry, reads that back (J1), and composes again.
-    8. `RunFolder.acknowledge` puts the entry: the save is durable on this machine, and returns.
+    8. `JournaledLine.acknowledge` lets `RunFolder.acknowledge` put the entry, adds it to the
+       expected run, and wakes the carrier: the save is durable on this machine, and returns.
     9. A thread carries the entries in order (J5): `CarriedSave` copies an entry's states into the
        registry and commits them there, once, if the run was not taken over elsewhere (J2, J3).
     10. The carrier reads the slot back (J4), keeps a copy of the log's end, notes the outcome, and
@@ -102,7 +104,7 @@ class JournaledSaver:
             if not log.is_copy:
                 log.refresh()
             self.line.expect_anew()
-        token = EntryToken(log.run_id, None, begins=begins and self.line.resumes is None)
+        token = EntryToken(log.run_id, begins=begins and self.line.resumes is None)
         bases = self._link_bases(states)
         expected = self.line.run
         lost = [one for one in failed if not expected.at_step(save.phase, one.step)]
@@ -128,9 +130,9 @@ class JournaledSaver:
         """Make a save durable. From now on its states belong to an entry, so they stay."""
         # A save that repeats a checkpoint is an entry too: only the carrier, which reads the newest
         # log, knows whether that checkpoint is still there.
-        n, line = commit.outcome, self.line
+        n, line = commit.checkpoint_n, self.line
         entry = line.entry(states.write, save=commit.fields(line.resumes, line.keeps))
-        number = line.append(entry, n, actions)
+        number = line.acknowledge(entry, n, actions)
         self.ownership.warn(commit, save.request)
         written = commit.written
         self.ownership.earlier.remember(save.phase, save.request.step, written.components)
@@ -212,7 +214,7 @@ class JournaledSaver:
     def _append_status(self, said: SetStatus) -> None:
         with self.ownership.lock:
             entry = self.line.entry(secrets.token_hex(8), said=said)
-            self.line.append(entry, None, [said])
+            self.line.acknowledge(entry, None, [said])
 
     def _behind(self) -> Callable[[SetStatus], bool]:
         """Return how the end of the process sets the status behind the entries that wait."""

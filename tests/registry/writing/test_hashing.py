@@ -14,7 +14,7 @@ from holdfast.backends.errors import StoreUnavailable
 from holdfast.registry.store import blocks
 from holdfast.registry.store.blocks import BLOCK_BYTES, Blocks, Lease
 from holdfast.registry.values.digest import Digest
-from holdfast.registry.writing import hashing, saving
+from holdfast.registry.writing import hashing, packing
 from tests.support.faults import Hooked
 from tests.support.states import same
 from tests.support.stores import new_backend, packs_of, small_grid
@@ -124,8 +124,8 @@ def test_blocks_are_lost_where_the_wait_for_their_threads_is_interrupted(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(saving, "abandon", interrupted)
-        patch.setattr(saving._Writing, "_pack_group", interrupted)
+        patch.setattr(packing, "abandon", interrupted)
+        patch.setattr(packing._Writing, "_pack_group", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run.save(state(), step=1)
     # A save that waited for the missing ones would never end.

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.registry.errors import BeyondLimit, InvalidInput, InvalidLocation, UnsupportedValue
 from holdfast.registry.values import parse_limits
-from holdfast.registry.writing import saving
+from holdfast.registry.writing import packing
 from tests.support.states import same
 from tests.support.stores import contents, new_backend
 
@@ -74,7 +74,7 @@ def test_a_state_at_the_bound_is_saved_and_loaded_and_one_beyond_it_is_neither(
 
 def test_the_manifest_itself_is_held_against_the_bound(run, backend, bound, monkeypatch):
     """Nothing is committed even where the first look let it pass."""
-    monkeypatch.setattr(saving, "check_readable", lambda *_: None)
+    monkeypatch.setattr(packing, "check_readable", lambda *_: None)
     bound(BOUND)
     with pytest.raises(InvalidInput, match="parsing it would take too much memory"):
         run.save(STATES["values"](20_000), step=1)

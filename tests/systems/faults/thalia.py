@@ -175,7 +175,7 @@ FAULTS: Table = (
     ),
     (
         Mutant(
-            "stored chunks are not known", "registry.writing.saving", "locations_of", always({})
+            "stored chunks are not known", "registry.writing.packing", "locations_of", always({})
         ),
         {THALIA: ("test_growth_by_neurons_stores_the_new_rows_alone",)},
     ),
@@ -385,7 +385,7 @@ FAULTS: Table = (
     (
         Mutant(
             "a single process has no tensors in manifests",
-            "registry.writing.saving",
+            "registry.writing.packing",
             "INLINE_BYTES",
             lambda _: 0,
         ),

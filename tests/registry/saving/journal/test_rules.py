@@ -90,7 +90,7 @@ def acknowledge_without_takeover(world: World) -> None:
         token, log = self.ownership.token, self._log
         token.prefix = self.folder.id()
         token.reset()
-        self.takeover = self.folder.take_over(token.token, log.run.next_slot - 1)
+        self.takeover = self.folder.put_takeover(token.token, log.run.next_slot - 1)
 
     world.patch.setattr(JournaledLine, "take_over", take_over)
 
