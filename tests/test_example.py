@@ -248,6 +248,8 @@ def test_each_schedule_of_a_night_has_a_command_that_works(tmp_path: Path) -> No
         holdfast.init(tmp_path / place).close()
     for line in found.values():
         words = ["mirror" if word.startswith("s3://backup") else word for word in line.split()]
+        words = ["care.prom" if word.endswith(".prom") else word for word in words]
+        (tmp_path / "care.prom").unlink(missing_ok=True)
         words = [
             "registry" if word.endswith("/models") or "models/" in word else word for word in words
         ]
@@ -261,6 +263,7 @@ def test_each_schedule_of_a_night_has_a_command_that_works(tmp_path: Path) -> No
         )
         assert (done.returncode, done.stderr) == (0, ""), line
         assert done.stdout.startswith("ok: prune: ")
+        assert "holdfast_care_timestamp_seconds" in (tmp_path / "care.prom").read_text()
 
 
 def test_systemd_takes_the_units_of_a_night() -> None:

@@ -65,7 +65,7 @@ CASES = {
             "saved_timestamp_seconds": [Piece(0, "4d", 60)],
             "save_blocked_seconds_total": [Piece(0, "4d", 5)],
             "journal_oldest_timestamp_seconds": [Piece(0, "4d", 60)],
-            "journal_waiting_bytes": [Piece(199e9, "4d")],
+            "journal_waiting_bytes": [Piece(49e9, "4d")],
             'journal_outside_saves{outcome="refused"}': [Piece(0, "4d")],
             "follower_oldest_timestamp_seconds": [Piece(0, "4d", 60)],
             "hub_broken_answers_total": [Piece(0, "4d", 0.5)],
@@ -113,7 +113,7 @@ CASES = {
         {
             **CARED,
             "journal_oldest_timestamp_seconds": [Piece(0, "2h")],
-            "journal_waiting_bytes": [Piece(0, "1h"), Piece(201e9, "1h")],
+            "journal_waiting_bytes": [Piece(0, "1h"), Piece(51e9, "1h")],
             'journal_outside_saves{outcome="stranded"}': [Piece(0, "80m"), Piece(1, "40m")],
         },
         {
