@@ -236,7 +236,7 @@ class Registry:
         few requests find them; elsewhere one for each run.
 
         Args:
-            where: A filter, such as `lr < 1e-3 and status=failed and name~vit`; see docs/cli.md.
+            where: A filter: `lr < 1e-3 and status=failed and name~vit`; see docs/cli/start.md.
             since_s: Only runs with a save in the last `since_s` seconds.
             limit: Only the `limit` runs with the newest saves.
             max_age_s: A run that was read or asked by this machine at most so long ago is not

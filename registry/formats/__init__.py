@@ -10,8 +10,8 @@ closed: no plugin is looked up.
 reads a file that may change meanwhile, and bounds what it may become; `target` writes one whole or
 not at all. A file is hostile: no length in it is trusted, and nothing in it is run.
 
-`holdfast.formats` is the public name of this room. docs/cli.md, "push" and "pull", describes the
-formats for users; CONTRIBUTING.md tells how to add one.
+`holdfast.formats` is the public name of this room. docs/cli/move.md, "push" and "pull", describes
+the formats for users; CONTRIBUTING.md tells how to add one.
 """
 
 from __future__ import annotations

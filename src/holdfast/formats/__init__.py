@@ -1,7 +1,7 @@
 """Files of other programs as states, and states as such files: `holdfast.formats.read(path)`.
 
 `read` and `write` convert; `inspect` describes a file without its data, `validate` lists its
-problems, `detect` tells its format by its content. `docs/cli.md`, "push", lists the formats.
+problems, `detect` tells its format by its content. `docs/cli/move.md`, "push", lists the formats.
 What only one format has is in a module of its own: `holdfast.formats.thalia` and
 `holdfast.formats.andrea`.
 """

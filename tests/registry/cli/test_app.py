@@ -126,6 +126,23 @@ def test_completion_is_silent_quick_and_asks_no_bucket(
     assert completed("holdfast show de") == []
 
 
+def test_each_command_has_a_section_on_the_page_of_its_panel() -> None:
+    """Each panel of `--help` has a page, which docs/cli.md links with each of its commands."""
+    toc = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| \[(.+)\]\((cli/[\w-]+\.md)\) \| (.+) \|$", toc, re.M)
+    assert [heading for heading, *_ in lines] == list(app._SECTIONS)
+    for heading, page, links in lines:
+        names = {
+            " ".join(words) for words, _ in walk() if words[0] in app._SECTIONS[heading].split()
+        }
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        assert text.startswith(f"# {heading}\n")
+        assert set(re.findall(r"^## (.+)$", text, re.M)) == names
+        assert {(f"{page}#{name.replace(' ', '-')}", name) for name in names} == {
+            (target, name) for name, target in re.findall(r"\[`([^`]+)`\]\(([^)]+)\)", links)
+        }
+
+
 def test_help_and_version_are_commands_too(call: Call) -> None:
     assert call("help", "run", "ls").stdout == call("run", "ls", "--help").stdout
     assert call("help").stdout == call("--help").stdout

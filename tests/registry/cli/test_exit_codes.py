@@ -6,20 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.core import TyperGroup
-from typer.main import get_command
 
 from holdfast.registry import errors
 from holdfast.registry.cli import opening
-from holdfast.registry.cli.app import app
 from holdfast.registry.cli.process import Terminated
 from holdfast.registry.store.store import RegistryConfig
 from tests.registry.cli.calling import Call
 
 DOCS = Path(__file__).parents[3] / "docs" / "cli.md"
-GROUPS = {
-    name for name, found in get_command(app).commands.items() if isinstance(found, TyperGroup)
-}
 
 
 def test_0_done(call: Call) -> None:
@@ -130,12 +124,3 @@ def test_the_documented_table_is_that_of_the_classes() -> None:
     for name in errors.__all__:
         status = str(getattr(errors, name).exit_code)
         assert f"`{name}`" in table[status], f"{name} should stand at {status}"
-
-
-def test_every_command_is_documented(call: Call) -> None:
-    documented = set(re.findall(r"^### (.+)$", DOCS.read_text(), re.MULTILINE))
-    found = set()
-    for group in ("", *GROUPS):
-        listed = call(*group.split(), "--help").stdout.partition("message and exit.\n")[2]
-        found |= {f"{group} {name}".strip() for name in re.findall(r"(?m)^  (\S+)", listed)}
-    assert documented == found - GROUPS

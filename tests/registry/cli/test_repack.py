@@ -223,8 +223,8 @@ def test_a_new_registry_takes_what_its_help_its_error_and_the_docs_say(
     call: Call, call_json: CallJson, every: int, tmp_path: Path
 ) -> None:
     told = call("init", tmp_path / "a", "--keyframe-every", "33", status=3).stderr
-    docs = (Path(__file__).parents[3] / "docs/cli.md").read_text()
-    section = docs.split("\n### init\n")[1].split("\n### ")[0]
+    docs = (Path(__file__).parents[3] / "docs/cli/start.md").read_text()
+    section = docs.split("\n## init\n")[1].split("\n## ")[0]
     for text in (told, section, helped(call, "init"), helped(call, "repack")):
         assert "1 (no deltas) to 32" in text
     made = call_json("init", tmp_path / "b", "--keyframe-every", every, "--skip-race-probe")
@@ -236,8 +236,8 @@ def test_a_new_registry_takes_each_compression_that_its_help_names(
     call: Call, call_json: CallJson, compression: str, tmp_path: Path
 ) -> None:
     expected = call("init", tmp_path / "a", "--compression", "zip", status=3).stderr
-    docs = (Path(__file__).parents[3] / "docs/cli.md").read_text()
-    section = docs.split("\n### init\n")[1].split("\n### ")[0]
+    docs = (Path(__file__).parents[3] / "docs/cli/start.md").read_text()
+    section = docs.split("\n## init\n")[1].split("\n## ")[0]
     for text in (expected, section, helped(call, "init"), helped(call, "repack")):
         assert re.search(rf"\b{compression}\b", text)
     made = call_json("init", tmp_path / "b", "--compression", compression, "--skip-race-probe")
