@@ -1,4 +1,4 @@
-"""`docs/collection.md` says where its rules stand and where they are tested, and how much of what.
+"""`docs/collection-proof.md` says where its rules stand, where they are tested, and how much.
 
 What it cites exists; its numbers are the code's; and the proof's list of what can make a run hold a
 manifest is whole, so that a new action cannot slip past it.
@@ -23,8 +23,8 @@ from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing import committer, object_writer
 
 ROOT = Path(__file__).parents[1]
-DOC = ROOT / "docs" / "collection.md"
-TEXT = DOC.read_text(encoding="utf-8")
+PAGES = ("collection.md", "collection-proof.md")  # for operators, and the proof
+TEXT = "\n".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in PAGES)
 FLAT = " ".join(TEXT.split())
 
 TESTS = sorted(set(re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", TEXT)))

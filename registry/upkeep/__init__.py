@@ -16,9 +16,8 @@
 - `usage`: `measure` counts the bytes of runs and checkpoints.
 - `tiering`: `tier` moves packs to another storage class, and asks for archived ones.
 
-`gc` is proven (docs/collection.md): its order of steps does not change without the proof. Reports
-and checks may. Specified in docs/spec.md,
-sections 13, 29 and 30.
+`gc` is proven (docs/collection-proof.md): its order of steps does not change without the proof.
+Reports and checks may. Specified in docs/spec.md, sections 13, 29 and 30.
 """
 
 from __future__ import annotations

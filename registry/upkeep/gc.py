@@ -1,10 +1,9 @@
 """Delete the objects that no run needs, while others write: the collector's side of the protocol.
 
 *A condemned name is never used again.* Rules G0 to G5 of docs/spec.md, section 13, are carried
-out by the steps of `Collector`. Anyone may repeat any step
-after any crash, and any number of collectors may work at once. The proof is in docs/collection.md,
-the protocol as a program in tests/model; the writers' side is
-`holdfast.registry.writing.object_writer`.
+out by the steps of `Collector`. Anyone may repeat any step after any crash, and any number of
+collectors may work at once. The proof is in docs/collection-proof.md, the protocol as a program
+in tests/model; the writers' side is `holdfast.registry.writing.object_writer`.
 
 No clock decides whether a deletion is safe. The grace saves writers from storing an object again
 that they were about to name, and keeps `undo` possible for a while.

@@ -1,8 +1,8 @@
 """Seals: a collection passes over runs in which nothing happens, and takes their keys from notes.
 
-Rules S1 to S3, G2' and G4' of docs/spec.md, section 13; docs/collection.md has the proof. Writers
-put a marker before they write behind a seal (`RunLog.announce`). A run without a marker and with a
-note of its newest seal is *quiet*.
+Rules S1 to S3, G2' and G4' of docs/spec.md, section 13; docs/collection-proof.md proves them.
+Writers put a marker before they write behind a seal (`RunLog.announce`). A run without a marker and
+with a note of its newest seal is *quiet*.
 """
 
 from __future__ import annotations

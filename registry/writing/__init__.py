@@ -13,8 +13,8 @@
 - `readable`, `staging`: checks before a save, and memory for its copy.
 
 Every commit goes through `Committer`, every key through `ObjectWriter`: collection is proven for
-that (docs/collection.md). Which chunks share a pack and how they are encoded may change; no id
-depends on it. Specified in docs/spec.md, sections 11 and 12.
+that (docs/collection-proof.md). Which chunks share a pack and how they are encoded may change; no
+id depends on it. Specified in docs/spec.md, sections 11 and 12.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sealed runs: a collection that reads the active runs, and of all others a note.
 
 One content, stored under a key for each generation. A run is a tuple of slots. Markers, seals and
-notes are those of docs/collection.md; the rules W1 to W5 and G1 to G5 of `protocol` are kept.
+notes are those of docs/collection-proof.md; the rules W1 to W5 and G1 to G5 of `protocol` are kept.
 
 A DELETE that was sent may land at any time, so nothing may need its key from then on, and the model
 never lets it land: an absent key only leaves fewer choices. The removal of a marker lands at any

@@ -131,6 +131,7 @@ def test_each_command_has_a_section_on_the_page_of_its_panel() -> None:
     toc = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\| \[(.+)\]\((cli/[\w-]+\.md)\) \| (.+) \|$", toc, re.M)
     assert [heading for heading, *_ in lines] == list(app._SECTIONS)
+    assert set(" ".join(app._SECTIONS.values()).split()) == {*app._COMMANDS, *app._GROUPS}
     for heading, page, links in lines:
         names = {
             " ".join(words) for words, _ in walk() if words[0] in app._SECTIONS[heading].split()
