@@ -108,7 +108,10 @@ if TYPE_CHECKING:
     from holdfast.registry.history.slots import Slots as Slots
     from holdfast.registry.history.slots import end_of as end_of
     from holdfast.registry.history.snapshots import COMPLETE_VERSIONS as COMPLETE_VERSIONS
+    from holdfast.registry.history.snapshots import PARTED_SLOT as PARTED_SLOT
+    from holdfast.registry.history.snapshots import PARTED_VERSION as PARTED_VERSION
     from holdfast.registry.history.snapshots import REPLAY_VERSION as REPLAY_VERSION
+    from holdfast.registry.history.snapshots import Snapshots as Snapshots
     from holdfast.registry.history.snapshots import stale_snapshots as stale_snapshots
     from holdfast.registry.history.state_reader import PlacedState as PlacedState
     from holdfast.registry.history.state_reader import StateReader as StateReader

@@ -21,7 +21,15 @@ from typing import NamedTuple
 from holdfast.backends import Backend, refuse_links
 from holdfast.registry.errors import Conflict, IntegrityError, Malformed, RolledBack, StorageError
 from holdfast.registry.history.actions import Action, Commit, Line, Place
-from holdfast.registry.history.replay import NeedsHistory, RunManifest, Slot, advance, has_bit
+from holdfast.registry.history.replay import (
+    NeedsHistory,
+    PartedRun,
+    RecentRun,
+    RunManifest,
+    Slot,
+    advance,
+    has_bit,
+)
 from holdfast.registry.history.slots import (
     AHEAD,
     PATIENCE_S,
@@ -131,7 +139,7 @@ class RunLog:
             assert slot is not None  # the caller has put or read one
             # The slot last: until it is there the copy before counts.
             snapshot, key = (make(self.run_id, slot.number) for make in (snapshot_key, slot_key))
-            backend.put(snapshot, self._snapshots.encode(self.run.compact(), slot))
+            backend.put(snapshot, self._snapshots.encode(self.run.compact().whole(), slot))
             backend.put(key, slot.data)
             older = [*backend.list(snapshot_prefix(self.run_id), start_after=snapshot)]
             older += [one for one in backend.list(log_prefix(self.run_id)) if one.key < key]
@@ -197,23 +205,34 @@ class RunLog:
         with self._lock.here():
             if self.run.gone is None:
                 return self.run
-            done, end = self._complete.next_slot, self.run.next_slot
-            try:
-                complete = advance(self._complete, self.fetch(range(done, end)))
-            except IntegrityError:
-                self.check_unchanged()  # if the log was replaced, that is the error
-                raise
-            if complete.head != self.run.head:
-                raise RolledBack(
-                    "the log is not the one that this handle has read",
-                    where=self.run_id,
-                    expected=f"{self.run.commits} commits, the last one {self.run.head}",
-                    found=f"{complete.commits}, the last one {complete.head}",
-                    hint="Run `holdfast verify`: a snapshot does not match the log, or the log was "
-                    "replaced.",
-                )
-            self._complete = complete
-            return complete
+            self._complete = self._replayed(self.run, self._complete)
+            return self._complete
+
+    def _replayed(self, run: RunManifest, complete: RunManifest) -> RunManifest:
+        """Return the complete form of a run from the log, by way of an earlier complete form."""
+        try:
+            complete = advance(complete, self.fetch(range(complete.next_slot, run.next_slot)))
+        except IntegrityError:
+            self.check_unchanged()  # if the log was replaced, that is the error
+            raise
+        if complete.head != run.head:
+            raise RolledBack(
+                "the log is not the one that this handle has read",
+                where=self.run_id,
+                expected=f"{run.commits} commits, the last one {run.head}",
+                found=f"{complete.commits}, the last one {complete.head}",
+                hint="Run `holdfast verify`: a snapshot does not match the log, or the log was "
+                "replaced.",
+            )
+        return complete
+
+    def _join(self, recent: RecentRun, slots: Sequence[Slot], after: RecentRun) -> RunManifest:
+        """Return a run after slots, with the records in its parts; without them, replay the log."""
+        whole = self._snapshots.join(recent)
+        if whole is not None:
+            with suppress(NeedsHistory):
+                return advance(whole, slots)
+        return self._replayed(after, RunManifest.empty(self.run_id)).compact()
 
     def knowing(self, n: int) -> RunManifest:
         """Return a run that has the record of a checkpoint, even of an evicted one."""
@@ -270,6 +289,11 @@ class RunLog:
 
     def _fold(self, read: Callable[[], Iterable[Slot]]) -> RunManifest:
         """Fold in further slots; into the complete run if a rule needs evicted records."""
+        if isinstance(self.run, PartedRun):
+            with suppress(NeedsHistory, Malformed):  # the whole run decides
+                tail = replace(self._tail)
+                self.run, self._tail = self.run.advanced(self._noted(tail, read())), tail
+                return self.run
         tail = replace(self._tail)
         try:
             self.run = advance(self.run, self._noted(tail, read()))
@@ -378,7 +402,7 @@ class RunLog:
         self._durable = grown.next_slot
         self.seen.note(self.run, self._tail)
         if caches:
-            self._write_snapshot(slot, at_once=needs_history)
+            self._snapshots.write(self.run, slot, SNAPSHOT_EVERY, at_once=needs_history)
         return True
 
     def _read_winner(self) -> None:
@@ -426,20 +450,13 @@ class RunLog:
             return False
         self._tail = Tail()
         self._tail.take(slots[0], self.seen.commits)
+        if isinstance(opened, RecentRun):
+            opened = PartedRun.of_snapshot(opened, self._join)
         self.run = opened.compact()
         self.run = self._fold(lambda: slots[1:]).compact()
         if check_head:
             self.check_head(proofs)
         return True
-
-    def _write_snapshot(self, slot: Slot, *, at_once: bool) -> None:
-        if not at_once and not self._snapshots.is_due(self.run, slot, SNAPSHOT_EVERY):
-            return
-        data = self._snapshots.encode(self.run, slot)
-        # A snapshot is a cache: the commit is valid even if this fails.
-        with suppress(StorageError):
-            self._store.backend.put(snapshot_key(self.run_id, slot.number), data)
-        self._snapshots.newest = slot.number
 
 
 class Signature(NamedTuple):

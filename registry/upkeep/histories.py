@@ -15,15 +15,32 @@ from holdfast.registry import pytree
 from holdfast.registry.errors import Malformed, ObjectNotFound, RegistryError, StorageError
 from holdfast.registry.history import (
     COMPLETE_VERSIONS,
+    PARTED_VERSION,
     REPLAY_VERSION,
     CommitSlot,
     RunLog,
     Slots,
+    Snapshots,
     kept_ref,
 )
 from holdfast.registry.history.actions import Place, line_digest
-from holdfast.registry.history.replay import NeedsHistory, RunManifest, Slot, advance
-from holdfast.registry.objects import log_prefix, parse_number, slot_key, snapshot_key, split_lines
+from holdfast.registry.history.replay import (
+    PART_NAMES,
+    NeedsHistory,
+    RecentRun,
+    RunManifest,
+    Slot,
+    SnapshotPart,
+    advance,
+)
+from holdfast.registry.objects import (
+    log_prefix,
+    parse_number,
+    slot_key,
+    snapshot_key,
+    snapshot_slot,
+    split_lines,
+)
 from holdfast.registry.store import Store, gaps
 from holdfast.registry.store.heads import Head
 from holdfast.registry.upkeep.data_pass import fault_of
@@ -310,9 +327,15 @@ class _Reading:
             return
         self._size_bytes += len(data)
         run = None if slot is None else self.run
-        finding = _snapshot_finding(key, data, self._run_id, slot, run)
+        finding = _snapshot_finding(self._store, key, data, self._run_id, slot, run)
         if finding is not None:
             self._findings.append(finding)
+
+
+def _older(run: RunManifest, floor: int) -> SnapshotPart:
+    """Return the older records of a replay, in the place of parts that are absent."""
+    kept = tuple(one for one in run.checkpoints if one.n < floor and one.evicted is None)
+    return SnapshotPart.unchecked(checkpoints=kept, places=run.places)
 
 
 def _bad_snapshot(key: str, message: str) -> Finding:
@@ -321,7 +344,12 @@ def _bad_snapshot(key: str, message: str) -> Finding:
 
 
 def _snapshot_finding(
-    key: str, data: bytes, run_id: str, slot: Slot | None, run: RunManifest | None
+    store: Store,
+    key: str,
+    data: bytes,
+    run_id: str,
+    slot: Slot | None,
+    run: RunManifest | None,
 ) -> Finding | None:
     try:
         header, body = split_lines(data, where=key)
@@ -329,15 +357,21 @@ def _snapshot_finding(
         if not isinstance(fields, Mapping) or fields.get("format") != "holdfast.snapshot/1":
             shown = header[:80].decode("utf-8", "replace")
             raise Malformed("not a snapshot", where=key, found=shown)
-        if fields.get("replay") not in (REPLAY_VERSION, *COMPLETE_VERSIONS):
+        is_parted = fields.get("replay") == PARTED_VERSION
+        if not is_parted and fields.get("replay") not in (REPLAY_VERSION, *COMPLETE_VERSIONS):
             return None  # written by another version, and ignored by this one
-        found = RunManifest.decode(body, where=key)
+        if is_parted and snapshot_slot(key) < PART_NAMES:
+            SnapshotPart.decode(body, where=key)
+            return None  # it is compared with the log as a part of a snapshot
+        found = (RecentRun if is_parted else RunManifest).decode(body, where=key)
         if snapshot_key(found.run_id, found.next_slot - 1) != key or found.run_id != run_id:
             raise Malformed("a snapshot of another run or slot", where=key)
     except (RegistryError, ValueError) as error:
         return _bad_snapshot(key, str(error))
     if slot is None or run is None or fields.get("slot_digest") != Digest.of(slot.data).hex():
         return None
+    if isinstance(found, RecentRun):
+        found = Snapshots(store, run_id).join(found) or found.joined([_older(run, found.floor)])
     if found.compact().encode() == run.compact().encode():
         return None
     # Readers trust a snapshot whose slot matches, so a wrong one is worse than a damaged one.

@@ -18,9 +18,9 @@ from typing import Annotated, Literal
 
 from holdfast.backends.escape import printable, shortened
 from holdfast.registry.errors import Malformed, RegistryError
-from holdfast.registry.history import REPLAY_VERSION, kept_ref
+from holdfast.registry.history import PARTED_SLOT, REPLAY_VERSION, kept_ref
 from holdfast.registry.history.actions import Place
-from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.history.replay import PART_NAMES, CheckpointRecord, RunManifest
 from holdfast.registry.objects import (
     ObjectKey,
     PackRef,
@@ -223,7 +223,9 @@ class LastCheck:
         if seen is None or listed is None or min(commits, default=seen.commits) < seen.commits:
             return None
         log = (listed.slots, listed.size_bytes, listed.modified_ms)
-        older = {slot for slot in snapshots if slot < seen.slots}
+        # A part has the name of an old snapshot, and may be new.
+        least = PART_NAMES if max(snapshots, default=0) >= PARTED_SLOT else 0
+        older = {slot for slot in snapshots if least <= slot < seen.slots}
         if log != (seen.slots, seen.size_bytes, seen.modified_ms) or older - {*seen.snapshots}:
             return None
         return Base(seen, held, listed.further == 0)

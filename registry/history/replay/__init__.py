@@ -3,7 +3,8 @@
 `RunManifest` is the result, a frozen value; `advance` applies further slots to it. The rules that
 make a history legal are checked here and nowhere else, so that writers, readers, `verify` and
 `sync` agree on them. `run_parts` has the records in a manifest, `draft` a manifest that is being
-changed, `apply` the effect of each action, `evicted` the numbers of evicted checkpoints.
+changed, `apply` the effect of each action, `evicted` the numbers of evicted checkpoints,
+`parted_run` a run of which a snapshot has only the newest records.
 `holdfast.registry.history.log` reads the slots. Specified in docs/spec.md, section 9.
 """
 
@@ -11,6 +12,13 @@ from __future__ import annotations
 
 from holdfast.registry.history.replay.advance import Slot, advance, foresee, link_after
 from holdfast.registry.history.replay.evicted import EvictedNumbers, NeedsHistory, has_bit
+from holdfast.registry.history.replay.parted_run import (
+    PART_NAMES,
+    PartedRun,
+    PartRef,
+    RecentRun,
+    SnapshotPart,
+)
 from holdfast.registry.history.replay.run_manifest import RunManifest
 from holdfast.registry.history.replay.run_parts import (
     Archive,
@@ -28,6 +36,7 @@ from holdfast.registry.history.replay.run_parts import (
 )
 
 __all__ = [
+    "PART_NAMES",
     "Archive",
     "CheckpointRecord",
     "ClaimRecord",
@@ -35,12 +44,16 @@ __all__ = [
     "GroupRecord",
     "Hold",
     "NeedsHistory",
+    "PartRef",
+    "PartedRun",
     "PhaseRecord",
     "Pin",
     "PoolRecord",
+    "RecentRun",
     "RunManifest",
     "Segment",
     "Slot",
+    "SnapshotPart",
     "StreamMark",
     "StreamRecord",
     "WriterRecord",

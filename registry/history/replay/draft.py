@@ -57,6 +57,7 @@ class Draft:
     """A mutable run."""
 
     def __init__(self, run: RunManifest) -> None:
+        run = run.whole()
         self.base = run  # the run before
         self.fields: dict[str, Any] = {}  # simple fields that have changed
         self.where = ""  # the present slot, for messages

@@ -88,10 +88,17 @@ class RunManifest(Record):
     #: The evicted checkpoints and entries by number; `None` in a complete run.
     gone: EvictedNumbers | None = None
 
+    #: Above 0 if records of earlier commits may be in parts of a snapshot.
+    floor = 0
+
     @classmethod
     def empty(cls, run_id: str) -> Self:
         """Return a run before its first slot, which breaks no rule."""
         return cls.unchecked(run_id=run_id)
+
+    def whole(self) -> RunManifest:
+        """Return the run with all its records: of a run in parts, those that were not read yet."""
+        return self
 
     def compact(self) -> RunManifest:
         """Return the run without evicted records and without places of unneeded manifests."""

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.xdist_group("source")
 CHANGES = {
     "writing/object_writer.py": "chooses every key of an object (W2)",
     "history/slots.py": "slots",
-    "history/log.py": "snapshots, which are a cache",
+    "history/log.py": "the copy of a run in a journal",
+    "history/snapshots.py": "snapshots and their parts, which are a cache",
     "store/store.py": "registry.json, once, and a file that tells the store's time",
     "saving/journal/states.py": "objects of an entry of the journal, in a folder of its own",
     "history/epochs.py": "epochs, which name objects to delete, and none to use",
