@@ -14,7 +14,7 @@ from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.actions import Mark, Place
 from holdfast.registry.history.epochs import encode_sweep, encode_upgrade
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.history.snapshots import REPLAY_VERSION
+from holdfast.registry.history.snapshots import PARTED_VERSION
 from holdfast.registry.objects import codecs
 from holdfast.registry.objects.codecs import CODECS, LZ4, RAW, ZSTD
 from holdfast.registry.objects.framing import join_lines, split_lines
@@ -439,7 +439,7 @@ def _with_header(backend, key: str, header: bytes) -> None:
     backend.put(key, join_lines([header, *rest]))
 
 
-@pytest.mark.parametrize("replay", [1, REPLAY_VERSION + 1])
+@pytest.mark.parametrize("replay", [1, PARTED_VERSION + 1])
 def test_a_snapshot_of_another_replay_is_no_finding(reg, backend, snapshot, replay):
     """Whatever it holds: nobody of this version reads it, and another one may."""
     header = b'{"format":"holdfast.snapshot/1","replay":%d,"slot":1}' % replay
