@@ -334,7 +334,7 @@ def _row(run: RunManifest) -> dict[str, object]:
         "best": monitor and best and monitor.value(best.metrics),
         "best_step": best and best.step,
         "project": created and created.project,
-        "labels": created and created.labels,
+        "labels": run.labels_now or None,
         "seed": created and f"0x{created.seed}",
         "config": created and json.dumps(json_ready(decode_plain(run.config))),
     }

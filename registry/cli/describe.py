@@ -17,7 +17,7 @@ from holdfast.registry.history import (
     step_ref,
 )
 from holdfast.registry.history.actions import AddCheckpoint
-from holdfast.registry.history.replay import CheckpointRecord, Hold, Pin
+from holdfast.registry.history.replay import CheckpointRecord, Hold, Note, Pin
 from holdfast.registry.loading import Checkpoint, Stored, TensorInfo
 from holdfast.registry.upkeep import Damage
 from holdfast.registry.values import ITEM_SIZES, Digest
@@ -103,6 +103,18 @@ def hold_json(run: Run, hold: Hold) -> dict[str, Any]:
         "reason": hold.reason,
         "author": hold.author,
         "set": iso(hold.time_ms),
+    }
+
+
+def note_json(run: Run, note: Note) -> dict[str, Any]:
+    """Return a note."""
+    record = None if note.checkpoint is None else run.manifest.by_n.get(note.checkpoint)
+    return {
+        "ref": run.id if note.checkpoint is None else record and ref(run.id, record),
+        "commit": note.checkpoint,
+        "text": note.text,
+        "author": note.author,
+        "set": iso(note.time_ms),
     }
 
 

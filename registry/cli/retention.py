@@ -1,8 +1,9 @@
-"""`prune`, `rm`, `undo`: evict checkpoints, bring them and runs back; `hold`; `du`: their bytes."""
+"""`prune`, `rm`, `undo`: evict checkpoints, and bring them back; `hold`; `note`; `du`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +23,7 @@ from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
 from holdfast.registry.face import Registry, Run, find_evicted
 from holdfast.registry.history import RetentionPlan, Verdict
 from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.loading import Checkpoint
 from holdfast.registry.upkeep import RunUsage, Usage, measure
 from holdfast.registry.values import near
 
@@ -149,13 +151,55 @@ def rm(opened: Registry, *, ref: options.Ref, reason: str = options.REASON) -> A
     )
 
 
+def _subject(opened: Registry, ref: str) -> tuple[Run, Checkpoint | None, str]:
+    """Return the run and the checkpoint that a ref names, without one for the name of a run."""
+    checkpoint = None if ref in opened.run_names() else opened.checkpoint(ref)
+    run = opened.run(ref if checkpoint is None else checkpoint.run_id)
+    return run, checkpoint, ref if checkpoint is None else checkpoint.ref
+
+
+_SUBJECT = argument("RUN|REF", "A run, or a checkpoint: RUN/best.", autocompletion=completing.REFS)
+
+
+@command(writes)
+def note(
+    opened: Registry,
+    *,
+    ref: str = _SUBJECT,
+    text: str | None = argument("TEXT", "The note, in place of the one before.", default=None),
+    file: Path | None = option("--file", "FILE", "A file of plain text with the note."),
+    remove: bool = flag("--rm", "Remove the note."),
+) -> Answer:
+    """Write a note on a run or a checkpoint.
+
+    It is plain text of at most 10,000 bytes. `run show` and the pages show it, `log` has earlier
+    ones. Older versions of Holdfast refuse a run that has a note.
+    """
+    if [text, file, remove or None].count(None) != 2:
+        raise typer.BadParameter("give TEXT, --file or --rm")
+    run, checkpoint, named = _subject(opened, ref)
+    run.history.set_note("" if remove else text or _text_of(file), checkpoint)
+    written = run.manifest.note(None if checkpoint is None else checkpoint.handle.n)
+    if written is None:
+        return answer_of({"ref": named, "text": ""}, f"no note: {named}")
+    return answer_of(describe.note_json(run, written), f"noted: {named}")
+
+
+def _text_of(file: Path | None) -> str:
+    """Read a note."""
+    try:
+        return "" if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            "the note cannot be read", where=file, expected="text in UTF-8", found=error
+        ) from error
+
+
 @command(writes)
 def hold(
     opened: Registry,
     *,
-    ref: str = argument(
-        "RUN|REF", "A run, or a checkpoint: RUN/best.", autocompletion=completing.REFS
-    ),
+    ref: str = _SUBJECT,
     until: str | None = option(
         "--until", "DATE", "The end: 2027-01-31, or with a time; UTC unless it names a time zone."
     ),
@@ -170,10 +214,7 @@ def hold(
     """
     if (until is None) != off:
         raise typer.BadParameter("give --until, or --off to end a hold")
-    is_run = ref in opened.run_names()
-    checkpoint = None if is_run else opened.checkpoint(ref)
-    run = opened.run(ref if checkpoint is None else checkpoint.run_id)
-    named = ref if checkpoint is None else checkpoint.ref
+    run, checkpoint, named = _subject(opened, ref)
     if until is None:
         run.retention.unhold(checkpoint, reason=reason)
         return answer_of({"ref": named, "until": None}, f"not held: {named}")

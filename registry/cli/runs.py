@@ -243,7 +243,8 @@ def run_json(run: Run, forks: list[str] | None, damage: Damage | None = None) ->
         "created": iso(manifest.created_ms),
         "owner": run.handle.log.owner(),
         "project": created and created.project,
-        "labels": [*((created and created.labels) or ())],
+        "labels": [*manifest.labels_now],
+        "notes": [describe.note_json(run, one) for one in manifest.notes or ()],
         "last_heard": _heard_json(run),
         "damaged": [f"{run.id}/{ref}" for ref in damage.in_run(run.id)],
         "waited_share": _waited_json(run),
@@ -280,6 +281,9 @@ def change(
     *,
     run: options.NamedRun,
     status: str | None = option("--status", "STATUS", "running, interrupted, completed or failed."),
+    label: list[str] | None = option(
+        "--label", "TEXT", "A label, in place of all that it has; repeatable. '' removes them."
+    ),
     versions: str | None = option(
         "--schema-version", "FROM:TO", "The schema version of its states today, and the new one."
     ),
@@ -287,15 +291,20 @@ def change(
         "--migration", "FILE:NAME", "With --schema-version: the function that migrates a state."
     ),
 ) -> Answer:
-    """Set the status of a run, or its schema version.
+    """Set the status or the labels of a run, or its schema version.
 
     A completed run takes no checkpoint, and ends what follows it: `watch`, `pull --watch`. Stop the
     trainer before you raise the version. The migration is tried on the newest checkpoint; this runs
     FILE, a program of yours. Programs that load older states register the same function.
     """
-    if (status is None) == (versions is None) or (versions is None) != (migration is None):
-        raise typer.BadParameter("give --status, or --schema-version with --migration")
+    is_one = [status is None, not label, versions is None].count(False) == 1
+    if not is_one or (versions is None) != (migration is None):
+        raise typer.BadParameter("give --status, --label, or --schema-version with --migration")
     found = opened.run(run)
+    if label:
+        found.history.set_labels([] if label == [""] else label)
+        said = f"{run}: labels {', '.join(found.manifest.labels_now) or 'none'}"
+        return Answer(lambda: run_json(found, None), lambda: [said])
     if status is not None:
         found.status = cast("RunStatus", status)
     if versions is None or migration is None:

@@ -27,7 +27,15 @@ from holdfast.registry.cli.runs import heard_of, parent_of, run_json
 from holdfast.registry.curation import run_remarks
 from holdfast.registry.errors import IntegrityError, NotFound, UnsupportedFormat
 from holdfast.registry.face import Registry, Run
-from holdfast.registry.history import RunLog, decode_or_keep, forks_of, in_words, refs_of, step_ref
+from holdfast.registry.history import (
+    RunLog,
+    decode_or_keep,
+    first_line,
+    forks_of,
+    in_words,
+    refs_of,
+    step_ref,
+)
 from holdfast.registry.history.actions import Action, Commit, line_digest
 from holdfast.registry.layouts import follow_run
 from holdfast.registry.loading.following import Patience
@@ -135,6 +143,9 @@ def _value_text(value: Any) -> object:
             return f"{host} since {since}"
         case {"run": _, "commit": n, "ref": ref}:
             return f"{ref}, commit {n}"
+        case [{"commit": _, "text": _}, *_]:
+            noted = ((x["ref"] or f"commit {x['commit']}", first_line(x["text"])) for x in value)
+            return "; ".join(f"{ref}: {shown(text)}" for ref, text in noted)
         case [{"until": _, "reason": _}, *_]:
             return "; ".join(f"{x['ref']} until {x['until']}: {shown(x['reason'])}" for x in value)
         case [{"phase": _, "from": _}, *_]:

@@ -14,6 +14,7 @@ from holdfast.registry import hub as endpoint
 from holdfast.registry import ui as pages
 from holdfast.registry.cli import output
 from holdfast.registry.cli.command import command
+from holdfast.registry.cli.opening import opened_at
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats import check_target, new_file
@@ -35,11 +36,13 @@ def ui(
         "--port", "N", "Port on this machine; any free one by default.", default=0, min=0, max=65535
     ),
     no_browser: bool = flag("--no-browser", "Only print the URL; open no browser."),
+    edit: bool = flag("--edit", "Let the pages write notes, tags and labels; nothing else."),
 ) -> str:
-    """Look at a registry in a browser, read-only, until you press Ctrl-C.
+    """Look at a registry in a browser, and edit notes with --edit.
 
-    The pages are for this machine alone: the URL that is printed has a token, which admits one
-    browser, and no other address is listened on. From another machine, forward the port with ssh.
+    It runs until you press Ctrl-C, and only reads without --edit. The pages are for this machine
+    alone: the URL that is printed has a token, which admits one browser, and no other address is
+    listened on. From another machine, forward the port with ssh.
     """
     with _installed():
         serve = pages.Server
@@ -50,7 +53,10 @@ def ui(
 
         source = opened(address)
         source.mirrors = tuple(opened(Address(one)) for one in mirror or ())
-        server = serve(source, port, lambda url: output.note(f"for another browser: {url}"))
+        editor = None
+        if edit:
+            editor = pages.Editor(stack.enter_context(opened_at(address, read_only=False)))
+        server = serve(source, port, lambda url: output.note(f"for another browser: {url}"), editor)
         with until_interrupted(server.stop):
             output.line(server.url)
             sys.stdout.flush()  # a program that started it waits for this line

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from holdfast.registry.curation.pins import Tags as Tags
     from holdfast.registry.curation.pins import checkpoint_marks as checkpoint_marks
     from holdfast.registry.curation.pins import find_pin as find_pin
+    from holdfast.registry.curation.pins import kept as kept
+    from holdfast.registry.curation.pins import own as own
     from holdfast.registry.curation.pins import run_remarks as run_remarks
     from holdfast.registry.curation.pruning import RunRetention as RunRetention
     from holdfast.registry.curation.releases import Release as Release

@@ -1,13 +1,15 @@
-"""The past of a run: `run.history`."""
+"""The past of a run, and the words of people about it: `run.history`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from holdfast.registry.history import check_phase
-from holdfast.registry.history.actions import Commit
-from holdfast.registry.history.replay import RunManifest
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.history import check_labels, check_phase, is_text
+from holdfast.registry.history.actions import Action, Commit, SetLabels, SetNote
+from holdfast.registry.history.replay import Note, RunManifest
 from holdfast.registry.loading import Checkpoint, find_checkpoint
 from holdfast.registry.saving import RunHandle
 
@@ -15,8 +17,12 @@ if TYPE_CHECKING:
     from holdfast.registry.plots import Axis, StreamKeys
 
 
+#: Bytes of a note.
+MOST_NOTE = 10_000
+
+
 class RunHistory:
-    """All that a run was: its commits, and its metrics as a table or a figure."""
+    """All that a run was: its commits, notes on it, and its metrics as a table or a figure."""
 
     def __init__(self, handle: RunHandle) -> None:
         self._handle = handle
@@ -41,6 +47,67 @@ class RunHistory:
             NotFound: The commit added none.
         """
         return find_checkpoint(self._handle.store, self._handle.log, n)
+
+    def notes(self) -> tuple[Note, ...]:
+        """Return the notes on the run and on its checkpoints as of now, oldest first.
+
+        A note has `text`, `author` (`user@host`, a claim), `time_ms` (by that author's clock), and
+        `checkpoint`: the commit number of its checkpoint, or `None` for the whole run.
+        """
+        return self._handle.log.refresh().notes or ()
+
+    def set_note(self, text: str, checkpoint: Checkpoint | None = None) -> None:
+        """Write a note on the run or on a checkpoint, in place of the one before.
+
+        Anybody may do so while training goes on. Versions of Holdfast that do not know notes can
+        neither read nor collect a run that has one.
+
+        Args:
+            text: Plain text of at most 10,000 bytes in UTF-8; an empty one removes the note.
+            checkpoint: A checkpoint of this run. Default: the whole run.
+
+        Raises:
+            InvalidInput: The text is too long or no Unicode; or the checkpoint is another run's.
+            Conflict: The checkpoint was evicted.
+        """
+        from holdfast.registry.curation import kept, own
+
+        if not isinstance(text, str) or not is_text(text) or len(text.encode()) > MOST_NOTE:
+            raise InvalidInput(
+                "not a note",
+                where=self._handle.log.run_id,
+                expected=f"text of at most {MOST_NOTE:,} bytes in UTF-8",
+                found=f"{len(text):,} characters" if isinstance(text, str) else quoted(text),
+            )
+        n = None if checkpoint is None else own(self._handle.committer, checkpoint, "a note")
+
+        def compose(run: RunManifest) -> list[Action] | None:
+            if n is not None:
+                kept(run, n, f"commit {n}" if checkpoint is None else checkpoint.ref)
+            before = run.note(n)
+            if text == (before.text if before else ""):
+                return None
+            return [SetNote(checkpoint=n, text=text)]
+
+        self._handle.committer.commit(compose)
+
+    def set_labels(self, labels: Iterable[str]) -> None:
+        """Replace the labels of the run; `manifest.labels_now` has them.
+
+        Versions of Holdfast that do not know this can neither read nor collect the run then.
+
+        Args:
+            labels: At most 32 texts, as for `create_run`; none removes them all.
+
+        Raises:
+            InvalidInput: A label is not legal, or there are too many.
+        """
+        wanted = check_labels(labels) or ()
+
+        def compose(run: RunManifest) -> list[Action] | None:
+            return None if run.labels_now == wanted else [SetLabels(labels=wanted)]
+
+        self._handle.committer.commit(compose)
 
     def logged(self) -> list[dict[str, Any]]:
         """Return the entries of `run.log`, each step once: `[{"step": 1, "loss": 0.5}, ...]`.

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
+    from holdfast.registry.history.action_texts import first_line as first_line
     from holdfast.registry.history.action_texts import held_of as held_of
     from holdfast.registry.history.action_texts import in_words as in_words
     from holdfast.registry.history.action_texts import refs_of as refs_of
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast.registry.history.creating import RunOptions as RunOptions
     from holdfast.registry.history.creating import begin as begin
     from holdfast.registry.history.creating import birth_of as birth_of
+    from holdfast.registry.history.creating import check_labels as check_labels
     from holdfast.registry.history.creating import check_same as check_same
     from holdfast.registry.history.creating import creation as creation
     from holdfast.registry.history.creating import default_ids as default_ids

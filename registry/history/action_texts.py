@@ -9,6 +9,9 @@ from holdfast.registry.history.actions import Action, Commit
 from holdfast.registry.history.log_values import format_time, parent_ref, step_ref
 from holdfast.registry.values import counted, metrics
 
+#: Characters of a note in a list.
+_LINE = 120
+
 
 def refs_of(commits: Iterable[Commit]) -> dict[int, str]:
     """Return the names of checkpoints within their run, by the numbers of their commits."""
@@ -33,6 +36,8 @@ def in_words(action: Action, refs: Mapping[int, str], n: int) -> str:
             return f"drop the run: {action.reason}"
         case actions.UndropRun():
             return "take the drop of the run back"
+        case actions.SetLabels():
+            return f"labels: {', '.join(action.labels) or 'none'}"
         case actions.RaiseVersion():
             return f"raise the schema version to {action.version}"
         case actions.AppendStream():
@@ -48,6 +53,12 @@ def in_words(action: Action, refs: Mapping[int, str], n: int) -> str:
         case actions.Promote() | actions.RateMatch() | actions.EvictEntries():
             return _pool_in_words(action, refs)
     return _checkpoint_in_words(action, refs, n)
+
+
+def first_line(text: str) -> str:
+    """Return the beginning of a note, for lists."""
+    line = text.partition("\n")[0]
+    return line if line == text and len(line) <= _LINE else f"{line[:_LINE].rstrip()} ..."
 
 
 def held_of(n: int | None, refs: Mapping[int, str]) -> str:
@@ -138,6 +149,10 @@ def _checkpoint_in_words(action: Action, refs: Mapping[int, str], n: int) -> str
         case actions.RemoveHold():
             why = "its time is over" if action.reason is None else f"early: {action.reason}"
             return f"end the hold on {held_of(action.checkpoint, refs)}, {why}"
+        case actions.SetNote() if not action.text:
+            return f"remove the note on {held_of(action.checkpoint, refs)}"
+        case actions.SetNote():
+            return f"note on {held_of(action.checkpoint, refs)}: {first_line(action.text)}"
         case actions.SetTag():
             return f"tag {action.name} at {_of(refs, action.checkpoint)}"
         case actions.RemoveTag():

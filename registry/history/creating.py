@@ -98,7 +98,7 @@ def creation(options: RunOptions, parent: Parent | None = None) -> CreateRun:
         parent=parent,
         owner=_label(options.owner, "an owner"),
         project=_label(options.project, "a project"),
-        labels=_labels(options.labels),
+        labels=check_labels(options.labels),
         total_steps=_total_steps(options.total_steps),
     )
 
@@ -186,7 +186,7 @@ def check_same(run: RunManifest, options: RunOptions) -> None:
     for name, given in {
         "owner": _label(options.owner, "an owner"),
         "project": _label(options.project, "a project"),
-        "labels": _labels(options.labels),
+        "labels": check_labels(options.labels),
         "total_steps": _total_steps(options.total_steps),
     }.items():
         if given is not None and given != getattr(created, name):
@@ -302,7 +302,8 @@ def _total_steps(given: object) -> int | None:
     )
 
 
-def _labels(given: object) -> tuple[str, ...] | None:
+def check_labels(given: object) -> tuple[str, ...] | None:
+    """Return labels as actions have them; `None` if there are none."""
     if given is None:
         return None
     if isinstance(given, str) or not isinstance(given, Iterable):

@@ -10,7 +10,6 @@ name.
 
 from __future__ import annotations
 
-import getpass
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,7 +53,7 @@ from holdfast.registry.objects import (
     snapshot_prefix,
 )
 from holdfast.registry.store import Store
-from holdfast.registry.values import Digest, ProcessLock, host_name
+from holdfast.registry.values import Digest, ProcessLock, author
 
 #: The least number of slots between snapshots.
 SNAPSHOT_EVERY = 8
@@ -493,15 +492,6 @@ def list_runs(store: Store) -> list[str]:
     listed = store.backend.list(RUNS, delimiter=True)
     names = (info.key.removeprefix(RUNS) for info in listed if info.key.endswith("/"))
     return sorted(name[:-1] for name in names if is_run_id(name[:-1]))
-
-
-def author() -> str:
-    """Return `user@host`, as commits show it."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # a container's user may have no entry anywhere
-        user = "unknown"
-    return f"{user.encode(errors='replace').decode()}@{host_name()}"
 
 
 def _author(slot: Slot | None) -> str:

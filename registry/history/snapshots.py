@@ -354,6 +354,7 @@ def _is_coherent(run: RunManifest) -> bool:
     versions = [entry.version for entry in run.pool]
     named = {pin.checkpoint for pin in run.pins if pin.kind in ("gate", "tag")}
     named |= {one.checkpoint for one in run.holds or () if one.checkpoint is not None}
+    named |= {one.checkpoint for one in run.notes or () if one.checkpoint is not None}
     return (
         (run.created is not None) == (run.commits > 0)
         and _ascend([0, *numbers, max(run.commits, 1)])

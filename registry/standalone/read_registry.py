@@ -439,9 +439,9 @@ class Placed:
 ACTIONS = {"run.create", "run.status", "run.take_over", "run.rewind", "run.drop", "run.hide",
            "run.undrop", "run.raise_version", "phase.enter", "checkpoint.add",
            "checkpoint.report", "checkpoint.evict", "checkpoint.thin", "checkpoint.recover",
-           "hold.set", "hold.remove", "tag.set", "tag.remove", "pin.set", "release.point",
-           "pool.promote", "pool.rate", "pool.evict", "stream.append", "stream.archive",
-           "watch.claim", "watch.ack"}  # fmt: skip
+           "hold.set", "hold.remove", "note.set", "run.label", "tag.set", "tag.remove", "pin.set",
+           "release.point", "pool.promote", "pool.rate", "pool.evict", "stream.append",
+           "stream.archive", "watch.claim", "watch.ack"}  # fmt: skip
 Record = dict[str, Any]
 
 

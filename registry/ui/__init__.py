@@ -1,8 +1,8 @@
 """Pages that show a registry: `holdfast ui` serves them, `holdfast page` writes them to files.
 
-Nothing here writes to a registry. The pages need the extra `ui` (Starlette, uvicorn, Jinja2,
-markdown-it and Plotly's JavaScript); only `server`, `serving`, `rendering` and `page` import these
-libraries.
+Only `editing` writes to a registry: notes, tags and labels, with `ui --edit`. The pages need the
+extra `ui` (Starlette, uvicorn, Jinja2, markdown-it and Plotly's JavaScript); only `server`,
+`serving`, `rendering` and `page` import these libraries.
 
 | part | what it does |
 |---|---|
@@ -12,6 +12,7 @@ libraries.
 | `rendering` | templates, and values as text |
 | `serving` | the bounded HTTP server, which `holdfast hub` uses too |
 | `server` | the pages on it, and the guard that checks their visitors |
+| `editing` | the acts of the forms of the pages |
 | `page` | reports: the same views as one file, or as files of a folder or bucket |
 
 To add a view:
@@ -37,6 +38,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from holdfast.registry.ui.editing import Editor
     from holdfast.registry.ui.page import Report, page_of, write_site
     from holdfast.registry.ui.pages.runs import newest_first
     from holdfast.registry.ui.server import Server
@@ -49,6 +51,7 @@ else:
 
 __all__ = [
     "HOST",
+    "Editor",
     "Listener",
     "Report",
     "Server",

@@ -250,6 +250,7 @@ def _section(source: Source, part: _Part, link: Callable[..., str | None]) -> tu
     context = {
         "layout": "section.html",
         "is_file": True,
+        "editor": None,
         "level": 4 if part.run else 3,
         "anchor": part.anchor,
         "prefix": f"{part.anchor}-",

@@ -1,9 +1,10 @@
-"""The local web server: read-only pages over one registry, on loopback alone.
+"""The local web server: pages over one registry, on loopback alone, read-only without an editor.
 
 Its guard admits this machine, by its own name, with the URL's token. The token works once; the
 browser gets another secret for it, in a cookie. A page of another site cannot read the answers: it
 does not know the token, its requests carry no cookie (`SameSite=Strict`), and a foreign name that
-points at this machine is not in the list of hosts.
+points at this machine is not in the list of hosts. `SameSite` ignores ports: what writes is a POST
+whose Origin is this server, with the token of the page that it came from.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
@@ -33,7 +35,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
+from holdfast.registry.errors import Conflict, InvalidInput, NotFound, RegistryError
+from holdfast.registry.ui.editing import MOST_FORM, Editor
 from holdfast.registry.ui.pages import VIEWS
 from holdfast.registry.ui.pages.view import PATIENCE_S, Asked, Shown, View, trouble_of
 from holdfast.registry.ui.rendering import FOLDER, render, script_path, style_ids
@@ -67,11 +70,15 @@ class Server:
     """Pages over a registry, served until the process is interrupted."""
 
     def __init__(
-        self, source: Source, port: int = 0, renewed: Callable[[str], object] = id
+        self,
+        source: Source,
+        port: int = 0,
+        renewed: Callable[[str], object] = id,
+        editor: Editor | None = None,
     ) -> None:
         self._listener = Listener(HOST, port)
         self._entrance = Entrance(f"http://{HOST}:{self._listener.port}", renewed)
-        self._app = application(source, self._entrance)
+        self._app = application(source, self._entrance, editor)
 
     @property
     def url(self) -> str:
@@ -87,12 +94,15 @@ class Server:
         self._listener.stop()
 
 
-def application(source: Source, entrance: Entrance) -> Starlette:
+def application(source: Source, entrance: Entrance, editor: Editor | None = None) -> Starlette:
     """Return the pages over a registry as an ASGI application."""
     routes = [
-        Route(view.path, partial(_answer, source, view), methods=["GET"], name=view.name)
+        Route(view.path, partial(_answer, source, editor, view), methods=["GET"], name=view.name)
         for view in VIEWS
     ]
+    if editor is not None:
+        edit = partial(_edit, source, editor)
+        routes.append(Route("/runs/{run}/edit", edit, methods=["POST"]))
     return Starlette(
         routes=[
             *routes,
@@ -101,7 +111,7 @@ def application(source: Source, entrance: Entrance) -> Starlette:
             Mount("/static", StaticFiles(directory=FOLDER / "static")),
             Route("/{path:path}", partial(_absent, source), methods=["GET"]),
         ],
-        middleware=[Middleware(Guard, entrance=entrance)],
+        middleware=[Middleware(Guard, entrance=entrance, edits=editor is not None)],
     )
 
 
@@ -113,10 +123,32 @@ def _plotly(request: Request) -> Response:  # noqa: ARG001
     )
 
 
-def _answer(source: Source, view: View, request: Request) -> Response:
+def _answer(source: Source, editor: Editor | None, view: View, request: Request) -> Response:
     query = {name: request.query_params.getlist(name) for name in request.query_params}
     asked = Asked(request.path_params, query, within_s=PATIENCE_S)
-    return _page(source, view, asked, lambda: view.ask(source, asked))
+    return _page(source, view, asked, lambda: view.ask(source, asked), editor)
+
+
+async def _edit(source: Source, editor: Editor, request: Request) -> Response:
+    """Write what a form of the page of a run says, and show the page again."""
+    run, headers = request.path_params["run"], request.headers
+    # The guard has checked the host.
+    if headers.get("origin") != f"http://{headers['host']}":
+        return PlainTextResponse("not from a page of this server\n", 403)
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_FORM:
+            return PlainTextResponse("too long\n", 413)
+    form = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+    if not editor.is_token(form.get("token", ""), run):
+        return PlainTextResponse("not from the page of this run\n", 403)
+    try:
+        await run_in_threadpool(editor.act, run, form)
+    except RegistryError as error:
+        failed = partial(_raise, error)
+        return await run_in_threadpool(_page, source, _BY_NAME["run"], Asked(), failed, editor)
+    return RedirectResponse(f"{link('run', run=run)}#edit", 303)
 
 
 def _absent(source: Source, request: Request) -> Response:
@@ -128,7 +160,13 @@ def _raise(error: RegistryError) -> Shown:
     raise error
 
 
-def _page(source: Source, view: View, asked: Asked, ask: Callable[[], Shown]) -> Response:
+def _page(
+    source: Source,
+    view: View,
+    asked: Asked,
+    ask: Callable[[], Shown],
+    editor: Editor | None = None,
+) -> Response:
     began = time.monotonic()
     status, template = 200, view.template
     with source.measured() as cost:
@@ -148,6 +186,7 @@ def _page(source: Source, view: View, asked: Asked, ask: Callable[[], Shown]) ->
         "view": view,
         "asked": asked,
         "shown": shown,
+        "editor": editor,
         "link": link,
         "place": source.registry.url,
         "following": {"runs": dict(shown.live), "partial": shown.is_partial},
@@ -163,11 +202,13 @@ def _status(error: RegistryError) -> int:
             return 404
         case InvalidInput():
             return 400
+        case Conflict():
+            return 409
     return 502
 
 
 def _heading(error: RegistryError) -> str:
-    return "Not found" if isinstance(error, NotFound) else "This cannot be shown"
+    return "Not found" if isinstance(error, NotFound) else "This cannot be done"
 
 
 def link(view: str, **arguments: object) -> str | None:
@@ -230,8 +271,10 @@ class Entrance:
 class Guard(BaseHTTPMiddleware):
     """Refuse strangers, and set the headers that separate pages from other sites."""
 
-    def __init__(self, app: ASGIApp, *, entrance: Entrance) -> None:
+    def __init__(self, app: ASGIApp, *, entrance: Entrance, edits: bool = False) -> None:
         super().__init__(app)
+        # With `no-referrer` browsers tell no origin when they send a form.
+        self._headers = {**_HEADERS, "Referrer-Policy": "same-origin"} if edits else _HEADERS
         self._entrance, port = entrance, urlsplit(entrance.base).port
         self._hosts = loopback_hosts(port or 80)
         self._cookie = f"holdfast_{port}"  # browsers share cookies between ports
@@ -239,7 +282,7 @@ class Guard(BaseHTTPMiddleware):
     async def dispatch(self, request: Request, call_next: Next) -> Response:
         """Answer a request, or refuse it."""
         response = self._refusal(request) or await call_next(request)
-        for name, value in _HEADERS.items():
+        for name, value in self._headers.items():
             response.headers.setdefault(name, value)
         if not request.url.path.startswith("/static/"):
             response.headers["Cache-Control"] = "no-store"

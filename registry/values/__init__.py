@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from holdfast.registry.values.path_names import check_path_name as check_path_name
     from holdfast.registry.values.path_names import check_path_names as check_path_names
     from holdfast.registry.values.process import ProcessLock as ProcessLock
+    from holdfast.registry.values.process import as_author as as_author
+    from holdfast.registry.values.process import author as author
     from holdfast.registry.values.process import collector_paused as collector_paused
     from holdfast.registry.values.process import host_name as host_name
     from holdfast.registry.values.process import is_first_rank as is_first_rank

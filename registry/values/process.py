@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import gc
+import getpass
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from threading import RLock
 
-from holdfast.registry.errors import Conflict, Hint
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import Conflict, Hint, InvalidInput
+
+#: Characters of the name that an author claims.
+_MOST_NAME = 64
 
 
 @contextmanager
@@ -70,3 +76,32 @@ def require_first_rank() -> None:
                 "Every rank may load.",
             ),
         )
+
+
+#: The name that somebody claims, while `as_author` runs.
+_CLAIMED: ContextVar[str | None] = ContextVar("holdfast_author", default=None)
+
+
+@contextmanager
+def as_author(name: str) -> Iterator[None]:
+    """Let the commits of this thread have the name that their author claims, during the block."""
+    if not (isinstance(name, str) and name.isprintable() and 0 < len(name.strip()) <= _MOST_NAME):
+        raise InvalidInput(
+            "not the name of an author",
+            expected=f"1 to {_MOST_NAME} printable characters",
+            found=quoted(name),
+        )
+    before = _CLAIMED.set(name.strip())
+    try:
+        yield
+    finally:
+        _CLAIMED.reset(before)
+
+
+def author() -> str:
+    """Return `user@host`, as commits show it: a claim."""
+    try:
+        user = _CLAIMED.get() or getpass.getuser()
+    except (OSError, KeyError):  # a container's user may have no entry anywhere
+        user = "unknown"
+    return f"{user.encode(errors='replace').decode()}@{host_name()}"

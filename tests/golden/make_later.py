@@ -12,6 +12,8 @@ from holdfast.registry.history.actions import (
     RemoveHold,
     RemoveTag,
     SetHold,
+    SetLabels,
+    SetNote,
     Thin,
     Thinning,
     UndropRun,
@@ -27,6 +29,10 @@ ACTIONS: tuple[Action, ...] = (
     RaiseVersion(version=2),
     SetHold(checkpoint=3, until_ms=1_800_000_000_000, reason="an audit"),
     RemoveHold(checkpoint=3, reason="the audit is over"),
+    SetNote(checkpoint=3, text="the one of the paper\n\u00fcber alles"),
+    SetNote(text=""),
+    SetLabels(labels=("prod", "sweep:3")),
+    SetLabels(labels=()),
 )
 
 
@@ -94,7 +100,7 @@ def lines() -> list[bytes]:
             prev=Digest.of(b"golden %d" % n),
             time_ms=1_700_000_000_000 + n,
             author="golden@host",
-            write="0" * 31 + str(n),
+            write=f"{n:032d}",
             actions=(action,),
         ).encode()
         for n, action in enumerate(ACTIONS, start=1)

@@ -123,6 +123,19 @@ class RemoveHold(Record):
     reason: str | None = None  # why it ends early; `None`: its time is over
 
 
+class NoteFields(Record):
+    """A note on a checkpoint, or on the whole run."""
+
+    checkpoint: int | None = None  # commit number of the checkpoint; `None`: the whole run
+    text: Annotated[str, Field(max_length=10_000)]  # plain text
+
+
+class SetNote(NoteFields):
+    """Write a note in place of the one before; an empty text removes it."""
+
+    action: Literal["note.set"] = "note.set"
+
+
 class SetTag(Record):
     """Point a movable name at a checkpoint."""
 

@@ -16,6 +16,7 @@ from holdfast.registry.history.actions.checkpoints import (
     RemoveTag,
     ReportMetrics,
     SetHold,
+    SetNote,
     SetPin,
     SetTag,
     Thin,
@@ -30,6 +31,7 @@ from holdfast.registry.history.actions.run import (
     HideRun,
     RaiseVersion,
     Rewind,
+    SetLabels,
     SetStatus,
     TakeOver,
     UndropRun,
@@ -73,7 +75,9 @@ Action = Annotated[
     | Claim
     | Acknowledge
     | SetHold
-    | RemoveHold,
+    | RemoveHold
+    | SetNote
+    | SetLabels,
     Tagged("action"),
 ]
 

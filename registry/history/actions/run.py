@@ -67,6 +67,13 @@ class SetStatus(Record):
     reason: Annotated[str, Field(max_length=4096)] | None = None
 
 
+class SetLabels(Record):
+    """Replace the labels of the run."""
+
+    action: Literal["run.label"] = "run.label"
+    labels: Annotated[tuple[_Label, ...], Field(max_length=MOST_LABELS)]  # sorted
+
+
 class WriterFields(Record):
     """The trainer that may save."""
 

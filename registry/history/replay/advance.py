@@ -135,6 +135,8 @@ _APPLY: dict[type, Callable[[Draft, Any], None]] = {
     actions.Thin: apply.thin,
     actions.SetHold: apply.set_hold,
     actions.RemoveHold: apply.remove_hold,
+    actions.SetNote: apply.set_note,
+    actions.SetLabels: apply.set_labels,
     actions.SetTag: apply.set_tag,
     actions.RemoveTag: apply.remove_tag,
     actions.SetPin: apply.set_pin,

@@ -20,6 +20,7 @@ from holdfast.registry.history.actions import (
     EvictEntries,
     HideRun,
     HoldFields,
+    NoteFields,
     PhaseFields,
     PinFields,
     PointRelease,
@@ -33,6 +34,8 @@ from holdfast.registry.history.actions import (
     Rewind,
     SegmentFields,
     SetHold,
+    SetLabels,
+    SetNote,
     SetPin,
     SetStatus,
     SetTag,
@@ -47,6 +50,7 @@ from holdfast.registry.history.replay.run_parts import (
     CheckpointRecord,
     ClaimRecord,
     Hold,
+    Note,
     PhaseRecord,
     Pin,
     PoolRecord,
@@ -192,6 +196,23 @@ def remove_hold(draft: Draft, action: RemoveHold) -> None:
     """Remove a hold."""
     draft.require(draft.hold(action.checkpoint) is not None, "there is no such hold to remove")
     draft.replace_hold(action.checkpoint, None)
+
+
+def set_note(draft: Draft, action: SetNote) -> None:
+    """Write or remove a note."""
+    if action.checkpoint is not None:
+        record = draft.checkpoint(action.checkpoint)
+        draft.require(record.evicted is None, f"a note on checkpoint {record.n}, evicted")
+    before: tuple[Note, ...] = draft.now("notes") or ()
+    others = tuple(one for one in before if one.checkpoint != action.checkpoint)
+    draft.require(bool(action.text) or others != before, "there is no such note to remove")
+    note = Note(**action.shared(NoteFields), time_ms=draft.time_ms, author=draft.author)
+    draft.fields["notes"] = (*others, *([note] if note.text else [])) or None
+
+
+def set_labels(draft: Draft, action: SetLabels) -> None:
+    """Replace the labels."""
+    draft.fields["labels"] = action.labels
 
 
 def claim(draft: Draft, action: Claim) -> None:

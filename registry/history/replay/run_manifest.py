@@ -21,6 +21,7 @@ from holdfast.registry.history.replay.run_parts import (
     CheckpointRecord,
     GroupRecord,
     Hold,
+    Note,
     PhaseRecord,
     Pin,
     PoolRecord,
@@ -74,6 +75,9 @@ class RunManifest(Record):
     pins: tuple[Pin, ...] = ()  # gates, releases, artifacts and tags
     #: The holds that nobody has removed; `None` without one.
     holds: tuple[Hold, ...] | None = None
+    notes: tuple[Note, ...] | None = None  # the notes; `None` without one
+    #: The labels that replaced those of the creation; `None`: nobody replaced them.
+    labels: tuple[str, ...] | None = None
     release: str | None = None  # the version that `releases/latest` names
     #: The entries of the opponent pool that play, by version; in a complete run all entries.
     pool: tuple[PoolRecord, ...] = ()
@@ -209,6 +213,16 @@ class RunManifest(Record):
     def hold(self, checkpoint: int | None) -> Hold | None:
         """Return the hold on a checkpoint, or on the whole run, if there is one."""
         return next((one for one in self.holds or () if one.checkpoint == checkpoint), None)
+
+    def note(self, checkpoint: int | None) -> Note | None:
+        """Return the note on a checkpoint, or on the whole run, if there is one."""
+        return next((one for one in self.notes or () if one.checkpoint == checkpoint), None)
+
+    @property
+    def labels_now(self) -> tuple[str, ...]:
+        """The labels of the run: the last ones, or those that it was created with."""
+        first = None if self.created is None else self.created.labels
+        return (first if self.labels is None else self.labels) or ()
 
     @property
     def evicted_count(self) -> int:

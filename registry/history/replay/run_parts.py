@@ -14,6 +14,7 @@ from holdfast.registry.history.actions import (
     EntryFields,
     HoldFields,
     Lifetime,
+    NoteFields,
     PhaseFields,
     PinFields,
     SegmentFields,
@@ -99,6 +100,13 @@ class Hold(HoldFields):
 
     time_ms: int  # when it was set, by its author's clock
     author: str  # who set it, as `user@host`: a claim
+
+
+class Note(NoteFields):
+    """A note on a checkpoint, or on the whole run."""
+
+    time_ms: int  # when it was written, by its author's clock
+    author: str  # who wrote it, as `user@host`: a claim
 
 
 class PoolRecord(EntryFields):

@@ -13,7 +13,7 @@ from holdfast.registry.errors import InvalidInput, RegistryError, StoreUnavailab
 from holdfast.registry.face import find_in_run, is_digest
 from holdfast.registry.formats import OPAQUE
 from holdfast.registry.history import decode_or_keep, parent_ref
-from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.history.replay import CheckpointRecord, Note, RunManifest
 from holdfast.registry.loading import Checkpoint, FileInfo, Stored, is_tree, tensors_by_path
 from holdfast.registry.objects import TensorEntry
 from holdfast.registry.pytree import leaf_kinds
@@ -73,6 +73,7 @@ class StateView:
     #: The files of a folder that was pushed; the first `FILES_SHOWN`.
     files: tuple[tuple[str, FileInfo], ...]
     file_count: int  # number of these files
+    note: Note | None  # what somebody wrote about it
     meta: Any  # the plain values that were saved with it; `None` without any
     card: str  # the model card of a release, as YAML; empty without one
     provenance: Provenance | None  # the origin of the run
@@ -113,6 +114,7 @@ def state_view(source: Source, ref: str) -> StateView:
         companions=_companions(stored),
         files=tuple((files or {}).items())[:FILES_SHOWN],
         file_count=len(files or {}),
+        note=None if record is None else run.note(record.n),
         meta=None if record is None else decode_or_keep(record.meta),
         card=(card or "")[:CARD_SHOWN],
         provenance=_provenance(run, record),

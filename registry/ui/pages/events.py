@@ -6,7 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.registry.history import actions, format_time, held_of, parent_ref, step_ref
+from holdfast.registry.history import (
+    actions,
+    first_line,
+    format_time,
+    held_of,
+    parent_ref,
+    step_ref,
+)
 from holdfast.registry.history.actions import Action, Commit
 from holdfast.registry.ui.source import Source
 
@@ -79,6 +86,12 @@ def _described(action: Action, n: int, refs: Mapping[int, str], *, first: bool) 
         case actions.ReportMetrics():
             names = ", ".join(action.metrics)
             yield "checkpoints", "report", _of(refs, action.checkpoint), names, action.checkpoint
+        case actions.SetNote():
+            kind = "note" if action.text else "remove note"
+            noted = held_of(action.checkpoint, refs)
+            yield "names", kind, noted, first_line(action.text), action.checkpoint
+        case actions.SetLabels():
+            yield "names", "labels", ", ".join(action.labels) or "none", "", None
         case actions.SetTag():
             yield "names", "tag", action.name, _of(refs, action.checkpoint), action.checkpoint
         case actions.RemoveTag():

@@ -21,7 +21,7 @@ from holdfast.registry.history import (
     parent_ref,
     step_ref,
 )
-from holdfast.registry.history.replay import CheckpointRecord, RunManifest, StreamRecord
+from holdfast.registry.history.replay import CheckpointRecord, Note, RunManifest, StreamRecord
 from holdfast.registry.plots import numbers_by_key
 from holdfast.registry.saving.loop import waited_share
 from holdfast.registry.ui.charts import Chart, Curve, Mark, Point, curves
@@ -112,6 +112,15 @@ def _stream_charts(name: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[
 
 
 @dataclass(frozen=True, slots=True)
+class NoteShown:
+    """A note."""
+
+    ref: str  # its checkpoint within the run; empty for the whole run
+    is_kept: bool  # whether the checkpoint is kept; true for the whole run
+    note: Note
+
+
+@dataclass(frozen=True, slots=True)
 class RunShown:
     """A run."""
 
@@ -134,8 +143,16 @@ class RunShown:
     pending: int  # how many older slots of its log are still being read
     waited: float | None  # share of the time in which training waited for saves, 0 to 1
     troubles: tuple[Trouble, ...]  # parts that could not be read
+    notes: tuple[NoteShown, ...] = ()  # the notes, oldest first
+    tags: tuple[str, ...] = ()  # the names of its tags
+    labels: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()  # the metrics that end with NaN or infinity, in words
     dropped: str = ""  # until when the run can be brought back, if it was dropped
+
+    @property
+    def own_note(self) -> str:
+        """The note on the whole run; empty without one."""
+        return next((one.note.text for one in self.notes if not one.ref), "")
 
 
 def show_run(
@@ -181,6 +198,9 @@ def show_run(
         pending=chronicle.pending,
         waited=_waited(manifest),
         troubles=_distinct(troubles, chronicle),
+        notes=() if manifest is None else tuple(_notes(manifest)),
+        tags=() if manifest is None else tuple(sorted(manifest.tags)),
+        labels=() if manifest is None else manifest.labels_now,
         losses=tuple(_losses(saved)),
         dropped=_back_until(source, manifest, chronicle)
         if manifest is not None and manifest.dropped is not None
@@ -288,7 +308,7 @@ def _facts(opened: Run, chronicle: Chronicle) -> Iterable[tuple[str, str]]:
     # The user who put commit 0 is looked for once that was read: the page waits for no request.
     yield "owner", (named if chronicle.first_slot else opened.handle.log.owner()) or ""
     yield "project", (created and created.project) or ""
-    yield "labels", ", ".join((created and created.labels) or ())
+    yield "labels", ", ".join(run.labels_now)
     yield "preset", run.spec.name
     yield "monitors", ", ".join(f"{one.label} ({one.mode})" for one in run.monitors)
     yield "seed", f"0x{created.seed}" if created else ""
@@ -303,6 +323,14 @@ def _facts(opened: Run, chronicle: Chronicle) -> Iterable[tuple[str, str]]:
     yield "evicted", f"{run.evicted_count:,}" if run.evicted_count else ""
     yield "superseded", f"{run.superseded_count:,}" if run.superseded_count else ""
     yield "dropped", run.dropped or ""
+
+
+def _notes(run: RunManifest) -> Iterator[NoteShown]:
+    for note in run.notes or ():
+        record = None if note.checkpoint is None else run.by_n.get(note.checkpoint)
+        gone = "" if note.checkpoint is None else f"an evicted one, commit {note.checkpoint}"
+        is_kept = note.checkpoint is None or record is not None
+        yield NoteShown(gone if record is None else step_ref(record), is_kept, note)
 
 
 def _back_until(source: Source, run: RunManifest, chronicle: Chronicle) -> str:

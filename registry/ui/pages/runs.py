@@ -14,7 +14,6 @@ from holdfast.registry.curation import run_remarks
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
 from holdfast.registry.face import Run
 from holdfast.registry.history import step_ref
-from holdfast.registry.history.actions import CreateRun
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.saving.loop import last_heard
 from holdfast.registry.spec import Monitor
@@ -297,7 +296,7 @@ def row_of(run: RunManifest) -> RunRow:
         spark=_spark(run.live(run.phase if run.spec.phases else None), monitor),
         commits=run.commits,
         parent=run.created.parent.run if run.created and run.created.parent else None,
-        words=_words(run.created),
+        words=_words(run),
     )
 
 
@@ -318,9 +317,9 @@ def own_best(run: RunManifest, monitor: Monitor) -> CheckpointRecord | None:
     return min(rated)[2] if rated else None
 
 
-def _words(created: CreateRun | None) -> tuple[str, ...]:
-    project = (created.project,) if created and created.project else ()
-    return (*project, *((created and created.labels) or ()))
+def _words(run: RunManifest) -> tuple[str, ...]:
+    project = (run.created.project,) if run.created and run.created.project else ()
+    return (*project, *run.labels_now)
 
 
 def monitor_of(run: RunManifest) -> Monitor | None:

@@ -525,7 +525,7 @@
   // A form that changes one thing of a page keeps the others, what the script set included.
   document.addEventListener("submit", (event) => {
     const form = event.target;
-    if (event.defaultPrevented || form.id === "chosen") return;
+    if (event.defaultPrevented || form.id === "chosen" || form.method === "post") return;
     const own = new Set([...form.elements].map((input) => input.name));
     for (const [name, value] of stated()) {
       if (own.has(name) || !value) continue;

@@ -482,6 +482,14 @@ _SAID = [
         actions.RemoveHold(checkpoint=4, reason="no audit"),
         "end the hold on main/step00000004, early: no audit",
     ),
+    (actions.SetNote(text="it wins"), "note on the run: it wins"),
+    (
+        actions.SetNote(checkpoint=4, text="x" * 200 + "\nmore"),
+        f"note on main/step00000004: {'x' * 120} ...",
+    ),
+    (actions.SetNote(checkpoint=4, text=""), "remove the note on main/step00000004"),
+    (actions.SetLabels(labels=("a", "b")), "labels: a, b"),
+    (actions.SetLabels(labels=()), "labels: none"),
     (
         actions.SetPin(kind="gate", name="bc", manifest=_ONE, checkpoint=4, replaces=_TWO),
         f"gate bc: {_ONE.short} from main/step00000004 in place of {_TWO.short}, damaged",

@@ -41,6 +41,8 @@ from holdfast.registry.history.actions import (
     ReportMetrics,
     Rewind,
     SetHold,
+    SetLabels,
+    SetNote,
     SetPin,
     SetStatus,
     SetTag,
@@ -142,6 +144,8 @@ KINDS = (
     st.builds(RemoveTag, name=names),
     st.builds(SetHold, checkpoint=st.none() | numbers, until_ms=numbers, reason=texts),
     st.builds(RemoveHold, checkpoint=st.none() | numbers, reason=st.none() | texts),
+    st.builds(SetNote, checkpoint=st.none() | numbers, text=texts),
+    st.builds(SetLabels, labels=several(st.just("prod"), 0)),
     st.builds(
         SetPin,
         kind=st.sampled_from(["gate", "release", "artifact"]),

@@ -37,6 +37,8 @@ from holdfast.registry.history.actions import (
     ReportMetrics,
     Rewind,
     SetHold,
+    SetLabels,
+    SetNote,
     SetPin,
     SetTag,
     UndropRun,
@@ -101,6 +103,10 @@ def said(act: str, x: int, y: int, run: RunManifest) -> list[Action]:
             return [SetHold(checkpoint=n if y % 3 else None, until_ms=x, reason="r")]
         case "unhold":
             return [RemoveHold(checkpoint=n if y % 3 else None)]
+        case "note":
+            return [SetNote(checkpoint=n if y % 3 else None, text="n" * (y % 4))]
+        case "label":
+            return [SetLabels(labels=("a", "b")[: y % 3])]
         case "tag":
             return [SetTag(name=name, checkpoint=n)]
         case "untag":
@@ -182,7 +188,20 @@ def said(act: str, x: int, y: int, run: RunManifest) -> list[Action]:
 ACTS = (
     *["save"] * 6,
     *["report", "late", "evict", "evict", "evict", "rewind", "recover", "gate", "release"],
-    *["tag", "tag", "untag", "hold", "hold", "unhold", "hide", "free", *["undrop"] * 4],
+    *[
+        "tag",
+        "tag",
+        "untag",
+        "hold",
+        "hold",
+        "unhold",
+        "note",
+        "note",
+        "label",
+        "hide",
+        "free",
+        *["undrop"] * 4,
+    ],
     *["promote", "rate", "leave", "append", "append", "archive", "claim", "acknowledge", "enter"],
 )
 small = st.integers(0, 40)

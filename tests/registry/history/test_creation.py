@@ -9,10 +9,11 @@ import pytest
 from holdfast import Monitor
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
 from holdfast.registry.history.creating import RunOptions, SecretWarning, begin, creation
-from holdfast.registry.history.log import RunLog, author
+from holdfast.registry.history.log import RunLog
 from holdfast.registry.objects import slot_key
 from holdfast.registry.spec import Phase, Retention, RunSpec
 from holdfast.registry.spec.presets import load_preset
+from holdfast.registry.values import author
 from tests.support.states import small_state
 from tests.support.stores import contents
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+import holdfast
 from holdfast.registry.store.address import Address
 from tests.registry.ui.kinds import make
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from holdfast.registry.ui import Server
 
 _LIBRARIES = ("jinja2", "plotly", "starlette", "uvicorn")
-_NEEDS_THEM = [f"test_{name}.py" for name in ("browser", "page", "questions", "server", "views")]
+_NEEDS_THEM = [
+    f"test_{name}.py" for name in ("browser", "editing", "page", "questions", "server", "views")
+]
 collect_ignore = [] if all(map(find_spec, _LIBRARIES)) else _NEEDS_THEM
 
 
@@ -44,12 +47,13 @@ class Site:
 
 
 @contextmanager
-def served(place: object) -> Iterator[Site]:
+def served(place: object, *, edits: bool = False) -> Iterator[Site]:
     """Serve a registry."""
-    from holdfast.registry.ui import Server, Source
+    from holdfast.registry.ui import Editor, Server, Source
 
     source = Source.open(Address(place))
-    server = Server(source)
+    writable = holdfast.open(place) if edits else None
+    server = Server(source, editor=None if writable is None else Editor(writable))
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
     try:
@@ -59,6 +63,8 @@ def served(place: object) -> Iterator[Site]:
         thread.join(300)
         assert not thread.is_alive(), "the server does not end"
         source.close()
+        if writable is not None:
+            writable.close()
 
 
 @pytest.fixture(scope="session")
