@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
-from holdfast.registry.errors import Malformed
+from holdfast.registry.errors import BeyondLimit, Malformed
 from holdfast.registry.history import RunLog, StateReader, decode_plain, step_ref
 from holdfast.registry.history.actions import CommitKeys
 from holdfast.registry.history.replay import CheckpointRecord
@@ -98,6 +98,7 @@ class StateHandle:
         precision: LoadPrecision = "stored",
         *,
         portable: bool = False,
+        most_bytes: int | None = None,
     ) -> Any:
         """Load it, or parts of it; `portable`: needs no torch and no adapter (`pytree.Adapted`)."""
         from holdfast.registry.loading.destinations import allocate, to_device
@@ -105,6 +106,10 @@ class StateHandle:
         from holdfast.registry.spec.precision import widen_all
 
         manifest = self.reader.begin()
+        if most_bytes is not None and manifest.nbytes > most_bytes:
+            raise BeyondLimit(
+                "too large", where=self.ref, expected=f"{most_bytes:,} bytes", found=manifest.nbytes
+            )
         aside = self.kept_by_commit(manifest)
         names = [only] if isinstance(only, str) else only
         chosen = None if names is None else [name for name in names if name not in aside]

@@ -7,6 +7,7 @@ extra `ui` (Starlette, uvicorn, Jinja2, markdown-it and Plotly's JavaScript); on
 | part | what it does |
 |---|---|
 | `source` | the open registry: keeps runs open, reads several at once, counts requests |
+| `samples` | pictures and texts in streams: what is a picture, and those that were shown |
 | `pages/` | one module for each view: its query, path and template |
 | `charts` | charts and coloured grids as data, each with a table of the same values |
 | `rendering` | templates, and values as text |

@@ -106,6 +106,7 @@ def application(source: Source, entrance: Entrance, editor: Editor | None = None
     return Starlette(
         routes=[
             *routes,
+            Route("/samples/{name}", partial(_picture, source), methods=["GET"]),
             Route("/changes.json", partial(_changes, source), methods=["GET"]),
             Route("/static/plotly.min.js", _plotly, methods=["GET"]),
             Mount("/static", StaticFiles(directory=FOLDER / "static")),
@@ -120,6 +121,22 @@ def _plotly(request: Request) -> Response:  # noqa: ARG001
         script_path(),
         media_type="text/javascript",
         headers={"Cache-Control": "private, max-age=86400"},
+    )
+
+
+def _picture(source: Source, request: Request) -> Response:
+    """Answer with a picture that a page has shown, by its digest: never as a page of its own."""
+    found = source.pictures.get(request.path_params["name"])
+    if found is None:
+        return PlainTextResponse("not shown lately: load its page again\n", 404)
+    kind, data = found
+    return Response(
+        data,
+        media_type=f"image/{kind}",
+        headers={
+            "Content-Disposition": f'attachment; filename="sample.{kind}"',
+            "Content-Security-Policy": "default-src 'none'; sandbox",
+        },
     )
 
 

@@ -28,6 +28,7 @@ from holdfast.registry.history import Birth, LogEnd, RunLog, Seals, birth_of, en
 from holdfast.registry.history.actions import Commit
 from holdfast.registry.store import Address, choose_cache
 from holdfast.registry.store.heads import open_heads
+from holdfast.registry.ui.samples import Pictures
 
 #: Number of runs and logs that are read at once; each waits for a few small requests.
 OPENERS = 32
@@ -77,6 +78,7 @@ class Source:
         self.meter = meter  # the counts of requests
         self.place = registry.url  # the name of the registry in snippets
         self.mirrors: tuple[Source, ...] = ()  # copies of the registry to compare with
+        self.pictures = Pictures()
         self._lock = threading.Lock()
         self._listed: tuple[float, list[str]] = (-math.inf, [])
         self._runs: dict[str, Run] = {}

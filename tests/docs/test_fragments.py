@@ -95,7 +95,7 @@ def test_the_journal(reg: holdfast.Registry, tmp_path: Path) -> None:
 
 def test_the_training_loop(reg: holdfast.Registry) -> None:
     """Its first block has a test of its own, beside the checkpointer's."""
-    _, notice, ranks, logging = _fragments("training.md")
+    _, notice, ranks, logging, sample = _fragments("training.md")
     page = _DOCS / "training.md"
     answer = SimpleNamespace(status_code=200)
     names: dict[str, Any] = {"run": reg.create_run("digits"), "METADATA_URL": "http://unasked"}
@@ -113,5 +113,8 @@ def test_the_training_loop(reg: holdfast.Registry) -> None:
         checkpointer.step(1, {"model": 1})
     assert names["run"].latest().step == 1
     run_python(page, logging, names | {"loss": 0.5, "rate": 0.1, "step": 2})
+    png = b"\x89PNG\r\n\x1a\n"
+    run_python(page, sample, names | {"png": png, "step": 2})
+    assert names["run"].streams["samples"].read()[0]["picture"] == png
     names["run"].close()
     assert names["run"].streams["log"].read() == [{"loss": 0.5, "lr": 0.1, "step": 2}]

@@ -86,11 +86,17 @@ def plan_append(
 
 
 def read_segments(
-    writer: StateWriter, name: str, segments: Sequence[Segment], first_step: int, last_step: int
+    writer: StateWriter,
+    name: str,
+    segments: Sequence[Segment],
+    first_step: int,
+    last_step: int,
+    most_bytes: int | None = None,
 ) -> Entries:
     """Return the entries of segments with steps within bounds, both inclusive.
 
-    Only segments that can have such entries are fetched, several at once.
+    Only segments that can have such entries are fetched, several at once; a segment of more than
+    `most_bytes` is refused (`BeyondLimit`).
     """
     wanted = [
         segment
@@ -98,7 +104,7 @@ def read_segments(
         if segment.first_step <= last_step and segment.last_step >= first_step
     ]
     found: Entries = []
-    for segment, loaded in _loaded(writer, name, wanted):
+    for segment, loaded in _loaded(writer, name, wanted, most_bytes):
         found += _between(_checked(loaded, name, segment), segment, first_step, last_step)
     return found
 
@@ -141,14 +147,14 @@ def _readable(writer: StateWriter, name: str, segments: Sequence[Segment]) -> li
 
 
 def _loaded(
-    writer: StateWriter, name: str, segments: Sequence[Segment]
+    writer: StateWriter, name: str, segments: Sequence[Segment], most_bytes: int | None = None
 ) -> Iterator[tuple[Segment, Any]]:
     """Yield each segment with its state, in order; several are loaded at once."""
     store, log = writer.store, writer.log
     for start in range(0, len(segments), _AT_ONCE):
         batch = segments[start : start + _AT_ONCE]
         states = [StateHandle(store, log, one.manifest, f"streams/{name}") for one in batch]
-        futures = [store.pools.bulk.submit(state.load) for state in states]
+        futures = [store.pools.bulk.submit(state.load, most_bytes=most_bytes) for state in states]
         try:
             for segment, future in zip(batch, futures, strict=True):
                 yield segment, future.result()

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from holdfast.registry.curation.streams import LOG, each_step_once
-from holdfast.registry.errors import IntegrityError, UnsupportedFormat
+from holdfast.registry.curation.streams import LOG, each_step_once, read_segments
+from holdfast.registry.errors import BeyondLimit, IntegrityError, UnsupportedFormat
 from holdfast.registry.face import Run
 from holdfast.registry.history import (
+    MAX_STEP,
     actions,
     decode_or_keep,
     format_time,
@@ -40,12 +41,15 @@ from holdfast.registry.ui.pages.view import (
     saved_of,
     trouble_of,
 )
+from holdfast.registry.ui.samples import Pictures, Sample, samples_of
 from holdfast.registry.ui.source import Chronicle, Source
 from holdfast.registry.upkeep import Damage
 from holdfast.registry.values import number
 
 #: Segments that are read unless the user asks for more; each costs two or three requests.
 SEGMENTS_UNASKED = 16
+#: Maximum bytes of each of them: pictures can be large.
+SEGMENT_UNASKED_BYTES = 32 * 2**20
 #: Maximum number of fields with a chart.
 _MOST_FIELDS = 6
 
@@ -61,17 +65,19 @@ class StreamShown:
     segments: int  # segments that reading it fetches
     is_read: bool  # whether it was read
     charts: tuple[Chart, ...] = ()  # a chart for each field of numbers
+    samples: tuple[Sample, ...] = ()  # its newest texts and pictures, the newest first
     trouble: Trouble | None = None  # why it could not be read
 
 
-def read_streams(run: Run, wanted: Sequence[str]) -> Iterator[StreamShown]:
+def read_streams(run: Run, wanted: Sequence[str], pictures: Pictures) -> Iterator[StreamShown]:
     """Yield the streams of a run; only small and wanted streams are read."""
     left = SEGMENTS_UNASKED
     for record in run.manifest.streams:
         segments = len(record.segments)
         if record.name in wanted or segments <= left:
             left -= segments
-            yield _read(run, record)
+            most = None if record.name in wanted else SEGMENT_UNASKED_BYTES
+            yield _read(run, record, pictures, most)
         else:
             yield _shown(record)
 
@@ -81,6 +87,7 @@ def _shown(
     *,
     is_read: bool = False,
     charts: tuple[Chart, ...] = (),
+    samples: tuple[Sample, ...] = (),
     trouble: Trouble | None = None,
 ) -> StreamShown:
     return StreamShown(
@@ -91,18 +98,28 @@ def _shown(
         len(record.segments),
         is_read,
         charts,
+        samples,
         trouble,
     )
 
 
-def _read(run: Run, record: StreamRecord) -> StreamShown:
+def _read(
+    run: Run, record: StreamRecord, pictures: Pictures, most_bytes: int | None
+) -> StreamShown:
+    writer = run.handle.committer.writer
     try:
-        entries = run.streams[record.name].read()
+        entries = read_segments(
+            writer, record.name, record.segments, 0, MAX_STEP, most_bytes=most_bytes
+        )
         if record.name == LOG:
             entries = each_step_once(entries)
+    except BeyondLimit as error:
+        return _shown(record, trouble=None if most_bytes else trouble_of(error))
     except IntegrityError as error:
         return _shown(record, trouble=trouble_of(error))
-    return _shown(record, is_read=True, charts=tuple(_stream_charts(record.name, entries)))
+    charts = tuple(_stream_charts(record.name, entries))
+    samples = tuple(samples_of(entries, pictures))
+    return _shown(record, is_read=True, charts=charts, samples=samples)
 
 
 def _stream_charts(name: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
@@ -172,7 +189,7 @@ def show_run(
     run, troubles = _open(source, name)
     manifest = None if run is None else run.manifest
     source.begin_chronicle(name)
-    shown = () if run is None else tuple(read_streams(run, streams))
+    shown = () if run is None else tuple(read_streams(run, streams, source.pictures))
     forks = read_forks(source, name, names.result())
     chronicle = source.chronicle(name, within_s=within_s)
     troubles.extend(trouble_of(error) for error in chronicle.errors)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _LIBRARIES = ("jinja2", "plotly", "starlette", "uvicorn")
 _NEEDS_THEM = [
-    f"test_{name}.py" for name in ("browser", "editing", "page", "questions", "server", "views")
+    f"test_{name}.py"
+    for name in ("browser", "editing", "page", "questions", "samples", "server", "views")
 ]
 collect_ignore = [] if all(map(find_spec, _LIBRARIES)) else _NEEDS_THEM
 

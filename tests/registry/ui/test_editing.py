@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,11 @@ from tests.registry.ui.kinds import EVIL, state
 
 pytestmark = pytest.mark.xdist_group("browser")
 
+#: A picture of 3 x 2 pixels.
+_DOT = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAMAAAACCAAAAAC4HznGAAAADklEQVR4nGNo"
+    "aGhgAGIADAgDAcWhuYYAAAAASUVORK5CYII="
+)
 BIDI = "\u202e\u2066"
 
 
@@ -27,7 +33,8 @@ def reg(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
         run = found.create_run("night", labels=["first"], retention=Retention(last=1))
         for step in (1, 2):
             run.pins.tags.set("kept", run.save(state(step), step=step))
-        found.create_run("other")
+        stream = found.create_run("other").streams["samples"]
+        stream.append({"step": 1, "image": base64.b64decode(_DOT)})
         yield found
 
 
@@ -57,6 +64,15 @@ class Person:
             connection.request(method, path, body, {k: v for k, v in given.items() if v})
             answer = connection.getresponse()
             return answer, answer.read().decode()
+        finally:
+            connection.close()
+
+    def fetch(self, path: str) -> tuple[bytes, http.client.HTTPMessage]:
+        connection = http.client.HTTPConnection(self.place.hostname or "", self.place.port)
+        try:
+            connection.request("GET", path, headers={"Cookie": self._cookie})
+            answer = connection.getresponse()
+            return answer.read(), answer.headers
         finally:
             connection.close()
 
@@ -178,4 +194,7 @@ def test_a_browser_sends_what_the_server_asks_for(
     watch.page.get_by_role("button", name="Write the note").click()
     watch.page.locator("#notes pre", has_text="<b>two</b>").wait_for()
     assert [one.text for one in reg.run("other").history.notes()] == ["one\n<b>two</b>"]
+    image = watch.page.locator(".samples img")  # an attachment, of a policy without anything
+    image.scroll_into_view_if_needed()
+    assert image.evaluate("one => one.decode().then(() => one.naturalWidth)") == 3
     watch.check()
