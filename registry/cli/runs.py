@@ -282,7 +282,7 @@ def change(
     run: options.NamedRun,
     status: str | None = option("--status", "STATUS", "running, interrupted, completed or failed."),
     label: list[str] | None = option(
-        "--label", "TEXT", "A label, in place of all that it has; repeatable. '' removes them."
+        "--label", "WORD", "A label, in place of all that it has; repeatable. '' removes them."
     ),
     versions: str | None = option(
         "--schema-version", "FROM:TO", "The schema version of its states today, and the new one."
