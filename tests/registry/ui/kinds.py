@@ -79,7 +79,7 @@ def sweep(reg: Registry) -> None:
 
 
 def hostile(reg: Registry) -> None:
-    """Fill a registry with markup in metrics, configuration, meta, reasons, cards and streams."""
+    """Fill a registry with markup in metrics, configuration, reasons, notes and other texts."""
     run = reg.create_run("night", monitor=Monitor(metric=EVIL, mode="min"), config={EVIL: [EVIL]})
     for step in (1, 2, 3):
         run.save(
@@ -87,8 +87,10 @@ def hostile(reg: Registry) -> None:
             step=step,
             metrics={EVIL: 1.0 / step, EVIL_LINK: float(step), "nan": float("nan")},
             meta={EVIL: EVIL_LINK},
-            streams={"rate": [{"step": step, EVIL: step}]},
+            streams={"rate": [{"step": step, EVIL: step, "text": EVIL, "svg": EVIL.encode()}]},
         )
+    run.history.set_note(EVIL + EVIL_LINK)
+    run.history.set_note(EVIL, run.latest())
     run.retention.evict(run.checkpoints()[0], reason=EVIL)
     card = {"description": EVIL, "intended_use": EVIL_LINK}
     run.releases.publish("1.0.0", run.checkpoints()[0], card=card)
