@@ -4,11 +4,13 @@
 
 FOLDER/pages mirrors the checkout, so that a link that leads somewhere in the checkout leads to the
 same place in the site. Files that pages link, such as modules, become pages that show their text.
+Blocks of the language `bob` are drawn by svgbob; the comment above each says what it shows.
 FOLDER/site is the result.
 """
 
 from __future__ import annotations
 
+import html
 import re
 import shutil
 import subprocess
@@ -20,6 +22,9 @@ ROOT = Path(__file__).parents[1]
 _SITE = ROOT / "docs" / "site"
 _LINK = re.compile(r"(\[[^\]]*\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 _FENCED = re.compile(r"(^```.*?^```$)", re.M | re.S)
+_DRAWING = re.compile(r"^<!-- drawing: ([^\n]*) -->\n```bob\n(.*?)^```$", re.M | re.S)
+#: Letters that svgbob would draw as lines: others stand for them while it draws.
+_LETTERS = dict(zip('/()"', "\ue000\ue001\ue002\ue003", strict=True))
 _DOCUMENTED = re.compile(r"(^::: .*\n)(?:    options:\n)?", re.M)
 #: Pages of the reference about objects that calls return; their constructors are nobody's to call.
 _OF_CALLS = ("registry", "run", "checkpoint", "results")
@@ -48,7 +53,7 @@ class Pages:
                 text = _DOCUMENTED.sub(
                     r"\1    options:\n      merge_init_into_class: false\n", text
                 )
-            self._put(page, text)
+            self._put(page, self._drawn(page, text))
         for image in sorted((self._root / "docs" / "images").glob("*.png")):
             target = self._to / image.relative_to(self._root)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -71,6 +76,20 @@ class Pages:
         parts = _FENCED.split(page.read_text(encoding="utf-8"))
         parts[::2] = [_LINK.sub(relink, part) for part in parts[::2]]
         return "".join(parts)
+
+    def _drawn(self, page: Path, text: str) -> str:
+        """Return the text of a page with its diagrams as pictures, and write these."""
+        from markdown_svgbob.wrapper import text2svg
+
+        def draw(found: re.Match[str]) -> str:
+            name = f"{page.stem}-{found.start():06}.svg"
+            drawn = text2svg(found[2].translate(str.maketrans(_LETTERS))).decode()
+            for letter, stand_in in _LETTERS.items():
+                drawn = drawn.replace(stand_in, html.escape(letter))
+            self._put(page.with_name(name), drawn)
+            return f"![{found[1]}]({name})"
+
+        return _DRAWING.sub(draw, text)
 
     def _ending(self, target: Path) -> str:
         """Return what makes a path the path of its page, and see to it that the page exists."""

@@ -6,17 +6,19 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
+from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
 
-from tests.support.pages import ROOT
+from tests.support.pages import ROOT, blocks
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -29,7 +31,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built by the script that builds it for people."""
-    for module in ("zensical", "mkdocstrings"):
+    for module in ("zensical", "mkdocstrings", "markdown_svgbob"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed: pip install 'holdfast[docs]'")
     folder = tmp_path_factory.mktemp("site")
@@ -99,6 +101,18 @@ def test_no_link_is_dead_and_nothing_is_loaded_from_elsewhere(site: Path) -> Non
     assert list(pages.dead()) == []
     assert {load for page in pages.all.values() for load in page.loads if "//" in load} == set()
     assert len(pages.all) > 90
+
+
+def test_the_diagrams_of_the_concepts_are_drawn_from_their_text(site: Path) -> None:
+    page = site / "docs" / "concepts.html"
+    drawings = [load for load in Page(page).loads if load.endswith(".svg")]
+    texts = [block.text for block in blocks(ROOT / "docs" / "concepts.md")]
+    assert len(drawings) == len(texts) == 2
+    for drawing, text in zip(drawings, texts, strict=True):
+        drawn = ET.parse(page.parent / drawing)
+        words = "".join(one.text or "" for one in drawn.iter("{http://www.w3.org/2000/svg}text"))
+        kept = r"[^\w/()\".:;,]"  # letters; what is left are lines and arrows
+        assert Counter(re.sub(kept, "", words)) == Counter(re.sub(kept, "", text))
 
 
 def test_a_dead_link_would_be_found(tmp_path: Path) -> None:
