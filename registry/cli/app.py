@@ -34,6 +34,7 @@ _COMMANDS = {
     "page": "ui.page: Write a report about runs, which opens offline: one file, or a site.",
     "hub": "ui.hub: Serve a registry to clients of Hugging Face, until you press Ctrl-C.",
     "watch": "watch.watch: Run a command for each checkpoint of a run as it appears.",
+    "follow": "watch.follow: Keep inference engines at the newest checkpoint of a run.",
     "bisect": "bisect.bisect: Find the first bad checkpoint between two of a run.",
     "care": "verify.care: Do the work of a night: prune, gc, repack, verify, sync mirrors.",
     "prune": "retention.prune: Evict the checkpoints that retention does not keep.",
@@ -134,7 +135,7 @@ _SECTIONS = {
     "Move": "push pull sync stream journal",
     "Keep clean": "care prune rm undo hold du gc repack tier verify repair",
     "Files": "file",
-    "Serve": "ui hub page",
+    "Serve": "ui hub follow page",
     "A whole registry": "upgrade freeze drops trust",
 }
 #: By old words: the new ones, and the version in which the old ones end. `ls --long` is an option.

@@ -26,18 +26,25 @@ _NAMES = ("ref", "id", "run", "step", "phase")
 class Command:
     """A command in which {ref}, {id}, {run}, {step} and {phase} stand for a checkpoint."""
 
-    def __init__(self, words: Sequence[str], *, where: str, as_shell: str) -> None:
+    def __init__(
+        self, words: Sequence[str], *, where: str, as_shell: str, names: Sequence[str] = _NAMES
+    ) -> None:
         self._words = words
         self._as_shell = as_shell
         for place in _PLACE.finditer(" ".join(words)):
-            if place["name"] and place["name"] not in _NAMES:
-                raise _unknown(place["name"], where)
+            if place["name"] and place["name"] not in names:
+                raise _unknown(place["name"], where, names)
         if not _PLACE.search(words[0]) and shutil.which(words[0]) is None:
             raise self._not_startable(words[0], "no such command")
 
     def run(self, checkpoint: Checkpoint, address: Address, *, stdout: int | None = None) -> int:
         """Run it for a checkpoint to its end; if this process ends first, so does the command."""
-        values = _values(checkpoint)
+        return self.run_with(_values(checkpoint), address, stdout=stdout)
+
+    def run_with(
+        self, values: Mapping[str, str], address: Address, *, stdout: int | None = None
+    ) -> int:
+        """Run it with values by name, to its end."""
         arguments = [_filled(word, values) for word in self._words]
         named = {f"HOLDFAST_{name.upper()}": value for name, value in values.items()}
         environment = {**os.environ, **named, **address.environment()}
@@ -74,9 +81,9 @@ def status_text(status: int) -> str:
     return f"exit status {status}" if status >= 0 else f"ended by signal {-status}"
 
 
-def _unknown(name: str, where: str) -> InvalidInput:
-    known = ", ".join(f"{{{one}}}" for one in _NAMES)
-    meant = near(name, _NAMES)
+def _unknown(name: str, where: str, names: Sequence[str]) -> InvalidInput:
+    known = ", ".join(f"{{{one}}}" for one in names)
+    meant = near(name, names)
     return InvalidInput(
         "no such placeholder",
         where=f"{where} {{{name}}}",

@@ -1,26 +1,39 @@
-"""`watch`: run a command for each checkpoint of a run as it appears."""
+"""`watch` and `follow`: a command for each checkpoint of a run; engines at the newest one."""
 
 from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import get_args
 
 import typer
 
 from holdfast.registry.cli import options, output
 from holdfast.registry.cli.command import command as as_command
 from holdfast.registry.cli.executing import Command, status_text
-from holdfast.registry.cli.opening import writes
+from holdfast.registry.cli.opening import opened_at, writes
 from holdfast.registry.cli.options import flag, option
 from holdfast.registry.cli.output import Note
 from holdfast.registry.errors import NotFound, RegistryError
 from holdfast.registry.face import Registry, Run
 from holdfast.registry.history import check_phase
 from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.hub.engines import (
+    EngineFollower,
+    FollowedVersion,
+    Notify,
+    Requests,
+    key_of,
+)
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.loading.following import Watch
 from holdfast.registry.store import Address
 from holdfast.registry.values import near
+
+#: What a command of `follow` is told of a version.
+_NAMES = ("folder", "ref", "id", "run", "step", "phase")
 
 
 @as_command(writes, metrics=True)
@@ -67,6 +80,82 @@ def watch(
     return Note(f"{output.counted(done, 'checkpoint')} done; {held or 'no more will come'}")
 
 
+@as_command(metrics=True)
+def follow(
+    *,
+    run: options.Run,
+    address: Address,
+    into: Path = option("--into", "DIR", "A folder on the host of the engines.", default=...),
+    notify: str = option(
+        "--notify", "sglang|vllm|COMMAND", "Engines, or a command to run.", default=...
+    ),
+    url: list[str] | None = option("--url", "URL", "An engine; repeatable."),
+    best: bool = flag("--best", "Follow the best checkpoint, not the newest."),
+    phase: str | None = option("--phase", "NAME", "Only checkpoints of this phase."),
+    backwards: bool = flag("--backwards", "Also take an older checkpoint than the one here."),
+    requests: str = option(
+        "--requests",
+        "wait|pause|abort",
+        "What becomes of requests that are being answered.",
+        default="wait",
+    ),
+    key_file: Path | None = option(
+        "--key-file", "FILE", "A key for the engines; or in HOLDFAST_ENGINE_KEY."
+    ),
+    report: bool = flag("--report", "Note in the run which version the engines have."),
+    poll: float = option(
+        "--poll", "TIME", "Time between looks at the run.", parser=options.seconds, default="1s"
+    ),
+    once: bool = flag("--once", "End when every engine has the newest checkpoint."),
+) -> Note:
+    """Keep inference engines at the newest checkpoint of a run.
+
+    DIR/current leads to its files, as Hugging Face has them. Only chunks that changed are fetched;
+    then each engine is told: by --notify sglang or vllm at each --url, or by a command, in which
+    {folder}, {ref}, {id}, {run}, {step} and {phase} stand for the version. It is run without a
+    shell. DIR/status.json says what each engine has confirmed.
+    """
+    told: Notify = notify
+    if notify not in ("sglang", "vllm"):
+        told = _program(_split(notify, "--notify", names=_NAMES), address)
+    if requests not in get_args(Requests):
+        raise typer.BadParameter(f"--requests {requests!r}: wait, pause or abort")
+    with (
+        opened_at(address, read_only=not report) as opened,
+        EngineFollower(
+            opened.run(run),
+            into,
+            notify=told,
+            urls=url or (),
+            best=best,
+            phase=phase,
+            backwards=backwards,
+            requests=requests,  # type: ignore[arg-type]  # checked just before
+            key=None if callable(told) else key_of(key_file),
+            report=report,
+            poll_s=poll,
+            follow=not once,
+            note=output.note,
+        ) as follower,
+    ):
+        follower.run()
+    version = follower.version
+    return Note("no checkpoint" if version is None else f"every engine has {version.ref}")
+
+
+def _program(command: Command, address: Address) -> Callable[[FollowedVersion], None]:
+    """Return a call that runs a command for a version, and fails where that does."""
+
+    def call(version: FollowedVersion) -> None:
+        values = {name: str(getattr(version, name)) for name in _NAMES}
+        status = command.run_with(values, address)
+        if status != 0:
+            found = status_text(status)
+            raise RegistryError("the command does not succeed", where=version.ref, found=found)
+
+    return call
+
+
 def _check_phase(run: Run, phase: str, *, follow: bool) -> None:
     """Say that a run without declared phases has no checkpoint of this one: it may be mistyped.
 
@@ -104,14 +193,14 @@ def _held_elsewhere(run: RunManifest, coming: Watch, phase: str | None) -> str:
     return f"{len(ends)} held by {by} until {output.time(max(ends))}"
 
 
-def _split(command: str) -> Command:
+def _split(command: str, option: str = "--exec", **given: Sequence[str]) -> Command:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise typer.BadParameter(f"--exec {command!r}: {error}") from None
+        raise typer.BadParameter(f"{option} {command!r}: {error}") from None
     if not words:
-        raise typer.BadParameter("--exec names no command")
-    return Command(words, where="--exec", as_shell="--exec 'sh -c \"...\"'")
+        raise typer.BadParameter(f"{option} names no command")
+    return Command(words, where=option, as_shell=f"{option} 'sh -c \"...\"'", **given)
 
 
 def _attend(

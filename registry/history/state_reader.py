@@ -17,6 +17,7 @@ from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord
 from holdfast.registry.objects import NO_BASE, Manifest, Placement, TensorEntry, thinned
 from holdfast.registry.store import (
+    Cache,
     StateIndex,
     Store,
     Target,
@@ -72,6 +73,8 @@ class StateReader:
         # By identity the tensors noted by `chunk_digests` since the last `index` or `read_chunks`.
         self._asked: dict[int, TensorEntry] = {}
         self.digest = digest  # the state's id
+        self.caches: Sequence[Cache] = ()  # where `read_chunks` looks before the store
+        self.moved_bytes = 0  # stored bytes that `read_chunks` has read, of one thread
 
     @property
     def run_id(self) -> str:
@@ -135,11 +138,11 @@ class StateReader:
     def read_chunks(self, wanted: Mapping[Digest, memoryview]) -> None:
         """Fill memory with chunks, every byte verified."""
 
-        def read(place: Place) -> None:
+        def read(place: Place) -> int:
             rows = self._index_asked(place).holding(wanted)
-            fetch_chunks(self.store, self._placement(place), rows, wanted)
+            return fetch_chunks(self.store, self._placement(place), rows, wanted, self.caches)
 
-        self._relocated(read)
+        self.moved_bytes += self._relocated(read)
 
     def index(self) -> None:
         """Index the tensors whose digests were asked for: once, and not in every thread."""

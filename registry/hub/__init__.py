@@ -5,6 +5,7 @@
 - `access`: tokens, and the runs that each may read.
 - `exporting`: a release as plain files of safetensors, in a folder or bucket.
 - `endpoint`: the requests of the clients, and the answers.
+- `engines`: inference engines at the newest weights: files on their host, and requests to them.
 
 The server itself is that of the pages, `holdfast.registry.ui`. Specified in docs/spec.md,
 section 46.

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 from holdfast.backends.fsspec.files import Files
 from holdfast.registry.curation import Release
-from holdfast.registry.errors import Conflict, Damaged, IncompatibleState
-from holdfast.registry.hub.views import View, ViewOptions, view_of
-from holdfast.registry.loading import Joined
+from holdfast.registry.errors import Conflict, Damaged
+from holdfast.registry.hub.views import View, ViewOptions, check_weights, view_of
 from holdfast.registry.objects import RECENT_BYTES, RecentChunks
 
 #: The last file of a folder.
@@ -47,13 +46,7 @@ def export_release(release: Release, to: Files, options: ViewOptions) -> Exporte
         StorageError: A file cannot be written or read.
     """
     view = view_of(release, options, RecentChunks(RECENT_BYTES))
-    if not any(name.endswith(".safetensors") for name in view.files):
-        raise IncompatibleState(
-            "no weights that a file of safetensors can hold",
-            where=release.ref,
-            expected="one component of tensors by name, such as `model`",
-            found=", ".join(release.components),
-        )
+    check_weights(view)
     folder = f"{release.run_id}/{release.version}/{view.revision}"
     sizes = {name: file.size for name, file in view.files.items()}
     there = to.sizes(folder)
@@ -70,7 +63,7 @@ def _write(release: Release, view: View, to: Files, folder: str) -> None:
     digests = {}
     for name, file in view.files.items():
         sent = hashlib.sha256()
-        to.write(f"{folder}/{name}", _parts(file, sent))
+        to.write(f"{folder}/{name}", _hashed(file.stream(_PART_BYTES), sent))
         digests[name] = sent.hexdigest()
     for name, digest in digests.items():
         found = hashlib.sha256()
@@ -91,16 +84,10 @@ def _write(release: Release, view: View, to: Files, folder: str) -> None:
     to.write(f"{folder}/{MARKER}", [json.dumps(said, indent=2, sort_keys=True).encode() + b"\n"])
 
 
-def _parts(file: Joined, sent: hashlib._Hash) -> Iterator[bytes]:
-    """Yield the bytes of a file, every one verified; parts end with chunks where they can."""
-    at = 0
-    while at < file.size:
-        stop = min(at + _PART_BYTES, file.size)
-        begin = file.begin_of_chunk(stop) if stop < file.size else stop
-        part = file.read(at, begin if begin > at else stop)
+def _hashed(parts: Iterator[bytes], sent: hashlib._Hash) -> Iterator[bytes]:
+    for part in parts:
         sent.update(part)
         yield part
-        at += len(part)
 
 
 def _check(there: dict[str, int], wanted: dict[str, int], where: str, *, is_whole: bool) -> None:

@@ -88,6 +88,17 @@ def view_of(stored: Stored, options: ViewOptions, recent: RecentChunks) -> View:
     return View(stored, files, made.recorded, f"{stored.digest.hex()[:24]}{digest[:16]}")
 
 
+def check_weights(view: View) -> None:
+    """Refuse a view without weights, of which a loader would make nothing."""
+    if not any(name.endswith(".safetensors") for name in view.files):
+        raise IncompatibleState(
+            "no weights that a file of safetensors can hold",
+            where=view.stored.ref,
+            expected="one component of tensors by name, such as `model`",
+            found=", ".join(view.stored.components),
+        )
+
+
 def _known(file: Joined) -> str:
     """Return the digest of the bytes of a file that are no chunks."""
     known = b"".join(part for part in file.parts if isinstance(part, bytes))

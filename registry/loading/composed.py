@@ -106,6 +106,16 @@ class Joined:
             target[:] = same
         return bytes(result)
 
+    def stream(self, part_bytes: int) -> Iterator[bytes]:
+        """Yield the file in parts, every byte verified; parts end with chunks where they can."""
+        at = 0
+        while at < self.size:
+            stop = min(at + part_bytes, self.size)
+            begin = self.begin_of_chunk(stop) if stop < self.size else stop
+            part = self.read(at, begin if begin > at else stop)
+            yield part
+            at += len(part)
+
     def begin_of_chunk(self, at: int) -> int:
         """Return where the chunk with a byte begins: a read that ends there splits no chunk."""
         number = bisect_right(self._ends, at)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from holdfast.registry.store.connecting import open_store as open_store
     from holdfast.registry.store.connecting import open_store_on as open_store_on
     from holdfast.registry.store.connecting import trust as trust
+    from holdfast.registry.store.fetching import Cache as Cache
     from holdfast.registry.store.fetching import Fetch as Fetch
     from holdfast.registry.store.fetching import verify_chunk as verify_chunk
     from holdfast.registry.store.fetching import verify_pack_chunks as verify_pack_chunks

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from holdfast.registry.errors import Malformed
 from holdfast.registry.objects import ChunkIndex, Manifest, Placement, TensorEntry, thinned
-from holdfast.registry.store.fetching import Fetch, check_length
+from holdfast.registry.store.fetching import Cache, Fetch, check_length
 from holdfast.registry.store.store import Store
 from holdfast.registry.values import (
     DIGEST_BYTES,
@@ -131,10 +131,16 @@ def _is_plain(manifest: Manifest, placement: Placement) -> bool:
 
 
 def fetch_chunks(
-    store: Store, placement: Placement, index: ChunkIndex, wanted: Mapping[Digest, memoryview]
-) -> None:
-    """Fill memory with single chunks, every byte verified."""
-    Fetch(store, placement, index).read(wanted)
+    store: Store,
+    placement: Placement,
+    index: ChunkIndex,
+    wanted: Mapping[Digest, memoryview],
+    caches: Sequence[Cache] = (),
+) -> int:
+    """Fill memory with single chunks, every byte verified; return the bytes that were read."""
+    fetch = Fetch(store, placement, index, caches)
+    fetch.read(wanted)
+    return fetch.moved_bytes
 
 
 def index_chunks(

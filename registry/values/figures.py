@@ -13,7 +13,8 @@ from threading import Lock
 Labels = tuple[str, ...]
 
 #: Every metric, without the `holdfast_` of its name: what it counts, and its labels. Each label but
-#: `run`, which is the last one, has a small number of values, all of which are in the code.
+#: `run`, which is the last one, has a small number of values, all of which are in the code; an
+#: engine has one `id` at a time.
 METRICS: Mapping[str, tuple[str, Labels]] = {
     "saves_total": ("Saves by their end", ("outcome", "run")),
     "saved_bytes_total": ("Bytes of saved states", ("run",)),
@@ -37,9 +38,16 @@ METRICS: Mapping[str, tuple[str, Labels]] = {
     "hub_sent_bytes_total": ("Bytes that holdfast hub has sent", ()),
     "hub_broken_answers_total": ("Answers of holdfast hub that broke off", ()),
     "hub_open_requests": ("Requests that holdfast hub is answering", ()),
+    "engine_confirmed_info": (
+        "The id of the weights that an engine has confirmed",
+        ("engine", "id"),
+    ),
+    "engine_confirmed_timestamp_seconds": ("When an engine last confirmed weights", ("engine",)),
+    "engine_failures_total": ("Times that an engine was told in vain", ("engine",)),
+    "engine_fetched_bytes_total": ("Bytes that holdfast follow has fetched", ()),
 }
 #: What is true of a running process alone: the next one that writes the same file starts at zero.
-_PASSING = ("journal_", "follower_", "hub_open_")
+_PASSING = ("journal_", "follower_", "hub_open_", "engine_confirmed_")
 
 
 class Figures:

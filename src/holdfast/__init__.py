@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from holdfast import dcp as dcp
     from holdfast import distributed as distributed
+    from holdfast import engines as engines
     from holdfast import errors as errors
     from holdfast import filesystem as filesystem
     from holdfast import formats as formats
@@ -49,8 +50,8 @@ else:
     __getattr__ = at_first_use(__name__, _RENAMED)
     #: The modules that users import from.
     _MODULES = (
-        *("dcp", "distributed", "errors", "filesystem", "formats", "ipython", "jax", "lightning"),
-        *("rng", "transformers", "wandb"),
+        *("dcp", "distributed", "engines", "errors", "filesystem", "formats", "ipython", "jax"),
+        *("lightning", "rng", "transformers", "wandb"),
     )
 
     def __dir__() -> list[str]:

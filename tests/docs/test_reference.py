@@ -19,7 +19,7 @@ NAMED = [name for page in PAGES for name in re.findall(r"^::: (\S+)$", page.read
 #: The modules that users import from.
 PUBLIC = [
     *("holdfast", "holdfast.dcp", "holdfast.distributed", "holdfast.errors"),
-    "holdfast.filesystem",
+    *("holdfast.engines", "holdfast.filesystem"),
     *("holdfast.formats", "holdfast.formats.andrea", "holdfast.formats.thalia", "holdfast.ipython"),
     *("holdfast.jax", "holdfast.lightning", "holdfast.rng", "holdfast.transformers"),
     "holdfast.wandb",

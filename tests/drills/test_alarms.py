@@ -143,6 +143,18 @@ CASES = {
         },
         every=5,
     ),
+    "an engine does not take the weights": Case(
+        {
+            **CARED,
+            'engine_failures_total{engine="0"}': [
+                Piece(0, "1h"),
+                Piece(0, "30m", 1),
+                Piece(30, "2h"),
+            ],
+        },
+        {"50m": {}, "80m": {"EngineFails": [{"engine": "0"}]}, "3h": {}},
+        every=5,
+    ),
     "no care": Case({}, {"47h": {}, "49h": {"CareAbsent": ONE}}),
     "care ended": Case(
         cared(Piece(0, "3d")), {"2d": {}, "50h": {"NotCaredFor": [{"step": one} for one in STEPS]}}

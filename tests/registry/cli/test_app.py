@@ -186,7 +186,7 @@ def test_no_help_is_cut_or_wider_than_a_terminal(call: Call) -> None:
 
 
 #: Options that mean one thing in one command and another thing in another.
-OF_THE_COMMAND = {"--metric", "--from", "--to", "--precision"}
+OF_THE_COMMAND = {"--metric", "--from", "--to", "--precision", "--into", "--best"}
 
 
 @pytest.mark.parametrize(

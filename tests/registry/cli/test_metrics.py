@@ -21,7 +21,7 @@ from holdfast.registry.values.figures import HERE, METRICS
 from tests.registry.cli.calling import Call, walk
 
 ALARMS = Path(__file__).parents[3] / "examples" / "night" / "alarms.yaml"
-EXPORTING = {"watch", "ui", "hub", "push", "sync", "care", "journal push"}
+EXPORTING = {"watch", "follow", "ui", "hub", "push", "sync", "care", "journal push"}
 
 
 @pytest.fixture(autouse=True)
@@ -256,4 +256,6 @@ def test_every_metric_but_the_plain_counts_has_an_alarm() -> None:
     used = {name for rule in alarms() for name in re.findall(r"holdfast_(\w+)", str(rule["expr"]))}
     plain = {"saved_bytes_total", "freed_bytes_total", "journal_waiting_saves"}
     plain |= {"follower_waiting_checkpoints", "ui_pages_total", "hub_requests_total"}
+    plain |= {"engine_confirmed_info", "engine_confirmed_timestamp_seconds"}
+    plain |= {"engine_fetched_bytes_total"}
     assert set(METRICS) - used == plain | {"hub_sent_bytes_total", "hub_open_requests"}

@@ -1,0 +1,268 @@
+"""The versions of a model on the host of its engines, as folders of plain files.
+
+```text
+DIR/current                 a link to the version that is newest here: a restarted engine loads it
+DIR/versions/NUMBER-.../     the files of one version, and `holdfast.json`, which names it
+DIR/status.json             the version, and what each engine has confirmed
+```
+
+A folder of a version gets its name when all its files are written and synced, and is never changed
+after that: whoever is told of a folder reads one version of it, however long that takes. `current`
+is replaced by a rename. Of the version before, every chunk that stayed is copied and hashed again;
+of a chunk that is stored as a delta only the delta is fetched.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from holdfast.backends.local.disk import sync_folder
+from holdfast.registry.errors import Conflict, InvalidInput
+from holdfast.registry.formats import fail, put_file
+from holdfast.registry.history import StateReader
+from holdfast.registry.hub.views import View
+from holdfast.registry.loading import Checkpoint
+from holdfast.registry.store import Store
+from holdfast.registry.values import Digest, Field, Record
+
+#: Describes the version, in its folder.
+MARKER = "holdfast.json"
+_VERSIONS, _CURRENT, _LOCK, _NEW = "versions", "current", ".lock", ".new"
+_NAME = re.compile(r"\d{8,16}-[0-9a-f]{12}-[0-9a-f]{8}")
+_MOST_BYTES = 2**20  # of a file of ours that is read back
+#: Bytes that are read together: their chunks are fetched at once.
+_PART_BYTES = 32 * 2**20
+
+
+class FollowedVersion(Record):
+    """One version of a model, as files in a folder.
+
+    Attributes:
+        format: The format of `holdfast.json` in the folder, which holds the same fields.
+        folder: The folder with its files, an absolute path; nothing in it ever changes.
+        run: Name of the run.
+        ref: Ref of its checkpoint.
+        id: Id of the checkpoint: 64 hex digits.
+        phase: Its phase.
+        step: Its step.
+        n: Number of the commit that added it: a newer checkpoint has a greater one.
+    """
+
+    format: Literal["holdfast.follow/1"] = "holdfast.follow/1"
+    folder: str
+    run: str
+    ref: str
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    phase: str
+    step: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A chunk in a file."""
+
+    path: Path
+    offset: int
+    size: int
+
+
+class _Here:
+    """The chunks of the version that is here, as a cache of `Fetch`."""
+
+    def __init__(self) -> None:
+        self.places: dict[Digest, _Place] = {}
+
+    def fill(
+        self, wanted: Mapping[Digest, memoryview], *, verified: bool = True
+    ) -> Sequence[Digest]:
+        """Fill memory with the chunks that are here; return the digests of the others."""
+        return [one for one, view in wanted.items() if not self._fill(one, view, verified)]
+
+    def peek(self, digest: Digest, size: int) -> memoryview | None:  # noqa: ARG002
+        """Return nothing: a file may shrink while it is mapped."""
+        return None
+
+    def _fill(self, digest: Digest, view: memoryview, verified: bool) -> bool:
+        place = self.places.get(digest)
+        if place is None or place.size != len(view) or not _read(place, view):
+            return False
+        return not verified or hashlib.sha256(view).digest() == digest
+
+
+def _read(place: _Place, view: memoryview) -> bool:
+    """Read a chunk from its file; return whether all of it was there."""
+    try:
+        with place.path.open("rb", buffering=0) as file:
+            file.seek(place.offset)
+            return file.readinto(view) == len(view)
+    except OSError:
+        return False
+
+
+class HostFolder:
+    """The folder of one follower, which alone writes to it.
+
+    Attributes:
+        current: The version that `current` leads to; `None` before the first.
+        moved_bytes: Stored bytes of chunks that were fetched for it.
+    """
+
+    def __init__(self, store: Store, run_id: str, root: Path) -> None:
+        self._store, self._run_id, self._root = store, run_id, root.absolute()
+        self._here, self._is_known = _Here(), False
+        self.moved_bytes, self._status = 0, b""
+        _check(root)
+        try:
+            (root / _VERSIONS).mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            fail(error, root, 0)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.current = self._found()
+            shutil.rmtree(root / _VERSIONS / _NEW, ignore_errors=True)
+        except BaseException as error:
+            os.close(self._lock)
+            if isinstance(error, BlockingIOError):
+                hint = "One follower can tell several engines."
+                raise Conflict("another follower has this folder", where=root, hint=hint) from error
+            raise
+
+    def close(self) -> None:
+        """Let another follower have the folder."""
+        os.close(self._lock)
+
+    def make(self, checkpoint: Checkpoint, view: View) -> FollowedVersion:
+        """Write a version as files and switch `current` to it; until then nothing changes."""
+        # Never a name that an engine was told before.
+        name = f"{checkpoint.handle.n:08d}-{checkpoint.digest.hex()[:12]}-{secrets.token_hex(4)}"
+        new, folder = (self._root / _VERSIONS / one for one in (_NEW, name))
+        made = FollowedVersion(
+            folder=str(folder),
+            run=checkpoint.run_id,
+            ref=checkpoint.ref,
+            id=checkpoint.digest.hex(),
+            phase=str(checkpoint.phase),
+            step=checkpoint.step,
+            n=checkpoint.handle.n,
+        )
+        try:
+            shutil.rmtree(new, ignore_errors=True)
+            self._write(view, new)
+            put_file(new / MARKER, json.dumps(made.to_json(), indent=2).encode() + b"\n")
+            for one in {(new / file).parent for file in (*view.files, MARKER)}:
+                sync_folder(one)
+            new.rename(folder)
+            sync_folder(folder.parent)
+            self._switch(name)
+        except OSError as error:
+            fail(error, new, sum(file.size for file in view.files.values()))
+        self._here.places = dict(_places(view, folder))
+        self._is_known, self.current = True, made
+        return made
+
+    def clean(self, kept: Collection[str]) -> None:
+        """Remove the other versions."""
+        for one in (self._root / _VERSIONS).iterdir():
+            if _NAME.fullmatch(one.name) and str(one) not in kept:
+                shutil.rmtree(one, ignore_errors=True)
+
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        """Replace `status.json`, which nobody needs to go on."""
+        data = json.dumps({"format": "holdfast.follow/1", **status}, indent=2).encode() + b"\n"
+        if data == self._status:
+            return
+        new = self._root / f"{_NEW}.json"
+        with suppress(OSError):
+            new.write_bytes(data)
+            new.replace(self._root / "status.json")
+            self._status = data
+
+    def _switch(self, name: str) -> None:
+        link = self._root / _NEW
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path(_VERSIONS, name))
+        link.replace(self._root / _CURRENT)
+        sync_folder(self._root)
+
+    def _write(self, view: View, new: Path) -> None:
+        if not self._is_known and self.current is not None:
+            self._survey(view, Path(self.current.folder))
+        readers = set[StateReader]()
+        for name, file in view.files.items():
+            if name == MARKER:
+                continue
+            reader = file.chunks.source
+            assert isinstance(reader, StateReader)
+            reader.caches = (self._here,)
+            readers.add(reader)
+            put_file(new / name, map(memoryview, file.stream(_PART_BYTES)))
+        self.moved_bytes = sum(one.moved_bytes for one in readers)
+
+    def _survey(self, view: View, folder: Path) -> None:
+        """Hash the version that is here where a new one has chunks: after a restart."""
+        places = [place for _, place in _places(view, folder)]
+
+        def examined(place: _Place) -> Digest | None:
+            data = memoryview(bytearray(place.size))
+            return Digest(hashlib.sha256(data).digest()) if _read(place, data) else None
+
+        found = self._store.pools.hashing.map(examined, places)
+        self._here.places = {one: at for one, at in zip(found, places, strict=True) if one}
+
+    def _found(self) -> FollowedVersion | None:
+        """Return the version that `current` leads to, if it is one of this run."""
+        link = self._root / _CURRENT
+        if not os.path.lexists(link):
+            return None
+        expected = f"a link to a version of {self._run_id}"
+        strange = Conflict("not a folder of this follower", where=link, expected=expected)
+        try:
+            folder = self._root / link.readlink()
+            with (folder / MARKER).open("rb") as file:
+                found = FollowedVersion.of(json.loads(file.read(_MOST_BYTES)))
+        except (OSError, ValueError, RecursionError) as error:
+            raise strange from error
+        is_ours = _NAME.fullmatch(folder.name) and folder.parent.name == _VERSIONS
+        if not is_ours or found.run != self._run_id:
+            strange.found = found.run
+            raise strange
+        return found.changed(folder=str(folder))  # the folder may have been moved
+
+
+def _places(view: View, folder: Path) -> Iterator[tuple[Digest, _Place]]:
+    """Yield the chunks of the files, each with its place in a folder."""
+    for name, file in view.files.items():
+        at = 0
+        for part in file.parts:
+            if isinstance(part, bytes) or part.inline is not None:
+                at += len(part) if isinstance(part, bytes) else part.nbytes
+                continue
+            for digest, size in zip(file.chunks.digests(part), part.grid.sizes(), strict=True):
+                yield digest, _Place(folder / name, at, size)
+                at += size
+
+
+def _check(root: Path) -> None:
+    """Refuse a folder in which another program keeps something."""
+    ours = {_VERSIONS, _CURRENT, _LOCK, _NEW, f"{_NEW}.json", "status.json"}
+    try:
+        others = sorted({one.name for one in root.iterdir()} - ours) if root.exists() else []
+    except OSError as error:
+        raise InvalidInput("not a folder", where=root, found=error) from error
+    if others:
+        hint = "Choose an empty folder, or that of an earlier follower."
+        found = ", ".join(others[:5])
+        raise InvalidInput("the folder has other files", where=root, found=found, hint=hint)

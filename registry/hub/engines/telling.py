@@ -1,0 +1,258 @@
+"""Tell an inference engine to load a folder, by its own requests over HTTP.
+
+The URL comes from whoever starts the follower, never from a run. No redirect is followed, no
+link-local address is asked (such as those where a cloud keeps the credentials of a machine), no
+proxy of the environment is used, and an answer is read up to a bound.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from holdfast.backends.escape import printable
+from holdfast.registry.errors import InvalidInput, RegistryError
+from holdfast.registry.hub.engines.folder import FollowedVersion
+
+#: What becomes of the requests that an engine is answering when new weights come.
+Requests = Literal["wait", "pause", "abort"]
+#: How engines are told: `sglang` or `vllm`, or a call.
+Notify = str | Callable[[FollowedVersion], object]
+KEY_VARIABLE = "HOLDFAST_ENGINE_KEY"
+_ANSWER_BYTES = 2**20
+_SAID_CHARACTERS = 300
+_CONNECT_S = 10.0
+
+
+class Engine:
+    """An engine that serves a model; by itself one that says nothing."""
+
+    name = "program"
+
+    def tell(self, version: FollowedVersion) -> None:
+        """Have a version loaded, and return once it is in use."""
+        raise NotImplementedError
+
+    def loaded(self) -> str | None:
+        """Return the version that the engine says it has; `None` where it cannot say."""
+        return None
+
+
+def engines_at(
+    notify: Notify, urls: Sequence[str], key: str | None, requests: Requests, answer_s: float
+) -> list[Engine]:
+    """Return the engines at some URLs, or the call in place of one."""
+    kinds: Mapping[object, type[_Served]] = {"sglang": SGLang, "vllm": VLLM}
+    if callable(notify):
+        if urls or key is not None:
+            raise InvalidInput("a program has no URL and no key", expected="sglang or vllm")
+        return [Program(notify)]
+    if notify not in kinds:
+        raise InvalidInput("no such engine", where=notify, expected="sglang or vllm")
+    if not urls or len(set(urls)) < len(urls):
+        found = ", ".join(urls)
+        raise InvalidInput(
+            "not the URLs of engines", expected="one or more, each once", found=found
+        )
+    is_private = notify == "vllm"
+    callers = [_Caller(url, key, answer_s, is_private=is_private) for url in urls]
+    return [kinds[notify](one, requests) for one in callers]
+
+
+def key_of(file: Path | None) -> str | None:
+    """Return the key for the engines: the first line of a file, or `HOLDFAST_ENGINE_KEY`."""
+    if file is None:
+        return os.environ.get(KEY_VARIABLE) or None
+    try:
+        with file.open("rb") as opened:
+            lines = opened.read(_ANSWER_BYTES).decode().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput("the key cannot be read", where=file, found=error) from error
+    if not lines or not lines[0].strip():
+        raise InvalidInput("no key", where=file, expected="a key in the first line")
+    return lines[0].strip()
+
+
+class Program(Engine):
+    """A call instead of an engine, such as of a program that restarts one."""
+
+    def __init__(self, call: Callable[[FollowedVersion], object]) -> None:
+        self.tell = call  # type: ignore[method-assign,assignment]
+
+
+class _Served(Engine):
+    """An engine at a URL."""
+
+    def __init__(self, caller: _Caller, requests: Requests) -> None:
+        self._caller, self._requests, self.name = caller, requests, caller.url
+
+
+class SGLang(_Served):
+    """SGLang: `/update_weights_from_disk`. If that fails, SGLang itself takes its weights back."""
+
+    def tell(self, version: FollowedVersion) -> None:
+        """Have a version loaded, and return once it is in use."""
+        pauses = self._requests == "pause"
+        if pauses:  # running requests compute their cache again, with the new weights
+            self._caller.require("/pause_generation", {"mode": "retract"})
+        body = {
+            "model_path": version.folder,
+            "weight_version": version.id,
+            "abort_all_requests": self._requests == "abort",
+            "flush_cache": True,
+        }
+        # Without an answer the engine stays paused: nobody knows what it has loaded.
+        status, answer = self._caller.post("/update_weights_from_disk", body)
+        if pauses:
+            self._caller.require("/continue_generation", {})
+        if status != 200 or answer.get("success") is not True:
+            raise self._caller.refused("/update_weights_from_disk", status, answer)
+
+    def loaded(self) -> str | None:
+        """Return the version that the engine says it has; `None` where it cannot say."""
+        for path in ("/model_info", "/get_weight_version"):  # the second one before 0.5.15
+            status, answer = self._caller.get(path)
+            if status == 200:
+                return str(answer.get("weight_version", ""))
+        return None
+
+
+class VLLM(_Served):
+    """vLLM with `VLLM_SERVER_DEV_MODE=1`: `reload_weights` by `/collective_rpc`.
+
+    A reload that fails may leave some weights of each version, so vLLM then stays paused until one
+    succeeds. It is given the folder of the version: a path that it has read before may be answered
+    from a cache.
+    """
+
+    _MODES: Mapping[Requests, str] = {"wait": "wait", "pause": "keep", "abort": "abort"}
+
+    def tell(self, version: FollowedVersion) -> None:
+        """Have a version loaded, and return once it is in use."""
+        self._caller.require(f"/pause?mode={self._MODES[self._requests]}", None)
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": version.folder}}
+        self._caller.require("/collective_rpc", reload)
+        # Requests that are frozen would go on with what they have computed by the old weights.
+        frozen = "?reset_running_requests=true" if self._requests == "pause" else ""
+        self._caller.require(f"/reset_prefix_cache{frozen}", None)
+        status, answer = self._caller.post("/update_weight_version", {"new_version": version.id})
+        if status not in (200, 404):  # older ones cannot keep it
+            raise self._caller.refused("/update_weight_version", status, answer)
+        self._caller.require("/resume", None)
+
+    def loaded(self) -> str | None:
+        """Return the version that the engine says it has; `None` where it cannot say."""
+        status, answer = self._caller.get("/weight_info")
+        return str(answer.get("weight_version", "")) if status == 200 else None
+
+
+class _Caller:
+    """Asks one engine."""
+
+    def __init__(self, url: str, key: str | None, timeout_s: float, *, is_private: bool) -> None:
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise InvalidInput("the key has characters that no header can hold")
+        self._key, self._timeout_s, self._is_private = key, timeout_s, is_private
+        expected = "http://HOST:PORT, or https"
+        refused = InvalidInput("not the URL of an engine", where="--url", expected=expected)
+        try:
+            parts = urlsplit(url)
+            self._host, self._port = parts.hostname or "", parts.port
+        except ValueError as error:
+            raise refused from error
+        if parts.username is not None or parts.password is not None:
+            refused.found = "a user or password in it"  # which is not repeated
+            raise refused
+        has_more = parts.query or parts.fragment or not (url.isascii() and url.isprintable())
+        if parts.scheme not in ("http", "https") or not self._host or has_more or " " in url:
+            refused.found = printable(url)
+            raise refused
+        self.url, self._base = url.rstrip("/"), parts.path.rstrip("/")
+        self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        try:
+            addresses = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
+        except OSError:
+            return  # a host may get its name later: each connection is looked at anyway
+        for *_, address in addresses:
+            self._check(str(address[0]))
+
+    def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Return status and answer."""
+        return self._ask("GET", path, None, _CONNECT_S)
+
+    def post(self, path: str, body: object) -> tuple[int, dict[str, Any]]:
+        """Return status and answer; the answer of something else than an object is empty."""
+        return self._ask("POST", path, body, self._timeout_s)
+
+    def require(self, path: str, body: object) -> None:
+        """Ask for something that must succeed."""
+        status, answer = self.post(path, body)
+        if status != 200:
+            raise self.refused(path, status, answer)
+
+    def refused(self, path: str, status: int, answer: Mapping[str, Any]) -> RegistryError:
+        """Return the error of an answer."""
+        said = printable(" ".join(str(answer.get("message") or answer.get("error") or "").split()))
+        if self._key is not None:
+            said = said.replace(self._key, "***")
+        is_redirect = 300 <= status < 400
+        hint = "Redirects are not followed." if is_redirect else None
+        if status == 404 and self._is_private:
+            hint = "vLLM has this request only with VLLM_SERVER_DEV_MODE=1."
+        return RegistryError(
+            "the engine has not taken the weights",
+            where=f"{self.url}{path}",
+            expected="status 200",
+            found=f"status {status}{said and ': '}{said[:_SAID_CHARACTERS]}",
+            hint=hint,
+        )
+
+    def _ask(
+        self, method: str, path: str, body: object, timeout_s: float
+    ) -> tuple[int, dict[str, Any]]:
+        headers = {"Accept": "application/json", "Connection": "close"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        data = None if body is None else json.dumps(body).encode()
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        connection = self._kind(self._host, self._port, timeout=_CONNECT_S)
+        try:
+            connection.connect()
+            self._check(str(connection.sock.getpeername()[0]))  # a name may lead elsewhere by now
+            connection.sock.settimeout(timeout_s)
+            connection.request(method, f"{self._base}{path}", data, headers)
+            with connection.getresponse() as answer:
+                said = answer.read(_ANSWER_BYTES + 1)
+        except (OSError, HTTPException) as error:
+            found = printable(f"{type(error).__name__}: {error}")[:_SAID_CHARACTERS]
+            raise RegistryError("the engine does not answer", where=self.url, found=found) from None
+        finally:
+            connection.close()
+        if len(said) > _ANSWER_BYTES:
+            expected = f"at most {_ANSWER_BYTES} bytes"
+            raise RegistryError(
+                "the answer is too long", where=f"{self.url}{path}", expected=expected
+            )
+        document: object = None
+        with suppress(ValueError, RecursionError):
+            document = json.loads(said)
+        return answer.status, document if isinstance(document, dict) else {}
+
+    def _check(self, text: str) -> None:
+        """Refuse an address that no engine of this kind has."""
+        address: IPv4Address | IPv6Address = ip_address(text.partition("%")[0])
+        address = getattr(address, "ipv4_mapped", None) or address
+        if address.is_link_local:
+            raise InvalidInput("a link-local address", where=self.url, found=address)
+        if self._is_private and not address.is_private:
+            expected = "an address of a private network: its requests can run anything in vLLM"
+            raise InvalidInput("a public address", where=self.url, expected=expected, found=address)
